@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Linters, types, import layers and every test, in an environment of their own.
+#   ./run_tests.sh                 everything
+#   ./run_tests.sh tests/engine    the checks, then only these tests (any pytest arguments)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+venv=.venv-tests
+python=${PYTHON:-python3}
+requirements=(requirements-cpu.txt requirements-dev.txt requirements-demo.txt)
+wanted=$(cat "${requirements[@]}" | sha256sum)
+
+if [[ "$(cat "$venv/installed" 2>/dev/null)" != "$wanted" ]]; then
+  echo "Installing the test environment into $venv (first run only, a few minutes) ..."
+  rm -rf "$venv"
+  "$python" -m venv "$venv"
+  "$venv/bin/pip" install --quiet --disable-pip-version-check \
+    -r requirements-cpu.txt -r requirements-dev.txt
+  "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --require-hashes \
+    -r requirements-demo.txt
+  echo "$wanted" > "$venv/installed"
+fi
+export PATH="$PWD/$venv/bin:$PATH"
+
+# No test may reach for a model hub, and none may depend on the caller's settings.
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true
+echo "== ruff";        ruff check . && ruff format --check .
+echo "== shellcheck";  shellcheck start_server.sh run_tests.sh .ci/run
+echo "== mypy";        mypy
+echo "== import layers"; lint-imports --no-logo
+echo "== tests";       python -m pytest -q --durations=15 "$@"
