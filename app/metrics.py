@@ -1,0 +1,141 @@
+"""Every number that the service counts, in one object that owns its own registry.
+
+Each series exists at zero from the start. Labels hold only words of ours, never anything a user
+sent. /stats reads the same counters, so the two agree at every moment.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+
+STATUSES: Final = ("success", "error", "timeout")
+REJECTION_REASONS: Final = (
+    "backpressure",
+    "rate_limit",
+    "auth",
+    "body_too_large",
+    "loading",
+    "draining",
+    "unhealthy",
+)
+EMBEDDING_ENDPOINT: Final = "/embeddings/"
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+
+
+class Metrics:
+    """The metrics of one service; build one for each app."""
+
+    def __init__(self) -> None:
+        self.started_at = time.monotonic()
+        self.registry = CollectorRegistry()
+        self._make_request_metrics()
+        self._make_engine_metrics()
+        self._make_memory_metrics()
+        self._make_info()
+
+    def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
+        return Counter(name, help_text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, help_text: str) -> Gauge:
+        return Gauge(name, help_text, registry=self.registry)
+
+    def _histogram(
+        self, name: str, help_text: str, buckets: tuple[float, ...], *labels: str
+    ) -> Histogram:
+        return Histogram(name, help_text, labels, buckets=buckets, registry=self.registry)
+
+    def _make_request_metrics(self) -> None:
+        counter, gauge, histogram = self._counter, self._gauge, self._histogram
+        self.embedding_requests = counter(
+            "embedding_requests_total", "Embedding requests answered", "status", "endpoint"
+        )
+        self.embedding_rejected = counter(
+            "embedding_requests_rejected_total", "Embedding requests refused", "reason"
+        )
+        self.sentences = counter("embedding_sentences_processed_total", "Sentences embedded")
+        self.embedding_duration = histogram(
+            "embedding_request_duration_seconds", "Whole embedding request", _SECONDS, "endpoint"
+        )
+        self.embedding_active = gauge("embedding_active_requests", "Embedding requests in work")
+        self.rerank_requests = counter(
+            "rerank_requests_total", "Rerank requests answered", "status"
+        )
+        self.rerank_rejected = counter(
+            "rerank_requests_rejected_total", "Rerank requests refused", "reason"
+        )
+        self.pairs = counter("rerank_pairs_processed_total", "Query-passage pairs scored")
+        self.rerank_duration = histogram(
+            "rerank_request_duration_seconds", "Whole rerank request", _SECONDS
+        )
+        self.rerank_active = gauge("rerank_active_requests", "Rerank requests in work")
+        self._start_at_zero()
+
+    def _start_at_zero(self) -> None:
+        for status in STATUSES:
+            self.embedding_requests.labels(status, EMBEDDING_ENDPOINT)
+            self.rerank_requests.labels(status)
+        for reason in REJECTION_REASONS:
+            self.embedding_rejected.labels(reason)
+            self.rerank_rejected.labels(reason)
+        self.embedding_duration.labels(EMBEDDING_ENDPOINT)
+
+    def _make_engine_metrics(self) -> None:
+        counter, histogram = self._counter, self._histogram
+        self.queue_size = self._gauge("embedding_queue_size", "Embedding requests waiting")
+        self.batch_size = histogram("embedding_batch_size", "Texts in one forward", _TEXTS)
+        self.batch_tokens = histogram("batch_tokens", "Tokens in one forward", _TOKENS)
+        self.embedding_inference = histogram(
+            "embedding_gpu_inference_duration_seconds", "One embedding forward", _SECONDS
+        )
+        self.rerank_inference = histogram(
+            "rerank_inference_duration_seconds", "One rerank forward", _SECONDS
+        )
+        self.queue_wait = histogram("queue_wait_seconds", "Wait before the first forward", _SECONDS)
+        self.tokenize = histogram("tokenize_seconds", "Tokenisation of one request", _SECONDS)
+        self.tokens = counter("tokens_processed_total", "Tokens through a model", "model")
+        self.splits = counter("out_of_memory_splits_total", "Batches split for lack of memory")
+        self.abandoned = counter("abandoned_requests_total", "Requests whose client left")
+
+    def _make_memory_metrics(self) -> None:
+        for prefix in ("embedding_gpu_memory", "gpu_memory"):
+            for kind in ("allocated", "reserved"):
+                self._gauge(f"{prefix}_{kind}_bytes", f"GPU memory {kind} by this process")
+        for kind in ("free", "total"):
+            self._gauge(f"gpu_memory_{kind}_bytes", f"GPU memory {kind} on the devices in use")
+
+    def _make_info(self) -> None:
+        self.server = Info("embedding_server", "Models and limits", registry=self.registry)
+        self.build = Info("smart_embedder_build", "Version of the software", registry=self.registry)
+
+    def describe(self, facts: dict[str, str]) -> None:
+        """Fill the info series."""
+        self.server.info(facts)
+
+    def watch_queue(self, waiting: Callable[[], int]) -> None:
+        """Let the queue's gauge read `waiting` whenever it is scraped."""
+        self.queue_size.set_function(waiting)
+
+    def observe_batch(self, model: str, texts: int, tokens: int, seconds: float) -> None:
+        """Count one finished embedding forward."""
+        self.batch_size.observe(texts)
+        self.batch_tokens.observe(tokens)
+        self.embedding_inference.observe(seconds)
+        self.tokens.labels(model).inc(tokens)
+
+    def value(self, name: str, **labels: str) -> float:
+        """The present value of one series; 0 for one that does not exist."""
+        return self.registry.get_sample_value(name, labels) or 0.0
+
+    def total(self, counter: Counter) -> int:
+        """The sum of a counter over all its labels."""
+        samples = (sample for metric in counter.collect() for sample in metric.samples)
+        return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))
+
+    def render(self) -> bytes:
+        """All series in Prometheus' text format."""
+        return generate_latest(self.registry)

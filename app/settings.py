@@ -1,0 +1,135 @@
+"""Settings: the only reader of the environment and of .env.
+
+A value that is not allowed stops the start with one sentence that names the variable, the value and
+what is allowed; nothing is ever replaced by a default behind the operator's back. An empty value
+counts as not set.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from app.errors import StartupError
+
+Auto = Literal["auto"]
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
+
+
+class Settings(BaseSettings):
+    """Every setting of the service; the names are those of the environment, in lower case."""
+
+    model_config = SettingsConfigDict(
+        env_file=".env",
+        env_file_encoding="utf-8",
+        env_ignore_empty=True,
+        extra="ignore",
+        frozen=True,
+        validate_default=True,
+    )
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+
+    embedding_model: str = "BAAI/bge-m3"
+    model_revision: str | None = None
+    hf_home: Path = Path("~/.cache/huggingface")
+    hf_hub_offline: bool = False
+
+    device: DeviceName = "auto"
+    dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
+    attention: Literal[
+        "auto", "varlen", "flash_attention_2", "flash_attention_3", "sdpa", "eager"
+    ] = "auto"
+    max_input_length: PositiveInt = 8192
+    bge_embed_max_length: PositiveInt | None = None
+    max_batch_tokens: Auto | PositiveInt = "auto"
+    batch_wait_ms: Annotated[float, Field(ge=0, le=1000)] = 0
+    tokenizer_threads: Auto | PositiveInt = "auto"
+
+    max_queue_size: PositiveInt = 200
+    request_timeout: PositiveSeconds = 90
+    shutdown_timeout: PositiveSeconds = 30
+    max_sentences_per_request: PositiveInt = 1024
+    max_body_bytes: PositiveInt = 33_554_432
+
+    log_format: Literal["console", "json"] = "console"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @field_validator("dtype", "attention", "device", "log_format", "log_level", mode="before")
+    @classmethod
+    def _fold_case(cls, value: object) -> object:
+        return value.strip().lower() if isinstance(value, str) else value
+
+    @field_validator("embedding_model")
+    @classmethod
+    def _not_blank(cls, value: str) -> str:
+        if not value.strip():
+            raise ValueError("a hub id or a folder")
+        return value.strip()
+
+    @model_validator(mode="after")
+    def _float16_needs_a_gpu(self) -> "Settings":
+        if self.dtype == "float16" and self.device == "cpu":
+            raise ValueError("DTYPE=float16 is for GPUs; with DEVICE=cpu use bfloat16 or float32")
+        return self
+
+    @property
+    def embed_max_length(self) -> int:
+        """Token limit of bge-m3: BGE_EMBED_MAX_LENGTH, else the older MAX_INPUT_LENGTH."""
+        return self.bge_embed_max_length or self.max_input_length
+
+    @property
+    def hub_cache(self) -> Path:
+        """Where downloaded models lie."""
+        return self.hf_home.expanduser() / "hub"
+
+
+def load_settings() -> Settings:
+    """Read the environment and .env; raise `StartupError` naming every value that is wrong."""
+    try:
+        return Settings()
+    except ValidationError as error:
+        raise StartupError(describe(error)) from None
+
+
+def describe(error: ValidationError) -> str:
+    """One sentence for all that is wrong with the settings."""
+    return "; ".join(dict.fromkeys(_describe_one(dict(item)) for item in error.errors()))
+
+
+def _describe_one(item: dict[str, object]) -> str:
+    location = item["loc"]
+    if not isinstance(location, tuple) or not location:
+        return str(item["msg"]).removeprefix("Value error, ")
+    name = str(location[0])
+    return f"{name.upper()}={item['input']} is not allowed: {_allowed(name)}"
+
+
+def _allowed(name: str) -> str:
+    return _ALLOWED.get(name, f"see {name.upper()} in .env.example")
+
+
+_ALLOWED = {
+    "port": "a number from 0 to 65535",
+    "embedding_model": "a hub id such as BAAI/bge-m3, or a folder",
+    "hf_hub_offline": "true or false",
+    "device": "auto, cpu, mps, cuda or one GPU such as cuda:0",
+    "dtype": "auto, float16, bfloat16 or float32",
+    "attention": "auto, varlen, flash_attention_2, flash_attention_3, sdpa or eager",
+    "max_input_length": "a number of tokens, at least 1",
+    "bge_embed_max_length": "a number of tokens, at least 1",
+    "max_batch_tokens": "auto, or a number of tokens, at least 1",
+    "batch_wait_ms": "milliseconds from 0 to 1000",
+    "tokenizer_threads": "auto, or a number, at least 1",
+    "max_queue_size": "a number of requests, at least 1",
+    "request_timeout": "seconds above 0",
+    "shutdown_timeout": "seconds above 0",
+    "max_sentences_per_request": "a number, at least 1",
+    "max_body_bytes": "a number of bytes, at least 1",
+    "log_format": "console or json",
+    "log_level": "debug, info, warning or error",
+}
