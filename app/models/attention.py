@@ -1,0 +1,219 @@
+"""Attention over a packed batch: one signature, several kernels, one slow reference.
+
+A kernel takes query `[H, T, D]`, key and value `[Hkv, T, D]` with H a multiple of Hkv, and the
+packed batch whose sequence borders attention must not cross; it returns `[T, H, D]`. `eager` is the
+reference that the others must agree with.
+
+transformers calls what is registered under a model's `attn_implementation` in every layer and hands
+the keyword arguments of the model call through to it: that is how `packed` arrives.
+"""
+
+import importlib
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from app.errors import StartupError
+from app.models.packing import PackedBatch, Run
+
+_FLASH_MODULES = {
+    "flash_attention_2": ("flash_attn", "the package flash-attn"),
+    "flash_attention_3": ("flash_attn_interface", "FlashAttention 3 (flash_attn_interface)"),
+}
+
+
+class Kernel(Protocol):
+    """One way to compute attention."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        packed: PackedBatch,
+        *,
+        scale: float,
+        causal: bool,
+    ) -> Tensor:
+        """`[T, H, D]`: every query's mean of the values of its own sequence."""
+
+
+def register_attention(name: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Register the kernel that the setting ATTENTION names; return its name for transformers.
+
+    Raises `StartupError` where the kernel cannot run on `device` in `dtype`.
+    """
+    chosen = resolve_name(name, device, dtype)
+    registered = f"packed_{chosen}"
+    AttentionInterface.register(registered, _for_transformers(load_kernel(chosen)))
+    AttentionMaskInterface.register(registered, _no_mask)
+    return registered
+
+
+def resolve_name(name: str, device: torch.device, dtype: torch.dtype) -> str:
+    """What `auto` means on `device`, and whether a named kernel can run there at all."""
+    flash_runs = device.type == "cuda" and dtype in {torch.float16, torch.bfloat16}
+    if name == "auto":
+        return "varlen" if flash_runs else "sdpa"
+    if name in {"varlen", *_FLASH_MODULES} and not flash_runs:
+        raise StartupError(
+            f"ATTENTION={name} needs an NVIDIA GPU and float16 or bfloat16, but the model runs in "
+            f"{str(dtype).removeprefix('torch.')} on {device.type}; set ATTENTION to auto"
+        )
+    return name
+
+
+def eager(
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
+) -> Tensor:
+    """The reference: pad every sequence to the longest, mask, matmul, softmax, matmul."""
+    group = query.shape[0] // key.shape[0]
+    q = _pad(query, packed).float()
+    k = _pad(key, packed).float().repeat_interleave(group, dim=1)
+    v = _pad(value, packed).float().repeat_interleave(group, dim=1)
+    scores = (q @ k.transpose(-1, -2)) * scale
+    scores = scores.masked_fill(~_allowed(packed, query.device, causal=causal), -torch.inf)
+    padded = scores.softmax(dim=-1) @ v
+    rows = [padded[i, :, :length] for i, length in enumerate(packed.lengths)]
+    return torch.cat(rows, dim=1).transpose(0, 1).to(query.dtype)
+
+
+def sdpa(
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
+) -> Tensor:
+    """scaled_dot_product_attention once for each block of equal lengths; runs on every device."""
+    grouped = query.shape[0] != key.shape[0]
+    output = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
+    for run in packed.runs:
+        attended = functional.scaled_dot_product_attention(
+            _block(query, run),
+            _block(key, run),
+            _block(value, run),
+            is_causal=causal,
+            scale=scale,
+            enable_gqa=grouped,
+        )
+        output[run.start : run.stop] = attended.transpose(1, 2).flatten(0, 1)
+    return output
+
+
+def load_kernel(name: str) -> Kernel:
+    """The kernel of that name; raises `StartupError` where its package is not installed."""
+    if name == "varlen":
+        return _pytorch_varlen()
+    if name in _FLASH_MODULES:
+        return _flash_attention(name)
+    kernels: dict[str, Kernel] = {"sdpa": sdpa, "eager": eager}
+    return kernels[name]
+
+
+def _pytorch_varlen() -> Kernel:
+    """PyTorch's own variable-length flash attention (CUDA, half precision)."""
+    # Imported where it is needed: it brings torch._dynamo, a second of every start.
+    attend = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+
+    def varlen(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        packed: PackedBatch,
+        *,
+        scale: float,
+        causal: bool,
+    ) -> Tensor:
+        output: Tensor = attend(
+            *_token_major(query, key, value),
+            *_borders(packed),
+            scale=scale,
+            window_size=(-1, 0) if causal else (-1, -1),
+            enable_gqa=query.shape[0] != key.shape[0],
+        )
+        return output
+
+    return varlen
+
+
+def _flash_attention(name: str) -> Kernel:
+    module_name, wanted = _FLASH_MODULES[name]
+    try:
+        attend = importlib.import_module(module_name).flash_attn_varlen_func
+    except ImportError as error:
+        raise StartupError(
+            f"ATTENTION={name} needs {wanted}, which is not installed: {error}"
+        ) from error
+
+    def flash(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        packed: PackedBatch,
+        *,
+        scale: float,
+        causal: bool,
+    ) -> Tensor:
+        states = _token_major(query, key, value)
+        output = attend(*states, *_borders(packed), softmax_scale=scale, causal=causal)
+        # FlashAttention 3 returns the log-sum-exp beside the output.
+        attended: Tensor = output[0] if isinstance(output, tuple) else output
+        return attended
+
+    return flash
+
+
+def _token_major(*states: Tensor) -> list[Tensor]:
+    """`[H, T, D]` to the `[T, H, D]` of variable-length kernels, without a copy."""
+    return [each.transpose(0, 1) for each in states]
+
+
+def _borders(packed: PackedBatch) -> tuple[Tensor, Tensor, int, int]:
+    """Borders and longest sequence, of queries and of keys: here the same."""
+    return packed.cu_seqlens, packed.cu_seqlens, packed.max_length, packed.max_length
+
+
+def _for_transformers(kernel: Kernel) -> Any:
+    """`kernel` behind the signature that transformers calls: `[1, H, T, D]` in, `[1, T, H, D]`."""
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        _mask: None,
+        *,
+        packed: PackedBatch,
+        scaling: float | None = None,
+        **_: Any,
+    ) -> tuple[Tensor, None]:
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        causal = bool(getattr(module, "is_causal", False))
+        return kernel(query[0], key[0], value[0], packed, scale=scale, causal=causal)[None], None
+
+    return attention
+
+
+def _no_mask(*_: Any, **__: Any) -> None:
+    """Kernels take the borders from `packed`; a mask tensor would only cost memory."""
+
+
+def _block(states: Tensor, run: Run) -> Tensor:
+    """View a run of sequences as `[count, H, length, D]`."""
+    tokens = states[:, run.start : run.stop]
+    return tokens.view(states.shape[0], run.count, run.length, -1).transpose(0, 1)
+
+
+def _pad(states: Tensor, packed: PackedBatch) -> Tensor:
+    """`[H, T, D]` to `[N, H, longest, D]`, zeros behind the shorter ones."""
+    rows = torch.split(states.transpose(0, 1), packed.lengths)
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True).transpose(1, 2)
+
+
+def _allowed(packed: PackedBatch, device: torch.device, *, causal: bool) -> Tensor:
+    """`[N, 1, longest or 1, longest]`: which keys each query may attend to."""
+    place = torch.arange(packed.max_length, device=device)
+    lengths = torch.tensor(packed.lengths, device=device)
+    allowed = (place < lengths[:, None])[:, None, None, :]
+    return allowed & (place <= place[:, None]) if causal else allowed

@@ -1,0 +1,155 @@
+"""Checkpoints on disk: where a model lies, what its files say, and its tensors.
+
+A name is a local folder or a hub id. Every fault becomes a `StartupError` of one sentence that says
+what to do.
+"""
+
+import json
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import torch
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from safetensors import SafetensorError
+
+from app.errors import StartupError
+
+TENSOR_FILE_ERRORS = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    pickle.UnpicklingError,
+    SafetensorError,
+)
+_WANTED_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
+_UNWANTED_FOLDERS = ["onnx/*", "openvino/*", "imgs/*"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """How models are fetched: cache folder, revision, and whether the network may be used."""
+
+    cache: Path
+    revision: str | None
+    offline: bool
+
+
+def locate(name: str, hub: Hub) -> Path:
+    """The folder of the model `name`, downloaded first where it is a hub id not yet on disk."""
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+        raise StartupError(f"the model folder {name} does not exist")
+    try:
+        return _from_hub(name, hub)
+    except LocalEntryNotFoundError as error:
+        raise StartupError(_not_on_disk(name, hub)) from error
+    except GatedRepoError as error:
+        raise StartupError(f"the model {name} is gated: accept its terms on the hub") from error
+    except RevisionNotFoundError as error:
+        raise StartupError(f"the model {name} has no revision {hub.revision}") from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise StartupError(f"there is no model {name} on the hub or on disk") from error
+    except (HfHubHTTPError, httpx2.HTTPError) as error:
+        raise StartupError(f"the hub cannot be reached. {_not_on_disk(name, hub)}") from error
+    except OSError as error:
+        raise StartupError(f"the model {name} cannot be stored in {hub.cache}: {error}") from error
+
+
+def _from_hub(name: str, hub: Hub) -> Path:
+    unwanted = [*_UNWANTED_FOLDERS]
+    if not hub.offline:
+        files = HfApi().list_repo_files(name, revision=hub.revision)
+        if any(file.endswith(".safetensors") and "/" not in file for file in files):
+            unwanted.append("*.bin")
+    folder = snapshot_download(
+        name,
+        revision=hub.revision,
+        cache_dir=hub.cache,
+        local_files_only=hub.offline,
+        allow_patterns=_WANTED_FILES,
+        ignore_patterns=unwanted,
+    )
+    return Path(folder)
+
+
+def _not_on_disk(name: str, hub: Hub) -> str:
+    return (
+        f"The model {name} is not on this machine: fetch it with `hf download {name}` where the "
+        f"hub can be reached, and copy it to {hub.cache} or name its folder in the setting"
+    )
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The model's `config.json`."""
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise StartupError(f"{folder} is not a model: it holds no config.json") from error
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise StartupError(f"{path} is not a JSON object")
+    return config
+
+
+def read_pooling(folder: Path) -> str:
+    """`cls` or `mean`, from sentence-transformers' `1_Pooling/config.json`; `cls` without one."""
+    path = folder / "1_Pooling" / "config.json"
+    if not path.is_file():
+        return "cls"
+    modes = read_config(path.parent)
+    chosen = [mode for mode in ("cls", "mean") if modes.get(_POOLING_KEYS[mode])]
+    if len(chosen) != 1:
+        raise StartupError(f"{path} names no pooling that is known here: use cls or mean")
+    return chosen[0]
+
+
+_POOLING_KEYS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
+
+
+def read_linear(path: Path, in_features: int, out_features: int | None = None) -> torch.nn.Linear:
+    """A linear head from a state dict with `weight` `[out, in]` and `bias` `[out]`.
+
+    Raises `StartupError` where the file is missing, damaged, or of another shape.
+    """
+    if not path.is_file():
+        raise StartupError(f"the head {path.name} is missing in {path.parent}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        weight, bias = state["weight"], state["bias"]
+    except (*TENSOR_FILE_ERRORS, TypeError) as error:
+        raise StartupError(f"the head {path} is damaged: {_first_line(error)}") from error
+    if out_features is None:
+        out_features = weight.shape[0]
+    if weight.shape != (out_features, in_features) or bias.shape != (out_features,):
+        raise StartupError(
+            f"the head {path} has the wrong shape: weight {list(weight.shape)} and bias "
+            f"{list(bias.shape)}, but [{out_features}, {in_features}] and [{out_features}] fit"
+        )
+    return _linear(weight, bias)
+
+
+def _linear(weight: torch.Tensor, bias: torch.Tensor) -> torch.nn.Linear:
+    linear = torch.nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+    linear.load_state_dict({"weight": weight, "bias": bias}, assign=True)
+    return linear
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,0 +1,67 @@
+"""Which device and number format to run on, and what the hardware is called."""
+
+import torch
+
+from app.errors import StartupError
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that DEVICE names; `auto` takes a CUDA GPU, then Apple's, then the CPU."""
+    if name == "auto":
+        return torch.device(_best_device())
+    device = torch.device(name)
+    if device.type == "cuda":
+        _require_cuda(name, device)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise StartupError("DEVICE=mps needs an Apple GPU, and there is none here")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The number format that DTYPE names; `auto` takes the fastest that the device has natively."""
+    if name == "auto":
+        if device.type == "cpu":
+            return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+        return torch.float16
+    dtype: torch.dtype = getattr(torch, name)
+    if device.type == "cpu" and dtype is torch.float16:
+        raise StartupError("DTYPE=float16 is for GPUs; on a CPU use bfloat16, float32 or auto")
+    return dtype
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 matrices natively."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+
+
+def describe_device(device: torch.device) -> str:
+    """What the hardware is called."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    capabilities = torch.cpu.get_capabilities()
+    processor = capabilities.get("cpu_name") or capabilities.get("architecture") or "CPU"
+    return f"{processor}, {torch.get_num_threads()} threads"
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """Memory of a CUDA device in bytes; None on others."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def _best_device() -> str:
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _require_cuda(name: str, device: torch.device) -> None:
+    if not torch.cuda.is_available():
+        raise StartupError(
+            f"DEVICE={name} needs an NVIDIA GPU that PyTorch {torch.__version__} can use, and it "
+            "sees none; check nvidia-smi and the driver, or set DEVICE=cpu"
+        )
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise StartupError(f"DEVICE={name}: there are only {torch.cuda.device_count()} GPUs")

@@ -1,0 +1,128 @@
+"""bge-m3, and any checkpoint of its shape: one packed forward, three kinds of vectors."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from app.errors import InferenceError
+from app.jobs import FloatArray, Outputs, SparseVector, TextEmbedding, TokenIds, TokenizedText
+from app.models import heads
+from app.models.backbone import Backbone, Target, load_backbone
+from app.models.checkpoint import read_linear, read_pooling
+from app.models.packing import PackedBatch
+from app.models.tokenizer import TextTokenizer
+
+_FRAME_TOKENS = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Vectors:
+    """What the device computed for a packed batch, on the host; None where not asked for."""
+
+    dense: FloatArray | None
+    token_weights: FloatArray | None
+    token_vectors: FloatArray | None
+
+
+class M3Embedder:
+    """Implements `app.jobs.Model` for checkpoints of bge-m3's shape."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        backbone: Backbone,
+        tokenizer: TextTokenizer,
+        sparse_head: nn.Linear,
+        colbert_head: nn.Linear,
+        pooling: str,
+    ) -> None:
+        self.name = name
+        self._backbone = backbone
+        self._tokenizer = tokenizer
+        self._sparse_head = sparse_head.to(backbone.device, backbone.dtype)
+        self._colbert_head = colbert_head.to(backbone.device, backbone.dtype)
+        self._pooling = pooling
+        self._vocabulary = heads.LexicalVocabulary(_ids_of(tokenizer, _FRAME_TOKENS))
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of one text, special tokens included."""
+        return self._tokenizer.max_length
+
+    def tokenize(self, texts: list[str]) -> list[TokenizedText]:
+        """Token ids of each text, cut from the end to `max_length`."""
+        return self._tokenizer.encode(texts)
+
+    @torch.inference_mode()
+    def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[TextEmbedding]:
+        """One forward for all sequences; every sequence gets every kind in `outputs`.
+
+        Raises `InferenceError` where a result is not a finite number.
+        """
+        packed = self._backbone.pack(sequences)
+        vectors = self._run_heads(self._backbone.forward(packed), packed, outputs)
+        _refuse_non_finite(vectors)
+        return self._unpack(sequences, packed, vectors)
+
+    def _run_heads(self, hidden: Tensor, packed: PackedBatch, outputs: Outputs) -> _Vectors:
+        dense = heads.dense_vectors(hidden, packed, self._pooling) if outputs.dense else None
+        weights = heads.token_weights(hidden, self._sparse_head) if outputs.sparse else None
+        vectors = heads.token_vectors(hidden, self._colbert_head) if outputs.colbert else None
+        return _Vectors(_to_host(dense), _to_host(weights), _to_host(vectors))
+
+    def _unpack(
+        self, sequences: list[TokenIds], packed: PackedBatch, vectors: _Vectors
+    ) -> list[TextEmbedding]:
+        spans = [slice(*packed.offsets[place : place + 2]) for place in packed.unpack_order]
+        sparse = self._sparse(sequences, spans, vectors.token_weights)
+        return [
+            TextEmbedding(
+                dense=None if vectors.dense is None else vectors.dense[place],
+                sparse=None if sparse is None else sparse[index],
+                colbert=_without_first(vectors.token_vectors, spans[index]),
+            )
+            for index, place in enumerate(packed.unpack_order)
+        ]
+
+    def _sparse(
+        self, sequences: list[TokenIds], spans: list[slice], weights: FloatArray | None
+    ) -> list[SparseVector] | None:
+        if weights is None:
+            return None
+        return self._vocabulary.sparse_vectors(sequences, [weights[span] for span in spans])
+
+
+def load_m3_embedder(name: str, folder: Path, max_length: int, target: Target) -> M3Embedder:
+    """Load a checkpoint of bge-m3's shape; raise `StartupError` for whatever is wrong with it."""
+    backbone = load_backbone(folder, target)
+    return M3Embedder(
+        name=name,
+        backbone=backbone,
+        tokenizer=TextTokenizer.from_folder(folder, min(max_length, backbone.max_length)),
+        sparse_head=read_linear(folder / "sparse_linear.pt", backbone.hidden_size, 1),
+        colbert_head=read_linear(folder / "colbert_linear.pt", backbone.hidden_size),
+        pooling=read_pooling(folder),
+    )
+
+
+def _ids_of(tokenizer: TextTokenizer, tokens: tuple[str, ...]) -> TokenIds:
+    ids = [tokenizer.token_id(token) for token in tokens]
+    return np.array([token_id for token_id in ids if token_id is not None], dtype=np.int64)
+
+
+def _without_first(vectors: FloatArray | None, span: slice) -> FloatArray | None:
+    return None if vectors is None else vectors[span.start + 1 : span.stop]
+
+
+def _to_host(tensor: Tensor | None) -> FloatArray | None:
+    return None if tensor is None else tensor.cpu().numpy()
+
+
+def _refuse_non_finite(vectors: _Vectors) -> None:
+    for kind in (vectors.dense, vectors.token_weights, vectors.token_vectors):
+        if kind is not None and not np.isfinite(kind).all():
+            raise InferenceError("the model returned a number that is not finite")

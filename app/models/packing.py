@@ -1,0 +1,107 @@
+"""Packing: the token sequences of a batch joined end to end into one row, with no padding.
+
+Knows nothing of models or attention kernels. Within a pack the sequences are ordered by length, so
+that sequences of equal length lie side by side and can be viewed as one dense block; `unpack_order`
+leads back to the order in which they were given.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from app.jobs import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring sequences of one length: `count` of `length` tokens from token `start`."""
+
+    start: int
+    count: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        """The first token after the run."""
+        return self.start + self.count * self.length
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """One row of T tokens that holds N sequences.
+
+    `input_ids` and `position_ids` are `[1, T]` int64 on the device, `cu_seqlens` is `[N + 1]` int32
+    on the device; `offsets` is the same on the host. `unpack_order[i]` is the packed place of the
+    i-th sequence given to `pack`.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    cu_seqlens: torch.Tensor
+    offsets: npt.NDArray[np.int64]
+    unpack_order: npt.NDArray[np.intp]
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence, in packed order."""
+        return np.diff(self.offsets).tolist()  # type: ignore[no-any-return]
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.lengths[-1]
+
+    @cached_property
+    def runs(self) -> list[Run]:
+        """The maximal blocks of equal length, in packed order."""
+        runs, start = [], 0
+        for length, group in groupby(self.lengths):
+            run = Run(start, len(list(group)), length)
+            runs.append(run)
+            start = run.stop
+        return runs
+
+
+def pack(
+    sequences: Sequence[TokenIds], *, device: torch.device, roberta_padding: int | None = None
+) -> PackedBatch:
+    """Join non-empty token sequences end to end; positions restart in each.
+
+    Positions count from 0, or as RoBERTa's do where its padding id is given.
+    """
+    given_lengths = np.fromiter((len(ids) for ids in sequences), np.int64, len(sequences))
+    order = np.argsort(given_lengths, kind="stable")
+    lengths = given_lengths[order]
+    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    input_ids = np.concatenate([sequences[i] for i in order])
+    if roberta_padding is None:
+        position_ids = _count(np.ones_like(input_ids), offsets) - 1
+    else:
+        position_ids = _roberta_positions(input_ids, offsets, roberta_padding)
+    return PackedBatch(
+        input_ids=torch.from_numpy(input_ids)[None].to(device, non_blocking=True),
+        position_ids=torch.from_numpy(position_ids)[None].to(device, non_blocking=True),
+        cu_seqlens=torch.from_numpy(offsets.astype(np.int32)).to(device, non_blocking=True),
+        offsets=offsets,
+        unpack_order=np.argsort(order),
+    )
+
+
+def _roberta_positions(input_ids: TokenIds, offsets: TokenIds, padding: int) -> TokenIds:
+    """From `padding + 1` on; a padding token that a text spells out stays at `padding`."""
+    real = (input_ids != padding).astype(np.int64)
+    positions: TokenIds = _count(real, offsets) * real + padding
+    return positions
+
+
+def _count(flags: TokenIds, offsets: TokenIds) -> TokenIds:
+    """Running count of the set `flags`, begun anew at every offset."""
+    running = np.cumsum(flags)
+    before = np.concatenate(([0], running))[offsets[:-1]]
+    counted: TokenIds = running - np.repeat(before, np.diff(offsets))
+    return counted

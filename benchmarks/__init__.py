@@ -1,0 +1,1 @@
+"""Benchmarks that anyone can repeat, on random checkpoints of the true shapes."""

@@ -1,0 +1,111 @@
+"""Random checkpoints of the true shapes: speed does not depend on the values.
+
+python -m benchmarks.checkpoints bge-m3 FOLDER      # 2.2 GiB in float32
+python -m benchmarks.checkpoints two-layer FOLDER   # the same shape, 64 wide and 2 layers deep
+"""
+
+import argparse
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The size of an XLM-RoBERTa encoder."""
+
+    hidden: int
+    layers: int
+    heads: int
+    inner: int
+
+
+SHAPES = {
+    "bge-m3": Shape(hidden=1024, layers=24, heads=16, inner=4096),
+    "two-layer": Shape(hidden=64, layers=2, heads=4, inner=256),
+}
+VOCABULARY = 250_002
+
+
+def save_bge_m3(folder: Path, shape: Shape, *, seed: int = 0) -> Path:
+    """A checkpoint that every engine for bge-m3 can read: weights, heads and tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(folder)
+    save_encoder(folder, shape, vocabulary=VOCABULARY, seed=seed)
+    save_heads(folder, shape.hidden)
+    return folder
+
+
+def save_encoder(folder: Path, shape: Shape, *, vocabulary: int, seed: int = 0) -> None:
+    """XLM-RoBERTa with bge-m3's positions and random weights, as safetensors in float32."""
+    torch.manual_seed(seed)
+    config = XLMRobertaConfig(
+        vocab_size=vocabulary,
+        hidden_size=shape.hidden,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        intermediate_size=shape.inner,
+        max_position_embeddings=8194,
+        type_vocab_size=1,
+        pad_token_id=1,
+        layer_norm_eps=1e-5,
+    )
+    XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
+
+
+def save_heads(folder: Path, hidden: int) -> None:
+    """Random sparse and ColBERT heads as bge-m3 stores them."""
+    for name, width in (("sparse_linear.pt", 1), ("colbert_linear.pt", hidden)):
+        torch.save(torch.nn.Linear(hidden, width).state_dict(), folder / name)
+
+
+def save_tokenizer(folder: Path) -> None:
+    """A unigram tokenizer of bge-m3's size whose pieces are made-up syllables."""
+    tokenizer = Tokenizer(models.Unigram(_pieces(), unk_id=3, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        cls_token="<s>",
+        sep_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        mask_token="<mask>",
+    ).save_pretrained(folder)
+
+
+def _pieces() -> list[tuple[str, float]]:
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    letters = [chr(code) for code in range(33, 127)]
+    syllables = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
+    words = ("".join(parts) for parts in itertools.product(syllables, repeat=3))
+    wanted = VOCABULARY - len(special) - len(letters) - len(syllables) - 2
+    coined = ["▁" + word for word in itertools.islice(words, wanted)]
+    pieces = [*special, "▁", *letters, *syllables, *coined, "<mask>"]
+    return [(piece, -float(rank % 1000) / 100) for rank, piece in enumerate(pieces)]
+
+
+def main() -> None:
+    """Make the checkpoint that the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("folder", type=Path)
+    arguments = parser.parse_args()
+    print(save_bge_m3(arguments.folder, SHAPES[arguments.shape]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Seeded workloads whose lengths are known in tokens."""
+
+import math
+import random
+from dataclasses import dataclass
+
+_SYLLABLES = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Token counts drawn log-uniformly from `shortest` to `longest`."""
+
+    shortest: int
+    longest: int
+
+
+MIXED = Lengths(16, 500)
+QUERIES = Lengths(8, 32)
+DOCUMENTS = Lengths(1000, 8000)
+
+
+def draw_texts(lengths: Lengths, count: int, seed: int = 0) -> list[str]:
+    """`count` texts for the tokenizer of `benchmarks.checkpoints`, where a word is one token."""
+    rng = random.Random(seed)
+    return [_text(rng, round(_log_uniform(rng, lengths))) for _ in range(count)]
+
+
+def _log_uniform(rng: random.Random, lengths: Lengths) -> float:
+    return math.exp(rng.uniform(math.log(lengths.shortest), math.log(lengths.longest)))
+
+
+def _text(rng: random.Random, tokens: int) -> str:
+    # Two of the tokens are the special ones around the text. The first syllable is taken from the
+    # first third, for which the vocabulary holds every word of three syllables.
+    firsts = _SYLLABLES[: len(_SYLLABLES) // 3]
+    words = (rng.choice(firsts) + "".join(rng.choices(_SYLLABLES, k=2)) for _ in range(tokens - 2))
+    return " ".join(words)

@@ -1,0 +1,22 @@
+"""A loaded model for the tests of this room."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.models.attention import register_attention
+from app.models.backbone import Target
+from app.models.embedder import M3Embedder, load_m3_embedder
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="session")
+def float32_target() -> Target:
+    return Target(CPU, torch.float32, register_attention("sdpa", CPU, torch.float32))
+
+
+@pytest.fixture(scope="session")
+def embedder(tiny_m3: Path, float32_target: Target) -> M3Embedder:
+    return load_m3_embedder("tiny-m3", tiny_m3, 8192, float32_target)

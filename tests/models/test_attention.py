@@ -1,0 +1,109 @@
+"""Every kernel against the padded reference; the names a setting may take."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.errors import StartupError
+from app.models import attention
+from app.models.packing import PackedBatch, pack
+
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+
+
+def by_hand(query, key, value, cu_seqlens, *, scale: float, causal: bool) -> torch.Tensor:
+    """Attention one sequence, one head and one query at a time, straight from its definition."""
+    heads, tokens, _ = query.shape
+    group = heads // key.shape[0]
+    output = torch.zeros(tokens, heads, value.shape[2])
+    for start, stop in pairwise(cu_seqlens):
+        for head in range(heads):
+            for place in range(start, stop):
+                last = place + 1 if causal else stop
+                keys = key[head // group, start:last]
+                weights = torch.softmax(keys @ query[head, place] * scale, dim=0)
+                output[place, head] = weights @ value[head // group, start:last]
+    return output
+
+
+@pytest.fixture
+def varlen_on_cpu():
+    """PyTorch's varlen operator has no CPU kernel: give it one that follows its documentation."""
+
+    def kernel(q, k, v, cu_q, cu_k, max_q, max_k, is_causal, scale, window, gqa=False, *_):
+        assert cu_q.dtype == cu_k.dtype == torch.int32
+        assert max_q == max_k == int(cu_q.diff().max())
+        assert window == ([-1, 0] if is_causal else [-1, -1])
+        assert gqa or q.shape[1] == k.shape[1]
+        states = (states.transpose(0, 1) for states in (q, k, v))
+        output = by_hand(*states, cu_q.tolist(), scale=scale, causal=is_causal)
+        return output, q.new_empty(0), q.new_empty(0)
+
+    operator = torch.library.Library("torch_attn", "IMPL", "CPU")
+    operator.impl("_varlen_attn", kernel, allow_override=True)
+    yield
+    operator._destroy()
+
+
+def random_case(
+    lengths: list[int], heads: int, kv_heads: int
+) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], PackedBatch]:
+    torch.manual_seed(sum(lengths))
+    packed = pack([np.zeros(length, np.int64) for length in lengths], device=CPU)
+    tokens = sum(lengths)
+    states = tuple(torch.randn(count, tokens, 8) for count in (heads, kv_heads, kv_heads))
+    return states, packed
+
+
+def check(kernel: attention.Kernel, lengths: list[int], kv_heads: int, *, causal: bool) -> None:
+    states, packed = random_case(lengths, 4, kv_heads)
+    scale = 1 / math.sqrt(8)
+    actual = kernel(*states, packed, scale=scale, causal=causal)
+    expected = by_hand(*states, packed.offsets.tolist(), scale=scale, causal=causal)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("kernel", [attention.eager, attention.sdpa])
+@given(lengths=LENGTHS, kv_heads=st.sampled_from([4, 2, 1]), causal=st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_kernel_follows_the_definition(kernel, lengths, kv_heads, causal) -> None:
+    check(kernel, lengths, kv_heads, causal=causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_varlen_is_called_as_its_documentation_says(varlen_on_cpu, kv_heads, causal) -> None:
+    check(attention.load_kernel("varlen"), [3, 1, 7, 3], kv_heads, causal=causal)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [
+        (CPU, torch.float32, "sdpa"),
+        (CPU, torch.bfloat16, "sdpa"),
+        (CUDA, torch.float16, "varlen"),
+        (CUDA, torch.float32, "sdpa"),
+    ],
+)
+def test_auto_takes_the_fastest_kernel_that_runs(device, dtype, expected) -> None:
+    assert attention.resolve_name("auto", device, dtype) == expected
+
+
+@pytest.mark.parametrize("name", ["varlen", "flash_attention_2", "flash_attention_3"])
+def test_a_gpu_kernel_on_a_cpu_stops_the_start(name) -> None:
+    with pytest.raises(StartupError, match=f"ATTENTION={name} needs an NVIDIA GPU"):
+        attention.register_attention(name, CPU, torch.float32)
+
+
+def test_a_flash_package_that_is_not_installed_is_named() -> None:
+    with pytest.raises(StartupError, match="needs the package flash-attn, which is not installed"):
+        attention.register_attention("flash_attention_2", CUDA, torch.float16)

@@ -1,0 +1,152 @@
+"""The packed forward of every family against transformers' own padded forward."""
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    BertConfig,
+    PretrainedConfig,
+    Qwen3Config,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
+
+from app.errors import StartupError
+from app.models.attention import register_attention
+from app.models.backbone import Target, load_backbone
+
+CPU = torch.device("cpu")
+SIZE = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+CONFIGS = {
+    "xlm-roberta": XLMRobertaConfig(
+        **SIZE, intermediate_size=64, max_position_embeddings=70, pad_token_id=1
+    ),
+    "roberta": RobertaConfig(
+        **SIZE, intermediate_size=64, max_position_embeddings=70, pad_token_id=1
+    ),
+    "bert": BertConfig(**SIZE, intermediate_size=64, max_position_embeddings=70),
+    "qwen3": Qwen3Config(**SIZE, intermediate_size=64, num_key_value_heads=2, head_dim=16),
+}
+
+
+def target(attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> Target:
+    return Target(CPU, dtype, register_attention(attention, CPU, dtype))
+
+
+def save(config: PretrainedConfig, folder: Path) -> Path:
+    torch.manual_seed(0)
+    AutoModel.from_config(copy.deepcopy(config)).save_pretrained(folder)
+    return folder
+
+
+def padded_states(folder: Path, sequences: list[np.ndarray]) -> list[torch.Tensor]:
+    """transformers' own forward over one padded batch, attention computed eagerly."""
+    model = AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
+    rows = [torch.from_numpy(ids) for ids in sequences]
+    padding = model.config.pad_token_id or 0
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
+    mask = torch.arange(ids.shape[1]) < torch.tensor([[len(row)] for row in rows])
+    with torch.inference_mode():
+        states = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
+    return [state[: len(row)] for state, row in zip(states, rows, strict=True)]
+
+
+def random_sequences() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(5, 120, length) for length in (5, 17, 5, 1, 44, 17, 3, 68)]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_packed_forward_equals_the_padded_one(family, attention, tmp_path: Path) -> None:
+    folder = save(CONFIGS[family], tmp_path)
+    sequences = random_sequences()
+    backbone = load_backbone(folder, target(attention))
+    packed = backbone.pack(sequences)
+    with torch.inference_mode():
+        hidden = backbone.forward(packed)
+    for index, expected in enumerate(padded_states(folder, sequences)):
+        place = packed.unpack_order[index]
+        actual = hidden[packed.offsets[place] : packed.offsets[place + 1]]
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("family", "longest"), [("xlm-roberta", 68), ("bert", 70)])
+def test_max_length_is_what_the_position_table_holds(family, longest, tmp_path: Path) -> None:
+    assert load_backbone(save(CONFIGS[family], tmp_path), target()).max_length == longest
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_loaded_in_the_target_dtype(dtype, tmp_path: Path) -> None:
+    backbone = load_backbone(save(CONFIGS["bert"], tmp_path), target(dtype=dtype))
+    assert {p.dtype for p in backbone._model.parameters()} == {dtype}
+
+
+def test_a_bin_file_gives_the_same_numbers_as_safetensors(tmp_path: Path) -> None:
+    folder = save(CONFIGS["xlm-roberta"], tmp_path)
+    from_safetensors = load_backbone(folder, target())
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    from_bin = load_backbone(folder, target())
+    packed = from_bin.pack(random_sequences())
+    with torch.inference_mode():
+        assert torch.equal(from_bin.forward(packed), from_safetensors.forward(packed))
+
+
+def test_an_unknown_model_type_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(StartupError, match="of type gpt2; known here: xlm-roberta, roberta, bert"):
+        load_backbone(tmp_path, target())
+
+
+def test_a_truncated_weight_file_is_an_error(tmp_path: Path) -> None:
+    path = save(CONFIGS["bert"], tmp_path) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(StartupError, match="weights in .* cannot be loaded"):
+        load_backbone(tmp_path, target())
+
+
+def test_missing_weight_file_is_an_error(tmp_path: Path) -> None:
+    (save(CONFIGS["bert"], tmp_path) / "model.safetensors").unlink()
+    with pytest.raises(StartupError, match="weights in .* cannot be loaded"):
+        load_backbone(tmp_path, target())
+
+
+def test_a_missing_tensor_is_never_filled_with_random_numbers(tmp_path: Path) -> None:
+    path = save(CONFIGS["bert"], tmp_path) / "model.safetensors"
+    weights = load_file(path)
+    del weights["encoder.layer.1.output.dense.weight"]
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(StartupError, match=r"lacks 1 tensors: encoder.layer.1.output.dense.weight"):
+        load_backbone(tmp_path, target())
+
+
+def test_a_tensor_of_another_shape_is_an_error(tmp_path: Path) -> None:
+    path = save(CONFIGS["bert"], tmp_path) / "model.safetensors"
+    weights = load_file(path)
+    weights["encoder.layer.0.output.dense.bias"] = torch.zeros(31)
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(StartupError, match="encoder.layer.0.output.dense.bias|cannot be loaded"):
+        load_backbone(tmp_path, target())
+
+
+class Payload:
+    """What unpickling must never run."""
+
+    def __reduce__(self):
+        return (print, ("arbitrary code ran",))
+
+
+def test_a_pickle_with_code_in_it_is_refused_and_not_run(tmp_path: Path, capsys) -> None:
+    folder = save(CONFIGS["bert"], tmp_path)
+    (folder / "model.safetensors").unlink()
+    torch.save({"embeddings.word_embeddings.weight": Payload()}, folder / "pytorch_model.bin")
+    with pytest.raises(StartupError, match="weights in .* cannot be loaded"):
+        load_backbone(folder, target())
+    assert "arbitrary code ran" not in capsys.readouterr().out

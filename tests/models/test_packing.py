@@ -1,0 +1,51 @@
+"""Packing: every token once, positions restarted, and the way back."""
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.models.packing import pack
+
+CPU = torch.device("cpu")
+SEQUENCES = st.lists(
+    st.lists(st.integers(0, 9), min_size=1, max_size=12).map(lambda ids: np.array(ids, np.int64)),
+    min_size=1,
+    max_size=10,
+)
+
+
+@given(SEQUENCES)
+def test_every_sequence_is_found_again_where_unpack_order_says(sequences) -> None:
+    packed = pack(sequences, device=CPU)
+    for index, ids in enumerate(sequences):
+        place = packed.unpack_order[index]
+        span = slice(packed.offsets[place], packed.offsets[place + 1])
+        np.testing.assert_array_equal(packed.input_ids[0, span], ids)
+        np.testing.assert_array_equal(packed.position_ids[0, span], np.arange(len(ids)))
+
+
+@given(SEQUENCES)
+def test_runs_cover_the_pack_in_blocks_of_one_length(sequences) -> None:
+    packed = pack(sequences, device=CPU)
+    assert [run.length for run in packed.runs for _ in range(run.count)] == packed.lengths
+    assert [run.start for run in packed.runs] == [0, *(run.stop for run in packed.runs[:-1])]
+    assert packed.runs[-1].stop == packed.input_ids.shape[1] == packed.offsets[-1]
+    assert len({run.length for run in packed.runs}) == len(packed.runs)
+
+
+@given(SEQUENCES)
+def test_roberta_positions_are_those_that_transformers_derives(sequences) -> None:
+    packed = pack(sequences, device=CPU, roberta_padding=1)
+    for index, ids in enumerate(sequences):
+        place = packed.unpack_order[index]
+        span = slice(packed.offsets[place], packed.offsets[place + 1])
+        real = (ids != 1).astype(np.int64)
+        np.testing.assert_array_equal(packed.position_ids[0, span], np.cumsum(real) * real + 1)
+
+
+def test_cu_seqlens_is_int32_as_varlen_kernels_want_it() -> None:
+    packed = pack([np.arange(3), np.arange(1)], device=CPU)
+    assert packed.cu_seqlens.dtype == torch.int32
+    assert packed.cu_seqlens.tolist() == [0, 1, 4]
+    assert packed.max_length == 3

@@ -1,0 +1,105 @@
+"""A real server process for tests: started on a free loopback port, ended by its own id."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+START_LIMIT = 120.0
+
+
+class RunningServer:
+    """A server process, its address, and what it has logged so far."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._bound = threading.Event()
+        self.url = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            found = re.search(r"Uvicorn running on (http://\S+)", line)
+            if found:
+                self.url = found[1]
+                self._bound.set()
+        self._bound.set()
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    def wait_until_bound(self) -> None:
+        assert self._bound.wait(START_LIMIT), self.log
+        assert self.url, self.log
+
+    def wait_until_healthy(self) -> None:
+        """Ask /health until it says 200; the server is asked again only after it has answered."""
+        self.wait_until_bound()
+        deadline = time.monotonic() + START_LIMIT
+        pause = threading.Event()
+        while httpx2.get(f"{self.url}/health").status_code != 200:
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            pause.wait(0.05)
+
+    def client(self, **options) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=60, **options)
+
+    def close(self) -> None:
+        """Read what is left of the output and close the pipe."""
+        self._reader.join(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def stop(self) -> int:
+        """SIGTERM, then the exit status."""
+        self.process.terminate()
+        status = self.process.wait(60)
+        self._reader.join(10)
+        return status
+
+
+def start_process(folder: Path, **environment: str) -> "subprocess.Popen[str]":
+    """`python -m app` in an empty folder, with nothing but the given settings."""
+    inherited = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR"}}
+    settings = {"PORT": "0", "DEVICE": "cpu", "DTYPE": "float32", "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "app"],
+        cwd=folder,
+        env=inherited | settings | {"PYTHONPATH": str(REPOSITORY)} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@contextmanager
+def run_server(folder: Path, **environment: str) -> Iterator[RunningServer]:
+    """Start a server; end it, and its process with it, when the block ends."""
+    process = start_process(folder, **environment)
+    running = RunningServer(process)
+    try:
+        running.wait_until_bound()
+        yield running
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(30)
+        running.close()
