@@ -1,0 +1,187 @@
+"""The engine's face: `async with Engine(settings) as engine: await engine.embed(texts)`."""
+
+import asyncio
+import math
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Self
+
+from app.engine.admission import Admission, Admitted
+from app.engine.batcher import Limits
+from app.engine.executor import DeviceExecutor
+from app.engine.loading import LoadedModels, Loader, load_models
+from app.engine.queue import JobQueue
+from app.errors import DrainingError, EmptyInputError, LoadingError, QueueFullError, UnhealthyError
+from app.jobs import (
+    EmbeddingResult,
+    Model,
+    Outputs,
+    Timings,
+    TokenizedText,
+    Truncation,
+)
+from app.metrics import Metrics
+from app.settings import Settings
+
+QUEUE_PATIENCE = 0.5
+_MAX_TOKENIZER_THREADS = 8
+
+
+class Engine:
+    """Owns the models, the queue and the device thread.
+
+    `start` loads the models; until it returns, and after `close` was called, `embed` refuses with
+    an `UnavailableError`. Usable in-process as an async context manager.
+    """
+
+    def __init__(
+        self, settings: Settings, metrics: Metrics | None = None, loader: Loader = load_models
+    ) -> None:
+        self._settings = settings
+        self._metrics = metrics or Metrics()
+        self._loader = loader
+        self._device_thread = ThreadPoolExecutor(1, thread_name_prefix="device")
+        self._tokenizer_threads = ThreadPoolExecutor(
+            _tokenizer_threads(settings), thread_name_prefix="tokenizer"
+        )
+        self._queue = JobQueue(settings.max_queue_size, QUEUE_PATIENCE)
+        self._admission = Admission(self._queue, self._tokenizer_threads, self._metrics)
+        self._metrics.watch_queue(lambda: self._queue.waiting_requests)
+        self._models: LoadedModels | None = None
+        self._executor: DeviceExecutor | None = None
+        self._consumer: asyncio.Task[None] | None = None
+        self._active = 0
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._closing = False
+        self.failure: Exception | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    @property
+    def models(self) -> LoadedModels | None:
+        """The warm models, or None while they are being loaded."""
+        return self._models
+
+    @property
+    def closing(self) -> bool:
+        """Whether `close` was called."""
+        return self._closing
+
+    async def start(self) -> None:
+        """Load and warm the models; raise `StartupError` where they cannot be."""
+        loop = asyncio.get_running_loop()
+        try:
+            models = await loop.run_in_executor(self._device_thread, self._loader, self._settings)
+        except Exception as error:
+            self.failure = error
+            raise
+        self._executor = DeviceExecutor(
+            self._queue,
+            self._device_thread,
+            Limits(models.max_batch_tokens),
+            self._metrics,
+            self._settings.batch_wait_ms / 1000,
+        )
+        self._consumer = asyncio.create_task(self._executor.run(), name="device-consumer")
+        self._models = models
+
+    async def close(self) -> None:
+        """Refuse newcomers, serve all that was accepted, and end the threads."""
+        self._closing = True
+        await self._quiet.wait()
+        if self._consumer is not None:
+            self._consumer.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._consumer
+        self._device_thread.shutdown(wait=False, cancel_futures=True)
+        self._tokenizer_threads.shutdown(wait=False, cancel_futures=True)
+
+    async def embed(
+        self, texts: list[str], *, dense: bool = True, sparse: bool = True, colbert: bool = True
+    ) -> EmbeddingResult:
+        """Embed texts; a text's vectors depend on that text alone.
+
+        Raises `EmptyInputError` without texts, `UnavailableError` (loading, draining, queue full,
+        out of memory) or `InferenceError`.
+        """
+        if not texts:
+            raise EmptyInputError("there are no texts to embed")
+        with self._accepted() as models:
+            started = time.perf_counter()
+            admitted = await self._admit(models.embedder, texts, Outputs(dense, sparse, colbert))
+            embeddings = await admitted.job.future
+        return EmbeddingResult(
+            embeddings=embeddings,
+            truncations=_truncations(models.embedder, admitted.texts),
+            tokens=sum(len(text.ids) for text in admitted.texts),
+            timings=_timings(started, admitted),
+        )
+
+    @contextmanager
+    def _accepted(self) -> Iterator[LoadedModels]:
+        """Count a request as accepted: `close` waits for it."""
+        models = self._ready()
+        self._active += 1
+        self._quiet.clear()
+        try:
+            yield models
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._quiet.set()
+
+    async def _admit(self, model: Model, texts: list[str], outputs: Outputs) -> Admitted:
+        try:
+            return await self._admission.admit(model, texts, outputs)
+        except QueueFullError as error:
+            raise QueueFullError(str(error), retry_after=self._seconds_to_clear()) from None
+
+    def _ready(self) -> LoadedModels:
+        if self._closing:
+            raise DrainingError("the service is shutting down", retry_after=5)
+        if self.failure is not None:
+            raise UnhealthyError(str(self.failure), retry_after=30)
+        if self._models is None:
+            raise LoadingError("the models are still being loaded", retry_after=5)
+        return self._models
+
+    def _seconds_to_clear(self) -> int:
+        """How long the work that waits will take, from the measured rate; at least a second."""
+        rate = self._executor.rate.tokens_per_second if self._executor else 0.0
+        return max(1, math.ceil(self._queue.waiting_tokens / rate)) if rate else 1
+
+
+def _tokenizer_threads(settings: Settings) -> int:
+    if settings.tokenizer_threads != "auto":
+        return settings.tokenizer_threads
+    return min(os.cpu_count() or 1, _MAX_TOKENIZER_THREADS)
+
+
+def _truncations(model: Model, tokenized: list[TokenizedText]) -> list[Truncation]:
+    return [
+        Truncation(index, model.name, model.max_length, text.original_tokens)
+        for index, text in enumerate(tokenized)
+        if text.truncated
+    ]
+
+
+def _timings(started: float, admitted: Admitted) -> Timings:
+    total = time.perf_counter() - started
+    inference = admitted.job.inference_seconds
+    waited = total - admitted.tokenize_seconds - inference
+    return Timings(admitted.tokenize_seconds, max(0.0, waited), inference, total)

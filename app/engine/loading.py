@@ -1,0 +1,47 @@
+"""The seam between the engine and the models: a loader makes what the settings name."""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.jobs import Model
+from app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """The hardware that the models run on, in words and numbers for /health and /stats."""
+
+    name: str
+    description: str
+    dtype: str
+    attention: str
+    gpu_available: bool = False
+    device_count: int = 0
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModels:
+    """Everything a loader made: warm models, their device, and the token budget of one forward.
+
+    `demo` describes the demo model where one is served, else it is None.
+    """
+
+    embedder: Model
+    device: DeviceInfo
+    max_batch_tokens: int
+    demo: str | None = None
+
+
+Loader = Callable[[Settings], LoadedModels]
+
+
+def load_models(settings: Settings) -> LoadedModels:
+    """Load and warm what the settings name; called in the device thread.
+
+    torch and transformers are imported here and not with this module: that takes seconds, and the
+    port must answer before it is done.
+    """
+    load: Loader = importlib.import_module("app.models.runtime").load
+    return load(settings)

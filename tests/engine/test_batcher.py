@@ -1,0 +1,149 @@
+"""The pure batcher: budget, fairness, order, and that nobody waits for ever."""
+
+import asyncio
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.engine.batcher import Limits, form_batch
+from app.engine.queue import JobQueue
+from app.jobs import Batch, Job, Outputs
+from tests.engine.fakes import FakeModel
+
+MODEL = FakeModel()
+LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=8)
+
+
+class Pending:
+    """Stands where a job's future stands: the batcher never looks at it."""
+
+    def done(self) -> bool:
+        return False
+
+
+def job(*lengths: int, virtual_start: float = 0.0, model: FakeModel = MODEL) -> Job:
+    sequences = [np.zeros(length, np.int64) for length in lengths]
+    return Job(model, sequences, Outputs(dense=True), Pending(), 0.0, virtual_start)
+
+
+def taken(batch: Batch, jobs: list[Job]) -> list[tuple[int, int, int]]:
+    return [(jobs.index(share.job), share.start, share.stop) for share in batch.shares]
+
+
+def test_everything_that_fits_goes_in_one_batch() -> None:
+    jobs = [job(2, 3), job(4)]
+    assert taken(form_batch(jobs, Limits(9)), jobs) == [(0, 0, 2), (1, 0, 1)]
+
+
+def test_a_request_larger_than_the_budget_is_spread_over_batches() -> None:
+    jobs = [job(4, 4, 4)]
+    assert taken(form_batch(jobs, Limits(9)), jobs) == [(0, 0, 2)]
+
+
+def test_a_sequence_longer_than_the_budget_goes_alone() -> None:
+    jobs = [job(50), job(1)]
+    assert taken(form_batch(jobs, Limits(9)), jobs) == [(0, 0, 1)]
+
+
+def test_a_short_request_rides_with_a_long_one_that_came_first() -> None:
+    jobs = [job(*[3] * 10), job(2)]
+    assert taken(form_batch(jobs, Limits(9)), jobs) == [(0, 0, 2), (1, 0, 1)]
+
+
+def test_two_long_requests_share_a_batch_evenly() -> None:
+    jobs = [job(*[2] * 10), job(*[2] * 10)]
+    assert taken(form_batch(jobs, Limits(8)), jobs) == [(0, 0, 2), (1, 0, 2)]
+
+
+def test_one_that_does_not_fit_keeps_its_turn_while_smaller_ones_fill_the_batch() -> None:
+    jobs = [job(5), job(8), job(3)]
+    assert taken(form_batch(jobs, Limits(9)), jobs) == [(0, 0, 1), (2, 0, 1)]
+    assert taken(form_batch(jobs[1:2], Limits(9)), jobs) == [(1, 0, 1)]
+
+
+def test_a_batch_is_for_one_model_that_of_whoever_is_next() -> None:
+    other = FakeModel()
+    jobs = [job(2, virtual_start=5.0), job(2, model=other), job(2, virtual_start=5.0)]
+    batch = form_batch(jobs, Limits(9))
+    assert batch.model is other
+    assert taken(batch, jobs) == [(1, 0, 1)]
+
+
+def test_forming_a_batch_changes_no_job() -> None:
+    jobs = [job(2, 3), job(4)]
+    first = taken(form_batch(jobs, Limits(5)), jobs)
+    assert taken(form_batch(jobs, Limits(5)), jobs) == first
+    assert [j.taken for j in jobs] == [0, 0]
+
+
+@given(st.lists(LENGTHS, min_size=1, max_size=6), st.integers(1, 60))
+def test_a_batch_keeps_the_budget_or_is_one_sequence(requests, budget) -> None:
+    batch = form_batch([job(*lengths) for lengths in requests], Limits(budget))
+    assert batch.tokens <= budget or len(batch.sequences) == 1
+    assert len(batch.sequences) >= 1
+
+
+async def drain(requests: list[list[int]], budget: int) -> list[list[tuple[int, int, int]]]:
+    queue = JobQueue(capacity=100, patience=0.1)
+    jobs = [job(*lengths) for lengths in requests]
+    for each in jobs:
+        queue.put(each)
+    batches = []
+    while (batch := queue.take(Limits(budget))) is not None:
+        batches.append(taken(batch, jobs))
+    return batches
+
+
+@given(st.lists(LENGTHS, min_size=1, max_size=6), st.integers(1, 60))
+def test_every_sequence_is_taken_exactly_once_and_in_order(requests, budget) -> None:
+    batches = asyncio.run(drain(requests, budget))
+    for index, lengths in enumerate(requests):
+        spans = [(start, stop) for batch in batches for i, start, stop in batch if i == index]
+        assert [place for span in spans for place in range(*span)] == list(range(len(lengths)))
+
+
+async def test_a_newcomer_is_served_in_the_next_batch_under_a_bulk_load() -> None:
+    queue = JobQueue(capacity=100, patience=0.1)
+    bulk = [job(*[4] * 500) for _ in range(3)]
+    for each in bulk:
+        queue.put(each)
+    for _ in range(50):
+        queue.take(Limits(16))
+    newcomer = job(4)
+    queue.put(newcomer)
+    batch = queue.take(Limits(16))
+    assert batch is not None
+    assert newcomer in [share.job for share in batch.shares]
+
+
+async def test_a_long_request_is_not_starved_by_a_stream_of_short_ones() -> None:
+    """Twenty short rivals at every moment, each gone after one batch and replaced at once."""
+    queue = JobQueue(capacity=100, patience=0.1)
+    bulk = job(*[4] * 20)
+    queue.put(bulk)
+    rivals: list[Job] = []
+    batches = 0
+    while bulk.waiting:
+        rivals = [rival for rival in rivals if rival.waiting]
+        for rival in [job(4) for _ in range(20 - len(rivals))]:
+            queue.put(rival)
+            rivals.append(rival)
+        queue.take(Limits(16))
+        batches += 1
+    # An equal share for 21 is 16 / 21 tokens of each batch; the bulk's 80 tokens need 105 batches.
+    assert batches <= 110
+
+
+async def test_a_job_whose_caller_has_left_is_never_batched() -> None:
+    queue = JobQueue(capacity=10, patience=0.1)
+    gone, here = job(4), job(4)
+    gone.future = asyncio.get_running_loop().create_future()
+    gone.future.cancel()
+    queue.put(gone)
+    queue.put(here)
+    batch = queue.take(Limits(16))
+    assert batch is not None
+    assert [share.job for share in batch.shares] == [here]
+    assert gone.departed.is_set()
+    assert queue.take(Limits(16)) is None

@@ -1,0 +1,219 @@
+"""The engine without HTTP: sharing, spreading, refusing, failing and closing."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from app.engine import Engine
+from app.errors import (
+    DrainingError,
+    EmptyInputError,
+    InferenceError,
+    LoadingError,
+    OutOfMemoryError,
+    QueueFullError,
+    StartupError,
+    UnhealthyError,
+)
+from app.jobs import Outputs
+from app.metrics import Metrics
+from app.settings import Settings
+from tests.engine.fakes import FakeModel, loaded
+
+
+def engine_for(model: FakeModel, metrics: Metrics | None = None, **settings) -> Engine:
+    return Engine(Settings(**settings), metrics, loader=lambda _: loaded(model))
+
+
+async def entered(model: FakeModel) -> None:
+    """Wait until the device thread is inside a forward."""
+    await asyncio.to_thread(model.entered.acquire)
+
+
+async def hold(engine: Engine, model: FakeModel) -> "asyncio.Task":
+    """Occupy the device with one text; `model.gate` lets it go on."""
+    model.held = True
+    task = asyncio.create_task(engine.embed(["held"]))
+    await entered(model)
+    return task
+
+
+def let_go(model: FakeModel) -> None:
+    model.held = False
+    model.gate.release()
+
+
+async def waiting(metrics: Metrics, count: int) -> None:
+    """Let the loop run until `count` requests wait."""
+    while metrics.value("embedding_queue_size") != count:  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
+
+
+async def test_results_come_back_in_the_order_of_the_texts() -> None:
+    async with engine_for(FakeModel()) as engine:
+        result = await engine.embed(["abc", "z", "", "aaaaaaaaaaaa", "b"])
+    sums = [float(embedding.dense[0]) for embedding in result.embeddings]
+    assert sums == [294, 122, 0, 97 * 12, 98]
+    assert result.tokens == 17
+
+
+async def test_a_request_over_the_budget_is_spread_over_forwards() -> None:
+    model = FakeModel()
+    async with engine_for(model) as engine:
+        await engine.embed(["aaaa"] * 5)
+    assert model.batches == [[4, 4], [4, 4], [4]]
+
+
+async def test_requests_that_wait_share_a_forward_that_makes_what_either_wants() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics) as engine:
+        held = await hold(engine, model)
+        one = asyncio.create_task(engine.embed(["ab"], dense=True, sparse=False, colbert=False))
+        two = asyncio.create_task(engine.embed(["cd"], dense=False, sparse=True, colbert=False))
+        await waiting(metrics, 2)
+        let_go(model)
+        await asyncio.gather(held, one, two)
+    assert model.batches[1:] == [[2, 2]]
+    assert model.outputs[1] == Outputs(dense=True, sparse=True)
+
+
+async def test_an_idle_device_starts_at_once_with_what_is_there() -> None:
+    model = FakeModel()
+    async with engine_for(model) as engine:
+        await engine.embed(["a"])
+        await engine.embed(["b"])
+    assert model.batches == [[1], [1]]
+
+
+async def test_truncation_is_reported_with_exact_counts() -> None:
+    async with engine_for(FakeModel()) as engine:
+        result = await engine.embed(["a", "b" * 130])
+    (truncation,) = result.truncations
+    assert (truncation.index, truncation.model) == (1, "fake")
+    assert (truncation.max_tokens, truncation.original_tokens) == (100, 130)
+    assert truncation.truncated_tokens == 30
+
+
+async def test_no_texts_is_an_error() -> None:
+    async with engine_for(FakeModel()) as engine:
+        with pytest.raises(EmptyInputError):
+            await engine.embed([])
+
+
+async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics, max_queue_size=1) as engine:
+        held = await hold(engine, model)
+        waits = asyncio.create_task(engine.embed(["waits"]))
+        await waiting(metrics, 1)
+        with pytest.raises(QueueFullError) as refused:
+            await engine.embed(["refused"])
+        assert refused.value.retry_after >= 1
+        let_go(model)
+        await asyncio.gather(held, waits)
+    assert model.batches == [[4], [5]]
+
+
+async def test_a_failed_forward_fails_its_own_requests_and_no_later_one() -> None:
+    model = FakeModel()
+    async with engine_for(model) as engine:
+        model.failures.append(RuntimeError("cublas is unwell"))
+        with pytest.raises(InferenceError) as failed:
+            await engine.embed(["a"])
+        assert isinstance(failed.value.__cause__, RuntimeError)
+        result = await engine.embed(["a"])
+    assert result.embeddings[0].dense == np.float32([97])
+
+
+async def test_a_request_whose_first_part_failed_is_not_run_further() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics) as engine:
+        model.failures.append(RuntimeError("broken"))
+        with pytest.raises(InferenceError):
+            await engine.embed(["aaaa"] * 9)
+        await engine.embed(["b"])
+        assert metrics.value("embedding_queue_size") == 0
+    assert model.batches == [[4, 4], [1]]
+
+
+async def test_too_little_memory_is_told_as_such() -> None:
+    model = FakeModel()
+    async with engine_for(model) as engine:
+        model.failures.append(MemoryError())
+        with pytest.raises(OutOfMemoryError):
+            await engine.embed(["a"])
+
+
+async def test_a_cancelled_request_leaves_the_queue_and_its_place() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics, max_queue_size=1) as engine:
+        held = await hold(engine, model)
+        gone = asyncio.create_task(engine.embed(["gone"]))
+        await waiting(metrics, 1)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        assert metrics.value("embedding_queue_size") == 0
+        let_go(model)
+        await held
+        await engine.embed(["next"])
+    assert model.batches == [[4], [4]]
+
+
+async def test_before_the_models_are_loaded_it_refuses() -> None:
+    with pytest.raises(LoadingError):
+        await engine_for(FakeModel()).embed(["a"])
+
+
+async def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
+    model, metrics = FakeModel(), Metrics()
+    engine = engine_for(model, metrics)
+    await engine.start()
+    held = await hold(engine, model)
+    accepted = [asyncio.create_task(engine.embed([f"text {i}"])) for i in range(5)]
+    await waiting(metrics, 5)
+    closing = asyncio.create_task(engine.close())
+    await asyncio.sleep(0)
+    with pytest.raises(DrainingError):
+        await engine.embed(["late"])
+    let_go(model)
+    await closing
+    results = await asyncio.gather(held, *accepted)
+    assert len(results) == 6
+
+
+async def test_a_failed_start_is_remembered() -> None:
+    def broken(_: Settings):
+        raise StartupError("no such model")
+
+    engine = Engine(Settings(), loader=broken)
+    with pytest.raises(StartupError, match="no such model"):
+        await engine.start()
+    with pytest.raises(UnhealthyError, match="no such model"):
+        await engine.embed(["a"])
+    await engine.close()
+
+
+async def test_timings_add_up() -> None:
+    async with engine_for(FakeModel()) as engine:
+        timings = (await engine.embed(["abc"] * 20)).timings
+    parts = timings.tokenize + timings.queue + timings.inference
+    assert parts == pytest.approx(timings.total)
+    assert min(timings.tokenize, timings.queue, timings.inference) >= 0
+
+
+async def test_the_token_budget_does_not_change_a_texts_vectors(tiny_m3) -> None:
+    texts = ["search vector", "hybrid", "music physics history " * 9, "", "a b c"] * 4
+    results = []
+    for budget in (1, 40, 4096):
+        settings = Settings(
+            embedding_model=str(tiny_m3), device="cpu", dtype="float32", max_batch_tokens=budget
+        )
+        async with Engine(settings) as engine:
+            results.append((await engine.embed(texts)).embeddings)
+    for one, other in zip(results[0] * 2, results[1] + results[2], strict=True):
+        np.testing.assert_allclose(one.dense, other.dense, rtol=0, atol=1e-5)
+        np.testing.assert_array_equal(one.sparse.indices, other.sparse.indices)
+        np.testing.assert_allclose(one.sparse.values, other.sparse.values, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(one.colbert, other.colbert, rtol=0, atol=1e-5)
