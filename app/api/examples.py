@@ -1,0 +1,8 @@
+"""Examples for the API's description."""
+
+from pydantic import JsonValue
+
+EMBEDDING_REQUEST: dict[str, JsonValue] = {
+    "sentences": ["What is hybrid search?", "It joins meaning and exact words in one ranking."],
+    "return_colbert": False,
+}

@@ -1,0 +1,88 @@
+"""GET /health and its two siblings: the truth about whether this service can answer."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
+
+from app import __version__
+from app.api.service import Service, ServiceDep
+from app.engine.loading import LoadedModels
+from app.settings import Settings
+
+router = APIRouter(tags=["operation"])
+
+
+@router.get("/health", summary="Can this service answer?")
+@router.get("/health/ready", summary="The same, for orchestrators")
+async def health(service: ServiceDep) -> Response:
+    """200 once the models are warm; 503 with a reason while loading, draining or unhealthy."""
+    status, reason = _status(service)
+    body = {"status": status, "reason": reason, "version": __version__} | describe(service)
+    return JSONResponse(body, 200 if status == "healthy" else 503)
+
+
+@router.get("/health/live", summary="Is a restart needed?")
+async def live(service: ServiceDep) -> Response:
+    """200 unless the process should be restarted."""
+    failure = service.engine.failure
+    if failure is None:
+        return JSONResponse({"status": "alive"})
+    return JSONResponse({"status": "unhealthy", "reason": str(failure)}, 503)
+
+
+def describe(service: Service) -> dict[str, Any]:
+    """Models, limits and hardware, as far as they are known yet."""
+    settings, models = service.settings, service.engine.models
+    return {
+        "gpu": describe_gpu(models, settings),
+        "model": settings.embedding_model,
+        "dense_embedding_model": settings.embedding_model,
+        "reranker_model": None,
+        "demo": None if models is None else models.demo,
+    } | describe_limits(models, settings)
+
+
+def describe_gpu(models: LoadedModels | None, settings: Settings) -> dict[str, Any]:
+    """The `gpu` object of /health."""
+    device = None if models is None else models.device
+    memory = None if device is None else device.memory_bytes
+    return {
+        "available": bool(device and device.gpu_available),
+        "device_info": device.description if device else None,
+        "memory_gb": round(memory / 2**30, 1) if memory else None,
+        "device_count": device.device_count if device else 0,
+        "multi_gpu_enabled": False,
+        "configured_devices": [device.name if device else settings.device],
+    }
+
+
+def describe_limits(models: LoadedModels | None, settings: Settings) -> dict[str, Any]:
+    """Lengths, budgets and formats, as they are in force once the models are loaded."""
+    if models is None:
+        unknown = ("batch_size", "max_batch_tokens", "dtype", "attention")
+        limits: dict[str, Any] = {
+            "max_input_length": settings.embed_max_length,
+            "max_requests_in_batch": settings.max_queue_size,
+        }
+        return limits | dict.fromkeys(unknown)
+    length = models.embedder.max_length
+    return {
+        "max_input_length": length,
+        "batch_size": max(1, models.max_batch_tokens // length),
+        "max_requests_in_batch": settings.max_queue_size,
+        "max_batch_tokens": models.max_batch_tokens,
+        "dtype": models.device.dtype,
+        "attention": models.device.attention,
+    }
+
+
+def _status(service: Service) -> tuple[str, str | None]:
+    engine = service.engine
+    if engine.failure is not None:
+        return "unhealthy", str(engine.failure)
+    if engine.closing:
+        return "draining", "the service is shutting down"
+    if engine.models is None:
+        return "loading", "the models are being loaded"
+    return "healthy", None

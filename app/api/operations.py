@@ -1,0 +1,42 @@
+"""GET /stats and GET /metrics: the same counters, for people and for Prometheus."""
+
+import time
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.responses import JSONResponse, Response
+
+from app.api.health import describe_gpu
+from app.api.service import ServiceDep
+from app.metrics import Metrics
+
+router = APIRouter(tags=["operation"])
+
+
+@router.get("/stats", summary="What was done since the start")
+async def stats(service: ServiceDep) -> Response:
+    """Totals since the start; they are read from the Prometheus counters."""
+    hardware = describe_gpu(service.engine.models, service.settings)
+    return JSONResponse(count(service.metrics) | {"hardware": hardware})
+
+
+@router.get("/metrics", summary="Prometheus metrics")
+async def metrics(service: ServiceDep) -> Response:
+    """Every series, in Prometheus' text format."""
+    return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
+
+
+def count(metrics: Metrics) -> dict[str, Any]:
+    """The totals of /stats."""
+    seconds = int(time.monotonic() - metrics.started_at)
+    return {
+        "uptime": f"{seconds // 3600}h {seconds // 60 % 60}m {seconds % 60}s",
+        "uptime_seconds": seconds,
+        "total_requests": metrics.total(metrics.embedding_requests)
+        + metrics.total(metrics.rerank_requests),
+        "total_sentences": metrics.total(metrics.sentences),
+        "total_batches": int(metrics.value("embedding_batch_size_count")),
+        "rejected_requests": metrics.total(metrics.embedding_rejected)
+        + metrics.total(metrics.rerank_rejected),
+    }

@@ -1,0 +1,152 @@
+"""Vectors to JSON bytes: float32 arrays straight through orjson, piece by piece.
+
+No Python list of floats is ever made. A piece takes a few milliseconds at most, because orjson
+holds the GIL while it works: between pieces the event loop gets its turn.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.jobs import EmbeddingResult, FloatArray, SparseVector, TextEmbedding, Timings, Truncation
+
+# About a megabyte of JSON; a response with more numbers is rendered off the event loop.
+LARGE_RESPONSE_FLOATS = 90_000
+_FLOATS_IN_A_PIECE = 65_536
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """Which model made which kind of vector."""
+
+    dense: str
+    sparse: str
+    colbert: str
+
+
+class JsonPieces(Response):
+    """A JSON response sent as the pieces it was rendered in, without joining them."""
+
+    media_type = "application/json"
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self.pieces = pieces
+        super().__init__()
+        self.headers["content-length"] = str(sum(map(len, pieces)))
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        """Send the start, then every piece."""
+        await send(
+            {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        )
+        for piece in self.pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def count_floats(result: EmbeddingResult) -> int:
+    """How many numbers a response will hold."""
+    return sum(_floats_of(embedding) for embedding in result.embeddings)
+
+
+def render_embeddings(
+    texts: list[str], result: EmbeddingResult, names: ModelNames, *, sparse_as_indices: bool
+) -> list[bytes]:
+    """The pieces of the JSON answer to an embedding request."""
+    pieces = [b'{"data":[']
+    for index, (text, embedding) in enumerate(zip(texts, result.embeddings, strict=True)):
+        if index:
+            pieces.append(b",")
+        pieces.extend(_render_item(index, text, embedding, sparse_as_indices=sparse_as_indices))
+    pieces.append(b"]," + orjson.dumps(_trailer(result, names))[1:])
+    return pieces
+
+
+def _render_item(
+    index: int, text: str, embedding: TextEmbedding, *, sparse_as_indices: bool
+) -> Iterator[bytes]:
+    yield orjson.dumps({"id": index, "text": text})[:-1] + b',"embeddings":{"dense":'
+    yield orjson.dumps(embedding.dense, option=_OPTIONS)
+    yield b',"sparse":'
+    sparse = _sparse_as_json(embedding.sparse, as_indices=sparse_as_indices)
+    yield orjson.dumps(sparse, option=_OPTIONS)
+    yield b',"colbert":'
+    yield from _render_matrix(embedding.colbert)
+    yield b"}}"
+
+
+def _render_matrix(matrix: FloatArray | None) -> Iterator[bytes]:
+    if matrix is None:
+        yield b"null"
+        return
+    rows = max(1, _FLOATS_IN_A_PIECE // matrix.shape[1])
+    yield b"["
+    for start in range(0, len(matrix), rows):
+        if start:
+            yield b","
+        yield orjson.dumps(matrix[start : start + rows], option=_OPTIONS)[1:-1]
+    yield b"]"
+
+
+def _sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[Any, Any] | None:
+    if sparse is None:
+        return None
+    if as_indices:
+        return {"indices": sparse.indices, "values": sparse.values}
+    # Iterating keeps float32, which orjson writes with as few digits as tell it apart.
+    return dict(zip(sparse.indices.tolist(), sparse.values, strict=True))
+
+
+def _trailer(result: EmbeddingResult, names: ModelNames) -> dict[str, Any]:
+    timings = timings_as_json(result.timings)
+    return {
+        "model_name": names.dense,
+        "dense_model_name": names.dense,
+        "sparse_model_name": names.sparse,
+        "colbert_model_name": names.colbert,
+        "processing_time_ms": timings["total"],
+        "warnings": [truncation_as_json(truncation) for truncation in result.truncations],
+        "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
+        "timings_ms": timings,
+    }
+
+
+def timings_as_json(timings: Timings) -> dict[str, float]:
+    """Milliseconds, to the microsecond."""
+    stages = ("tokenize", "queue", "inference", "total")
+    return {stage: round(getattr(timings, stage) * 1000, 3) for stage in stages}
+
+
+def truncation_as_json(truncation: Truncation) -> dict[str, Any]:
+    """The warning that a text was cut."""
+    return {
+        "code": "input_truncated",
+        "severity": "warning",
+        "message": (
+            f"The text at index {truncation.index} has {truncation.original_tokens} tokens; "
+            f"{truncation.model} read the first {truncation.max_tokens}."
+        ),
+        "target": {
+            "field": "sentences",
+            "index": truncation.index,
+            "pointer": f"/sentences/{truncation.index}",
+        },
+        "details": {
+            "model": truncation.model,
+            "max_tokens": truncation.max_tokens,
+            "original_tokens": truncation.original_tokens,
+            "truncated_tokens": truncation.truncated_tokens,
+            "truncation_side": "end",
+        },
+    }
+
+
+def _floats_of(embedding: TextEmbedding) -> int:
+    dense = 0 if embedding.dense is None else embedding.dense.size
+    sparse = 0 if embedding.sparse is None else embedding.sparse.values.size
+    return dense + sparse + (0 if embedding.colbert is None else embedding.colbert.size)

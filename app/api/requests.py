@@ -1,0 +1,54 @@
+"""Reading a request body: bytes to a validated model, with errors that never quote the caller."""
+
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
+
+from app.api.schemas import ErrorResponse, RequestModel
+from app.errors import ClientGoneError, InvalidRequestError
+
+Model = TypeVar("Model", bound=RequestModel)
+
+_MOST_PROBLEMS = 10
+_LONGEST_POINTER = 200
+
+
+async def read_body(request: Request, model: type[Model]) -> Model:
+    """The body as `model`; raises `InvalidRequestError` or `ClientGoneError`."""
+    try:
+        body = await request.body()
+    except ClientDisconnect:
+        raise ClientGoneError("the client left before its request was complete") from None
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise _as_invalid_request(error) from None
+
+
+def describe_body(model: type[RequestModel]) -> dict[str, Any]:
+    """The part of an OpenAPI operation that describes `model` as its JSON body."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The part of an OpenAPI operation that describes its errors."""
+    return {status: {"model": ErrorResponse} for status in statuses}
+
+
+def _as_invalid_request(error: ValidationError) -> InvalidRequestError:
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    problems = [
+        {"pointer": _pointer(item["loc"]), "message": item["msg"]}
+        for item in found[:_MOST_PROBLEMS]
+    ]
+    first = problems[0]
+    where = f"{first['pointer']}: " if first["pointer"] else ""
+    return InvalidRequestError(f"{where}{first['message']}", problems)
+
+
+def _pointer(location: tuple[int | str, ...]) -> str:
+    escaped = (str(part).replace("~", "~0").replace("/", "~1") for part in location)
+    return "".join(f"/{part}" for part in escaped)[:_LONGEST_POINTER]

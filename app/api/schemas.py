@@ -1,0 +1,122 @@
+"""What clients send and receive. Requests are validated; answers are only described."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from app.api.examples import EMBEDDING_REQUEST
+
+
+class RequestModel(BaseModel):
+    """Strict: no conversion between types, no unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class EmbeddingRequest(RequestModel):
+    """Texts to embed, and which kinds of vectors to return."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [EMBEDDING_REQUEST]})
+
+    sentences: Annotated[list[str], Field(description="Texts, each embedded by itself.")]
+    return_dense: Annotated[bool, Field(description="One vector for each text.")] = True
+    return_sparse: Annotated[bool, Field(description="Lexical weights of each text.")] = True
+    return_colbert: Annotated[bool, Field(description="One vector for each token.")] = True
+    normalize_dense: Annotated[
+        bool, Field(description="Scale dense to unit length; bge-m3's always has it.")
+    ] = False
+    sparse_as_indices: Annotated[
+        bool, Field(description="Sparse as indices and values, as Qdrant takes them.")
+    ] = False
+
+
+class SparseIndices(BaseModel):
+    """Sparse weights as Qdrant's SparseVector takes them."""
+
+    indices: list[int]
+    values: list[float]
+
+
+class Embeddings(BaseModel):
+    """The vectors of one text; a kind not asked for is null."""
+
+    dense: list[float] | None
+    sparse: dict[str, float] | SparseIndices | None
+    colbert: list[list[float]] | None
+
+
+class EmbeddedSentence(BaseModel):
+    """One text and its vectors."""
+
+    id: Annotated[int, Field(description="Position in the request.")]
+    text: str
+    embeddings: Embeddings
+
+
+class WarningTarget(BaseModel):
+    """What a warning is about."""
+
+    field: str
+    index: int
+    pointer: Annotated[str, Field(description="JSON pointer into the request.")]
+
+
+class TruncationDetails(BaseModel):
+    """How much was cut."""
+
+    model: str
+    max_tokens: int
+    original_tokens: int
+    truncated_tokens: int
+    truncation_side: Literal["end"]
+
+
+class TruncationWarning(BaseModel):
+    """A text was longer than a model reads."""
+
+    code: str
+    severity: Literal["warning"]
+    message: str
+    target: WarningTarget
+    details: TruncationDetails
+
+
+class Usage(BaseModel):
+    """Tokens that the models read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class TimingsMs(BaseModel):
+    """Milliseconds in each stage."""
+
+    tokenize: float
+    queue: float
+    inference: float
+    total: float
+
+
+class EmbeddingResponse(BaseModel):
+    """Vectors for each text, in the order of the request."""
+
+    data: list[EmbeddedSentence]
+    model_name: str
+    dense_model_name: str
+    sparse_model_name: str
+    colbert_model_name: str
+    processing_time_ms: float
+    warnings: list[TruncationWarning]
+    usage: Usage
+    timings_ms: TimingsMs
+
+
+class ErrorResponse(BaseModel):
+    """Every error has this shape."""
+
+    detail: Annotated[str, Field(description="A sentence.")]
+    code: Annotated[str, Field(description="A stable word for programs.")]
+    request_id: str
+    errors: Annotated[
+        list[dict[str, Any]] | None, Field(description="For 422: pointer and message of each.")
+    ] = None

@@ -1,0 +1,39 @@
+"""Refuses a body over the limit before it is read whole, whether its length is announced or not."""
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.errors import error_response
+from app.errors import BodyTooLargeError
+
+
+class LimitBody:
+    """Answers 413 as soon as it is known that a body is larger than `max_bytes`."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self.app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check the announced length, then count what arrives."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdecimal() and int(announced) > self._max_bytes:
+            await error_response(scope, self._error())(scope, receive, send)
+            return
+        left = self._max_bytes
+
+        async def count() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if left < 0:
+                raise self._error()
+            return message
+
+        await self.app(scope, count, send)
+
+    def _error(self) -> BodyTooLargeError:
+        return BodyTooLargeError(f"the body is larger than {self._max_bytes} bytes")

@@ -1,0 +1,81 @@
+"""The outermost layer: a request id, one log line, and an answer whatever happens inside."""
+
+import re
+import time
+import uuid
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.errors import internal_error_response
+
+log = structlog.get_logger(__name__)
+
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+
+
+class RequestContext:
+    """Gives each request an id (the client's own if it sent a printable one) and logs its end.
+
+    Neither texts nor tokens nor query strings reach the log.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the request inside its context."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        state = scope.setdefault("state", {})
+        state["request_id"] = _request_id(scope)
+        answer = _Answer(send, state["request_id"])
+        started = time.perf_counter()
+        try:
+            await self.app(scope, receive, answer.send)
+        except Exception:  # The last resort: the client must get an answer.
+            log.exception("request_failed", request_id=state["request_id"])
+            if answer.status is None:
+                await internal_error_response(scope)(scope, receive, answer.send)
+        finally:
+            _log_end(scope, answer, time.perf_counter() - started)
+
+
+class _Answer:
+    """Passes the answer on, adds the request id, and remembers status and size."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.status: int | None = None
+        self.body_bytes = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message)["X-Request-ID"] = self._request_id
+        else:
+            self.body_bytes += len(message.get("body", b""))
+        await self._send(message)
+
+
+def _request_id(scope: Scope) -> str:
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def _log_end(scope: Scope, answer: _Answer, seconds: float) -> None:
+    state = scope["state"]
+    write = log.debug if scope["method"] == "GET" else log.info
+    write(
+        "request",
+        request_id=state["request_id"],
+        method=scope["method"],
+        route=getattr(scope.get("route"), "path", None),
+        status=answer.status,
+        code=state.get("error_code"),
+        bytes=answer.body_bytes,
+        ms=round(seconds * 1000, 3),
+    )

@@ -1,0 +1,17 @@
+"""The engine's own numbers, to compare a server's answers with."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from app.models.attention import register_attention
+from app.models.backbone import Target
+from app.models.embedder import M3Embedder, load_m3_embedder
+
+
+@pytest.fixture(scope="session")
+def embedder(tiny_m3: Path) -> M3Embedder:
+    cpu = torch.device("cpu")
+    target = Target(cpu, torch.float32, register_attention("sdpa", cpu, torch.float32))
+    return load_m3_embedder("tiny-m3", tiny_m3, 8192, target)

@@ -1,0 +1,127 @@
+"""/metrics holds every name from the start; /stats agrees with it; the docs need no internet."""
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.metrics import Metrics
+from tests.server import RunningServer, run_server
+
+COUNTERS = {
+    "embedding_requests_total": ["status", "endpoint"],
+    "embedding_requests_rejected_total": ["reason"],
+    "embedding_sentences_processed_total": [],
+    "rerank_requests_total": ["status"],
+    "rerank_requests_rejected_total": ["reason"],
+    "rerank_pairs_processed_total": [],
+    "out_of_memory_splits_total": [],
+    "abandoned_requests_total": [],
+}
+HISTOGRAMS = {
+    "embedding_request_duration_seconds": ["endpoint"],
+    "embedding_batch_size": [],
+    "embedding_gpu_inference_duration_seconds": [],
+    "rerank_request_duration_seconds": [],
+    "rerank_inference_duration_seconds": [],
+    "batch_tokens": [],
+    "queue_wait_seconds": [],
+    "tokenize_seconds": [],
+}
+GAUGES = [
+    "embedding_queue_size",
+    "embedding_active_requests",
+    "rerank_active_requests",
+    "embedding_gpu_memory_allocated_bytes",
+    "embedding_gpu_memory_reserved_bytes",
+    "gpu_memory_allocated_bytes",
+    "gpu_memory_reserved_bytes",
+    "gpu_memory_free_bytes",
+    "gpu_memory_total_bytes",
+]
+
+
+def series(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def test_every_series_of_the_contract_exists_at_zero_from_the_start() -> None:
+    found = series(Metrics().render().decode())
+    for name, labels in COUNTERS.items():
+        assert found[name], name
+        assert all(value == 0 for _, value in found[name]), name
+        assert all(list(sample) == sorted(labels) for sample, _ in found[name]), name
+    for name, labels in HISTOGRAMS.items():
+        assert [(list(s), v) for s, v in found[f"{name}_count"]] == [(labels, 0)], name
+    for name in GAUGES:
+        assert found[name] == [({}, 0.0)], name
+    assert "embedding_server_info" in found
+    statuses = {labels["status"] for labels, _ in found["embedding_requests_total"]}
+    assert statuses == {"success", "error", "timeout"}
+    reasons = {labels["reason"] for labels, _ in found["embedding_requests_rejected_total"]}
+    assert {"backpressure", "rate_limit", "auth"} <= reasons
+
+
+def total(found, name: str, **labels: str) -> float:
+    return sum(v for own, v in found[name] if labels.items() <= own.items())
+
+
+def test_counters_move_with_requests_and_stats_agree(tiny_m3: Path, tmp_path: Path) -> None:
+    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as server, server.client() as client:
+        server.wait_until_healthy()
+        for _ in range(3):
+            client.post("/embeddings/", json={"sentences": ["a", "b"]})
+        client.post("/embeddings", json={"sentences": []})
+        client.post("/embeddings/", content=b"no json")
+        client.post("/embeddings/", content=(b"x" * 1_000_000 for _ in range(40)))
+        found = series(client.get("/metrics").text)
+        stats = client.get("/stats").json()
+    assert total(found, "embedding_requests_total", status="success") == 3
+    assert total(found, "embedding_requests_total", status="error") == 2
+    assert total(found, "embedding_requests_rejected_total", reason="body_too_large") == 1
+    assert total(found, "embedding_sentences_processed_total") == 6
+    assert total(found, "embedding_request_duration_seconds_count") == 5
+    assert total(found, "embedding_batch_size_count") == 3
+    assert total(found, "tokens_processed_total", model=str(tiny_m3)) > 0
+    assert total(found, "queue_wait_seconds_count") == 3
+    (info,) = [labels for labels, _ in found["embedding_server_info"]]
+    assert info["model"] == str(tiny_m3)
+    assert stats["total_requests"] == 5
+    assert stats["total_sentences"] == 6
+    assert stats["total_batches"] == 3
+    assert stats["rejected_requests"] == 1
+    assert re.fullmatch(r"\d+h \d+m \d+s", stats["uptime"])
+    assert stats["uptime_seconds"] >= 0
+    assert stats["hardware"]["device_info"]
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer):
+    with server.client() as client:
+        yield client
+
+
+@pytest.mark.parametrize("page", ["/docs", "/redoc"])
+def test_a_docs_page_loads_everything_from_this_server(client, page: str) -> None:
+    html = client.get(page).text
+    addresses = re.findall(r"""(?:src|href)=["']([^"']+)["']""", html)
+    assert addresses
+    for address in addresses:
+        assert address.startswith("/"), address
+        assert client.get(address).status_code == 200, address
+    assert "https://" not in html
+
+
+def test_openapi_describes_the_request_the_answer_and_the_errors(client) -> None:
+    description = client.get("/openapi.json").json()
+    operation = description["paths"]["/embeddings/"]["post"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["required"] == ["sentences"]
+    assert schema["additionalProperties"] is False
+    assert {"200", "400", "413", "422", "500", "503", "504"} <= set(operation["responses"])
+    assert "/embeddings" not in description["paths"]

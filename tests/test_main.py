@@ -1,0 +1,94 @@
+"""The process as an operator sees it: one clear sentence and a non-zero status for a bad start."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.server import REPOSITORY, start_process
+
+
+def run_to_the_end(folder: Path, **environment: str) -> tuple[int, str]:
+    process = start_process(folder, **environment)
+    output, _ = process.communicate(timeout=120)
+    return process.returncode, output
+
+
+def failing_start(tmp_path: Path, model: Path, sentence: str, **environment: str) -> None:
+    status, output = run_to_the_end(tmp_path, EMBEDDING_MODEL=str(model), **environment)
+    assert status == 1, output
+    assert sentence in output
+    assert "Traceback" not in output
+
+
+@pytest.fixture
+def broken(tiny_m3: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint for a test to damage."""
+    return Path(shutil.copytree(tiny_m3, tmp_path / "broken"))
+
+
+def test_a_wrong_setting_stops_the_start_before_the_port_opens(tmp_path: Path) -> None:
+    status, output = run_to_the_end(tmp_path, MAX_BATCH_TOKENS="plenty")
+    assert status == 1
+    assert output == (
+        "Smart Embedder cannot start: MAX_BATCH_TOKENS=plenty is not allowed: "
+        "auto, or a number of tokens, at least 1\n"
+    )
+
+
+def test_a_missing_head_stops_the_start(tmp_path: Path, broken: Path) -> None:
+    (broken / "colbert_linear.pt").unlink()
+    failing_start(tmp_path, broken, f"the head colbert_linear.pt is missing in {broken}")
+
+
+def test_a_truncated_head_stops_the_start(tmp_path: Path, broken: Path) -> None:
+    path = broken / "sparse_linear.pt"
+    path.write_bytes(path.read_bytes()[:700])
+    failing_start(tmp_path, broken, f"the head {path} is damaged")
+
+
+def test_a_head_of_the_wrong_shape_stops_the_start(tmp_path: Path, broken: Path) -> None:
+    torch.save(torch.nn.Linear(32, 1).state_dict(), broken / "sparse_linear.pt")
+    failing_start(tmp_path, broken, "has the wrong shape: weight [1, 32]")
+
+
+def test_an_unknown_model_type_stops_the_start(tmp_path: Path, broken: Path) -> None:
+    (broken / "config.json").write_text('{"model_type": "gpt2"}')
+    failing_start(tmp_path, broken, "holds a model of type gpt2; known here:")
+
+
+def test_a_model_that_is_not_there_says_what_to_fetch(tmp_path: Path) -> None:
+    failing_start(
+        tmp_path, Path("BAAI/bge-m3"), "hf download BAAI/bge-m3", HF_HOME=str(tmp_path / "cache")
+    )
+
+
+def test_a_gpu_that_is_not_there_stops_the_start(tmp_path: Path, tiny_m3: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    failing_start(tmp_path, tiny_m3, "DEVICE=cuda needs an NVIDIA GPU", DEVICE="cuda")
+
+
+def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
+    """No torch, no environment read, no thread, no registry entry: only definitions."""
+    script = (
+        "import sys, threading, os\n"
+        "os.environ['PORT'] = 'not a port'\n"
+        "import app.main, app.settings, app.engine\n"
+        "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+        "assert threading.active_count() == 1\n"
+        "import app.models.runtime\n"
+        "from transformers import AttentionInterface\n"
+        "assert not [n for n in AttentionInterface().valid_keys() if n.startswith('packed')]\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
