@@ -1,0 +1,342 @@
+"""Measure a running Smart Embedder from outside: latency and throughput of its POST endpoints.
+
+A fixed number of workers each send a request, wait for the whole answer and send the next one
+(closed-loop load). Bodies are made before the clock starts and answers are read but not parsed, so
+that the client takes little of a machine it may share with the server. Latencies and rates count
+successful requests only. Exit code: 0, 1 when a request failed, 2 for bad arguments.
+"""
+
+import argparse
+import asyncio
+import math
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
+import numpy as np
+import orjson
+from tqdm import tqdm
+
+VOCABULARY = (
+    "river winter copper engine letter garden signal market window harbour method paper silver "
+    "cloud battery teacher island formula bridge theatre kernel village orbit recipe contract "
+    "forest mirror traffic glacier museum protein station ladder voltage harvest archive the of "
+    "and with under between slowly measures carries opens before after every small northern old"
+)
+WORDS = VOCABULARY.split()
+
+PATHS = {"embed_dense": "/embeddings/", "embed_full": "/embeddings/", "rerank": "/rerank"}
+
+Row = dict[str, str | float | None]
+
+# Mostly short texts, some paragraphs, a few long ones: (share, fewest words, most words).
+TEXT_LENGTHS = ((0.6, 5, 30), (0.3, 30, 120), (0.1, 120, 320))
+
+
+class BenchmarkError(Exception):
+    """The run cannot go on; the text is one sentence for the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was asked for on the command line."""
+
+    url: str
+    token: str
+    concurrency: int
+    requests: int
+    batch_size: int
+    warmup: int
+    timeout: float
+    scenarios: list[str]
+    sleep_between: float
+    json: Path | None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of one scenario: seconds of each success, and failures counted by kind."""
+
+    latencies: list[float] = field(default_factory=list)
+    failures: Counter[str] = field(default_factory=Counter)
+    wall: float = 0.0
+
+
+def make_text(rng: random.Random) -> str:
+    """Return a sentence-like text whose length follows `TEXT_LENGTHS`."""
+    _, low, high = rng.choices(TEXT_LENGTHS, weights=[share for share, _, _ in TEXT_LENGTHS])[0]
+    return " ".join(rng.choices(WORDS, k=rng.randint(low, high)))
+
+
+def make_body(scenario: str, rng: random.Random, number: int, batch_size: int) -> bytes:
+    """Return an encoded request whose texts no request of another number has."""
+    texts = [f"{number}.{place} {make_text(rng)}" for place in range(batch_size)]
+    if scenario == "rerank":
+        query = f"{number} {' '.join(rng.choices(WORDS, k=rng.randint(3, 12)))}"
+        return orjson.dumps({"query": query, "passages": texts})
+    full = scenario == "embed_full"
+    kinds = {"return_dense": True, "return_sparse": full, "return_colbert": full}
+    return orjson.dumps({"sentences": texts, **kinds})
+
+
+def make_bodies(scenario: str, plan: Plan) -> list[bytes]:
+    """Return the bodies of a scenario, those of the warm-up first; the same ones every run."""
+    rng = random.Random(scenario)  # noqa: S311 (texts must repeat, not surprise)
+    numbers = range(plan.warmup + plan.requests)
+    return [make_body(scenario, rng, number, plan.batch_size) for number in numbers]
+
+
+async def send(session: aiohttp.ClientSession, url: str, body: bytes, outcome: Outcome) -> None:
+    """Send one request and note its latency, or what kind of failure it was."""
+    start = time.perf_counter()
+    try:
+        async with session.post(url, data=body) as response:
+            content = await response.read()
+    except (aiohttp.ClientError, OSError) as error:  # OSError includes TimeoutError
+        outcome.failures[type(error).__name__] += 1
+        return
+    elapsed = time.perf_counter() - start
+    if response.status == HTTPStatus.OK:
+        outcome.latencies.append(elapsed)
+    else:
+        outcome.failures[f"{response.status} {error_code(content)}".rstrip()] += 1
+
+
+def error_code(content: bytes) -> str:
+    """Return the `code` of an error body, or nothing if it has none."""
+    try:
+        body = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return ""
+    return str(body.get("code", "")) if isinstance(body, dict) else ""
+
+
+async def run_load(
+    session: aiohttp.ClientSession, name: str, plan: Plan, bodies: Sequence[bytes], label: str
+) -> Outcome:
+    """Send all bodies with `plan.concurrency` workers that take turns on them."""
+    outcome = Outcome()
+    remaining = iter(bodies)
+    url = plan.url + PATHS[name]
+
+    async def work() -> None:
+        pause = 0.0
+        for body in remaining:
+            if pause:
+                await asyncio.sleep(pause)
+            pause = plan.sleep_between
+            await send(session, url, body, outcome)
+            progress.update()
+
+    with tqdm(total=len(bodies), desc=label, unit="req", mininterval=0.5, leave=False) as progress:
+        start = time.perf_counter()
+        await asyncio.gather(*(work() for _ in range(plan.concurrency)))
+        outcome.wall = time.perf_counter() - start
+    return outcome
+
+
+async def check_reachable(session: aiohttp.ClientSession, url: str) -> None:
+    """Raise `BenchmarkError` unless something answers HTTP at `url`."""
+    try:
+        async with session.get(url + "/health") as response:
+            await response.read()
+    except (aiohttp.ClientError, OSError) as error:
+        kind = type(error).__name__
+        raise BenchmarkError(f"No server answers at {url} ({kind}); is it running?") from None
+
+
+async def run(plan: Plan) -> dict[str, Outcome]:
+    """Run every scenario of the plan in turn."""
+    outcomes = {}
+    async with open_session(plan) as session:
+        await check_reachable(session, plan.url)
+        for name in plan.scenarios:
+            bodies = make_bodies(name, plan)
+            if plan.warmup:
+                await run_load(session, name, plan, bodies[: plan.warmup], f"{name} warm-up")
+            outcomes[name] = await run_load(session, name, plan, bodies[plan.warmup :], name)
+    return outcomes
+
+
+def open_session(plan: Plan) -> aiohttp.ClientSession:
+    """Return a session with a connection for every worker."""
+    headers = {"Content-Type": "application/json"}
+    if plan.token:
+        headers["Authorization"] = f"Bearer {plan.token}"
+    # Shorter than the five seconds after which uvicorn closes an idle connection.
+    connector = aiohttp.TCPConnector(limit=plan.concurrency, keepalive_timeout=3)
+    return aiohttp.ClientSession(
+        headers=headers,
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=plan.timeout),
+    )
+
+
+def figures(name: str, plan: Plan, outcome: Outcome) -> Row:
+    """Return the row of one scenario; latencies in milliseconds, None where nothing succeeded."""
+    ok = len(outcome.latencies)
+    row: Row = {
+        "Scenario": name,
+        "Reqs": plan.requests,
+        "OK": ok,
+        "Fail": outcome.failures.total(),
+        "Conc": plan.concurrency,
+        "Wall": outcome.wall,
+        "Req/s": ok / outcome.wall,
+        "Units/s": ok * plan.batch_size / outcome.wall,
+    }
+    return row | latency_figures(outcome.latencies)
+
+
+def latency_figures(latencies: Sequence[float]) -> dict[str, float | None]:
+    """Return mean, percentiles, minimum and maximum in milliseconds."""
+    names = ("Avg", "P50", "P95", "P99", "Min", "Max")
+    if not latencies:
+        return dict.fromkeys(names)
+    ms = np.asarray(latencies) * 1000.0
+    values = (ms.mean(), *np.percentile(ms, (50, 95, 99)), ms.min(), ms.max())
+    return {name: float(value) for name, value in zip(names, values, strict=True)}
+
+
+def format_table(rows: Sequence[Row]) -> str:
+    """Lay the rows out under their column names, text left and numbers right."""
+    lines = [list(rows[0]), *([format_cell(cell) for cell in row.values()] for row in rows)]
+    first, *others = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join([line[0].ljust(first), *map(str.rjust, line[1:], others)]) for line in lines
+    )
+
+
+def format_cell(cell: str | float | None) -> str:
+    """Two decimals for measured numbers; a dash for what could not be measured."""
+    if cell is None:
+        return "-"
+    return f"{cell:.2f}" if isinstance(cell, float) else str(cell)
+
+
+def report(plan: Plan, outcomes: dict[str, Outcome]) -> None:
+    """Print the table and the failures; write the JSON file if one was asked for."""
+    rows = [figures(name, plan, outcome) for name, outcome in outcomes.items()]
+    print(format_table(rows))
+    print("Wall in seconds, latencies in ms. Units are sentences or passages.")
+    for name, outcome in outcomes.items():
+        for kind, count in outcome.failures.most_common():
+            print(f"{name}: {count} failed with {kind}")
+    if plan.json:
+        failures = (dict(outcome.failures) for outcome in outcomes.values())
+        pairs = zip(rows, failures, strict=True)
+        content = {"scenarios": [row | {"Failures": kinds} for row, kinds in pairs]}
+        write_json(plan.json, content)
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write the figures, unrounded."""
+    try:
+        path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")
+    except OSError as error:
+        raise BenchmarkError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def at_least(low: int) -> Callable[[str], int]:
+    """Return an argparse type: a whole number not below `low`."""
+
+    def whole_number(text: str) -> int:
+        if not text.isdecimal() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {low}")
+        return int(text)
+
+    return whole_number
+
+
+def seconds(text: str) -> float:
+    """Argparse type: a duration, zero included."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def base_url(text: str) -> str:
+    """Argparse type: an http or https address, its closing slash removed; bad ports raise."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// address")
+    return text.rstrip("/")
+
+
+def scenario_names(text: str) -> list[str]:
+    """Argparse type: comma-separated scenario names, each counted once."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in PATHS:
+            known = ", ".join(PATHS)
+            raise argparse.ArgumentTypeError(f"{name!r} is not a scenario; choose from {known}")
+    return names
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(
+        description="Measure latency and throughput of a running Smart Embedder.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--url", type=base_url, default="http://localhost:8000", help="address of the server")
+    add("--token", type=str.strip, default="", help="bearer token, where the server wants one")
+    add("--concurrency", type=at_least(1), default=8, help="requests under way at any moment")
+    add("--requests", type=at_least(1), default=100, help="measured requests in each scenario")
+    add("--batch-size", type=at_least(1), default=4, help="sentences or passages in a request")
+    add("--warmup", type=at_least(0), default=5, help="requests before the measured ones")
+    add("--timeout", type=seconds, default=60.0, help="seconds until a request counts as failed")
+    add("--max-batch-size", type=at_least(1), default=128, help="largest --batch-size allowed")
+    add(
+        "--scenarios",
+        type=scenario_names,
+        default=",".join(PATHS),
+        help="what to measure, separated by commas",
+    )
+    add("--sleep-between", type=seconds, default=0.0, help="seconds a worker rests after a request")
+    add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
+    return parser
+
+
+def read_plan(arguments: Sequence[str] | None = None) -> Plan:
+    """Parse the command line; a bad one ends the program with exit code 2."""
+    parser = make_parser()
+    options = vars(parser.parse_args(arguments))
+    largest = options.pop("max_batch_size")
+    if options["batch_size"] > largest:
+        parser.error(f"--batch-size {options['batch_size']} is above --max-batch-size {largest}")
+    if options["timeout"] == 0:
+        parser.error("--timeout must be above 0")
+    if options["json"] and not options["json"].parent.is_dir():
+        parser.error(f"--json: the folder of {options['json']} does not exist")
+    return Plan(**options)
+
+
+def main() -> int:
+    """Run what the command line asks for and return the exit code."""
+    plan = read_plan()
+    try:
+        outcomes = asyncio.run(run(plan))
+        report(plan, outcomes)
+    except BenchmarkError as error:
+        print(f"benchmark: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 1 if any(outcome.failures for outcome in outcomes.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
