@@ -3,6 +3,7 @@
 import torch
 import transformers
 
+from app.demo.checkpoint import DEMO_KEY
 from app.engine.loading import DeviceInfo, LoadedModels
 from app.models.attention import register_attention
 from app.models.backbone import Target
@@ -11,8 +12,6 @@ from app.models.checkpoint import Hub, locate, read_config
 from app.models.device import choose_device, choose_dtype, describe_device, memory_bytes
 from app.models.embedder import load_m3_embedder
 from app.settings import Settings
-
-DEMO_KEY = "smart_embedder_demo"
 
 
 def load(settings: Settings) -> LoadedModels:

@@ -1,0 +1,24 @@
+"""`python -m app.demo FOLDER`: make the demo checkpoint and print where it lies."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from app.demo.checkpoint import build_demo_checkpoint
+from app.errors import StartupError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Build the checkpoint; 0 with its path on stdout, or 1 with one sentence on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m app.demo", description=__doc__)
+    parser.add_argument("folder", type=Path, help="where the checkpoint goes, about 90 MB")
+    try:
+        print(build_demo_checkpoint(parser.parse_args(arguments).folder))
+    except StartupError as error:
+        print(f"The demo model cannot be made: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
