@@ -36,8 +36,8 @@ PATHS = {"embed_dense": "/embeddings/", "embed_full": "/embeddings/", "rerank": 
 
 Row = dict[str, str | float | None]
 
-# Mostly short texts, some paragraphs, a few long ones: (share, fewest words, most words).
-TEXT_LENGTHS = ((0.6, 5, 30), (0.3, 30, 120), (0.1, 120, 320))
+# A text is a sentence: this many words.
+FEWEST_WORDS, MOST_WORDS = 5, 30
 
 
 class BenchmarkError(Exception):
@@ -70,9 +70,8 @@ class Outcome:
 
 
 def make_text(rng: random.Random) -> str:
-    """Return a sentence-like text whose length follows `TEXT_LENGTHS`."""
-    _, low, high = rng.choices(TEXT_LENGTHS, weights=[share for share, _, _ in TEXT_LENGTHS])[0]
-    return " ".join(rng.choices(WORDS, k=rng.randint(low, high)))
+    """Return a text as long as a sentence."""
+    return " ".join(rng.choices(WORDS, k=rng.randint(FEWEST_WORDS, MOST_WORDS)))
 
 
 def make_body(scenario: str, rng: random.Random, number: int, batch_size: int) -> bytes:

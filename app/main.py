@@ -141,6 +141,7 @@ def serve(settings: Settings) -> int:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=int(settings.shutdown_timeout),
     )
     server = uvicorn.Server(config)

@@ -13,6 +13,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
 
+from benchmark import WORDS
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -64,7 +66,7 @@ def save_heads(folder: Path, hidden: int) -> None:
 
 
 def save_tokenizer(folder: Path) -> None:
-    """A unigram tokenizer of bge-m3's size whose pieces are made-up syllables."""
+    """A unigram tokenizer of bge-m3's size: the words of benchmark.py, and made-up syllables."""
     tokenizer = Tokenizer(models.Unigram(_pieces(), unk_id=3, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
@@ -92,10 +94,12 @@ def _pieces() -> list[tuple[str, float]]:
     letters = [chr(code) for code in range(33, 127)]
     syllables = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
     words = ("".join(parts) for parts in itertools.product(syllables, repeat=3))
-    wanted = VOCABULARY - len(special) - len(letters) - len(syllables) - 2
-    coined = ["▁" + word for word in itertools.islice(words, wanted)]
-    pieces = [*special, "▁", *letters, *syllables, *coined, "<mask>"]
-    return [(piece, -float(rank % 1000) / 100) for rank, piece in enumerate(pieces)]
+    parts = [*special, "▁", *letters, *syllables]
+    known = sorted(set(WORDS))
+    coined = itertools.islice(words, VOCABULARY - len(parts) - len(known) - 1)
+    whole = [f"▁{word}" for word in (*known, *coined)]
+    # A word as one piece is always likelier than the same word in parts.
+    return [*((part, -20.0) for part in parts), *((word, -1.0) for word in whole), ("<mask>", 0.0)]
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ No Python list of floats is ever made. A piece takes a few milliseconds at most,
 holds the GIL while it works: between pieces the event loop gets its turn.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from app.jobs import EmbeddingResult, FloatArray, SparseVector, TextEmbedding, T
 # About a megabyte of JSON; a response with more numbers is rendered off the event loop.
 LARGE_RESPONSE_FLOATS = 90_000
 _FLOATS_IN_A_PIECE = 65_536
+_MESSAGE_BYTES = 262_144
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
@@ -30,23 +31,37 @@ class ModelNames:
 
 
 class JsonPieces(Response):
-    """A JSON response sent as the pieces it was rendered in, without joining them."""
+    """A JSON response sent as the pieces it was rendered in; small ones travel together."""
 
     media_type = "application/json"
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        self.pieces = pieces
+    def __init__(self, pieces: Iterable[bytes]) -> None:
+        self.messages = list(_gather(pieces))
         super().__init__()
-        self.headers["content-length"] = str(sum(map(len, pieces)))
+        self.headers["content-length"] = str(sum(map(len, self.messages)))
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send the start, then every piece."""
+        """Send the start, then every message."""
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        for piece in self.pieces:
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        *others, last = self.messages
+        for message in others:
+            await send({"type": "http.response.body", "body": message, "more_body": True})
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+def _gather(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Join neighbours until they are worth a message of their own."""
+    waiting: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        waiting.append(piece)
+        size += len(piece)
+        if size >= _MESSAGE_BYTES:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    yield b"".join(waiting)
 
 
 def count_floats(result: EmbeddingResult) -> int:

@@ -21,7 +21,7 @@ class Service:
     render_threads: Executor
 
 
-def get_service(request: Request) -> Service:
+async def get_service(request: Request) -> Service:
     """The service behind this app."""
     service: Service = request.app.state.service
     return service

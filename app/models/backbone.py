@@ -10,7 +10,12 @@ from transformers import AutoModel, PreTrainedModel
 from app.errors import StartupError
 from app.jobs import TokenIds
 from app.models.checkpoint import TENSOR_FILE_ERRORS, read_config
+from app.models.cpu_threads import CpuThreads
 from app.models.packing import PackedBatch, pack
+
+# oneDNN compiles a kernel for every new number of rows, milliseconds for each matrix in bfloat16;
+# rounded up there are so few numbers that the compiled ones are found again.
+_CPU_TOKEN_MULTIPLE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +55,20 @@ class Backbone:
         self.device = model.device
         self.dtype = model.dtype
         self.hidden_size: int = config.hidden_size
+        self._cpu_threads = CpuThreads(model.num_parameters(exclude_embeddings=True))
         self._padding: int | None = config.pad_token_id if family.roberta_positions else None
         reserved = 0 if self._padding is None else self._padding + 1
         self.max_length: int = config.max_position_embeddings - reserved
 
     def pack(self, sequences: list[TokenIds]) -> PackedBatch:
         """Join token sequences as this transformer reads them."""
-        return pack(sequences, device=self.device, roberta_padding=self._padding)
+        multiple = _CPU_TOKEN_MULTIPLE if self.device.type == "cpu" else 1
+        return pack(sequences, device=self.device, roberta_padding=self._padding, multiple=multiple)
 
     def forward(self, packed: PackedBatch) -> torch.Tensor:
         """`[T, hidden]`: the last hidden state of every token, in the model's dtype."""
+        if self.device.type == "cpu":
+            self._cpu_threads.set_for(packed.tokens)
         inputs: dict[str, Any] = {"use_cache": False} if not self._family.token_types else {}
         if self._family.token_types:
             inputs["token_type_ids"] = torch.zeros_like(packed.input_ids)

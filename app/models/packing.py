@@ -52,9 +52,14 @@ class PackedBatch:
         return np.diff(self.offsets).tolist()  # type: ignore[no-any-return]
 
     @property
+    def tokens(self) -> int:
+        """T, the tokens of all sequences."""
+        return int(self.offsets[-1])
+
+    @property
     def max_length(self) -> int:
         """Tokens of the longest sequence."""
-        return self.lengths[-1]
+        return max(self.lengths)
 
     @cached_property
     def runs(self) -> list[Run]:
@@ -68,17 +73,24 @@ class PackedBatch:
 
 
 def pack(
-    sequences: Sequence[TokenIds], *, device: torch.device, roberta_padding: int | None = None
+    sequences: Sequence[TokenIds],
+    *,
+    device: torch.device,
+    roberta_padding: int | None = None,
+    multiple: int = 1,
 ) -> PackedBatch:
     """Join non-empty token sequences end to end; positions restart in each.
 
-    Positions count from 0, or as RoBERTa's do where its padding id is given.
+    Positions count from 0, or as RoBERTa's do where its padding id is given. T is rounded up to a
+    multiple of `multiple` by one more sequence at the end, which `unpack_order` does not name.
     """
-    given_lengths = np.fromiter((len(ids) for ids in sequences), np.int64, len(sequences))
-    order = np.argsort(given_lengths, kind="stable")
-    lengths = given_lengths[order]
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
-    input_ids = np.concatenate([sequences[i] for i in order])
+    order = np.argsort([len(ids) for ids in sequences], kind="stable")
+    rows = [sequences[i] for i in order]
+    filler = -sum(map(len, rows)) % multiple
+    if filler:
+        rows.append(np.zeros(filler, np.int64))
+    offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows])))
+    input_ids = np.concatenate(rows)
     if roberta_padding is None:
         position_ids = _count(np.ones_like(input_ids), offsets) - 1
     else:

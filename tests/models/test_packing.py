@@ -44,6 +44,15 @@ def test_roberta_positions_are_those_that_transformers_derives(sequences) -> Non
         np.testing.assert_array_equal(packed.position_ids[0, span], np.cumsum(real) * real + 1)
 
 
+@given(SEQUENCES, st.integers(1, 16))
+def test_the_row_is_rounded_up_by_a_sequence_that_nobody_asked_for(sequences, multiple) -> None:
+    plain, rounded = pack(sequences, device=CPU), pack(sequences, device=CPU, multiple=multiple)
+    assert rounded.tokens % multiple == 0
+    assert rounded.tokens - plain.tokens < multiple
+    assert rounded.lengths[: len(sequences)] == plain.lengths
+    np.testing.assert_array_equal(rounded.unpack_order, plain.unpack_order)
+
+
 def test_cu_seqlens_is_int32_as_varlen_kernels_want_it() -> None:
     packed = pack([np.arange(3), np.arange(1)], device=CPU)
     assert packed.cu_seqlens.dtype == torch.int32
