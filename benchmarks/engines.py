@@ -28,7 +28,12 @@ Encode = Callable[[list[str]], FloatArray]
 def this_engine(folder: Path, dtype: str, loop: asyncio.AbstractEventLoop) -> Encode:
     """Texts to dense vectors through `Engine`, with all three kinds computed."""
     settings = Settings.model_validate(
-        {"embedding_model": str(folder), "device": "cpu", "dtype": dtype}
+        {
+            "embedding_model": str(folder),
+            "reranker_model": "none",
+            "device": "cpu",
+            "dtype": dtype,
+        }
     )
     engine = loop.run_until_complete(Engine(settings).__aenter__())
 

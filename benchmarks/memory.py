@@ -1,0 +1,61 @@
+"""Resident memory of a warm engine, against the weights in the dtype it runs in.
+
+python -m benchmarks.memory FOLDER --dtype bfloat16
+"""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+import psutil
+from safetensors import safe_open
+
+from app.engine import Engine
+from app.settings import Settings
+
+_BYTES = {"float32": 4, "bfloat16": 2}
+_MIB = 2**20
+
+
+def weight_bytes(folder: Path, dtype: str) -> int:
+    """Bytes of the checkpoint's weights in `dtype`."""
+    with safe_open(folder / "model.safetensors", framework="numpy") as weights:
+        shapes = [weights.get_slice(name).get_shape() for name in weights.keys()]  # noqa: SIM118
+    return sum(_product(shape) for shape in shapes) * _BYTES[dtype]
+
+
+def _product(shape: list[int]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+async def resident_bytes(folder: Path, dtype: str) -> int:
+    """This process's resident memory once the model is warm."""
+    settings = Settings.model_validate(
+        {
+            "embedding_model": str(folder),
+            "reranker_model": "none",
+            "device": "cpu",
+            "dtype": dtype,
+        }
+    )
+    async with Engine(settings):
+        return int(psutil.Process().memory_info().rss)
+
+
+def main() -> None:
+    """Print the figures and their ratio to the limit of 1.15 x weights + 700 MiB."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dtype", choices=sorted(_BYTES), default="bfloat16")
+    arguments = parser.parse_args()
+    weights = weight_bytes(arguments.folder, arguments.dtype) / _MIB
+    resident = asyncio.run(resident_bytes(arguments.folder, arguments.dtype)) / _MIB
+    limit = 1.15 * weights + 700
+    print(f"weights {weights:.0f} MiB, resident {resident:.0f} MiB, limit {limit:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()
