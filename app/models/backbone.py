@@ -79,15 +79,23 @@ class Backbone:
 
 
 def load_backbone(folder: Path, target: Target) -> Backbone:
-    """Load the transformer in `folder` straight into the target's dtype and device.
-
-    Raises `StartupError` for a model type not known here and for weights that are missing,
-    damaged, incomplete or of another shape.
-    """
-    family = _family_of(folder)
+    """Load the transformer in `folder`, without any head; raises as `load_transformer`."""
+    family = family_of(folder)
     options = {"add_pooling_layer": False} if family.pooler else {}
+    model, missing = load_transformer(AutoModel, folder, target, **options)
+    refuse_missing(folder, missing)
+    return Backbone(model, family)
+
+
+def load_transformer(
+    auto_class: Any, folder: Path, target: Target, **options: Any
+) -> tuple[PreTrainedModel, list[str]]:
+    """Load a model straight into the target's dtype and device; and which tensors its file lacks.
+
+    Raises `StartupError` for weights that are absent, damaged or of another shape.
+    """
     try:
-        model, info = AutoModel.from_pretrained(
+        model, info = auto_class.from_pretrained(
             folder,
             dtype=target.dtype,
             device_map=target.device,
@@ -99,23 +107,22 @@ def load_backbone(folder: Path, target: Target) -> Backbone:
         )
     except TENSOR_FILE_ERRORS as error:
         raise StartupError(f"the weights in {folder} cannot be loaded: {error}") from error
-    _refuse_incomplete(folder, info)
-    return Backbone(model, family)
+    if info["mismatched_keys"]:
+        first = min(str(key) for key in info["mismatched_keys"])
+        raise StartupError(f"the checkpoint in {folder} has another shape for the tensor {first}")
+    return model, sorted(info["missing_keys"])
 
 
-def _family_of(folder: Path) -> Family:
+def refuse_missing(folder: Path, missing: list[str]) -> None:
+    """Weights that the file lacks would be random numbers, and the results with them."""
+    if missing:
+        raise StartupError(f"the checkpoint in {folder} lacks {len(missing)} tensors: {missing[0]}")
+
+
+def family_of(folder: Path) -> Family:
+    """The family of the model in `folder`; raises `StartupError` for a type not known here."""
     model_type = read_config(folder).get("model_type")
     if model_type not in _FAMILIES:
         known = ", ".join(_FAMILIES)
         raise StartupError(f"{folder} holds a model of type {model_type}; known here: {known}")
     return _FAMILIES[model_type]
-
-
-def _refuse_incomplete(folder: Path, info: dict[str, Any]) -> None:
-    """Weights that the file lacks would be random numbers, and the vectors with them."""
-    for key, word in (("missing_keys", "lacks"), ("mismatched_keys", "has another shape for")):
-        if info[key]:
-            names = sorted(str(name) for name in info[key])
-            raise StartupError(
-                f"the checkpoint in {folder} {word} {len(names)} tensors: {names[0]}"
-            )

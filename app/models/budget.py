@@ -13,6 +13,7 @@ CPU_TOKENS = 1024
 _GPU_MOST_TOKENS = 131_072
 _PROBE_TOKENS = 4096
 _MEMORY_SHARE = 0.8
+_ANY_TOKEN = 5
 
 
 def choose_token_budget(model: Model, device: torch.device) -> int:
@@ -37,6 +38,5 @@ def _measure_bytes_per_token(model: Model, device: torch.device) -> float:
 def _forward(model: Model, tokens: int) -> None:
     """Run about `tokens` tokens with every output, in sequences of at most 256."""
     length = min(256, model.max_length)
-    ids = model.tokenize(["a " * length])[0].ids[:length]
-    sequences = [np.resize(ids, length)] * max(1, tokens // length)
+    sequences = [np.full(length, _ANY_TOKEN)] * max(1, tokens // length)
     model.forward(sequences, Outputs(dense=True, sparse=True, colbert=True))

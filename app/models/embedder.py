@@ -28,7 +28,7 @@ class _Vectors:
 
 
 class M3Embedder:
-    """Implements `app.jobs.Model` for checkpoints of bge-m3's shape."""
+    """Implements `app.jobs.Embedder` for checkpoints of bge-m3's shape."""
 
     def __init__(
         self,
@@ -47,6 +47,8 @@ class M3Embedder:
         self._colbert_head = colbert_head.to(backbone.device, backbone.dtype)
         self._pooling = pooling
         self._vocabulary = heads.LexicalVocabulary(_ids_of(tokenizer, _FRAME_TOKENS))
+
+    max_batch_sequences = None
 
     @property
     def max_length(self) -> int:

@@ -1,40 +1,85 @@
 """From settings to warm models: the one entry into this package."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
 import torch
 import transformers
 
 from app.demo.checkpoint import DEMO_KEY
 from app.engine.loading import DeviceInfo, LoadedModels
+from app.jobs import Embedder, Reranker
 from app.models.attention import register_attention
 from app.models.backbone import Target
 from app.models.budget import choose_token_budget
 from app.models.checkpoint import Hub, locate, read_config
+from app.models.cross_encoder import load_cross_encoder
 from app.models.device import choose_device, choose_dtype, describe_device, memory_bytes
 from app.models.embedder import load_m3_embedder
-from app.settings import Settings
+from app.models.qwen import load_qwen_embedder, load_qwen_reranker
+from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
 
 
 def load(settings: Settings) -> LoadedModels:
     """Load and warm what the settings name; raise `StartupError` for whatever stands in the way."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    device = choose_device(settings.device)
-    dtype = choose_dtype(settings.dtype, device)
-    target = Target(device, dtype, register_attention(settings.attention, device, dtype))
-    folder = locate(settings.embedding_model, _hub(settings))
+    target = _choose_target(settings)
+    loader = _Loader(settings, target)
+    folder = loader.locate(settings.embedding_model)
     embedder = load_m3_embedder(settings.embedding_model, folder, settings.embed_max_length, target)
-    probed = choose_token_budget(embedder, device)
+    dense, reranker = loader.load_dense(), loader.load_reranker()
+    models = [model for model in (embedder, dense, reranker) if model is not None]
+    probed = min(choose_token_budget(model, target.device) for model in models)
     chosen = settings.max_batch_tokens
     return LoadedModels(
         embedder=embedder,
         device=_describe(target),
         max_batch_tokens=probed if chosen == "auto" else chosen,
+        dense=dense,
+        reranker=reranker,
+        late_interaction=settings.reranker_model == LATE_INTERACTION,
         demo=read_config(folder).get(DEMO_KEY),
     )
 
 
-def _hub(settings: Settings) -> Hub:
-    return Hub(settings.hub_cache, settings.model_revision, settings.hf_hub_offline)
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """Finds and loads the models that stand beside bge-m3."""
+
+    settings: Settings
+    target: Target
+
+    def locate(self, name: str) -> Path:
+        settings = self.settings
+        return locate(
+            name, Hub(settings.hub_cache, settings.model_revision, settings.hf_hub_offline)
+        )
+
+    def load_dense(self) -> Embedder | None:
+        """The dense model, where it is not bge-m3 itself."""
+        name = self.settings.dense_model
+        if name == self.settings.embedding_model:
+            return None
+        limit = self.settings.qwen_embed_max_length
+        return load_qwen_embedder(name, self.locate(name), limit, self.target)
+
+    def load_reranker(self) -> Reranker | None:
+        """The reranker, where it is a model of its own."""
+        settings, name = self.settings, self.settings.reranker_model
+        if name in {LATE_INTERACTION, NO_RERANKER}:
+            return None
+        folder = self.locate(name)
+        if read_config(folder).get("model_type") != "qwen3":
+            return load_cross_encoder(name, folder, settings.bge_rerank_max_length, self.target)
+        limit, batch = settings.qwen_rerank_max_length, settings.qwen_rerank_batch_size
+        return load_qwen_reranker(name, folder, limit, batch, self.target)
+
+
+def _choose_target(settings: Settings) -> Target:
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, device)
+    return Target(device, dtype, register_attention(settings.attention, device, dtype))
 
 
 def _describe(target: Target) -> DeviceInfo:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from app.errors import StartupError
 from app.jobs import TokenIds, TokenizedText
@@ -25,14 +25,28 @@ class Template:
         return len(self.prefix) + len(self.suffix)
 
 
+@dataclass(frozen=True, slots=True)
+class PairTemplate:
+    """The special tokens that a model wants before, between and after two texts."""
+
+    prefix: TokenIds
+    middle: TokenIds
+    suffix: TokenIds
+
+    def __len__(self) -> int:
+        return len(self.prefix) + len(self.middle) + len(self.suffix)
+
+
 class TextTokenizer:
     """Turns texts into the token ids of one model, cut from the end to `max_length`."""
 
-    def __init__(self, tokenizer: Tokenizer, max_length: int) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, max_length: int, *, closing: str | None = None
+    ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._template = _template_of(tokenizer)
+        self._template = _closed_with(_template_of(tokenizer), closing, tokenizer)
         self.max_length = max_length
         if max_length <= len(self._template):
             raise StartupError(
@@ -41,13 +55,19 @@ class TextTokenizer:
             )
 
     @classmethod
-    def from_folder(cls, folder: Path, max_length: int) -> "TextTokenizer":
-        """Read `tokenizer.json`; raise `StartupError` where it is missing or damaged."""
+    def from_folder(
+        cls, folder: Path, max_length: int, *, closing: str | None = None
+    ) -> "TextTokenizer":
+        """Read `tokenizer.json`; raise `StartupError` where it is missing or damaged.
+
+        `closing` is a token that must end every text, whether the file's own template adds it or
+        not.
+        """
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise StartupError(f"{folder} holds no tokenizer.json")
         try:
-            return cls(Tokenizer.from_file(str(path)), max_length)
+            return cls(Tokenizer.from_file(str(path)), max_length, closing=closing)
         except StartupError:
             raise
         except Exception as error:  # The tokenizers library raises bare Exception.
@@ -55,8 +75,21 @@ class TextTokenizer:
 
     def encode(self, texts: list[str]) -> list[TokenizedText]:
         """Token ids of each text with special tokens, and how many there were before the cut."""
+        return [self._finish(ids) for ids in self.encode_plain(texts)]
+
+    def encode_plain(self, texts: list[str]) -> list[TokenIds]:
+        """Token ids of each text, whole and without special tokens."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [self._finish(np.array(encoding.ids, dtype=np.int64)) for encoding in encodings]
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+
+    def encode_with_offsets(self, texts: list[str]) -> list[Encoding]:
+        """Each text whole and without special tokens, with the characters of every token."""
+        encodings: list[Encoding] = self._tokenizer.encode_batch(texts, add_special_tokens=False)
+        return encodings
+
+    def pair_template(self) -> PairTemplate:
+        """The special tokens around and between two texts that are read together."""
+        return _pair_template_of(self._tokenizer)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token, or None where the vocabulary has none."""
@@ -72,8 +105,39 @@ def _template_of(tokenizer: Tokenizer) -> Template:
     """Find the special tokens by looking where a plain text lands between them."""
     plain = tokenizer.encode("a", add_special_tokens=False).ids
     framed = tokenizer.encode("a", add_special_tokens=True).ids
-    for start in range(len(framed) - len(plain) + 1):
-        if framed[start : start + len(plain)] == plain:
-            prefix, suffix = framed[:start], framed[start + len(plain) :]
-            return Template(np.array(prefix, dtype=np.int64), np.array(suffix, dtype=np.int64))
+    start = _find(plain, framed)
+    return Template(_ids(framed[:start]), _ids(framed[start + len(plain) :]))
+
+
+def _closed_with(template: Template, closing: str | None, tokenizer: Tokenizer) -> Template:
+    if closing is None:
+        return template
+    token_id = tokenizer.token_to_id(closing)
+    if token_id is None:
+        raise StartupError(f"the vocabulary has no token {closing}")
+    if len(template.suffix) and template.suffix[-1] == token_id:
+        return template
+    return Template(template.prefix, np.append(template.suffix, token_id))
+
+
+def _pair_template_of(tokenizer: Tokenizer) -> PairTemplate:
+    first = tokenizer.encode("a", add_special_tokens=False).ids
+    second = tokenizer.encode("b", add_special_tokens=False).ids
+    framed = tokenizer.encode("a", "b", add_special_tokens=True).ids
+    start = _find(first, framed)
+    rest = framed[start + len(first) :]
+    between = _find(second, rest)
+    return PairTemplate(
+        _ids(framed[:start]), _ids(rest[:between]), _ids(rest[between + len(second) :])
+    )
+
+
+def _find(part: list[int], whole: list[int]) -> int:
+    for start in range(len(whole) - len(part) + 1):
+        if whole[start : start + len(part)] == part:
+            return start
     raise StartupError("tokenizer.json changes the text itself where it adds special tokens")
+
+
+def _ids(ids: list[int]) -> TokenIds:
+    return np.array(ids, dtype=np.int64)

@@ -1,0 +1,123 @@
+"""bge-reranker-v2-m3: query and passage read together by a classifier with one logit.
+
+The pair's layout and the way it is cut follow FlagEmbedding's `FlagReranker`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification
+
+from app.errors import InferenceError, StartupError
+from app.jobs import Outputs, TokenIds, TokenizedPair
+from app.models.backbone import (
+    Backbone,
+    Target,
+    family_of,
+    load_transformer,
+    refuse_missing,
+)
+from app.models.checkpoint import read_config
+from app.models.packing import PackedBatch
+from app.models.tokenizer import TextTokenizer
+
+_CLASSIFIER_TYPES = ("xlm-roberta", "roberta")
+
+
+class CrossEncoder:
+    """Implements `app.jobs.Reranker`; a score is the raw logit."""
+
+    max_batch_sequences = None
+    scores_are_logits = True
+
+    def __init__(
+        self, name: str, backbone: Backbone, classifier: nn.Module, tokenizer: TextTokenizer
+    ) -> None:
+        self.name = name
+        self._backbone = backbone
+        self._classifier = classifier
+        self._tokenizer = tokenizer
+        self._template = tokenizer.pair_template()
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of one pair, special tokens included."""
+        return self._tokenizer.max_length
+
+    def tokenize_pairs(
+        self, query: str, passages: list[str], instruction: str | None
+    ) -> list[TokenizedPair]:
+        """The query cut to three quarters of the limit, each passage from its end to the rest.
+
+        A cross-encoder has no use for an instruction.
+        """
+        del instruction
+        query_ids, *passage_ids = self._tokenizer.encode_plain([query, *passages])
+        kept_query = query_ids[: self.max_length * 3 // 4]
+        room = self.max_length - len(self._template) - len(kept_query)
+        return [self._join(query_ids, kept_query, ids, max(0, room)) for ids in passage_ids]
+
+    def _join(
+        self, query: TokenIds, kept_query: TokenIds, passage: TokenIds, room: int
+    ) -> TokenizedPair:
+        kept = passage[:room]
+        template = self._template
+        # FlagReranker reads a query whose passage is empty as a text alone.
+        middle = template.middle if len(passage) else kept
+        parts = (template.prefix, kept_query, middle, kept, template.suffix)
+        return TokenizedPair(
+            ids=np.concatenate(parts),
+            query_tokens=len(query),
+            query_kept=len(kept_query),
+            passage_tokens=len(passage),
+            passage_kept=len(kept),
+        )
+
+    @torch.inference_mode()
+    def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[float]:
+        """The logit of each pair."""
+        del outputs
+        packed = self._backbone.pack(sequences)
+        logits = self._classify(self._backbone.forward(packed), packed)
+        return in_given_order(logits, packed)
+
+    def _classify(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
+        first = hidden[packed.cu_seqlens[:-1].long()]
+        # The head picks the first token of each row by itself.
+        return self._classifier(first[:, None]).float().squeeze(-1)  # type: ignore[no-any-return]
+
+
+def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target) -> CrossEncoder:
+    """Load a one-logit classifier; raise `StartupError` where the folder holds something else."""
+    family = family_of(folder)
+    if read_config(folder).get("model_type") not in _CLASSIFIER_TYPES:
+        raise StartupError(
+            f"{folder} is no reranker known here: use bge-reranker or Qwen3-Reranker"
+        )
+    model, missing = load_transformer(AutoModelForSequenceClassification, folder, target)
+    if any(key.startswith("classifier.") for key in missing):
+        raise StartupError(
+            f"{folder} holds an embedding model and not a reranker: it has no classification head"
+        )
+    refuse_missing(folder, missing)
+    if model.config.num_labels != 1:
+        raise StartupError(f"{folder} gives {model.config.num_labels} logits; a reranker gives one")
+    backbone = Backbone(model.base_model, family)
+    tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
+    classifier: Any = model.classifier
+    return CrossEncoder(name, backbone, classifier.eval(), tokenizer)
+
+
+def in_given_order(scores: Tensor, packed: PackedBatch) -> list[float]:
+    """Scores `[N]` in packed order to those of the sequences that were given, as numbers.
+
+    Raises `InferenceError` where one is not finite.
+    """
+    ordered = scores.cpu().numpy()[packed.unpack_order]
+    if not np.isfinite(ordered).all():
+        raise InferenceError("the model returned a number that is not finite")
+    numbers: list[float] = ordered.tolist()
+    return numbers

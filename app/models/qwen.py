@@ -1,0 +1,193 @@
+"""Qwen3-Embedding and Qwen3-Reranker: a causal decoder whose last token speaks for the text.
+
+The template, the default instruction and the score are those of the Qwen3-Reranker model card.
+"""
+
+from bisect import bisect_right
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Encoding
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from app.errors import InferenceError, StartupError
+from app.jobs import FloatArray, Outputs, TextEmbedding, TokenIds, TokenizedPair, TokenizedText
+from app.models.backbone import (
+    Backbone,
+    Target,
+    family_of,
+    load_backbone,
+    load_transformer,
+    refuse_missing,
+)
+from app.models.checkpoint import read_config
+from app.models.cross_encoder import in_given_order
+from app.models.packing import PackedBatch
+from app.models.tokenizer import TextTokenizer
+
+END_TOKEN = "<|endoftext|>"  # noqa: S105 - a token of the vocabulary
+DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+PREFIX = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n"
+)
+SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+class QwenEmbedder:
+    """Implements `app.jobs.Embedder` for dense vectors alone: the raw last-token state."""
+
+    max_batch_sequences = None
+
+    def __init__(self, name: str, backbone: Backbone, tokenizer: TextTokenizer) -> None:
+        self.name = name
+        self._backbone = backbone
+        self._tokenizer = tokenizer
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of one text, the end token included."""
+        return self._tokenizer.max_length
+
+    def tokenize(self, texts: list[str]) -> list[TokenizedText]:
+        """Token ids of each text, closed by one end token, also where the text is cut."""
+        return self._tokenizer.encode(texts)
+
+    @torch.inference_mode()
+    def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[TextEmbedding]:
+        """The last token's state of each text, float32, not normalised."""
+        del outputs
+        packed = self._backbone.pack(sequences)
+        states: FloatArray = _last_states(self._backbone.forward(packed), packed).cpu().numpy()
+        if not np.isfinite(states).all():
+            raise InferenceError("the model returned a number that is not finite")
+        return [TextEmbedding(dense=states[place]) for place in packed.unpack_order]
+
+
+class QwenReranker:
+    """Implements `app.jobs.Reranker`; a score is the probability of yes against no."""
+
+    scores_are_logits = False
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        backbone: Backbone,
+        yes_minus_no: Tensor,
+        tokenizer: TextTokenizer,
+        max_batch_sequences: int,
+    ) -> None:
+        self.name = name
+        self.max_batch_sequences = max_batch_sequences
+        self._backbone = backbone
+        self._yes_minus_no = yes_minus_no
+        self._tokenizer = tokenizer
+        self._prefix, self._suffix = tokenizer.encode_plain([PREFIX, SUFFIX])
+        self._room = tokenizer.max_length - len(self._prefix) - len(self._suffix)
+        if self._room < 1:
+            raise StartupError(
+                f"a length limit of {tokenizer.max_length} tokens leaves no room beside the "
+                f"{len(self._prefix) + len(self._suffix)} tokens of the reranker's template"
+            )
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of one pair, template included."""
+        return self._tokenizer.max_length
+
+    def tokenize_pairs(
+        self, query: str, passages: list[str], instruction: str | None
+    ) -> list[TokenizedPair]:
+        """The template filled in; only its content is cut, from the end, so the passage first."""
+        head = f"<Instruct>: {instruction or DEFAULT_INSTRUCTION}\n<Query>: "
+        middle = f"{query}\n<Document>: "
+        contents = self._tokenizer.encode_with_offsets(
+            [head + middle + passage for passage in passages]
+        )
+        query_span = (len(head), len(head) + len(query))
+        passage_start = len(head) + len(middle)
+        return [self._frame(content, query_span, passage_start) for content in contents]
+
+    def _frame(
+        self, content: Encoding, query_span: tuple[int, int], passage_start: int
+    ) -> TokenizedPair:
+        ids = np.array(content.ids, dtype=np.int64)
+        ends = [end for _, end in content.offsets]
+        # A token that reaches into a part belongs to it.
+        first_query = bisect_right(ends, query_span[0])
+        first_passage = bisect_right(ends, passage_start)
+        after_query = min(first_passage, _tokens_before(content, query_span[1]))
+        kept = min(len(ids), self._room)
+        return TokenizedPair(
+            ids=np.concatenate((self._prefix, ids[:kept], self._suffix)),
+            query_tokens=after_query - first_query,
+            query_kept=max(0, min(kept, after_query) - first_query),
+            passage_tokens=len(ids) - first_passage,
+            passage_kept=max(0, kept - first_passage),
+        )
+
+    @torch.inference_mode()
+    def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[float]:
+        """The probability of yes for each pair, from two rows of the vocabulary's head."""
+        del outputs
+        packed = self._backbone.pack(sequences)
+        states = _last_states(self._backbone.forward(packed), packed)
+        return in_given_order(torch.sigmoid(states @ self._yes_minus_no), packed)
+
+
+def load_qwen_embedder(name: str, folder: Path, max_length: int, target: Target) -> QwenEmbedder:
+    """Load Qwen3-Embedding; raises `StartupError` for whatever is wrong with the folder."""
+    _require_qwen3(folder)
+    backbone = load_backbone(folder, target)
+    limit = min(max_length, backbone.max_length)
+    return QwenEmbedder(name, backbone, TextTokenizer.from_folder(folder, limit, closing=END_TOKEN))
+
+
+def load_qwen_reranker(
+    name: str, folder: Path, max_length: int, max_batch_sequences: int, target: Target
+) -> QwenReranker:
+    """Load Qwen3-Reranker; raises `StartupError` where the folder holds something else."""
+    _require_qwen3(folder)
+    if (folder / "1_Pooling").is_dir():
+        raise StartupError(
+            f"{folder} holds an embedding model and not a reranker: it has a pooling"
+        )
+    model, missing = load_transformer(AutoModelForCausalLM, folder, target)
+    refuse_missing(folder, missing)
+    backbone = Backbone(model.base_model, family_of(folder))
+    tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
+    return QwenReranker(
+        name=name,
+        backbone=backbone,
+        yes_minus_no=_yes_minus_no(model.lm_head.weight, tokenizer, folder),
+        tokenizer=tokenizer,
+        max_batch_sequences=max_batch_sequences,
+    )
+
+
+def _yes_minus_no(head: Tensor, tokenizer: TextTokenizer, folder: Path) -> Tensor:
+    """`[hidden]` float32: the one direction of the vocabulary's head that the score needs."""
+    yes, no = tokenizer.token_id("yes"), tokenizer.token_id("no")
+    if yes is None or no is None:
+        raise StartupError(f"the vocabulary in {folder} has no tokens yes and no")
+    return (head[yes].float() - head[no].float()).detach()
+
+
+def _last_states(hidden: Tensor, packed: PackedBatch) -> Tensor:
+    """`[N, hidden]` float32: the state of each sequence's last token, in packed order."""
+    return hidden[packed.cu_seqlens[1:].long() - 1].float()
+
+
+def _tokens_before(content: Encoding, character: int) -> int:
+    """How many tokens begin before `character`."""
+    return sum(start < character for start, _ in content.offsets)
+
+
+def _require_qwen3(folder: Path) -> None:
+    model_type = read_config(folder).get("model_type")
+    if model_type != "qwen3":
+        raise StartupError(f"{folder} holds a model of type {model_type}, not a Qwen3 model")
