@@ -83,6 +83,12 @@ class QueueFullError(UnavailableError):
     code = "queue_full"
 
 
+class RerankerDisabledError(UnavailableError):
+    """Reranking is asked for, and the settings switch it off."""
+
+    code = "reranker_disabled"
+
+
 class OutOfMemoryError(UnavailableError):
     """The device has too little memory for this work."""
 

@@ -1,6 +1,7 @@
-"""The records that carry a request from stage to stage. No behaviour beyond derived values."""
+"""The records that carry a request from stage to stage, and what a model must offer them."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -23,6 +24,9 @@ class Outputs:
         return Outputs(
             self.dense or other.dense, self.sparse or other.sparse, self.colbert or other.colbert
         )
+
+    def __bool__(self) -> bool:
+        return self.dense or self.sparse or self.colbert
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +63,24 @@ class TextEmbedding:
 
 
 @dataclass(frozen=True, slots=True)
-class Truncation:
-    """The text at `index` had `original_tokens`; `model` read only the first `max_tokens`."""
+class TokenizedPair:
+    """A query and a passage as a reranker reads them together, and how much of each it reads."""
 
+    ids: TokenIds
+    query_tokens: int
+    query_kept: int
+    passage_tokens: int
+    passage_kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """A text of the request had `original_tokens`; `model` read only the first `max_tokens`.
+
+    `field` is `sentences`, `query` or `passages`; `index` is the place in a list, 0 for a query.
+    """
+
+    field: str
     index: int
     model: str
     max_tokens: int
@@ -93,8 +112,31 @@ class EmbeddingResult:
     timings: Timings
 
 
+@dataclass(frozen=True, slots=True)
+class PartScores:
+    """bge-m3's three scores of one passage for one query."""
+
+    dense: float
+    sparse: float
+    colbert: float
+
+
+@dataclass(frozen=True, slots=True)
+class RerankResult:
+    """What `Engine.rerank` returns: one score for each passage, in the order given.
+
+    `parts` holds the three scores behind each one where bge-m3 itself was the reranker.
+    """
+
+    scores: list[float]
+    parts: list[PartScores] | None
+    truncations: list[Truncation]
+    tokens: int
+    timings: Timings
+
+
 class Model(Protocol):
-    """A loaded model as the engine sees it; it is called from the device thread alone."""
+    """A loaded model as the device thread sees it."""
 
     @property
     def name(self) -> str:
@@ -104,20 +146,44 @@ class Model(Protocol):
     def max_length(self) -> int:
         """The most tokens of one sequence, special tokens included."""
 
+    @property
+    def max_batch_sequences(self) -> int | None:
+        """The most sequences in one forward, where there is such a limit."""
+
+    def forward(self, sequences: list[TokenIds], outputs: Outputs) -> Sequence[Any]:
+        """Run one batch; one result for each sequence, in order."""
+
+
+class Embedder(Model, Protocol):
+    """A model whose results are `TextEmbedding`s with at least the kinds asked for."""
+
     def tokenize(self, texts: list[str]) -> list[TokenizedText]:
         """Token ids of each text; safe to call from several threads."""
 
-    def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[TextEmbedding]:
-        """Run one batch; one result for each sequence, in order, at least the kinds asked for."""
+
+class Reranker(Model, Protocol):
+    """A model whose results are scores."""
+
+    @property
+    def scores_are_logits(self) -> bool:
+        """Whether a sigmoid makes probabilities of the scores."""
+
+    def tokenize_pairs(
+        self, query: str, passages: list[str], instruction: str | None
+    ) -> list[TokenizedPair]:
+        """Token ids of the query with each passage; safe to call from several threads."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
     """The work of one request for one model.
 
+    `reduce` is applied to each result in the device thread, so that what is large need not be kept.
+
     Its sequences go to the device in order, over one or more batches. `taken` counts those handed
     to the device, `finished` those that came back; `departed` is set once it has left the queue.
-    `virtual_start` places it among its rivals: see `app.engine.batcher`.
+    `virtual_start` places it among its rivals: see `app.engine.batcher`. `time_limit` is the most
+    seconds that its forwards may take together.
     """
 
     model: Model
@@ -125,6 +191,8 @@ class Job:
     outputs: Outputs
     future: "asyncio.Future[list[Any]]"
     enqueued_at: float
+    reduce: Callable[[Any], Any] | None = None
+    time_limit: float | None = None
     virtual_start: float = 0.0
     departed: asyncio.Event = field(default_factory=asyncio.Event)
     taken: int = 0
@@ -167,6 +235,17 @@ class Batch:
 
     model: Model
     shares: list[Share]
+
+    def run(self) -> list[Any]:
+        """Run the forward on the calling thread; one result for each sequence."""
+        results = self.model.forward(self.sequences, self.outputs)
+        reduced: list[Any] = []
+        begin = 0
+        for share in self.shares:
+            part = results[begin : begin + share.stop - share.start]
+            reduced.extend(part if share.job.reduce is None else map(share.job.reduce, part))
+            begin += len(part)
+        return reduced
 
     @property
     def sequences(self) -> list[TokenIds]:

@@ -6,6 +6,7 @@ sent. /stats reads the same counters, so the two agree at every moment.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
@@ -19,12 +20,24 @@ REJECTION_REASONS: Final = (
     "loading",
     "draining",
     "unhealthy",
+    "disabled",
 )
 EMBEDDING_ENDPOINT: Final = "/embeddings/"
+RERANK_ENDPOINT: Final = "/rerank"
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointMetrics:
+    """What is counted for one endpoint that does work; the keys are statuses and reasons."""
+
+    requests: dict[str, Counter]
+    rejected: dict[str, Counter]
+    duration: Histogram
+    active: Gauge
 
 
 class Metrics:
@@ -112,6 +125,27 @@ class Metrics:
         self.server = Info("embedding_server", "Models and limits", registry=self.registry)
         self.build = Info("smart_embedder_build", "Version of the software", registry=self.registry)
 
+    def embedding_endpoint(self) -> EndpointMetrics:
+        """The metrics of POST /embeddings/."""
+        requests, endpoint = self.embedding_requests, EMBEDDING_ENDPOINT
+        return EndpointMetrics(
+            requests={status: requests.labels(status, endpoint) for status in STATUSES},
+            rejected={
+                reason: self.embedding_rejected.labels(reason) for reason in REJECTION_REASONS
+            },
+            duration=self.embedding_duration.labels(endpoint),
+            active=self.embedding_active,
+        )
+
+    def rerank_endpoint(self) -> EndpointMetrics:
+        """The metrics of POST /rerank."""
+        return EndpointMetrics(
+            requests={status: self.rerank_requests.labels(status) for status in STATUSES},
+            rejected={reason: self.rerank_rejected.labels(reason) for reason in REJECTION_REASONS},
+            duration=self.rerank_duration,
+            active=self.rerank_active,
+        )
+
     def describe(self, facts: dict[str, str]) -> None:
         """Fill the info series."""
         self.server.info(facts)
@@ -119,13 +153,6 @@ class Metrics:
     def watch_queue(self, waiting: Callable[[], int]) -> None:
         """Let the queue's gauge read `waiting` whenever it is scraped."""
         self.queue_size.set_function(waiting)
-
-    def observe_batch(self, model: str, texts: int, tokens: int, seconds: float) -> None:
-        """Count one finished embedding forward."""
-        self.batch_size.observe(texts)
-        self.batch_tokens.observe(tokens)
-        self.embedding_inference.observe(seconds)
-        self.tokens.labels(model).inc(tokens)
 
     def value(self, name: str, **labels: str) -> float:
         """The present value of one series; 0 for one that does not exist."""

@@ -16,6 +16,8 @@ from app.errors import StartupError
 Auto = Literal["auto"]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LATE_INTERACTION = "late-interaction"
+NO_RERANKER = "none"
 DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
 
 
@@ -35,6 +37,8 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
 
     embedding_model: str = "BAAI/bge-m3"
+    dense_embedding_model: str | None = None
+    reranker_model: str = "BAAI/bge-reranker-v2-m3"
     model_revision: str | None = None
     hf_home: Path = Path("~/.cache/huggingface")
     hf_hub_offline: bool = False
@@ -46,14 +50,21 @@ class Settings(BaseSettings):
     ] = "auto"
     max_input_length: PositiveInt = 8192
     bge_embed_max_length: PositiveInt | None = None
+    qwen_embed_max_length: PositiveInt = 32_768
+    bge_rerank_max_length: PositiveInt = 8192
+    qwen_rerank_max_length: PositiveInt = 32_768
+    qwen_rerank_batch_size: PositiveInt = 16
     max_batch_tokens: Auto | PositiveInt = "auto"
     batch_wait_ms: Annotated[float, Field(ge=0, le=1000)] = 0
     tokenizer_threads: Auto | PositiveInt = "auto"
 
     max_queue_size: PositiveInt = 200
+    rerank_max_queue: PositiveInt = 32
     request_timeout: PositiveSeconds = 90
+    rerank_gpu_timeout: PositiveSeconds = 60
     shutdown_timeout: PositiveSeconds = 30
     max_sentences_per_request: PositiveInt = 1024
+    max_rerank_passages: PositiveInt = 1024
     max_body_bytes: PositiveInt = 33_554_432
 
     log_format: Literal["console", "json"] = "console"
@@ -64,18 +75,44 @@ class Settings(BaseSettings):
     def _fold_case(cls, value: object) -> object:
         return value.strip().lower() if isinstance(value, str) else value
 
-    @field_validator("embedding_model")
+    @field_validator("embedding_model", "dense_embedding_model", "reranker_model")
     @classmethod
-    def _not_blank(cls, value: str) -> str:
-        if not value.strip():
+    def _not_blank(cls, value: str | None) -> str | None:
+        if value is not None and not value.strip():
             raise ValueError("a hub id or a folder")
-        return value.strip()
+        return value.strip() if value else value
+
+    @field_validator("reranker_model")
+    @classmethod
+    def _fold_keywords(cls, value: str) -> str:
+        return value.lower() if value.lower() in {LATE_INTERACTION, NO_RERANKER} else value
 
     @model_validator(mode="after")
     def _float16_needs_a_gpu(self) -> "Settings":
         if self.dtype == "float16" and self.device == "cpu":
             raise ValueError("DTYPE=float16 is for GPUs; with DEVICE=cpu use bfloat16 or float32")
         return self
+
+    @model_validator(mode="after")
+    def _rerank_ends_before_the_request(self) -> "Settings":
+        if self.rerank_gpu_timeout >= self.request_timeout:
+            raise ValueError(
+                f"RERANK_GPU_TIMEOUT={self.rerank_gpu_timeout:g} must be below "
+                f"REQUEST_TIMEOUT={self.request_timeout:g}"
+            )
+        return self
+
+    @property
+    def dense_model(self) -> str:
+        """The model that makes dense vectors."""
+        return self.dense_embedding_model or self.embedding_model
+
+    @property
+    def reranker_name(self) -> str:
+        """The model that scores passages."""
+        if self.reranker_model == LATE_INTERACTION:
+            return self.embedding_model
+        return self.reranker_model
 
     @property
     def embed_max_length(self) -> int:
@@ -116,19 +153,28 @@ def _allowed(name: str) -> str:
 _ALLOWED = {
     "port": "a number from 0 to 65535",
     "embedding_model": "a hub id such as BAAI/bge-m3, or a folder",
+    "dense_embedding_model": "a hub id such as Qwen/Qwen3-Embedding-0.6B, or a folder",
+    "reranker_model": "a hub id or folder of a reranker, late-interaction or none",
     "hf_hub_offline": "true or false",
     "device": "auto, cpu, mps, cuda or one GPU such as cuda:0",
     "dtype": "auto, float16, bfloat16 or float32",
     "attention": "auto, varlen, flash_attention_2, flash_attention_3, sdpa or eager",
     "max_input_length": "a number of tokens, at least 1",
     "bge_embed_max_length": "a number of tokens, at least 1",
+    "qwen_embed_max_length": "a number of tokens, at least 1",
+    "bge_rerank_max_length": "a number of tokens, at least 1",
+    "qwen_rerank_max_length": "a number of tokens, at least 1",
+    "qwen_rerank_batch_size": "a number of pairs, at least 1",
     "max_batch_tokens": "auto, or a number of tokens, at least 1",
     "batch_wait_ms": "milliseconds from 0 to 1000",
     "tokenizer_threads": "auto, or a number, at least 1",
     "max_queue_size": "a number of requests, at least 1",
+    "rerank_max_queue": "a number of requests, at least 1",
+    "rerank_gpu_timeout": "seconds above 0 and below REQUEST_TIMEOUT",
     "request_timeout": "seconds above 0",
     "shutdown_timeout": "seconds above 0",
     "max_sentences_per_request": "a number, at least 1",
+    "max_rerank_passages": "a number, at least 1",
     "max_body_bytes": "a number of bytes, at least 1",
     "log_format": "console or json",
     "log_level": "debug, info, warning or error",

@@ -13,6 +13,9 @@ DEFAULTS = {
     "host": "127.0.0.1",
     "port": 8000,
     "embedding_model": "BAAI/bge-m3",
+    "dense_embedding_model": None,
+    "dense_model": "BAAI/bge-m3",
+    "reranker_model": "BAAI/bge-reranker-v2-m3",
     "model_revision": None,
     "hf_hub_offline": False,
     "device": "auto",
@@ -20,13 +23,20 @@ DEFAULTS = {
     "attention": "auto",
     "max_input_length": 8192,
     "embed_max_length": 8192,
+    "qwen_embed_max_length": 32768,
+    "bge_rerank_max_length": 8192,
+    "qwen_rerank_max_length": 32768,
+    "qwen_rerank_batch_size": 16,
     "max_batch_tokens": "auto",
     "batch_wait_ms": 0,
     "tokenizer_threads": "auto",
     "max_queue_size": 200,
+    "rerank_max_queue": 32,
     "request_timeout": 90,
+    "rerank_gpu_timeout": 60,
     "shutdown_timeout": 30,
     "max_sentences_per_request": 1024,
+    "max_rerank_passages": 1024,
     "max_body_bytes": 33_554_432,
     "log_format": "console",
     "log_level": "info",
@@ -70,6 +80,10 @@ def test_defaults_are_those_of_the_contract() -> None:
         ("LOG_FORMAT", "xml"),
         ("LOG_LEVEL", "loud"),
         ("EMBEDDING_MODEL", "   "),
+        ("RERANKER_MODEL", "   "),
+        ("QWEN_RERANK_BATCH_SIZE", "0"),
+        ("RERANK_MAX_QUEUE", "-3"),
+        ("MAX_RERANK_PASSAGES", "0"),
     ],
 )
 def test_a_wrong_value_names_the_variable_the_value_and_what_is_allowed(
@@ -93,6 +107,12 @@ def test_values_that_contradict_each_other_are_refused(monkeypatch) -> None:
     monkeypatch.setenv("DEVICE", "cpu")
     monkeypatch.setenv("DTYPE", "float16")
     with pytest.raises(StartupError, match="DTYPE=float16 is for GPUs"):
+        load_settings()
+
+
+def test_a_rerank_must_end_before_its_request(monkeypatch) -> None:
+    monkeypatch.setenv("RERANK_GPU_TIMEOUT", "90")
+    with pytest.raises(StartupError, match="RERANK_GPU_TIMEOUT=90 must be below REQUEST_TIMEOUT"):
         load_settings()
 
 

@@ -1,5 +1,10 @@
-"""The engine: texts in, vectors out, one device thread, fair to everyone. Knows nothing of HTTP."""
+"""The engine: texts in, vectors and scores out, one device thread, fair to everyone.
+
+Knows nothing of HTTP.
+"""
 
 from app.engine.engine import Engine
+from app.engine.late_interaction import Weights
+from app.engine.reranking import RerankRequest
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "RerankRequest", "Weights"]

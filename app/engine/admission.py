@@ -1,54 +1,59 @@
-"""Admission: a place in the queue first, then tokenisation off the event loop, then a job."""
+"""Admission: tokenisation off the event loop, then jobs in the queue until the device has them."""
 
 import asyncio
 import time
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from app.engine.queue import JobQueue
-from app.jobs import Job, Model, Outputs, TokenizedText
+from app.jobs import Job, Model, Outputs, TokenIds
 from app.metrics import Metrics
+
+Tokens = TypeVar("Tokens")
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    """A request's work for one model, lined up, and how it was tokenised."""
+class Tokenized(Generic[Tokens]):
+    """What a tokenizer returned, and the seconds it took."""
 
-    job: Job
-    texts: list[TokenizedText]
-    tokenize_seconds: float
+    value: Tokens
+    seconds: float
 
 
 class Admission:
-    """Turns requests into jobs, as many as the queue has places for."""
+    """Turns requests that hold a place into jobs, and sees them off."""
 
     def __init__(self, queue: JobQueue, threads: Executor, metrics: Metrics) -> None:
         self._queue = queue
         self._threads = threads
         self._metrics = metrics
 
-    async def admit(self, model: Model, texts: list[str], outputs: Outputs) -> Admitted:
-        """Line up one job and return once all of it has gone to the device, or it has failed.
-
-        What is left of it when the caller is cancelled is taken out of the queue.
-        """
-        async with self._queue.place():
-            admitted = await self._line_up(model, texts, outputs)
-            await self._departure(admitted.job)
-        return admitted
-
-    async def _line_up(self, model: Model, texts: list[str], outputs: Outputs) -> Admitted:
+    async def tokenize(self, call: Callable[..., Tokens], *arguments: Any) -> Tokenized[Tokens]:
+        """Run a tokenizer on a thread of its own."""
         started = time.perf_counter()
         loop = asyncio.get_running_loop()
-        tokenized = await loop.run_in_executor(self._threads, model.tokenize, texts)
-        now = time.perf_counter()
-        self._metrics.tokenize.observe(now - started)
-        job = Job(model, [text.ids for text in tokenized], outputs, loop.create_future(), now)
-        self._queue.put(job)
-        return Admitted(job, tokenized, now - started)
+        value = await loop.run_in_executor(self._threads, call, *arguments)
+        seconds = time.perf_counter() - started
+        self._metrics.tokenize.observe(seconds)
+        return Tokenized(value, seconds)
 
-    async def _departure(self, job: Job) -> None:
+    def make_job(self, model: Model, sequences: list[TokenIds], outputs: Outputs) -> Job:
+        """A job that waits from now on; `see_off` lines it up."""
+        future = asyncio.get_running_loop().create_future()
+        return Job(model, sequences, outputs, future, time.perf_counter())
+
+    async def see_off(self, *jobs: Job) -> None:
+        """Line up jobs and return once all of them have gone to the device, or have failed.
+
+        What is left of them when the caller is cancelled is taken out of the queue.
+        """
+        for job in jobs:
+            self._queue.put(job)
         try:
-            await job.departed.wait()
+            for job in jobs:
+                await job.departed.wait()
         finally:
-            self._queue.discard(job)
+            for job in jobs:
+                self._queue.discard(job)

@@ -32,9 +32,10 @@ def form_batch(jobs: Sequence[Job], limits: Limits) -> Batch:
     ]
     heapq.heapify(rivals)
     model = jobs[rivals[0][1]].model
+    places = model.max_batch_sequences or len(rivals) + limits.max_tokens
     stops: dict[int, int] = {}
     tokens_left = limits.max_tokens
-    while rivals and tokens_left > 0:
+    while rivals and tokens_left > 0 and places > 0:
         virtual_start, order, index = heapq.heappop(rivals)
         job = jobs[order]
         length = len(job.sequences[index])
@@ -42,6 +43,7 @@ def form_batch(jobs: Sequence[Job], limits: Limits) -> Batch:
             continue
         stops[order] = index + 1
         tokens_left -= length
+        places -= 1
         if index + 1 < len(job.sequences):
             heapq.heappush(rivals, (virtual_start + length, order, index + 1))
     return Batch(model, [Share(jobs[order], jobs[order].taken, stops[order]) for order in stops])

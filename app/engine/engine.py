@@ -3,27 +3,28 @@
 import asyncio
 import math
 import os
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
-from app.engine.admission import Admission, Admitted
+from app.engine.admission import Admission
 from app.engine.batcher import Limits
+from app.engine.embedding import EmbeddingFlow
 from app.engine.executor import DeviceExecutor
 from app.engine.loading import LoadedModels, Loader, load_models
+from app.engine.places import Places
 from app.engine.queue import JobQueue
-from app.errors import DrainingError, EmptyInputError, LoadingError, QueueFullError, UnhealthyError
-from app.jobs import (
-    EmbeddingResult,
-    Model,
-    Outputs,
-    Timings,
-    TokenizedText,
-    Truncation,
+from app.engine.reranking import RerankingFlow, RerankRequest
+from app.errors import (
+    DrainingError,
+    EmptyInputError,
+    InvalidRequestError,
+    LoadingError,
+    UnhealthyError,
 )
+from app.jobs import EmbeddingResult, Outputs, RerankResult
 from app.metrics import Metrics
 from app.settings import Settings
 
@@ -48,9 +49,13 @@ class Engine:
         self._tokenizer_threads = ThreadPoolExecutor(
             _tokenizer_threads(settings), thread_name_prefix="tokenizer"
         )
-        self._queue = JobQueue(settings.max_queue_size, QUEUE_PATIENCE)
-        self._admission = Admission(self._queue, self._tokenizer_threads, self._metrics)
-        self._metrics.watch_queue(lambda: self._queue.waiting_requests)
+        self._queue = JobQueue()
+        admission = Admission(self._queue, self._tokenizer_threads, self._metrics)
+        waiting = self._places(settings.max_queue_size, "embedding requests wait")
+        reranking = self._places(settings.rerank_max_queue, "rerank requests are in work")
+        self._embedding = EmbeddingFlow(admission, waiting)
+        self._reranking = RerankingFlow(admission, reranking, settings.rerank_gpu_timeout)
+        self._metrics.watch_queue(lambda: waiting.taken)
         self._models: LoadedModels | None = None
         self._executor: DeviceExecutor | None = None
         self._consumer: asyncio.Task[None] | None = None
@@ -59,6 +64,10 @@ class Engine:
         self._quiet.set()
         self._closing = False
         self.failure: Exception | None = None
+
+    def _places(self, capacity: int, what: str) -> Places:
+        full = f"the queue is full: {capacity} {what}"
+        return Places(capacity, QUEUE_PATIENCE, full, self._seconds_to_clear)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -112,25 +121,41 @@ class Engine:
         self._tokenizer_threads.shutdown(wait=False, cancel_futures=True)
 
     async def embed(
-        self, texts: list[str], *, dense: bool = True, sparse: bool = True, colbert: bool = True
+        self,
+        texts: list[str],
+        *,
+        dense: bool = True,
+        sparse: bool = True,
+        colbert: bool = True,
+        normalize_dense: bool = False,
     ) -> EmbeddingResult:
         """Embed texts; a text's vectors depend on that text alone.
 
-        Raises `EmptyInputError` without texts, `UnavailableError` (loading, draining, queue full,
-        out of memory) or `InferenceError`.
+        Raises `EmptyInputError` without texts, `InvalidRequestError` where nothing is asked for,
+        `UnavailableError` (loading, draining, queue full, out of memory) or `InferenceError`.
         """
+        outputs = Outputs(dense, sparse, colbert)
         if not texts:
             raise EmptyInputError("there are no texts to embed")
+        if not outputs:
+            raise InvalidRequestError("nothing is asked for: choose dense, sparse or colbert")
         with self._accepted() as models:
-            started = time.perf_counter()
-            admitted = await self._admit(models.embedder, texts, Outputs(dense, sparse, colbert))
-            embeddings = await admitted.job.future
-        return EmbeddingResult(
-            embeddings=embeddings,
-            truncations=_truncations(models.embedder, admitted.texts),
-            tokens=sum(len(text.ids) for text in admitted.texts),
-            timings=_timings(started, admitted),
-        )
+            return await self._embedding.run(
+                models, texts, outputs, normalize_dense=normalize_dense
+            )
+
+    async def rerank(self, request: RerankRequest) -> RerankResult:
+        """Score each passage for the query; the scores are in the order of the passages.
+
+        Raises `EmptyInputError` for a blank query or without passages, `InferenceTimeoutError`
+        where the forwards take longer than RERANK_GPU_TIMEOUT, and else as `embed`.
+        """
+        if not request.query.strip():
+            raise EmptyInputError("the query is blank")
+        if not request.passages:
+            raise EmptyInputError("there are no passages to score")
+        with self._accepted() as models:
+            return await self._reranking.run(models, request)
 
     @contextmanager
     def _accepted(self) -> Iterator[LoadedModels]:
@@ -144,12 +169,6 @@ class Engine:
             self._active -= 1
             if not self._active:
                 self._quiet.set()
-
-    async def _admit(self, model: Model, texts: list[str], outputs: Outputs) -> Admitted:
-        try:
-            return await self._admission.admit(model, texts, outputs)
-        except QueueFullError as error:
-            raise QueueFullError(str(error), retry_after=self._seconds_to_clear()) from None
 
     def _ready(self) -> LoadedModels:
         if self._closing:
@@ -170,18 +189,3 @@ def _tokenizer_threads(settings: Settings) -> int:
     if settings.tokenizer_threads != "auto":
         return settings.tokenizer_threads
     return min(os.cpu_count() or 1, _MAX_TOKENIZER_THREADS)
-
-
-def _truncations(model: Model, tokenized: list[TokenizedText]) -> list[Truncation]:
-    return [
-        Truncation(index, model.name, model.max_length, text.original_tokens)
-        for index, text in enumerate(tokenized)
-        if text.truncated
-    ]
-
-
-def _timings(started: float, admitted: Admitted) -> Timings:
-    total = time.perf_counter() - started
-    inference = admitted.job.inference_seconds
-    waited = total - admitted.tokenize_seconds - inference
-    return Timings(admitted.tokenize_seconds, max(0.0, waited), inference, total)

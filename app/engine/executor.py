@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,13 @@ import structlog
 
 from app.engine.batcher import Limits
 from app.engine.queue import JobQueue
-from app.errors import InferenceError, OutOfMemoryError, SmartEmbedderError
-from app.jobs import Batch
+from app.errors import (
+    InferenceError,
+    InferenceTimeoutError,
+    OutOfMemoryError,
+    SmartEmbedderError,
+)
+from app.jobs import Batch, Job
 from app.metrics import Metrics
 
 log = structlog.get_logger(__name__)
@@ -69,13 +73,44 @@ class DeviceExecutor:
             return
         seconds = time.perf_counter() - started
         self.rate.observe(batch.tokens, seconds)
-        self._metrics.observe_batch(batch.model.name, len(results), batch.tokens, seconds)
+        self._observe(batch, len(results), seconds)
         _deliver(batch, results, seconds)
 
+    def _observe(self, batch: Batch, sequences: int, seconds: float) -> None:
+        self._metrics.tokens.labels(batch.model.name).inc(batch.tokens)
+        self._metrics.batch_tokens.observe(batch.tokens)
+        if batch.outputs:
+            self._metrics.batch_size.observe(sequences)
+            self._metrics.embedding_inference.observe(seconds)
+        else:
+            self._metrics.rerank_inference.observe(seconds)
+
     async def _on_device(self, batch: Batch) -> list[Any]:
-        forward: Callable[..., list[Any]] = batch.model.forward
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, forward, batch.sequences, batch.outputs)
+        running = asyncio.get_running_loop().run_in_executor(self._thread, batch.run)
+        await _release_overdue(batch, running)
+        return await running
+
+
+async def _release_overdue(batch: Batch, running: "asyncio.Future[list[Any]]") -> None:
+    """Wait for the forward; a caller whose time limit passes meanwhile is told so at once.
+
+    The forward itself cannot be stopped: it keeps the device until it returns.
+    """
+    began = time.perf_counter()
+    limited = [share.job for share in batch.shares if share.job.time_limit is not None]
+    for job in sorted(limited, key=_time_left):
+        left = began + _time_left(job) - time.perf_counter()
+        await asyncio.wait({running}, timeout=max(0.0, left))
+        if running.done():
+            return
+        if not job.future.done():
+            job.future.set_exception(
+                InferenceTimeoutError(f"the forwards took longer than {job.time_limit:g} seconds")
+            )
+
+
+def _time_left(job: Job) -> float:
+    return (job.time_limit or 0.0) - job.inference_seconds
 
 
 def _mark_taken(batch: Batch, now: float, metrics: Metrics) -> None:

@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.jobs import Model
+from app.jobs import Embedder, Reranker
 from app.settings import Settings
 
 
@@ -25,12 +25,16 @@ class DeviceInfo:
 class LoadedModels:
     """Everything a loader made: warm models, their device, and the token budget of one forward.
 
-    `demo` describes the demo model where one is served, else it is None.
+    `dense` makes the dense vectors where it is not bge-m3 itself. With `late_interaction` bge-m3
+    reranks; else `reranker` does, or nobody. `demo` describes the demo model where one is served.
     """
 
-    embedder: Model
+    embedder: Embedder
     device: DeviceInfo
     max_batch_tokens: int
+    dense: Embedder | None = None
+    reranker: Reranker | None = None
+    late_interaction: bool = False
     demo: str | None = None
 
 

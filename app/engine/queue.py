@@ -1,54 +1,23 @@
-"""The waiting room: bounded, fair, and emptied batch by batch."""
+"""The waiting room: fair, and emptied batch by batch."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from app.engine.batcher import Limits, form_batch
-from app.errors import QueueFullError
 from app.jobs import Batch, Job
 
 
 class JobQueue:
-    """Jobs that wait for the device, and at most `capacity` requests that they belong to.
+    """Jobs that wait for the device. All methods belong to the event loop's thread."""
 
-    A request takes a place before it costs anything and keeps it while any of its sequences waits.
-    All methods belong to the event loop's thread.
-    """
-
-    def __init__(self, capacity: int, patience: float) -> None:
-        self._capacity = capacity
-        self._patience = patience
-        self._places = asyncio.Semaphore(capacity)
-        self._waiting_requests = 0
+    def __init__(self) -> None:
         self._jobs: list[Job] = []
         self._arrival = asyncio.Event()
         self._virtual_time = 0.0
 
     @property
-    def waiting_requests(self) -> int:
-        """Places taken."""
-        return self._waiting_requests
-
-    @property
     def waiting_tokens(self) -> int:
         """Tokens that wait for the device."""
         return sum(len(ids) for job in self._jobs for ids in job.sequences[job.taken :])
-
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Hold a place; raise `QueueFullError` when none comes free in time."""
-        try:
-            async with asyncio.timeout(self._patience):
-                await self._places.acquire()
-        except TimeoutError:
-            raise QueueFullError(f"the queue is full: {self._capacity} requests wait") from None
-        self._waiting_requests += 1
-        try:
-            yield
-        finally:
-            self._waiting_requests -= 1
-            self._places.release()
 
     def put(self, job: Job) -> None:
         """Line up a job."""

@@ -5,14 +5,15 @@ import threading
 import numpy as np
 
 from app.engine.loading import DeviceInfo, LoadedModels
-from app.jobs import Outputs, TextEmbedding, TokenizedText
+from app.jobs import Outputs, TextEmbedding, TokenizedPair, TokenizedText
 
 
-class FakeModel:
-    """A text's tokens are its characters; its vector is their sum."""
+class HeldDevice:
+    """A forward that a test can hold at a gate, fail, and watch."""
 
     name = "fake"
     max_length = 100
+    max_batch_sequences = None
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -22,13 +23,7 @@ class FakeModel:
         self.held = False
         self.failures: list[Exception] = []
 
-    def tokenize(self, texts: list[str]) -> list[TokenizedText]:
-        return [
-            TokenizedText(np.array([ord(c) for c in text[:100]], np.int64), len(text))
-            for text in texts
-        ]
-
-    def forward(self, sequences: list[np.ndarray], outputs: Outputs) -> list[TextEmbedding]:
+    def run(self, sequences: list[np.ndarray], outputs: Outputs) -> None:
         self.batches.append([len(ids) for ids in sequences])
         self.outputs.append(outputs)
         self.entered.release()
@@ -36,9 +31,47 @@ class FakeModel:
             self.gate.acquire()
         if self.failures:
             raise self.failures.pop(0)
+
+
+class FakeModel(HeldDevice):
+    """A text's tokens are its characters; its vector is their sum."""
+
+    def tokenize(self, texts: list[str]) -> list[TokenizedText]:
+        return [
+            TokenizedText(np.array([ord(c) for c in text[:100]], np.int64), len(text))
+            for text in texts
+        ]
+
+    def forward(self, sequences: list[np.ndarray], outputs: Outputs) -> list[TextEmbedding]:
+        self.run(sequences, outputs)
         return [TextEmbedding(dense=np.float32([ids.sum()])) for ids in sequences]
 
 
-def loaded(model: FakeModel, max_batch_tokens: int = 10) -> LoadedModels:
+class FakeReranker(HeldDevice):
+    """A pair's tokens are a one and the passage's characters; its score is the passage's length."""
+
+    scores_are_logits = True
+    offset = 0.0
+
+    def tokenize_pairs(
+        self, query: str, passages: list[str], instruction: str | None
+    ) -> list[TokenizedPair]:
+        return [
+            TokenizedPair(
+                np.ones(1 + len(text), np.int64), len(query), len(query), len(text), len(text)
+            )
+            for text in passages
+        ]
+
+    def forward(self, sequences: list[np.ndarray], outputs: Outputs) -> list[float]:
+        self.run(sequences, outputs)
+        return [len(ids) - 1 + self.offset for ids in sequences]
+
+
+def loaded(
+    model: FakeModel, max_batch_tokens: int = 10, reranker: FakeReranker | None = None
+) -> LoadedModels:
     device = DeviceInfo("cpu", "fake", "float32", "sdpa")
-    return LoadedModels(embedder=model, device=device, max_batch_tokens=max_batch_tokens)
+    return LoadedModels(
+        embedder=model, device=device, max_batch_tokens=max_batch_tokens, reranker=reranker
+    )

@@ -24,7 +24,7 @@ class Pending:
 
 def job(*lengths: int, virtual_start: float = 0.0, model: FakeModel = MODEL) -> Job:
     sequences = [np.zeros(length, np.int64) for length in lengths]
-    return Job(model, sequences, Outputs(dense=True), Pending(), 0.0, virtual_start)
+    return Job(model, sequences, Outputs(dense=True), Pending(), 0.0, virtual_start=virtual_start)
 
 
 def taken(batch: Batch, jobs: list[Job]) -> list[tuple[int, int, int]]:
@@ -70,6 +70,13 @@ def test_a_batch_is_for_one_model_that_of_whoever_is_next() -> None:
     assert taken(batch, jobs) == [(1, 0, 1)]
 
 
+def test_a_model_may_limit_how_many_sequences_a_forward_holds() -> None:
+    limited = FakeModel()
+    limited.max_batch_sequences = 3
+    jobs = [job(1, 1, 1, model=limited), job(1, 1, model=limited)]
+    assert taken(form_batch(jobs, Limits(100)), jobs) == [(0, 0, 2), (1, 0, 1)]
+
+
 def test_forming_a_batch_changes_no_job() -> None:
     jobs = [job(2, 3), job(4)]
     first = taken(form_batch(jobs, Limits(5)), jobs)
@@ -85,7 +92,7 @@ def test_a_batch_keeps_the_budget_or_is_one_sequence(requests, budget) -> None:
 
 
 async def drain(requests: list[list[int]], budget: int) -> list[list[tuple[int, int, int]]]:
-    queue = JobQueue(capacity=100, patience=0.1)
+    queue = JobQueue()
     jobs = [job(*lengths) for lengths in requests]
     for each in jobs:
         queue.put(each)
@@ -104,7 +111,7 @@ def test_every_sequence_is_taken_exactly_once_and_in_order(requests, budget) -> 
 
 
 async def test_a_newcomer_is_served_in_the_next_batch_under_a_bulk_load() -> None:
-    queue = JobQueue(capacity=100, patience=0.1)
+    queue = JobQueue()
     bulk = [job(*[4] * 500) for _ in range(3)]
     for each in bulk:
         queue.put(each)
@@ -119,7 +126,7 @@ async def test_a_newcomer_is_served_in_the_next_batch_under_a_bulk_load() -> Non
 
 async def test_a_long_request_is_not_starved_by_a_stream_of_short_ones() -> None:
     """Twenty short rivals at every moment, each gone after one batch and replaced at once."""
-    queue = JobQueue(capacity=100, patience=0.1)
+    queue = JobQueue()
     bulk = job(*[4] * 20)
     queue.put(bulk)
     rivals: list[Job] = []
@@ -136,7 +143,7 @@ async def test_a_long_request_is_not_starved_by_a_stream_of_short_ones() -> None
 
 
 async def test_a_job_whose_caller_has_left_is_never_batched() -> None:
-    queue = JobQueue(capacity=10, patience=0.1)
+    queue = JobQueue()
     gone, here = job(4), job(4)
     gone.future = asyncio.get_running_loop().create_future()
     gone.future.cancel()

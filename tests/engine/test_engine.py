@@ -208,7 +208,11 @@ async def test_the_token_budget_does_not_change_a_texts_vectors(tiny_m3) -> None
     results = []
     for budget in (1, 40, 4096):
         settings = Settings(
-            embedding_model=str(tiny_m3), device="cpu", dtype="float32", max_batch_tokens=budget
+            embedding_model=str(tiny_m3),
+            reranker_model="none",
+            device="cpu",
+            dtype="float32",
+            max_batch_tokens=budget,
         )
         async with Engine(settings) as engine:
             results.append((await engine.embed(texts)).embeddings)

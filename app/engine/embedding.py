@@ -1,0 +1,112 @@
+"""How an embedding request becomes jobs, and their results one answer."""
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from app.engine.admission import Admission, Tokenized
+from app.engine.loading import LoadedModels
+from app.engine.places import Places
+from app.engine.timing import timings_of
+from app.jobs import (
+    Embedder,
+    EmbeddingResult,
+    FloatArray,
+    Job,
+    Outputs,
+    TextEmbedding,
+    TokenizedText,
+    Truncation,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one model contributes to a request."""
+
+    model: Embedder
+    outputs: Outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A part whose work has gone to the device."""
+
+    part: Part
+    tokenized: Tokenized[list[TokenizedText]]
+    job: Job
+
+
+class EmbeddingFlow:
+    """Runs embedding requests through the queue."""
+
+    def __init__(self, admission: Admission, places: Places) -> None:
+        self._admission = admission
+        self._places = places
+
+    async def run(
+        self, models: LoadedModels, texts: list[str], outputs: Outputs, *, normalize_dense: bool
+    ) -> EmbeddingResult:
+        """Embed `texts` with as few models as `outputs` needs."""
+        started = time.perf_counter()
+        async with self._places.hold():
+            admitted = [await self._tokenize(part, texts) for part in divide_work(models, outputs)]
+            await self._admission.see_off(*(each.job for each in admitted))
+        parts = [await each.job.future for each in admitted]
+        embeddings = [_merge(list(of_one_text)) for of_one_text in zip(*parts, strict=True)]
+        if normalize_dense and models.dense is not None:
+            embeddings = [_with_unit_dense(embedding) for embedding in embeddings]
+        return EmbeddingResult(
+            embeddings=embeddings,
+            truncations=[cut for each in admitted for cut in _truncations(each)],
+            tokens=sum(len(text.ids) for each in admitted for text in each.tokenized.value),
+            timings=timings_of(
+                started,
+                tokenize=sum(each.tokenized.seconds for each in admitted),
+                jobs=[each.job for each in admitted],
+            ),
+        )
+
+    async def _tokenize(self, part: Part, texts: list[str]) -> Admitted:
+        tokenized = await self._admission.tokenize(part.model.tokenize, texts)
+        sequences = [text.ids for text in tokenized.value]
+        return Admitted(
+            part, tokenized, self._admission.make_job(part.model, sequences, part.outputs)
+        )
+
+
+def divide_work(models: LoadedModels, outputs: Outputs) -> list[Part]:
+    """Which model makes what: a dense model of its own leaves only the rest to bge-m3."""
+    if models.dense is None or not outputs.dense:
+        return [Part(models.embedder, outputs)]
+    rest = replace(outputs, dense=False)
+    dense = Part(models.dense, Outputs(dense=True))
+    return [dense, Part(models.embedder, rest)] if rest else [dense]
+
+
+def _merge(parts: list[TextEmbedding]) -> TextEmbedding:
+    if len(parts) == 1:
+        return parts[0]
+    dense, rest = parts
+    return TextEmbedding(dense.dense, rest.sparse, rest.colbert)
+
+
+def _with_unit_dense(embedding: TextEmbedding) -> TextEmbedding:
+    return replace(embedding, dense=_unit(embedding.dense))
+
+
+def _unit(vector: FloatArray | None) -> FloatArray | None:
+    if vector is None:
+        return None
+    unit: FloatArray = vector / max(float(np.linalg.norm(vector)), 1e-12)
+    return unit
+
+
+def _truncations(admitted: Admitted) -> list[Truncation]:
+    model = admitted.part.model
+    return [
+        Truncation("sentences", index, model.name, model.max_length, text.original_tokens)
+        for index, text in enumerate(admitted.tokenized.value)
+        if text.truncated
+    ]

@@ -1,0 +1,143 @@
+"""How a rerank request becomes jobs: through a reranker, or through bge-m3's late interaction."""
+
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from app.engine.admission import Admission, Tokenized
+from app.engine.late_interaction import Weights, score
+from app.engine.loading import LoadedModels
+from app.engine.places import Places
+from app.engine.timing import timings_of
+from app.errors import RerankerDisabledError
+from app.jobs import (
+    Embedder,
+    Job,
+    Outputs,
+    PartScores,
+    Reranker,
+    RerankResult,
+    TokenizedPair,
+    TokenizedText,
+    Truncation,
+)
+
+_ALL_KINDS = Outputs(dense=True, sparse=True, colbert=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RerankRequest:
+    """A query, the passages to score for it, and how.
+
+    `normalize` makes probabilities of logits, `instruction` is for rerankers that read one, and
+    `weights` is for late interaction.
+    """
+
+    query: str
+    passages: list[str]
+    normalize: bool = False
+    instruction: str | None = None
+    weights: Weights = field(default_factory=Weights)
+
+
+class RerankingFlow:
+    """Runs rerank requests through the queue; `time_limit` is for the forwards of one request."""
+
+    def __init__(self, admission: Admission, places: Places, time_limit: float) -> None:
+        self._admission = admission
+        self._places = places
+        self._time_limit = time_limit
+
+    async def run(self, models: LoadedModels, request: RerankRequest) -> RerankResult:
+        """Score every passage; raises `RerankerDisabledError` where RERANKER_MODEL is none."""
+        async with self._places.hold():
+            if models.late_interaction:
+                return await self._interact(models.embedder, request)
+            if models.reranker is None:
+                raise RerankerDisabledError(
+                    "reranking is switched off: RERANKER_MODEL is none", retry_after=3600
+                )
+            return await self._rerank(models.reranker, request)
+
+    async def _rerank(self, model: Reranker, request: RerankRequest) -> RerankResult:
+        started = time.perf_counter()
+        pairs = await self._admission.tokenize(
+            model.tokenize_pairs, request.query, request.passages, request.instruction
+        )
+        job = self._job(model, [pair.ids for pair in pairs.value], Outputs())
+        scores = await self._finish(job)
+        if request.normalize and model.scores_are_logits:
+            scores = _sigmoid(scores)
+        return RerankResult(
+            scores=scores,
+            parts=None,
+            truncations=_pair_truncations(model, pairs.value),
+            tokens=sum(len(pair.ids) for pair in pairs.value),
+            timings=timings_of(started, tokenize=pairs.seconds, jobs=[job]),
+        )
+
+    async def _interact(self, model: Embedder, request: RerankRequest) -> RerankResult:
+        started = time.perf_counter()
+        texts = await self._admission.tokenize(model.tokenize, [request.query, *request.passages])
+        query, *passages = texts.value
+        query_job = self._job(model, [query.ids], _ALL_KINDS)
+        (query_embedding,) = await self._finish(query_job)
+        job = self._job(model, [passage.ids for passage in passages], _ALL_KINDS)
+        # In the device thread, so that a passage's token vectors need not outlive its batch.
+        job.reduce = partial(score, query_embedding)
+        parts: list[PartScores] = await self._finish(job)
+        return RerankResult(
+            scores=[request.weights.fuse(part) for part in parts],
+            parts=parts,
+            truncations=_text_truncations(model, texts),
+            tokens=sum(len(text.ids) for text in texts.value),
+            timings=timings_of(started, tokenize=texts.seconds, jobs=[query_job, job]),
+        )
+
+    def _job(self, model: Embedder | Reranker, sequences: list[Any], outputs: Outputs) -> Job:
+        job = self._admission.make_job(model, sequences, outputs)
+        job.time_limit = self._time_limit
+        return job
+
+    async def _finish(self, job: Job) -> list[Any]:
+        await self._admission.see_off(job)
+        return await job.future
+
+
+def _sigmoid(logits: list[float]) -> list[float]:
+    """In float32, and without overflow on either side."""
+    values = np.asarray(logits, dtype=np.float32)
+    small = np.exp(-np.abs(values))
+    probabilities: list[float] = np.where(
+        values >= 0, 1 / (1 + small), small / (1 + small)
+    ).tolist()
+    return probabilities
+
+
+def _pair_truncations(model: Reranker, pairs: list[TokenizedPair]) -> list[Truncation]:
+    shortest = min(pairs, key=lambda pair: pair.query_kept)
+    cuts = []
+    if shortest.query_kept < shortest.query_tokens:
+        cuts.append(Truncation("query", 0, model.name, shortest.query_kept, shortest.query_tokens))
+    for index, pair in enumerate(pairs):
+        if pair.passage_kept < pair.passage_tokens:
+            kept, had = pair.passage_kept, pair.passage_tokens
+            cuts.append(Truncation("passages", index, model.name, kept, had))
+    return cuts
+
+
+def _text_truncations(model: Embedder, texts: Tokenized[list[TokenizedText]]) -> list[Truncation]:
+    return [
+        Truncation(
+            "passages" if place else "query",
+            max(0, place - 1),
+            model.name,
+            model.max_length,
+            text.original_tokens,
+        )
+        for place, text in enumerate(texts.value)
+        if text.truncated
+    ]

@@ -1,0 +1,64 @@
+"""bge-m3 as its own reranker, against FlagEmbedding's `compute_score` on the same files."""
+
+import numpy as np
+import pytest
+from FlagEmbedding import BGEM3FlagModel
+
+from app.engine import Engine, RerankRequest, Weights
+from app.errors import InvalidRequestError
+from app.jobs import PartScores
+from app.settings import Settings
+from tests.texts import varied_texts
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_m3) -> BGEM3FlagModel:
+    return BGEM3FlagModel(str(tiny_m3), use_fp16=False, devices="cpu")
+
+
+def settings(folder) -> Settings:
+    return Settings(
+        embedding_model=str(folder),
+        reranker_model="late-interaction",
+        device="cpu",
+        dtype="float32",
+        max_batch_tokens=300,
+    )
+
+
+@pytest.mark.parametrize("weights", [None, [0.4, 0.2, 0.4], [1.0, 0.0, 0.0], [0.0, 1.0, 3.0]])
+async def test_equals_compute_score(tiny_m3, reference: BGEM3FlagModel, weights) -> None:
+    query, passages = "hybrid search vector", varied_texts(60)
+    expected = reference.compute_score(
+        [(query, passage) for passage in passages],
+        batch_size=8,
+        max_query_length=8192,
+        max_passage_length=8192,
+        weights_for_different_modes=weights,
+    )
+    request = RerankRequest(query, passages, weights=Weights(*weights) if weights else Weights())
+    async with Engine(settings(tiny_m3)) as engine:
+        result = await engine.rerank(request)
+    fused = expected["colbert+sparse+dense"]
+    np.testing.assert_allclose(result.scores, fused, rtol=0, atol=1e-5)
+    for kind in ("dense", "sparse", "colbert"):
+        parts = [getattr(part, kind) for part in result.parts]
+        np.testing.assert_allclose(parts, expected[kind], rtol=0, atol=1e-5)
+
+
+async def test_truncation_is_reported_for_the_query_and_for_passages(tiny_m3) -> None:
+    request = RerankRequest("search " * 9000, ["short", "vector " * 8191])
+    async with Engine(settings(tiny_m3)) as engine:
+        result = await engine.rerank(request)
+    places = [(cut.field, cut.index, cut.original_tokens) for cut in result.truncations]
+    assert places == [("query", 0, 9002), ("passages", 1, 8193)]
+
+
+@pytest.mark.parametrize("weights", [(0, 0, 0), (-1, 1, 1), (float("nan"), 1, 1)])
+def test_weights_that_give_no_mean_are_refused(weights) -> None:
+    with pytest.raises(InvalidRequestError, match="weights must be at least 0"):
+        Weights(*weights)
+
+
+def test_the_fused_score_is_the_weighted_mean() -> None:
+    assert Weights(1, 2, 5).fuse(PartScores(0.8, 0.4, 0.2)) == pytest.approx(2.6 / 8)

@@ -1,0 +1,145 @@
+"""Reranking through the engine: sharing, limits, and what is told of it."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from app.engine import Engine, RerankRequest
+from app.errors import (
+    EmptyInputError,
+    InferenceTimeoutError,
+    QueueFullError,
+    RerankerDisabledError,
+)
+from app.metrics import Metrics
+from app.settings import Settings
+from tests.engine.fakes import FakeModel, FakeReranker, loaded
+
+
+def engine_for(reranker: FakeReranker | None, metrics: Metrics | None = None, **settings) -> Engine:
+    models = loaded(FakeModel(), reranker=reranker)
+    return Engine(Settings(**settings), metrics, loader=lambda _: models)
+
+
+async def entered(reranker: FakeReranker) -> None:
+    await asyncio.to_thread(reranker.entered.acquire)
+
+
+async def test_scores_come_back_in_the_order_of_the_passages() -> None:
+    async with engine_for(FakeReranker()) as engine:
+        result = await engine.rerank(RerankRequest("q", ["ccc", "a", "bb", ""]))
+    assert result.scores == [3, 1, 2, 0]
+    assert result.parts is None
+
+
+async def test_normalising_is_a_float32_sigmoid_that_never_overflows() -> None:
+    reranker = FakeReranker()
+    reranker.offset = -2.0
+    async with engine_for(reranker) as engine:
+        request = RerankRequest("q", ["", "aa", "a" * 99], normalize=True)
+        scores = (await engine.rerank(request)).scores
+    exact = 1 / (1 + np.exp(-np.float64([-2, 0, 97])))
+    np.testing.assert_allclose(scores, exact, rtol=1e-6)
+
+
+async def test_normalising_leaves_probabilities_alone() -> None:
+    reranker = FakeReranker()
+    reranker.scores_are_logits = False
+    async with engine_for(reranker) as engine:
+        result = await engine.rerank(RerankRequest("q", ["aaa"], normalize=True))
+    assert result.scores == [3]
+
+
+async def test_passages_of_different_requests_share_a_forward() -> None:
+    reranker, metrics = FakeReranker(), Metrics()
+    async with engine_for(reranker, metrics) as engine:
+        reranker.held = True
+        first = asyncio.create_task(engine.rerank(RerankRequest("q", ["a"])))
+        await entered(reranker)
+        rest = [
+            asyncio.create_task(engine.rerank(RerankRequest("q", [text]))) for text in ("bb", "cc")
+        ]
+        while metrics.value("tokenize_seconds_count") != 3:  # noqa: ASYNC110 - turns, not time
+            await asyncio.sleep(0)
+        reranker.held = False
+        reranker.gate.release()
+        await asyncio.gather(first, *rest)
+    assert reranker.batches == [[2], [3, 3]]
+
+
+async def test_a_small_request_is_not_blocked_by_one_of_a_thousand_passages() -> None:
+    """It is answered within two forwards of its arrival, while the large one goes on."""
+    reranker, metrics = FakeReranker(), Metrics()
+    async with engine_for(reranker, metrics) as engine:
+        reranker.held = True
+        large = asyncio.create_task(engine.rerank(RerankRequest("q", ["abc"] * 1000)))
+        await entered(reranker)
+        small = asyncio.create_task(engine.rerank(RerankRequest("q", ["z"])))
+        while metrics.value("tokenize_seconds_count") != 2:  # noqa: ASYNC110 - turns, not time
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        reranker.gate.release()
+        await entered(reranker)
+        reranker.gate.release()
+        await small
+        assert not large.done()
+        reranker.held = False
+        reranker.gate.release(2)
+        assert len((await large).scores) == 1000
+    assert 2 in reranker.batches[1]
+
+
+async def test_a_blank_query_or_no_passages_is_empty_input() -> None:
+    async with engine_for(FakeReranker()) as engine:
+        for request in (RerankRequest(" \n", ["a"]), RerankRequest("q", [])):
+            with pytest.raises(EmptyInputError):
+                await engine.rerank(request)
+
+
+async def test_switched_off_it_names_the_setting() -> None:
+    async with engine_for(None) as engine:
+        with pytest.raises(RerankerDisabledError, match="RERANKER_MODEL is none"):
+            await engine.rerank(RerankRequest("q", ["a"]))
+
+
+async def test_more_than_rerank_max_queue_at_once_are_refused() -> None:
+    reranker = FakeReranker()
+    async with engine_for(reranker, rerank_max_queue=1) as engine:
+        reranker.held = True
+        first = asyncio.create_task(engine.rerank(RerankRequest("q", ["a"])))
+        await entered(reranker)
+        with pytest.raises(QueueFullError, match="1 rerank requests are in work"):
+            await engine.rerank(RerankRequest("q", ["b"]))
+        reranker.held = False
+        reranker.gate.release()
+        await first
+
+
+async def test_forwards_over_the_time_limit_are_a_timeout_and_the_device_goes_on() -> None:
+    reranker = FakeReranker()
+    async with engine_for(reranker, rerank_gpu_timeout=0.05) as engine:
+        reranker.held = True
+        with pytest.raises(InferenceTimeoutError, match="longer than 0.05 seconds"):
+            await engine.rerank(RerankRequest("q", ["a"]))
+        reranker.held = False
+        reranker.gate.release()
+        assert (await engine.rerank(RerankRequest("q", ["b"]))).scores == [1]
+
+
+async def test_waiting_behind_other_work_is_not_counted_as_inference() -> None:
+    reranker, metrics = FakeReranker(), Metrics()
+    async with engine_for(reranker, metrics, rerank_gpu_timeout=0.2) as engine:
+        reranker.held = True
+        first = asyncio.create_task(engine.rerank(RerankRequest("q", ["a"])))
+        await entered(reranker)
+        second = asyncio.create_task(engine.rerank(RerankRequest("q", ["b"])))
+        with pytest.raises(InferenceTimeoutError):
+            await first
+        # The second has waited as long as the first ran into its limit, and is not out of time.
+        assert not second.done()
+        reranker.held = False
+        reranker.gate.release()
+        result = await second
+    assert result.scores == [1]
+    assert result.timings.queue > result.timings.inference
