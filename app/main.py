@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from app import __version__
-from app.api import embeddings, health, operations
+from app.api import embeddings, health, operations, rerank
 from app.api.docs import install_docs
 from app.api.errors import install_error_handlers
 from app.api.service import Service
@@ -59,7 +59,7 @@ def create_app(
         lifespan=_lifespan(service, on_ready, on_failure),
     )
     app.state.service = service
-    for module in (embeddings, health, operations):
+    for module in (embeddings, rerank, health, operations):
         app.include_router(module.router)
     install_docs(app)
     install_error_handlers(app)
@@ -104,8 +104,12 @@ async def _start(service: Service, on_ready: OnReady, on_failure: OnFailure) -> 
 def _facts(settings: Settings, models: LoadedModels) -> dict[str, str]:
     return {
         "model": settings.embedding_model,
-        "dense_embedding_model": settings.embedding_model,
+        "dense_embedding_model": settings.dense_model,
+        "reranker_model": settings.reranker_model,
         "bge_embed_max_length": str(models.embedder.max_length),
+        "qwen_embed_max_length": str(settings.qwen_embed_max_length),
+        "bge_rerank_max_length": str(settings.bge_rerank_max_length),
+        "qwen_rerank_max_length": str(settings.qwen_rerank_max_length),
         "version": __version__,
         "gpu_available": str(models.device.gpu_available).lower(),
         "device": models.device.name,

@@ -8,7 +8,8 @@ import pytest
 # Before anything imports huggingface_hub: no test may reach for a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from tests.checkpoints import save_m3
+from app.demo.checkpoint import build_demo_checkpoint
+from tests.checkpoints import save_m3, save_qwen, save_reranker
 from tests.server import RunningServer, run_server
 
 
@@ -16,6 +17,24 @@ from tests.server import RunningServer, run_server
 def tiny_m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small random checkpoint of bge-m3's architecture."""
     return save_m3(tmp_path_factory.mktemp("checkpoints") / "tiny-m3")
+
+
+@pytest.fixture(scope="session")
+def tiny_reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random checkpoint of bge-reranker-v2-m3's architecture."""
+    return save_reranker(tmp_path_factory.mktemp("checkpoints") / "tiny-reranker")
+
+
+@pytest.fixture(scope="session")
+def tiny_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small random checkpoint of Qwen3's architecture, for either Qwen model."""
+    return save_qwen(tmp_path_factory.mktemp("checkpoints") / "tiny-qwen")
+
+
+@pytest.fixture(scope="session")
+def demo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's checkpoint, built from its package."""
+    return build_demo_checkpoint(tmp_path_factory.mktemp("demo") / "checkpoint")
 
 
 @pytest.fixture(scope="session")

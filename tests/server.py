@@ -76,6 +76,7 @@ def start_process(folder: Path, **environment: str) -> "subprocess.Popen[str]":
     """`python -m app` in an empty folder, with nothing but the given settings."""
     inherited = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR"}}
     settings = {"PORT": "0", "DEVICE": "cpu", "DTYPE": "float32", "HF_HUB_OFFLINE": "1"}
+    settings["RERANKER_MODEL"] = "late-interaction"
     return subprocess.Popen(
         [sys.executable, "-m", "app"],
         cwd=folder,

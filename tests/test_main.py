@@ -55,6 +55,15 @@ def test_a_head_of_the_wrong_shape_stops_the_start(tmp_path: Path, broken: Path)
     failing_start(tmp_path, broken, "has the wrong shape: weight [1, 32]")
 
 
+def test_a_reranker_that_is_an_embedding_model_stops_the_start(tmp_path, tiny_m3: Path) -> None:
+    failing_start(
+        tmp_path,
+        tiny_m3,
+        "holds an embedding model and not a reranker",
+        RERANKER_MODEL=str(tiny_m3),
+    )
+
+
 def test_an_unknown_model_type_stops_the_start(tmp_path: Path, broken: Path) -> None:
     (broken / "config.json").write_text('{"model_type": "gpt2"}')
     failing_start(tmp_path, broken, "holds a model of type gpt2; known here:")

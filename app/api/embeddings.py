@@ -1,23 +1,17 @@
 """POST /embeddings/: texts in, dense, sparse and ColBERT vectors out."""
 
-import asyncio
 from functools import partial
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.rendering import (
-    LARGE_RESPONSE_FLOATS,
-    JsonPieces,
-    ModelNames,
-    count_floats,
-    render_embeddings,
-)
+from app.api.rendering import JsonPieces, ModelNames, estimate_bytes, render_embeddings
 from app.api.requests import describe_body, error_responses, read_body
 from app.api.schemas import EmbeddingRequest, EmbeddingResponse
-from app.api.service import Service, ServiceDep
-from app.errors import EmptyInputError, InferenceTimeoutError, InvalidRequestError
-from app.jobs import EmbeddingResult
+from app.api.service import ServiceDep
+from app.api.work import within
+from app.errors import EmptyInputError, InvalidRequestError
+from app.settings import Settings
 
 router = APIRouter(tags=["embeddings"])
 
@@ -34,9 +28,25 @@ async def create_embeddings(request: Request, service: ServiceDep) -> Response:
     """Dense, sparse and ColBERT vectors of each text, from one forward pass."""
     wanted = await read_body(request, EmbeddingRequest)
     _check(wanted, service.settings.max_sentences_per_request)
-    result = await _embed(service, wanted)
+    result = await within(
+        service.settings.request_timeout,
+        service.engine.embed(
+            wanted.sentences,
+            dense=wanted.return_dense,
+            sparse=wanted.return_sparse,
+            colbert=wanted.return_colbert,
+            normalize_dense=wanted.normalize_dense,
+        ),
+    )
     service.metrics.sentences.inc(len(wanted.sentences))
-    return JsonPieces(await _render(service, wanted, result))
+    render = partial(
+        render_embeddings,
+        wanted.sentences,
+        result,
+        _names(service.settings),
+        sparse_as_indices=wanted.sparse_as_indices,
+    )
+    return JsonPieces(await service.render(render, estimate_bytes(wanted.sentences, result)))
 
 
 def _check(wanted: EmbeddingRequest, most_sentences: int) -> None:
@@ -50,32 +60,6 @@ def _check(wanted: EmbeddingRequest, most_sentences: int) -> None:
         raise InvalidRequestError("nothing is asked for: set one of the return_ fields to true")
 
 
-async def _embed(service: Service, wanted: EmbeddingRequest) -> EmbeddingResult:
-    seconds = service.settings.request_timeout
-    try:
-        async with asyncio.timeout(seconds):
-            return await service.engine.embed(
-                wanted.sentences,
-                dense=wanted.return_dense,
-                sparse=wanted.return_sparse,
-                colbert=wanted.return_colbert,
-            )
-    except TimeoutError:
-        raise InferenceTimeoutError(f"the request took longer than {seconds:g} seconds") from None
-
-
-async def _render(
-    service: Service, wanted: EmbeddingRequest, result: EmbeddingResult
-) -> list[bytes]:
-    name = service.settings.embedding_model
-    render = partial(
-        render_embeddings,
-        wanted.sentences,
-        result,
-        ModelNames(dense=name, sparse=name, colbert=name),
-        sparse_as_indices=wanted.sparse_as_indices,
-    )
-    if count_floats(result) < LARGE_RESPONSE_FLOATS:
-        return render()
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(service.render_threads, render)
+def _names(settings: Settings) -> ModelNames:
+    bge = settings.embedding_model
+    return ModelNames(dense=settings.dense_model, sparse=bge, colbert=bge)

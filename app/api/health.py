@@ -37,8 +37,8 @@ def describe(service: Service) -> dict[str, Any]:
     return {
         "gpu": describe_gpu(models, settings),
         "model": settings.embedding_model,
-        "dense_embedding_model": settings.embedding_model,
-        "reranker_model": None,
+        "dense_embedding_model": settings.dense_model,
+        "reranker_model": settings.reranker_model,
         "demo": None if models is None else models.demo,
     } | describe_limits(models, settings)
 

@@ -5,17 +5,24 @@ holds the GIL while it works: between pieces the event loop gets its turn.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.jobs import EmbeddingResult, FloatArray, SparseVector, TextEmbedding, Timings, Truncation
+from app.jobs import (
+    EmbeddingResult,
+    FloatArray,
+    RerankResult,
+    SparseVector,
+    TextEmbedding,
+    Timings,
+    Truncation,
+)
 
-# About a megabyte of JSON; a response with more numbers is rendered off the event loop.
-LARGE_RESPONSE_FLOATS = 90_000
+_BYTES_OF_A_FLOAT = 12
 _FLOATS_IN_A_PIECE = 65_536
 _MESSAGE_BYTES = 262_144
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
@@ -64,9 +71,10 @@ def _gather(pieces: Iterable[bytes]) -> Iterator[bytes]:
     yield b"".join(waiting)
 
 
-def count_floats(result: EmbeddingResult) -> int:
-    """How many numbers a response will hold."""
-    return sum(_floats_of(embedding) for embedding in result.embeddings)
+def estimate_bytes(texts: list[str], result: EmbeddingResult) -> int:
+    """About how many bytes an answer to an embedding request will have."""
+    floats = sum(_floats_of(embedding) for embedding in result.embeddings)
+    return floats * _BYTES_OF_A_FLOAT + sum(map(len, texts))
 
 
 def render_embeddings(
@@ -117,40 +125,67 @@ def _sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[An
     return dict(zip(sparse.indices.tolist(), sparse.values, strict=True))
 
 
+def render_rerank(passages: list[str], result: RerankResult, model: str) -> list[bytes]:
+    """The pieces of the JSON answer to a rerank request, by falling score."""
+    order = sorted(range(len(passages)), key=lambda index: -result.scores[index])
+    pieces = [b'{"results":[']
+    for place, index in enumerate(order):
+        if place:
+            pieces.append(b",")
+        item = {"index": index, "passage": passages[index], "score": result.scores[index]}
+        if result.parts is not None:
+            item["parts"] = asdict(result.parts[index])
+        pieces.append(orjson.dumps(item))
+    trailer = {"model_name": model} | _report(result)
+    pieces.append(b"]," + orjson.dumps(trailer)[1:])
+    return pieces
+
+
 def _trailer(result: EmbeddingResult, names: ModelNames) -> dict[str, Any]:
-    timings = timings_as_json(result.timings)
     return {
         "model_name": names.dense,
         "dense_model_name": names.dense,
         "sparse_model_name": names.sparse,
         "colbert_model_name": names.colbert,
+    } | _report(result)
+
+
+def _report(result: EmbeddingResult | RerankResult) -> dict[str, Any]:
+    """What every answer says of the work that was done for it."""
+    timings = _timings_as_json(result.timings)
+    return {
         "processing_time_ms": timings["total"],
-        "warnings": [truncation_as_json(truncation) for truncation in result.truncations],
+        "warnings": [_truncation_as_json(truncation) for truncation in result.truncations],
         "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
         "timings_ms": timings,
     }
 
 
-def timings_as_json(timings: Timings) -> dict[str, float]:
+def _timings_as_json(timings: Timings) -> dict[str, float]:
     """Milliseconds, to the microsecond."""
     stages = ("tokenize", "queue", "inference", "total")
     return {stage: round(getattr(timings, stage) * 1000, 3) for stage in stages}
 
 
-def truncation_as_json(truncation: Truncation) -> dict[str, Any]:
+_WARNING_CODES = {
+    "sentences": "input_truncated",
+    "query": "query_truncated",
+    "passages": "passage_truncated",
+}
+
+
+def _truncation_as_json(truncation: Truncation) -> dict[str, Any]:
     """The warning that a text was cut."""
+    field, index = truncation.field, truncation.index
+    pointer = "/query" if field == "query" else f"/{field}/{index}"
     return {
-        "code": "input_truncated",
+        "code": _WARNING_CODES[field],
         "severity": "warning",
         "message": (
-            f"The text at index {truncation.index} has {truncation.original_tokens} tokens; "
+            f"The text at {pointer} has {truncation.original_tokens} tokens; "
             f"{truncation.model} read the first {truncation.max_tokens}."
         ),
-        "target": {
-            "field": "sentences",
-            "index": truncation.index,
-            "pointer": f"/sentences/{truncation.index}",
-        },
+        "target": {"field": field, "index": index, "pointer": pointer},
         "details": {
             "model": truncation.model,
             "max_tokens": truncation.max_tokens,

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.api.examples import EMBEDDING_REQUEST
+from app.api.examples import EMBEDDING_REQUEST, RERANK_REQUEST
 
 
 class RequestModel(BaseModel):
@@ -105,6 +105,60 @@ class EmbeddingResponse(BaseModel):
     dense_model_name: str
     sparse_model_name: str
     colbert_model_name: str
+    processing_time_ms: float
+    warnings: list[TruncationWarning]
+    usage: Usage
+    timings_ms: TimingsMs
+
+
+class RerankWeights(RequestModel):
+    """How much each of bge-m3's scores counts in late interaction."""
+
+    dense: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    sparse: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    colbert: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+
+
+class RerankBody(RequestModel):
+    """A query and the passages to order for it."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [RERANK_REQUEST]})
+
+    query: str
+    passages: Annotated[list[str], Field(description="Texts, each scored by itself.")]
+    normalize: Annotated[
+        bool, Field(description="Sigmoid of bge-reranker's logit; changes no other score.")
+    ] = False
+    instruction: Annotated[
+        str | None, Field(description="The task, for rerankers that read one (Qwen3-Reranker).")
+    ] = None
+    weights: Annotated[
+        RerankWeights | None, Field(description="For late interaction; equal by default.")
+    ] = None
+
+
+class PartScores(BaseModel):
+    """bge-m3's three scores behind a late-interaction score."""
+
+    dense: float
+    sparse: float
+    colbert: float
+
+
+class RankedPassage(BaseModel):
+    """One passage and its score."""
+
+    index: Annotated[int, Field(description="Place in the request.")]
+    passage: str
+    score: float
+    parts: Annotated[PartScores | None, Field(description="Late interaction only.")] = None
+
+
+class RerankResponse(BaseModel):
+    """The passages by falling score."""
+
+    results: list[RankedPassage]
+    model_name: str
     processing_time_ms: float
     warnings: list[TruncationWarning]
     usage: Usage

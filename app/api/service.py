@@ -1,14 +1,19 @@
 """What a request handler may reach: one object, made with the app."""
 
+import asyncio
+from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from fastapi import Depends, Request
 
 from app.engine import Engine
 from app.metrics import Metrics
 from app.settings import Settings
+
+LARGE_RESPONSE_BYTES = 1_000_000
+Rendered = TypeVar("Rendered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +24,12 @@ class Service:
     metrics: Metrics
     engine: Engine
     render_threads: Executor
+
+    async def render(self, call: Callable[[], Rendered], estimated_bytes: int) -> Rendered:
+        """Run `call` here, or off the event loop where its result will be large."""
+        if estimated_bytes < LARGE_RESPONSE_BYTES:
+            return call()
+        return await asyncio.get_running_loop().run_in_executor(self.render_threads, call)
 
 
 async def get_service(request: Request) -> Service:

@@ -5,7 +5,7 @@ from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.metrics import EMBEDDING_ENDPOINT, Metrics
+from app.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, EndpointMetrics, Metrics
 
 _REASON_OF = {
     "queue_full": "backpressure",
@@ -15,6 +15,7 @@ _REASON_OF = {
     "loading": "loading",
     "draining": "draining",
     "unhealthy": "unhealthy",
+    "reranker_disabled": "disabled",
 }
 
 
@@ -23,11 +24,15 @@ class ObserveRequests:
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
-        self._metrics = metrics
+        self._endpoints = {
+            EMBEDDING_ENDPOINT.rstrip("/"): metrics.embedding_endpoint(),
+            RERANK_ENDPOINT: metrics.rerank_endpoint(),
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Observe POST requests to known endpoints; pass everything else through."""
-        if scope["type"] != "http" or not _is_embedding(scope):
+        endpoint = self._endpoint_of(scope)
+        if endpoint is None:
             await self.app(scope, receive, send)
             return
         status = 0
@@ -40,23 +45,24 @@ class ObserveRequests:
 
         started = time.perf_counter()
         try:
-            with self._metrics.embedding_active.track_inprogress():
+            with endpoint.active.track_inprogress():
                 await self.app(scope, receive, watch)
         finally:
-            self._count(status, scope, time.perf_counter() - started)
+            _count(endpoint, status, scope, time.perf_counter() - started)
 
-    def _count(self, status: int, scope: Scope, seconds: float) -> None:
-        reason = _REASON_OF.get(scope.get("state", {}).get("error_code", ""))
-        if reason is not None:
-            self._metrics.embedding_rejected.labels(reason).inc()
-            return
-        self._metrics.embedding_requests.labels(_outcome(status), EMBEDDING_ENDPOINT).inc()
-        self._metrics.embedding_duration.labels(EMBEDDING_ENDPOINT).observe(seconds)
+    def _endpoint_of(self, scope: Scope) -> EndpointMetrics | None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return None
+        return self._endpoints.get(scope["path"].rstrip("/"))
 
 
-def _is_embedding(scope: Scope) -> bool:
-    path: str = scope["path"]
-    return scope["method"] == "POST" and path.rstrip("/") == "/embeddings"
+def _count(endpoint: EndpointMetrics, status: int, scope: Scope, seconds: float) -> None:
+    reason = _REASON_OF.get(scope.get("state", {}).get("error_code", ""))
+    if reason is not None:
+        endpoint.rejected[reason].inc()
+        return
+    endpoint.requests[_outcome(status)].inc()
+    endpoint.duration.observe(seconds)
 
 
 def _outcome(status: int) -> str:

@@ -48,7 +48,9 @@ def scores(demo_checkpoint: Path) -> Scores:
 
 
 async def embed(folder: Path, texts: list[str]) -> list[TextEmbedding]:
-    settings = Settings(embedding_model=str(folder), device="cpu", dtype="float32")
+    settings = Settings(
+        embedding_model=str(folder), reranker_model="none", device="cpu", dtype="float32"
+    )
     async with Engine(settings) as engine:
         return (await engine.embed(texts, dense=True, sparse=True, colbert=True)).embeddings
 

@@ -1,0 +1,59 @@
+"""POST /rerank: a query and passages in, the passages by falling score out."""
+
+from functools import partial
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from app.api.rendering import JsonPieces, render_rerank
+from app.api.requests import describe_body, error_responses, read_body
+from app.api.schemas import RerankBody, RerankResponse
+from app.api.service import ServiceDep
+from app.api.work import within
+from app.engine import RerankRequest, Weights
+from app.errors import EmptyInputError, InvalidRequestError
+
+router = APIRouter(tags=["rerank"])
+
+
+@router.post(
+    "/rerank",
+    summary="Order passages by relevance",
+    response_model=RerankResponse,
+    responses=error_responses(400, 413, 422, 500, 503, 504),
+    openapi_extra=describe_body(RerankBody),
+)
+@router.post("/rerank/", include_in_schema=False)
+async def rerank(request: Request, service: ServiceDep) -> Response:
+    """A score for each passage, the best first; equal scores keep the order of the request."""
+    wanted = await read_body(request, RerankBody)
+    _check(wanted, service.settings.max_rerank_passages)
+    result = await within(
+        service.settings.request_timeout, service.engine.rerank(_as_request(wanted))
+    )
+    service.metrics.pairs.inc(len(wanted.passages))
+    name = service.settings.reranker_name
+    render = partial(render_rerank, wanted.passages, result, name)
+    return JsonPieces(await service.render(render, sum(map(len, wanted.passages))))
+
+
+def _check(wanted: RerankBody, most_passages: int) -> None:
+    if not wanted.query.strip():
+        raise EmptyInputError("query is blank")
+    if not wanted.passages:
+        raise EmptyInputError("passages is empty: send at least one")
+    if len(wanted.passages) > most_passages:
+        raise InvalidRequestError(
+            f"passages holds {len(wanted.passages)} texts; at most {most_passages} are allowed"
+        )
+
+
+def _as_request(wanted: RerankBody) -> RerankRequest:
+    weights = wanted.weights
+    return RerankRequest(
+        query=wanted.query,
+        passages=wanted.passages,
+        normalize=wanted.normalize,
+        instruction=wanted.instruction,
+        weights=Weights(weights.dense, weights.sparse, weights.colbert) if weights else Weights(),
+    )

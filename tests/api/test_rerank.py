@@ -1,0 +1,261 @@
+"""POST /rerank through real server processes: every reranker, warnings, and bad input."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.jobs import Outputs
+from app.models.attention import register_attention
+from app.models.backbone import Target
+from app.models.cross_encoder import load_cross_encoder
+from app.models.device import choose_device, choose_dtype
+from app.models.qwen import load_qwen_embedder, load_qwen_reranker
+from tests.checkpoints import corpus
+from tests.server import RunningServer, run_server
+
+PASSAGES = [*corpus(12, seed=5), "", "hybrid search vector"]
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer):
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def bge_client(tiny_m3: Path, tiny_reranker: Path, tmp_path_factory):
+    """A server whose reranker is a cross-encoder."""
+    folder = tmp_path_factory.mktemp("bge")
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": str(tiny_reranker)}
+    with run_server(folder, **settings) as server, server.client() as client:
+        server.wait_until_healthy()
+        yield client
+
+
+@pytest.fixture(scope="module")
+def qwen_client(tiny_m3: Path, tiny_qwen: Path, tmp_path_factory):
+    """A server with a Qwen dense model and a Qwen reranker beside bge-m3."""
+    folder = tmp_path_factory.mktemp("qwen")
+    settings = {
+        "EMBEDDING_MODEL": str(tiny_m3),
+        "DENSE_EMBEDDING_MODEL": str(tiny_qwen),
+        "RERANKER_MODEL": str(tiny_qwen),
+        "QWEN_RERANK_BATCH_SIZE": "4",
+        "QWEN_RERANK_MAX_LENGTH": "400",
+        "QWEN_EMBED_MAX_LENGTH": "50",
+    }
+    with run_server(folder, **settings) as server, server.client() as client:
+        server.wait_until_healthy()
+        yield client
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    device = choose_device("cpu")
+    dtype = choose_dtype("float32", device)
+    return Target(device, dtype, register_attention("sdpa", device, dtype))
+
+
+def post(client, **body) -> dict:
+    response = client.post("/rerank", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def by_index(answer: dict) -> list[float]:
+    scores = {item["index"]: item["score"] for item in answer["results"]}
+    return [scores[index] for index in range(len(scores))]
+
+
+def assert_sorted(answer: dict, passages: list[str]) -> None:
+    scores = [item["score"] for item in answer["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert sorted(item["index"] for item in answer["results"]) == list(range(len(passages)))
+    assert all(item["passage"] == passages[item["index"]] for item in answer["results"])
+
+
+def test_late_interaction_answers_with_the_fields_of_the_contract(client, tiny_m3) -> None:
+    answer = post(client, query="hybrid search", passages=PASSAGES)
+    rest = ["processing_time_ms", "warnings", "usage", "timings_ms"]
+    assert list(answer) == ["results", "model_name", *rest]
+    assert answer["model_name"] == str(tiny_m3)
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 0
+    assert_sorted(answer, PASSAGES)
+    for item in answer["results"]:
+        assert list(item) == ["index", "passage", "score", "parts"]
+        assert sum(item["parts"].values()) / 3 == pytest.approx(item["score"], abs=1e-6)
+
+
+def test_weights_of_the_request_decide_the_late_interaction_score(client) -> None:
+    weights = {"dense": 1, "sparse": 0, "colbert": 0}
+    answer = post(client, query="hybrid search", passages=PASSAGES, weights=weights)
+    assert all(item["score"] == item["parts"]["dense"] for item in answer["results"])
+
+
+def test_equal_scores_keep_the_order_of_the_request(client) -> None:
+    answer = post(client, query="search", passages=["vector", "same", "same", "vector", "same"])
+    places = [item["index"] for item in answer["results"]]
+    assert [i for i in places if i in {1, 2, 4}] == [1, 2, 4]
+    assert [i for i in places if i in {0, 3}] == [0, 3]
+
+
+def test_the_cross_encoders_logits_and_their_sigmoid(bge_client, tiny_reranker, target) -> None:
+    model = load_cross_encoder("tiny", tiny_reranker, 8192, target)
+    pairs = model.tokenize_pairs("hybrid search", PASSAGES, None)
+    expected = model.forward([pair.ids for pair in pairs], Outputs())
+    raw = post(bge_client, query="hybrid search", passages=PASSAGES)
+    assert raw["model_name"] == str(tiny_reranker)
+    assert "parts" not in raw["results"][0]
+    assert_sorted(raw, PASSAGES)
+    np.testing.assert_allclose(by_index(raw), expected, rtol=0, atol=1e-5)
+    normal = post(bge_client, query="hybrid search", passages=PASSAGES, normalize=True)
+    np.testing.assert_allclose(
+        by_index(normal), 1 / (1 + np.exp(-np.array(expected))), rtol=0, atol=1e-6
+    )
+
+
+def test_qwens_probability_of_yes_is_the_same_normalised_or_not(
+    qwen_client, tiny_qwen, target
+) -> None:
+    model = load_qwen_reranker("tiny", tiny_qwen, 400, 4, target)
+    pairs = model.tokenize_pairs("hybrid search", PASSAGES, None)
+    expected = model.forward([pair.ids for pair in pairs], Outputs())
+    for normalize in (False, True):
+        answer = post(qwen_client, query="hybrid search", passages=PASSAGES, normalize=normalize)
+        assert_sorted(answer, PASSAGES)
+        np.testing.assert_allclose(by_index(answer), expected, rtol=0, atol=1e-5)
+
+
+def test_an_instruction_changes_what_qwen_judges(qwen_client) -> None:
+    plain = post(qwen_client, query="search", passages=PASSAGES)
+    told = post(qwen_client, query="search", passages=PASSAGES, instruction="Find the recipe")
+    assert by_index(plain) != by_index(told)
+
+
+def test_qwens_batch_size_limits_a_forward(qwen_client) -> None:
+    def forwards() -> float:
+        lines = qwen_client.get("/metrics").text.splitlines()
+        (line,) = [x for x in lines if x.startswith("rerank_inference_duration_seconds_count")]
+        return float(line.split()[1])
+
+    before = forwards()
+    post(qwen_client, query="a", passages=["b"] * 9)
+    assert forwards() - before == 3
+
+
+def test_one_response_holds_qwen_dense_and_bge_sparse_and_colbert(
+    qwen_client, tiny_m3, tiny_qwen, embedder, target
+) -> None:
+    texts = ["hybrid search", "vector " * 100, ""]
+    answer = qwen_client.post("/embeddings/", json={"sentences": texts}).json()
+    assert (answer["model_name"], answer["dense_model_name"]) == (str(tiny_qwen), str(tiny_qwen))
+    assert answer["sparse_model_name"] == answer["colbert_model_name"] == str(tiny_m3)
+    qwen = load_qwen_embedder("tiny", tiny_qwen, 50, target)
+    dense = qwen.forward([t.ids for t in qwen.tokenize(texts)], Outputs(dense=True))
+    rest = embedder.forward([t.ids for t in embedder.tokenize(texts)], Outputs(colbert=True))
+    for item, state, bge in zip(answer["data"], dense, rest, strict=True):
+        np.testing.assert_allclose(item["embeddings"]["dense"], state.dense, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(item["embeddings"]["colbert"], bge.colbert, rtol=0, atol=1e-5)
+    (warning,) = answer["warnings"]
+    assert (warning["details"]["model"], warning["details"]["max_tokens"]) == (str(tiny_qwen), 50)
+    assert warning["target"]["pointer"] == "/sentences/1"
+
+
+def test_qwens_dense_vector_is_raw_unless_normalising_is_asked_for(qwen_client) -> None:
+    def norm(**options) -> float:
+        body = {"sentences": ["search"], "return_sparse": False, "return_colbert": False}
+        answer = qwen_client.post("/embeddings/", json=body | options).json()
+        return float(np.linalg.norm(answer["data"][0]["embeddings"]["dense"]))
+
+    assert norm() > 2
+    assert norm(normalize_dense=True) == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "models"),
+    [(["dense"], 1), (["sparse"], 1), (["sparse", "colbert"], 1), (["dense", "sparse"], 2)],
+)
+def test_a_model_gets_only_the_work_that_it_is_needed_for(qwen_client, kinds, models) -> None:
+    def tokens() -> dict[str, float]:
+        lines = qwen_client.get("/metrics").text.splitlines()
+        found = [
+            line.rsplit(" ", 1) for line in lines if line.startswith("tokens_processed_total{")
+        ]
+        return {name: float(value) for name, value in found}
+
+    before = tokens()
+    wanted = {f"return_{kind}": kind in kinds for kind in ("dense", "sparse", "colbert")}
+    qwen_client.post("/embeddings/", json={"sentences": ["search"]} | wanted)
+    after = tokens()
+    assert sum(after[name] > before.get(name, 0) for name in after) == models
+
+
+def test_a_long_query_and_long_passages_are_reported_with_exact_counts(bge_client) -> None:
+    query, passage = " ".join(["search"] * 7000), " ".join(["vector"] * 3000)
+    answer = post(bge_client, query=query, passages=["short", passage])
+    by_code = {warning["code"]: warning for warning in answer["warnings"]}
+    assert set(by_code) == {"query_truncated", "passage_truncated"}
+    asked = by_code["query_truncated"]
+    assert asked["target"] == {"field": "query", "index": 0, "pointer": "/query"}
+    assert (asked["details"]["max_tokens"], asked["details"]["original_tokens"]) == (6144, 7000)
+    cut = by_code["passage_truncated"]
+    assert cut["target"] == {"field": "passages", "index": 1, "pointer": "/passages/1"}
+    assert cut["details"]["original_tokens"] == 3000
+    assert cut["details"]["max_tokens"] == 8192 - 6144 - 4
+    assert cut["details"]["truncated_tokens"] == 3000 - (8192 - 6144 - 4)
+
+
+def test_a_passage_of_five_megabytes_is_truncated_and_scored(bge_client) -> None:
+    answer = post(bge_client, query="search", passages=["vector " * 750_000, "short"])
+    (warning,) = answer["warnings"]
+    assert warning["details"]["original_tokens"] == 750_000
+    assert_sorted(answer, ["vector " * 750_000, "short"])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"query": "", "passages": ["a"]}, 400, "empty_input"),
+        ({"query": " \t\n", "passages": ["a"]}, 400, "empty_input"),
+        ({"query": "a", "passages": []}, 400, "empty_input"),
+        ({"query": "a"}, 422, "invalid_request"),
+        ({"passages": ["a"]}, 422, "invalid_request"),
+        ({"query": None, "passages": ["a"]}, 422, "invalid_request"),
+        ({"query": "a", "passages": [None]}, 422, "invalid_request"),
+        ({"query": "a", "passages": ["a", 1]}, 422, "invalid_request"),
+        ({"query": "a", "passages": "a"}, 422, "invalid_request"),
+        ({"query": "a", "passages": ["a"], "top_n": 3}, 422, "invalid_request"),
+        ({"query": "a", "passages": ["a"], "normalize": "no"}, 422, "invalid_request"),
+        ({"query": "a", "passages": ["a"] * 1025}, 422, "invalid_request"),
+        ({"query": "a", "passages": ["a"], "weights": {"dense": -1}}, 422, "invalid_request"),
+        (
+            {"query": "a", "passages": ["a"], "weights": {"dense": 0, "sparse": 0, "colbert": 0}},
+            422,
+            "invalid_request",
+        ),
+    ],
+)
+def test_bad_input_gets_a_clear_error_and_the_next_request_an_answer(
+    client, body, status, code
+) -> None:
+    response = client.post("/rerank", json=body)
+    assert (response.status_code, response.json()["code"]) == (status, code)
+    assert "Traceback" not in response.text
+    assert post(client, query="search", passages=["a"])["results"]
+
+
+def test_a_thousand_passages_are_scored(bge_client) -> None:
+    passages = corpus(1024, seed=11)
+    answer = post(bge_client, query="hybrid search", passages=passages)
+    assert_sorted(answer, passages)
+
+
+def test_switched_off_it_is_503_and_names_the_setting(tiny_m3: Path, tmp_path: Path) -> None:
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": "none"}
+    with run_server(tmp_path, **settings) as server, server.client() as client:
+        server.wait_until_healthy()
+        response = client.post("/rerank", json={"query": "a", "passages": ["b"]})
+        assert (response.status_code, response.json()["code"]) == (503, "reranker_disabled")
+        assert "RERANKER_MODEL" in response.json()["detail"]
+        assert client.get("/health").json()["reranker_model"] == "none"
