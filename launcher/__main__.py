@@ -1,0 +1,65 @@
+"""`python -m launcher [local|docker] [cpu|gpu|auto] [--demo]`, from the repository's folder."""
+
+import os
+import sys
+from pathlib import Path
+
+from launcher.choices import Request, parse_arguments, settings_in_force
+from launcher.console import SCRIPT, LaunchError, ask_models
+from launcher.docker import require_docker, start_container
+from launcher.gpu import choose_flavour, tune_reranker
+from launcher.local import demo_variables, device_variables, install, serve
+
+USAGE = f"""Usage: {SCRIPT} [local|docker] [cpu|gpu|auto] [--demo]
+  local    run in .venv in this folder, which is made on the first start
+  docker   build and run the container (the default)
+  auto     gpu if nvidia-smi works, else cpu (the default)
+  --demo   with local: serve a small model that needs no download from a model hub"""
+
+
+def main(arguments: list[str], root: Path) -> int:
+    """Start what the arguments ask for; 1 with usage or one sentence on stderr where it cannot."""
+    request = parse_arguments(arguments)
+    if request is None:
+        print(USAGE, file=sys.stderr)
+        return 1
+    try:
+        os.chdir(root)
+        return start(request, root)
+    except (LaunchError, OSError) as error:
+        print(f"start_server: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def start(request: Request, root: Path) -> int:
+    """Start a container, or install what is missing and become the server."""
+    flavour = choose_flavour(request.flavour)
+    if request.mode == "docker":
+        require_docker()
+        settle(request, flavour, root)
+        return start_container(flavour)
+    settle(request, flavour, root)
+    install(flavour, demo=request.demo)
+    return serve(root)
+
+
+def settle(request: Request, flavour: str, root: Path) -> None:
+    """Settle in the environment what nobody has chosen yet, asking where there is a terminal."""
+    if request.demo:
+        os.environ.update(demo_variables(root))
+    elif os.isatty(0) and os.isatty(1):
+        os.environ.update(ask_models(current_settings()))
+    if request.mode == "local":
+        os.environ.update(device_variables(current_settings(), flavour))
+    os.environ.update(tune_reranker(current_settings(), flavour))
+
+
+def current_settings() -> dict[str, str]:
+    """Return every variable that is set in the environment or in .env."""
+    return settings_in_force(os.environ, Path(".env"))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], Path(__file__).resolve().parent.parent))

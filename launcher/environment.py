@@ -1,0 +1,120 @@
+"""The virtual environment: made when missing, broken or for another device; installed by stamp."""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.console import WINDOWS, LaunchError, say
+
+_WORKS = "import pip, sys; sys.exit(sys.version_info < (3, 11))"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A virtual environment in `folder`, and the marks that the launcher leaves in it."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        """Its own Python."""
+        return self.folder / ("Scripts/python.exe" if WINDOWS else "bin/python")
+
+    @property
+    def unfinished(self) -> Path:
+        """The mark of an environment that was interrupted while it was being written."""
+        return self.folder / ".unfinished"
+
+    def stamp(self, name: str) -> Path:
+        """Return the file that holds the digest of the requirements-NAME.txt last installed."""
+        return self.folder / f".installed-{name}"
+
+    def make(self, flavour: str) -> None:
+        """Make the environment, unless the one that is there can be used for `flavour`."""
+        if self._is_usable(flavour):
+            return
+        say(f"Making {self.folder} with Python {platform.python_version()} ...")
+        remove(self.folder)
+        self.folder.mkdir()
+        self.unfinished.touch()
+        self._create()
+        self.unfinished.unlink()
+
+    def _create(self) -> None:
+        python = base_python()
+        made = subprocess.run(
+            [python, "-m", "venv", self.folder], capture_output=True, text=True, check=False
+        )
+        if made.returncode:
+            raise LaunchError(
+                f"'{python} -m venv' could not make {self.folder}; on Debian and Ubuntu install it "
+                f"with 'apt-get install python3-venv'. It said: {made.stdout}{made.stderr}".rstrip()
+            )
+
+    def _is_usable(self, flavour: str) -> bool:
+        """Tell whether it is whole and of this device.
+
+        pip takes the CPU and the GPU build of torch for one version, so a change of device also
+        starts afresh.
+        """
+        other = self.stamp("gpu" if flavour == "cpu" else "cpu")
+        if self.unfinished.exists() or other.exists() or not self.python.exists():
+            return False
+        try:
+            found = subprocess.run([self.python, "-c", _WORKS], capture_output=True, check=False)
+        except OSError:
+            return False
+        return found.returncode == 0
+
+    def install(self, name: str, *options: str) -> None:
+        """Install requirements-NAME.txt, unless just that is installed."""
+        file, stamp = Path(f"requirements-{name}.txt"), self.stamp(name)
+        if not file.is_file():
+            raise LaunchError(f"{file} is missing from {Path.cwd()}.")
+        wanted = hashlib.sha256(file.read_bytes()).hexdigest()
+        if stamp.is_file() and stamp.read_text().strip() == wanted:
+            return
+        say(f"Installing dependencies from {file} (first start only, a few minutes) ...")
+        if self._pip_install("-r", str(file), *options):
+            raise LaunchError(f"pip could not install {file}; its message above says why.")
+        self.unfinished.unlink(missing_ok=True)
+        stamp.write_text(f"{wanted}\n")
+
+    def _pip_install(self, *arguments: str) -> int:
+        # Where PyTorch's own index is out of reach, pip would ask it five times for every package.
+        retries = os.environ.get("PIP_RETRIES") or "2"
+        with subprocess.Popen(
+            [self.python, "-m", "pip", "install", "--no-input", *arguments],
+            env=os.environ | {"PIP_RETRIES": retries, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        ) as pip:
+            for line in pip.stdout or ():
+                self._follow(line.strip())
+        return pip.returncode
+
+    def _follow(self, line: str) -> None:
+        """Show a download, and mark pip's last step: only there can an interruption do harm."""
+        if line.startswith("Installing collected"):
+            self.unfinished.touch()
+        elif "Downloading" in line and ".metadata" not in line:
+            say(f"  {line}")
+
+
+def base_python() -> str:
+    """Return the Python to make environments with: none that lies in the one to be replaced."""
+    return str(getattr(sys, "_base_executable", "") or sys.executable)
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder, or whatever else has its name; a link goes, what it points to stays."""
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)

@@ -1,0 +1,62 @@
+"""The server on this machine: its virtual environment, the demo model, and the app itself."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from launcher.console import WINDOWS, LaunchError
+from launcher.environment import Environment
+
+DEMO_FOLDER = ".demo-model"
+PYTORCH_INDEX = "https://download.pytorch.org/whl/cu130"
+
+
+def demo_variables(root: Path) -> dict[str, str]:
+    """Return what makes the app serve the demo model for everything and ask no hub.
+
+    An empty DENSE_EMBEDDING_MODEL would not hide one in .env, so it names the same model.
+    """
+    model = str(root / DEMO_FOLDER)
+    return {
+        "EMBEDDING_MODEL": model,
+        "DENSE_EMBEDDING_MODEL": model,
+        "RERANKER_MODEL": "late-interaction",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def device_variables(settings: Mapping[str, str], flavour: str) -> dict[str, str]:
+    """Return the device for the flavour, unless the user has set one."""
+    if "DEVICE" in settings:
+        return {}
+    return {"DEVICE": "cuda" if flavour == "gpu" else "cpu"}
+
+
+def install(flavour: str, *, demo: bool) -> None:
+    """Bring .venv to the state of the requirements and, for the demo, make its model."""
+    environment = Environment(Path(".venv"))
+    environment.make(flavour)
+    environment.install(flavour, *index_options(flavour))
+    if not demo:
+        return
+    environment.install("demo", "--no-deps", "--require-hashes")
+    if subprocess.run([environment.python, "-m", "app.demo", DEMO_FOLDER], check=False).returncode:
+        raise LaunchError("the demo model could not be made.")
+
+
+def index_options(flavour: str) -> tuple[str, ...]:
+    """Return where pip also looks: on Windows only PyTorch's own index has builds with CUDA."""
+    return ("--extra-index-url", PYTORCH_INDEX) if WINDOWS and flavour == "gpu" else ()
+
+
+def serve(root: Path) -> int:
+    """Become the server, so that it gets the signals; on Windows wait for it instead."""
+    command = [str(Environment(root / ".venv").python), "-m", "app"]
+    sys.stdout.flush()
+    if not WINDOWS:
+        os.execv(command[0], command)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which then drains
+    return subprocess.run(command, check=False).returncode
