@@ -1,7 +1,8 @@
 """Random checkpoints of the true shapes: speed does not depend on the values.
 
-python -m benchmarks.checkpoints bge-m3 FOLDER      # 2.2 GiB in float32
-python -m benchmarks.checkpoints two-layer FOLDER   # the same shape, 64 wide and 2 layers deep
+python -m benchmarks.checkpoints bge-m3 FOLDER         # 2.2 GiB in float32
+python -m benchmarks.checkpoints bge-reranker FOLDER   # as large, with a one-logit head
+python -m benchmarks.checkpoints two-layer FOLDER      # bge-m3's, 64 wide and 2 layers deep
 """
 
 import argparse
@@ -11,7 +12,12 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast, XLMRobertaConfig, XLMRobertaModel
+from transformers import (
+    PreTrainedTokenizerFast,
+    XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
+    XLMRobertaModel,
+)
 
 from benchmark import WORDS
 
@@ -28,6 +34,7 @@ class Shape:
 
 SHAPES = {
     "bge-m3": Shape(hidden=1024, layers=24, heads=16, inner=4096),
+    "bge-reranker": Shape(hidden=1024, layers=24, heads=16, inner=4096),
     "two-layer": Shape(hidden=64, layers=2, heads=4, inner=256),
 }
 VOCABULARY = 250_002
@@ -45,7 +52,28 @@ def save_bge_m3(folder: Path, shape: Shape, *, seed: int = 0) -> Path:
 def save_encoder(folder: Path, shape: Shape, *, vocabulary: int, seed: int = 0) -> None:
     """XLM-RoBERTa with bge-m3's positions and random weights, as safetensors in float32."""
     torch.manual_seed(seed)
-    config = XLMRobertaConfig(
+    config = _config(shape, vocabulary)
+    XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
+
+
+def save_bge_reranker(folder: Path, shape: Shape, *, seed: int = 1) -> Path:
+    """A checkpoint of bge-reranker-v2-m3's architecture: a classifier with one logit."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_tokenizer(folder)
+    save_classifier(folder, shape, vocabulary=VOCABULARY, seed=seed)
+    return folder
+
+
+def save_classifier(folder: Path, shape: Shape, *, vocabulary: int, seed: int = 1) -> None:
+    """XLM-RoBERTa with a one-logit head and random weights."""
+    torch.manual_seed(seed)
+    config = _config(shape, vocabulary)
+    config.num_labels = 1
+    XLMRobertaForSequenceClassification(config).save_pretrained(folder)
+
+
+def _config(shape: Shape, vocabulary: int) -> XLMRobertaConfig:
+    return XLMRobertaConfig(
         vocab_size=vocabulary,
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
@@ -56,7 +84,6 @@ def save_encoder(folder: Path, shape: Shape, *, vocabulary: int, seed: int = 0) 
         pad_token_id=1,
         layer_norm_eps=1e-5,
     )
-    XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
 
 
 def save_heads(folder: Path, hidden: int) -> None:
@@ -108,7 +135,8 @@ def main() -> None:
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
-    print(save_bge_m3(arguments.folder, SHAPES[arguments.shape]))
+    save = save_bge_reranker if arguments.shape == "bge-reranker" else save_bge_m3
+    print(save(arguments.folder, SHAPES[arguments.shape]))
 
 
 if __name__ == "__main__":

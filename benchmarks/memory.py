@@ -1,6 +1,6 @@
 """Resident memory of a warm engine, against the weights in the dtype it runs in.
 
-python -m benchmarks.memory FOLDER --dtype bfloat16
+python -m benchmarks.memory FOLDER --reranker RERANKER_FOLDER --dtype bfloat16
 """
 
 import argparse
@@ -31,12 +31,12 @@ def _product(shape: list[int]) -> int:
     return product
 
 
-async def resident_bytes(folder: Path, dtype: str) -> int:
-    """This process's resident memory once the model is warm."""
+async def resident_bytes(folder: Path, reranker: str, dtype: str) -> int:
+    """This process's resident memory once the models are warm."""
     settings = Settings.model_validate(
         {
             "embedding_model": str(folder),
-            "reranker_model": "none",
+            "reranker_model": reranker,
             "device": "cpu",
             "dtype": dtype,
         }
@@ -49,10 +49,13 @@ def main() -> None:
     """Print the figures and their ratio to the limit of 1.15 x weights + 700 MiB."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--reranker", type=Path, help="resident beside it")
     parser.add_argument("--dtype", choices=sorted(_BYTES), default="bfloat16")
     arguments = parser.parse_args()
-    weights = weight_bytes(arguments.folder, arguments.dtype) / _MIB
-    resident = asyncio.run(resident_bytes(arguments.folder, arguments.dtype)) / _MIB
+    folders = [folder for folder in (arguments.folder, arguments.reranker) if folder]
+    weights = sum(weight_bytes(folder, arguments.dtype) for folder in folders) / _MIB
+    reranker = str(arguments.reranker or "none")
+    resident = asyncio.run(resident_bytes(arguments.folder, reranker, arguments.dtype)) / _MIB
     limit = 1.15 * weights + 700
     print(f"weights {weights:.0f} MiB, resident {resident:.0f} MiB, limit {limit:.0f} MiB")
 

@@ -20,12 +20,10 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
-    XLMRobertaConfig,
-    XLMRobertaForSequenceClassification,
     XLMRobertaTokenizer,
 )
 
-from benchmarks.checkpoints import Shape, save_encoder, save_heads
+from benchmarks.checkpoints import Shape, save_classifier, save_encoder, save_heads
 
 WORDS = [
     "search",
@@ -127,19 +125,8 @@ def save_reranker(folder: Path) -> Path:
     """A checkpoint of bge-reranker-v2-m3's architecture: a classifier with one logit."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = save_sentencepiece_tokenizer(folder, plain_corpus())
-    torch.manual_seed(1)
-    config = XLMRobertaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=128,
-        max_position_embeddings=8194,
-        type_vocab_size=1,
-        pad_token_id=1,
-        num_labels=1,
-    )
-    XLMRobertaForSequenceClassification(config).save_pretrained(folder)
+    shape = Shape(hidden=64, layers=2, heads=4, inner=128)
+    save_classifier(folder, shape, vocabulary=len(tokenizer))
     spread_weights(folder)
     return folder
 
