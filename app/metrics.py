@@ -7,9 +7,12 @@ sent. /stats reads the same counters, so the two agree at every moment.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+
+from app import __version__
 
 STATUSES: Final = ("success", "error", "timeout")
 REJECTION_REASONS: Final = (
@@ -115,15 +118,23 @@ class Metrics:
         self.abandoned = counter("abandoned_requests_total", "Requests whose client left")
 
     def _make_memory_metrics(self) -> None:
-        for prefix in ("embedding_gpu_memory", "gpu_memory"):
-            for kind in ("allocated", "reserved"):
-                self._gauge(f"{prefix}_{kind}_bytes", f"GPU memory {kind} by this process")
-        for kind in ("free", "total"):
-            self._gauge(f"gpu_memory_{kind}_bytes", f"GPU memory {kind} on the devices in use")
+        """`self.memory` holds the gauges that show each kind of memory; the older names first."""
+        gauge = self._gauge
+        self.memory = {
+            kind: [
+                gauge(f"embedding_gpu_memory_{kind}_bytes", f"GPU memory {kind} by this process"),
+                gauge(f"gpu_memory_{kind}_bytes", f"GPU memory {kind} by this process"),
+            ]
+            for kind in ("allocated", "reserved")
+        } | {
+            kind: [gauge(f"gpu_memory_{kind}_bytes", f"GPU memory {kind} on the device in use")]
+            for kind in ("free", "total")
+        }
 
     def _make_info(self) -> None:
         self.server = Info("embedding_server", "Models and limits", registry=self.registry)
-        self.build = Info("smart_embedder_build", "Version of the software", registry=self.registry)
+        build = Info("smart_embedder_build", "Version of the software", registry=self.registry)
+        build.info({"version": __version__})
 
     def embedding_endpoint(self) -> EndpointMetrics:
         """The metrics of POST /embeddings/."""
@@ -149,6 +160,12 @@ class Metrics:
     def describe(self, facts: dict[str, str]) -> None:
         """Fill the info series."""
         self.server.info(facts)
+
+    def watch_memory(self, read: Callable[[str], int]) -> None:
+        """Let the memory gauges read bytes of each kind whenever they are scraped."""
+        for kind, gauges in self.memory.items():
+            for each in gauges:
+                each.set_function(partial(read, kind))
 
     def watch_queue(self, waiting: Callable[[], int]) -> None:
         """Let the queue's gauge read `waiting` whenever it is scraped."""

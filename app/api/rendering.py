@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -132,10 +133,13 @@ def render_rerank(passages: list[str], result: RerankResult, model: str) -> list
     for place, index in enumerate(order):
         if place:
             pieces.append(b",")
-        item = {"index": index, "passage": passages[index], "score": result.scores[index]}
+        # As float32, which is what they are: orjson writes the digits that tell it apart.
+        score = np.float32(result.scores[index])
+        item = {"index": index, "passage": passages[index], "score": score}
         if result.parts is not None:
-            item["parts"] = asdict(result.parts[index])
-        pieces.append(orjson.dumps(item))
+            parts = asdict(result.parts[index])
+            item["parts"] = {kind: np.float32(part) for kind, part in parts.items()}
+        pieces.append(orjson.dumps(item, option=_OPTIONS))
     trailer = {"model_name": model} | _report(result)
     pieces.append(b"]," + orjson.dumps(trailer)[1:])
     return pieces

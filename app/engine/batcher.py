@@ -32,7 +32,7 @@ def form_batch(jobs: Sequence[Job], limits: Limits) -> Batch:
     ]
     heapq.heapify(rivals)
     model = jobs[rivals[0][1]].model
-    places = model.max_batch_sequences or len(rivals) + limits.max_tokens
+    places = model.max_batch_sequences or limits.max_tokens
     stops: dict[int, int] = {}
     tokens_left = limits.max_tokens
     while rivals and tokens_left > 0 and places > 0:

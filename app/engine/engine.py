@@ -99,6 +99,8 @@ class Engine:
         except Exception as error:
             self.failure = error
             raise
+        if models.device.read_memory is not None:
+            self._metrics.watch_memory(models.device.read_memory)
         self._executor = DeviceExecutor(
             self._queue,
             self._device_thread,

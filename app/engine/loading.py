@@ -10,7 +10,10 @@ from app.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """The hardware that the models run on, in words and numbers for /health and /stats."""
+    """The hardware that the models run on, in words and numbers for /health and /stats.
+
+    On a GPU, `read_memory` tells the bytes that are allocated, reserved, free or total.
+    """
 
     name: str
     description: str
@@ -19,6 +22,7 @@ class DeviceInfo:
     gpu_available: bool = False
     device_count: int = 0
     memory_bytes: int | None = None
+    read_memory: Callable[[str], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,7 @@
 """Which device and number format to run on, and what the hardware is called."""
 
+from collections.abc import Callable
+
 import torch
 
 from app.errors import StartupError
@@ -49,6 +51,23 @@ def memory_bytes(device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def memory_reader(device: torch.device) -> Callable[[str], int] | None:
+    """Bytes allocated, reserved, free or total on a CUDA device; None on others."""
+    if device.type != "cuda":
+        return None
+
+    def read(kind: str) -> int:
+        match kind:
+            case "allocated":
+                return torch.cuda.memory_allocated(device)
+            case "reserved":
+                return torch.cuda.memory_reserved(device)
+        free, total = torch.cuda.mem_get_info(device)
+        return free if kind == "free" else total
+
+    return read
 
 
 def _best_device() -> str:

@@ -14,7 +14,13 @@ from app.models.backbone import Target
 from app.models.budget import choose_token_budget
 from app.models.checkpoint import Hub, locate, read_config
 from app.models.cross_encoder import load_cross_encoder
-from app.models.device import choose_device, choose_dtype, describe_device, memory_bytes
+from app.models.device import (
+    choose_device,
+    choose_dtype,
+    describe_device,
+    memory_bytes,
+    memory_reader,
+)
 from app.models.embedder import load_m3_embedder
 from app.models.qwen import load_qwen_embedder, load_qwen_reranker
 from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
@@ -91,4 +97,5 @@ def _describe(target: Target) -> DeviceInfo:
         gpu_available=target.device.type != "cpu",
         device_count=torch.cuda.device_count(),
         memory_bytes=memory_bytes(target.device),
+        read_memory=memory_reader(target.device),
     )

@@ -67,6 +67,17 @@ def test_every_series_of_the_contract_exists_at_zero_from_the_start() -> None:
     assert {"backpressure", "rate_limit", "auth"} <= reasons
 
 
+def test_memory_gauges_read_the_device_whenever_they_are_scraped() -> None:
+    metrics, used = Metrics(), {"allocated": 1, "reserved": 2, "free": 3, "total": 4}
+    metrics.watch_memory(used.__getitem__)
+    used["allocated"] = 10
+    found = series(metrics.render().decode())
+    for name in ("gpu_memory_allocated_bytes", "embedding_gpu_memory_allocated_bytes"):
+        assert found[name] == [({}, 10.0)]
+    assert found["gpu_memory_free_bytes"] == [({}, 3.0)]
+    assert found["gpu_memory_total_bytes"] == [({}, 4.0)]
+
+
 def total(found, name: str, **labels: str) -> float:
     return sum(v for own, v in found[name] if labels.items() <= own.items())
 
