@@ -41,6 +41,12 @@ class InvalidRequestError(SmartEmbedderError):
         self.problems = problems or []
 
 
+class UnauthorizedError(SmartEmbedderError):
+    """The request shows no token that opens the service."""
+
+    code = "unauthorized"
+
+
 class BodyTooLargeError(SmartEmbedderError):
     """The request body is larger than MAX_BODY_BYTES."""
 

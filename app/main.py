@@ -21,10 +21,12 @@ from app.engine.loading import LoadedModels, Loader, load_models
 from app.errors import StartupError
 from app.logs import configure_logs
 from app.metrics import Metrics
+from app.middleware.auth import RequireToken
 from app.middleware.body_limit import LimitBody
 from app.middleware.context import RequestContext
 from app.middleware.observe import ObserveRequests
 from app.settings import Settings, load_settings
+from app.tokens import Tokens
 
 log = structlog.get_logger(__name__)
 
@@ -65,9 +67,17 @@ def create_app(
     install_error_handlers(app)
     # The last one added is the outermost.
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
+    app.add_middleware(
+        RequireToken, tokens=_tokens(settings), protect_metrics=settings.protect_metrics
+    )
     app.add_middleware(ObserveRequests, metrics=metrics)
     app.add_middleware(RequestContext)
     return app
+
+
+def _tokens(settings: Settings) -> Tokens:
+    own = settings.api_token
+    return Tokens(own.get_secret_value() if own else None, settings.api_tokens_file)
 
 
 def _lifespan(
@@ -120,10 +130,11 @@ def run() -> None:
     """Serve until SIGTERM or SIGINT; the exit status tells whether the start succeeded."""
     try:
         settings = load_settings()
+        configure_logs(settings.log_format, settings.log_level)
+        status = serve(settings)
     except StartupError as error:
         sys.exit(f"Smart Embedder cannot start: {error}")
-    configure_logs(settings.log_format, settings.log_level)
-    sys.exit(serve(settings))
+    sys.exit(status)
 
 
 def serve(settings: Settings) -> int:

@@ -8,7 +8,7 @@ counts as not set.
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.errors import StartupError
@@ -66,6 +66,10 @@ class Settings(BaseSettings):
     max_sentences_per_request: PositiveInt = 1024
     max_rerank_passages: PositiveInt = 1024
     max_body_bytes: PositiveInt = 33_554_432
+
+    api_token: SecretStr | None = None
+    api_tokens_file: Path | None = None
+    protect_metrics: bool = False
 
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -176,6 +180,7 @@ _ALLOWED = {
     "max_sentences_per_request": "a number, at least 1",
     "max_rerank_passages": "a number, at least 1",
     "max_body_bytes": "a number of bytes, at least 1",
+    "protect_metrics": "true or false",
     "log_format": "console or json",
     "log_level": "debug, info, warning or error",
 }

@@ -38,6 +38,9 @@ DEFAULTS = {
     "max_sentences_per_request": 1024,
     "max_rerank_passages": 1024,
     "max_body_bytes": 33_554_432,
+    "api_token": None,
+    "api_tokens_file": None,
+    "protect_metrics": False,
     "log_format": "console",
     "log_level": "info",
 }
@@ -77,6 +80,7 @@ def test_defaults_are_those_of_the_contract() -> None:
         ("MAX_SENTENCES_PER_REQUEST", "0"),
         ("MAX_BODY_BYTES", "32M"),
         ("HF_HUB_OFFLINE", "perhaps"),
+        ("PROTECT_METRICS", "perhaps"),
         ("LOG_FORMAT", "xml"),
         ("LOG_LEVEL", "loud"),
         ("EMBEDDING_MODEL", "   "),

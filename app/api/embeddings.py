@@ -8,12 +8,12 @@ from starlette.responses import Response
 from app.api.rendering import JsonPieces, ModelNames, estimate_bytes, render_embeddings
 from app.api.requests import describe_body, error_responses, read_body
 from app.api.schemas import EmbeddingRequest, EmbeddingResponse
-from app.api.service import ServiceDep
+from app.api.service import BEARER, ServiceDep
 from app.api.work import within
 from app.errors import EmptyInputError, InvalidRequestError
 from app.settings import Settings
 
-router = APIRouter(tags=["embeddings"])
+router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
 
 
 @router.post("/embeddings", include_in_schema=False)

@@ -15,6 +15,7 @@ from app.errors import SmartEmbedderError
 
 STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
     errors.EmptyInputError: 400,
+    errors.UnauthorizedError: 401,
     errors.BodyTooLargeError: 413,
     errors.InvalidRequestError: 422,
     errors.ClientGoneError: 499,
@@ -32,6 +33,8 @@ def status_of(error: SmartEmbedderError) -> int:
 def error_response(scope: Scope, error: SmartEmbedderError) -> Response:
     """The answer to a request that failed with `error`; notes its code for logs and metrics."""
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    if isinstance(error, errors.UnauthorizedError):
+        headers["WWW-Authenticate"] = "Bearer"
     extra = {"errors": error.problems} if isinstance(error, errors.InvalidRequestError) else {}
     body = _body(scope, error.code, _sentence(str(error))) | extra
     return _response(body, status_of(error), headers)

@@ -8,12 +8,12 @@ from starlette.responses import Response
 from app.api.rendering import JsonPieces, render_rerank
 from app.api.requests import describe_body, error_responses, read_body
 from app.api.schemas import RerankBody, RerankResponse
-from app.api.service import ServiceDep
+from app.api.service import BEARER, ServiceDep
 from app.api.work import within
 from app.engine import RerankRequest, Weights
 from app.errors import EmptyInputError, InvalidRequestError
 
-router = APIRouter(tags=["rerank"])
+router = APIRouter(tags=["rerank"], dependencies=[BEARER])
 
 
 @router.post(

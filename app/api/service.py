@@ -6,7 +6,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPBearer
 
 from app.engine import Engine
 from app.metrics import Metrics
@@ -38,4 +39,6 @@ async def get_service(request: Request) -> Service:
     return service
 
 
+# Checks nothing: it puts the lock on the operation in the API's description. See RequireToken.
+BEARER = Security(HTTPBearer(auto_error=False, description="API_TOKEN, where one is set"))
 ServiceDep = Annotated[Service, Depends(get_service)]
