@@ -12,11 +12,13 @@ wanted=$(cat "${requirements[@]}" | sha256sum)
 
 if [[ "$(cat "$venv/installed" 2>/dev/null)" != "$wanted" ]]; then
   echo "Installing the test environment into $venv (first run only, a few minutes) ..."
+  # Where PyTorch's own index is out of reach, pip would ask it five times for every package.
+  export PIP_RETRIES=${PIP_RETRIES:-1} PIP_DISABLE_PIP_VERSION_CHECK=1
   rm -rf "$venv"
   "$python" -m venv "$venv"
-  "$venv/bin/pip" install --quiet --disable-pip-version-check \
+  "$venv/bin/pip" install --quiet \
     -r requirements-cpu.txt -r requirements-dev.txt
-  "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --require-hashes \
+  "$venv/bin/pip" install --quiet --no-deps --require-hashes \
     -r requirements-demo.txt
   echo "$wanted" > "$venv/installed"
 fi
