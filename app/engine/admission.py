@@ -54,6 +54,10 @@ class Admission:
         try:
             for job in jobs:
                 await job.departed.wait()
+        except asyncio.CancelledError:
+            for job in jobs:
+                job.future.cancel()
+            raise
         finally:
             for job in jobs:
                 self._queue.discard(job)

@@ -1,5 +1,6 @@
 """How an embedding request becomes jobs, and their results one answer."""
 
+import asyncio
 import time
 from dataclasses import dataclass, replace
 
@@ -53,7 +54,7 @@ class EmbeddingFlow:
         async with self._places.hold():
             admitted = [await self._tokenize(part, texts) for part in divide_work(models, outputs)]
             await self._admission.see_off(*(each.job for each in admitted))
-        parts = [await each.job.future for each in admitted]
+        parts = await asyncio.gather(*(each.job.future for each in admitted))
         embeddings = [_merge(list(of_one_text)) for of_one_text in zip(*parts, strict=True)]
         if normalize_dense and models.dense is not None:
             embeddings = [_with_unit_dense(embedding) for embedding in embeddings]

@@ -1,6 +1,8 @@
 """The engine without HTTP: sharing, spreading, refusing, failing and closing."""
 
 import asyncio
+import gc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -159,6 +161,33 @@ async def test_a_cancelled_request_leaves_the_queue_and_its_place() -> None:
         await held
         await engine.embed(["next"])
     assert model.batches == [[4], [4]]
+
+
+async def test_a_failure_of_both_models_is_one_error_and_nothing_is_left_behind(caplog) -> None:
+    embedder, dense = FakeModel(), FakeModel()
+    models = replace(loaded(embedder), dense=dense)
+    async with Engine(Settings(), loader=lambda _: models) as engine:
+        embedder.failures.append(RuntimeError("one"))
+        dense.failures.append(RuntimeError("other"))
+        with pytest.raises(InferenceError):
+            await engine.embed(["a"])
+        result = await engine.embed(["a"])
+    gc.collect()
+    assert result.embeddings[0].dense == np.float32([97])
+    assert "never retrieved" not in caplog.text
+
+
+async def test_a_dense_model_of_its_own_gets_only_the_dense_work() -> None:
+    embedder, dense = FakeModel(), FakeModel()
+    models = replace(loaded(embedder), dense=dense)
+    async with Engine(Settings(), loader=lambda _: models) as engine:
+        await engine.embed(["a"], sparse=False, colbert=False)
+        assert (len(dense.batches), len(embedder.batches)) == (1, 0)
+        await engine.embed(["a"], dense=False)
+        assert (len(dense.batches), len(embedder.batches)) == (1, 1)
+        await engine.embed(["a"])
+    assert embedder.outputs[-1] == Outputs(sparse=True, colbert=True)
+    assert dense.outputs[-1] == Outputs(dense=True)
 
 
 async def test_before_the_models_are_loaded_it_refuses() -> None:
