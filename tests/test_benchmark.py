@@ -106,7 +106,7 @@ async def test_requests_are_what_the_scenario_promises_and_no_text_comes_twice()
     assert all(len(body["passages"]) == 3 and body["query"] for body in reranks)
     texts = [text for body in embeddings for text in body["sentences"]]
     assert len(set(texts)) == len(texts) == 72
-    assert max(map(len, texts)) > 10 * min(map(len, texts)), "lengths are mixed"
+    assert max(map(len, texts)) > 3 * min(map(len, texts)), "lengths are mixed"
     assert server.tokens == {"Bearer secret"}
 
 
