@@ -192,13 +192,13 @@ def test_a_model_gets_only_the_work_that_it_is_needed_for(qwen_client, kinds, mo
 
 
 def test_a_long_query_and_long_passages_are_reported_with_exact_counts(bge_client) -> None:
-    query, passage = " ".join(["search"] * 7000), " ".join(["vector"] * 3000)
+    query, passage = " ".join(["search"] * 9000), " ".join(["vector"] * 3000)
     answer = post(bge_client, query=query, passages=["short", passage])
     by_code = {warning["code"]: warning for warning in answer["warnings"]}
     assert set(by_code) == {"query_truncated", "passage_truncated"}
     asked = by_code["query_truncated"]
     assert asked["target"] == {"field": "query", "index": 0, "pointer": "/query"}
-    assert (asked["details"]["max_tokens"], asked["details"]["original_tokens"]) == (6144, 7000)
+    assert (asked["details"]["max_tokens"], asked["details"]["original_tokens"]) == (6144, 9000)
     cut = by_code["passage_truncated"]
     assert cut["target"] == {"field": "passages", "index": 1, "pointer": "/passages/1"}
     assert cut["details"]["original_tokens"] == 3000
