@@ -1,5 +1,6 @@
 """From settings to warm models: the one entry into this package."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,8 @@ def load(settings: Settings) -> LoadedModels:
     """Load and warm what the settings name; raise `StartupError` for whatever stands in the way."""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    # It would report every retry itself; what came of them is one sentence of ours.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     target = _choose_target(settings)
     loader = _Loader(settings, target)
     folder = loader.locate(settings.embedding_model)
