@@ -74,6 +74,7 @@ def _log_end(scope: Scope, answer: _Answer, seconds: float) -> None:
         request_id=state["request_id"],
         method=scope["method"],
         route=getattr(scope.get("route"), "path", None),
+        client=state.get("token_name"),
         status=answer.status,
         code=state.get("error_code"),
         bytes=answer.body_bytes,

@@ -6,7 +6,7 @@ what to do.
 
 import json
 import pickle
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,8 @@ def locate(name: str, hub: Hub) -> Path:
         raise StartupError(f"the model {name} has no revision {hub.revision}") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise StartupError(f"there is no model {name} on the hub or on disk") from error
-    except (HfHubHTTPError, httpx2.HTTPError) as error:
-        raise StartupError(f"the hub cannot be reached. {_not_on_disk(name, hub)}") from error
+    except (HfHubHTTPError, httpx2.HTTPError, ConnectionError):
+        return _without_the_hub(name, hub)
     except OSError as error:
         raise StartupError(f"the model {name} cannot be stored in {hub.cache}: {error}") from error
 
@@ -85,6 +85,14 @@ def _from_hub(name: str, hub: Hub) -> Path:
         ignore_patterns=unwanted,
     )
     return Path(folder)
+
+
+def _without_the_hub(name: str, hub: Hub) -> Path:
+    """What an earlier download left; raises `StartupError` where there is none."""
+    try:
+        return _from_hub(name, replace(hub, offline=True))
+    except LocalEntryNotFoundError as error:
+        raise StartupError(f"the hub cannot be reached. {_not_on_disk(name, hub)}") from error
 
 
 def _not_on_disk(name: str, hub: Hub) -> str:

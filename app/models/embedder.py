@@ -30,6 +30,8 @@ class _Vectors:
 class M3Embedder:
     """Implements `app.jobs.Embedder` for checkpoints of bge-m3's shape."""
 
+    max_batch_sequences = None
+
     def __init__(
         self,
         *,
@@ -47,8 +49,6 @@ class M3Embedder:
         self._colbert_head = colbert_head.to(backbone.device, backbone.dtype)
         self._pooling = pooling
         self._vocabulary = heads.LexicalVocabulary(_ids_of(tokenizer, _FRAME_TOKENS))
-
-    max_batch_sequences = None
 
     @property
     def max_length(self) -> int:

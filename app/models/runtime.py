@@ -60,10 +60,7 @@ class _Loader:
     target: Target
 
     def locate(self, name: str) -> Path:
-        settings = self.settings
-        return locate(
-            name, Hub(settings.hub_cache, settings.model_revision, settings.hf_hub_offline)
-        )
+        return locate(name, hub_for(name, self.settings))
 
     def load_dense(self) -> Embedder | None:
         """The dense model, where it is not bge-m3 itself."""
@@ -83,6 +80,12 @@ class _Loader:
             return load_cross_encoder(name, folder, settings.bge_rerank_max_length, self.target)
         limit, batch = settings.qwen_rerank_max_length, settings.qwen_rerank_batch_size
         return load_qwen_reranker(name, folder, limit, batch, self.target)
+
+
+def hub_for(name: str, settings: Settings) -> Hub:
+    """How the model `name` is fetched; MODEL_REVISION is one of EMBEDDING_MODEL's."""
+    revision = settings.model_revision if name == settings.embedding_model else None
+    return Hub(settings.hub_cache, revision, settings.hf_hub_offline)
 
 
 def _choose_target(settings: Settings) -> Target:

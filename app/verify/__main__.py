@@ -16,7 +16,8 @@ import numpy as np
 from app.engine import Engine, RerankRequest
 from app.errors import StartupError
 from app.jobs import EmbeddingResult, FloatArray, RerankResult
-from app.models.checkpoint import Hub, locate, read_config, read_pooling
+from app.models.checkpoint import locate, read_config, read_pooling
+from app.models.runtime import hub_for
 from app.settings import LATE_INTERACTION, NO_RERANKER, Settings, load_settings
 from app.verify import references
 from app.verify.texts import PASSAGES, QUERY, TEXTS
@@ -72,9 +73,7 @@ class Verification:
             yield self._rerank_row(self.ours.rerank)
 
     def _folder(self, name: str) -> Path:
-        settings = self.settings
-        hub = Hub(settings.hub_cache, settings.model_revision, settings.hf_hub_offline)
-        return locate(name, hub)
+        return locate(name, hub_for(name, self.settings))
 
     def _m3_rows(self) -> Iterator[Row]:
         folder = self._folder(self.settings.embedding_model)

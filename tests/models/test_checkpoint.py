@@ -10,6 +10,8 @@ import torch
 from app.errors import StartupError
 from app.models import checkpoint
 from app.models.checkpoint import Hub, locate, read_config, read_linear, read_pooling
+from app.models.runtime import hub_for
+from app.settings import Settings
 
 
 def offline(cache: Path, revision: str | None = None) -> Hub:
@@ -40,6 +42,21 @@ def test_a_revision_chooses_its_own_snapshot(tmp_path: Path) -> None:
     cached_model(tmp_path, "a" * 40)
     other = cached_model(tmp_path, "b" * 40)
     assert locate("example/m3", offline(tmp_path, "b" * 40)) == other
+
+
+def test_a_downloaded_model_is_served_when_the_hub_cannot_be_reached(tmp_path: Path) -> None:
+    """Tests run with HF_HUB_OFFLINE=1, so the hub's client refuses as an unplugged cable would."""
+    snapshot = cached_model(tmp_path)
+    online = Hub(cache=tmp_path, revision=None, offline=False)
+    assert locate("example/m3", online) == snapshot
+    with pytest.raises(StartupError, match=r"hub cannot be reached\. The model example/absent is"):
+        locate("example/absent", online)
+
+
+def test_the_revision_is_that_of_the_embedding_model_alone() -> None:
+    settings = Settings(embedding_model="a/b", model_revision="v1", reranker_model="c/d")
+    assert hub_for("a/b", settings).revision == "v1"
+    assert hub_for("c/d", settings).revision is None
 
 
 def test_offline_without_the_model_says_what_to_fetch_and_where_to_put_it(tmp_path: Path) -> None:
