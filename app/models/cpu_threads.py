@@ -1,6 +1,7 @@
 """How many threads a forward on the CPU should use."""
 
 import math
+from functools import cache
 
 import torch
 
@@ -9,12 +10,18 @@ import torch
 _FLOP_WORTH_A_THREAD = 0.5e9
 
 
+@cache
+def available_threads() -> int:
+    """What PyTorch would use by itself; asked once, because `set_for` changes its answer."""
+    return torch.get_num_threads()
+
+
 class CpuThreads:
     """Sets the calling thread's intra-operation threads to what a batch is worth."""
 
     def __init__(self, parameters: int) -> None:
         self._flop_per_token = 2 * parameters
-        self._most = torch.get_num_threads()
+        self._most = available_threads()
 
     def choose(self, tokens: int) -> int:
         """At least 1, at most what PyTorch would use by itself."""

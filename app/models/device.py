@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 
 from app.errors import StartupError
+from app.models.cpu_threads import available_threads
 
 
 def choose_device(name: str) -> torch.device:
@@ -43,7 +44,7 @@ def describe_device(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     capabilities = torch.cpu.get_capabilities()
     processor = capabilities.get("cpu_name") or capabilities.get("architecture") or "CPU"
-    return f"{processor}, {torch.get_num_threads()} threads"
+    return f"{processor}, {available_threads()} threads"
 
 
 def memory_bytes(device: torch.device) -> int | None:
