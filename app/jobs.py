@@ -182,8 +182,9 @@ class Job:
 
     Its sequences go to the device in order, over one or more batches. `taken` counts those handed
     to the device, `finished` those that came back; `departed` is set once it has left the queue.
-    `virtual_start` places it among its rivals: see `app.engine.batcher`. `time_limit` is the most
-    seconds that its forwards may take together.
+    `virtual_start` places it among its rivals, and `weight` is its share of the device beside
+    theirs: see `app.engine.batcher`. `time_limit` is the most seconds that its forwards may take
+    together; without one, each forward is limited by itself.
     """
 
     model: Model
@@ -193,6 +194,7 @@ class Job:
     enqueued_at: float
     reduce: Callable[[Any], Any] | None = None
     time_limit: float | None = None
+    weight: float = 1.0
     virtual_start: float = 0.0
     departed: asyncio.Event = field(default_factory=asyncio.Event)
     taken: int = 0
@@ -228,6 +230,11 @@ class Share:
         """Tokens of this part."""
         return sum(map(len, self.sequences))
 
+    def split(self, count: int) -> "tuple[Share, Share]":
+        """Its first `count` sequences, and the rest."""
+        middle = self.start + count
+        return Share(self.job, self.start, middle), Share(self.job, middle, self.stop)
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -246,6 +253,23 @@ class Batch:
             reduced.extend(part if share.job.reduce is None else map(share.job.reduce, part))
             begin += len(part)
         return reduced
+
+    def without_departed(self) -> "Batch":
+        """The shares whose caller still waits."""
+        return Batch(self.model, [share for share in self.shares if not share.job.future.done()])
+
+    def halves(self) -> "tuple[Batch, Batch]":
+        """Its first half, by sequences, and the rest; the first is empty for a single sequence."""
+        left = len(self.sequences) // 2
+        first: list[Share] = []
+        second: list[Share] = []
+        for share in self.shares:
+            count = min(left, share.stop - share.start)
+            left -= count
+            for part, shares in zip(share.split(count), (first, second), strict=True):
+                if part.start < part.stop:
+                    shares.append(part)
+        return Batch(self.model, first), Batch(self.model, second)
 
     @property
     def sequences(self) -> list[TokenIds]:

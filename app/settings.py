@@ -61,6 +61,7 @@ class Settings(BaseSettings):
     max_queue_size: PositiveInt = 200
     rerank_max_queue: PositiveInt = 32
     request_timeout: PositiveSeconds = 90
+    gpu_process_timeout: PositiveSeconds | None = None
     rerank_gpu_timeout: PositiveSeconds = 60
     shutdown_timeout: PositiveSeconds = 30
     max_sentences_per_request: PositiveInt = 1024
@@ -176,6 +177,7 @@ _ALLOWED = {
     "rerank_max_queue": "a number of requests, at least 1",
     "rerank_gpu_timeout": "seconds above 0 and below REQUEST_TIMEOUT",
     "request_timeout": "seconds above 0",
+    "gpu_process_timeout": "seconds above 0",
     "shutdown_timeout": "seconds above 0",
     "max_sentences_per_request": "a number, at least 1",
     "max_rerank_passages": "a number, at least 1",

@@ -34,6 +34,7 @@ DEFAULTS = {
     "rerank_max_queue": 32,
     "request_timeout": 90,
     "rerank_gpu_timeout": 60,
+    "gpu_process_timeout": None,
     "shutdown_timeout": 30,
     "max_sentences_per_request": 1024,
     "max_rerank_passages": 1024,

@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from app.engine.batcher import weight_of
 from app.engine.queue import JobQueue
 from app.jobs import Job, Model, Outputs, TokenIds
 from app.metrics import Metrics
@@ -39,10 +40,13 @@ class Admission:
         self._metrics.tokenize.observe(seconds)
         return Tokenized(value, seconds)
 
-    def make_job(self, model: Model, sequences: list[TokenIds], outputs: Outputs) -> Job:
+    def make_job(
+        self, model: Model, sequences: list[TokenIds], outputs: Outputs, urgency: int
+    ) -> Job:
         """A job that waits from now on; `see_off` lines it up."""
         future = asyncio.get_running_loop().create_future()
-        return Job(model, sequences, outputs, future, time.perf_counter())
+        weight = weight_of(urgency)
+        return Job(model, sequences, outputs, future, time.perf_counter(), weight=weight)
 
     async def see_off(self, *jobs: Job) -> None:
         """Line up jobs and return once all of them have gone to the device, or have failed.

@@ -47,12 +47,19 @@ class EmbeddingFlow:
         self._places = places
 
     async def run(
-        self, models: LoadedModels, texts: list[str], outputs: Outputs, *, normalize_dense: bool
+        self,
+        models: LoadedModels,
+        texts: list[str],
+        outputs: Outputs,
+        *,
+        normalize_dense: bool,
+        urgency: int,
     ) -> EmbeddingResult:
         """Embed `texts` with as few models as `outputs` needs."""
         started = time.perf_counter()
         async with self._places.hold():
-            admitted = [await self._tokenize(part, texts) for part in divide_work(models, outputs)]
+            work = divide_work(models, outputs)
+            admitted = [await self._tokenize(part, texts, urgency) for part in work]
             await self._admission.see_off(*(each.job for each in admitted))
         parts = await asyncio.gather(*(each.job.future for each in admitted))
         embeddings = [_merge(list(of_one_text)) for of_one_text in zip(*parts, strict=True)]
@@ -69,12 +76,11 @@ class EmbeddingFlow:
             ),
         )
 
-    async def _tokenize(self, part: Part, texts: list[str]) -> Admitted:
+    async def _tokenize(self, part: Part, texts: list[str], urgency: int) -> Admitted:
         tokenized = await self._admission.tokenize(part.model.tokenize, texts)
         sequences = [text.ids for text in tokenized.value]
-        return Admitted(
-            part, tokenized, self._admission.make_job(part.model, sequences, part.outputs)
-        )
+        job = self._admission.make_job(part.model, sequences, part.outputs, urgency)
+        return Admitted(part, tokenized, job)
 
 
 def divide_work(models: LoadedModels, outputs: Outputs) -> list[Part]:

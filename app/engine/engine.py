@@ -6,13 +6,17 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Self
 
 from app.engine.admission import Admission
-from app.engine.batcher import Limits
+from app.engine.batcher import DEFAULT_URGENCY
+from app.engine.budget import TokenBudget
+from app.engine.device_thread import DeviceThread
 from app.engine.embedding import EmbeddingFlow
 from app.engine.executor import DeviceExecutor
+from app.engine.forward_limit import CPU_SECONDS, GPU_SECONDS, ForwardLimit
 from app.engine.loading import LoadedModels, Loader, load_models
 from app.engine.places import Places
 from app.engine.queue import JobQueue
@@ -45,7 +49,7 @@ class Engine:
         self._settings = settings
         self._metrics = metrics or Metrics()
         self._loader = loader
-        self._device_thread = ThreadPoolExecutor(1, thread_name_prefix="device")
+        self._device_thread = DeviceThread("device")
         self._tokenizer_threads = ThreadPoolExecutor(
             _tokenizer_threads(settings), thread_name_prefix="tokenizer"
         )
@@ -63,7 +67,7 @@ class Engine:
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._closing = False
-        self.failure: Exception | None = None
+        self._start_failure: Exception | None = None
 
     def _places(self, capacity: int, what: str) -> Places:
         full = f"the queue is full: {capacity} {what}"
@@ -91,25 +95,42 @@ class Engine:
         """Whether `close` was called."""
         return self._closing
 
+    @property
+    def failure(self) -> Exception | None:
+        """Why only a new process can help: the start failed, or the device never came back."""
+        if self._start_failure is not None:
+            return self._start_failure
+        away = self._executor.stuck_seconds if self._executor else 0.0
+        if away:
+            return UnhealthyError(
+                f"the device thread has not come back from a forward for {away:.0f} seconds"
+            )
+        return None
+
     async def start(self) -> None:
         """Load and warm the models; raise `StartupError` where they cannot be."""
-        loop = asyncio.get_running_loop()
         try:
-            models = await loop.run_in_executor(self._device_thread, self._loader, self._settings)
+            models = await self._device_thread.run(partial(self._loader, self._settings))
         except Exception as error:
-            self.failure = error
+            self._start_failure = error
             raise
         if models.device.read_memory is not None:
             self._metrics.watch_memory(models.device.read_memory)
-        self._executor = DeviceExecutor(
-            self._queue,
-            self._device_thread,
-            Limits(models.max_batch_tokens),
-            self._metrics,
-            self._settings.batch_wait_ms / 1000,
-        )
+        self._executor = self._make_executor(models)
         self._consumer = asyncio.create_task(self._executor.run(), name="device-consumer")
         self._models = models
+
+    def _make_executor(self, models: LoadedModels) -> DeviceExecutor:
+        least = GPU_SECONDS if models.device.gpu_available else CPU_SECONDS
+        return DeviceExecutor(
+            self._queue,
+            self._device_thread,
+            TokenBudget(models.max_batch_tokens),
+            ForwardLimit(self._settings.gpu_process_timeout, least, models.seconds_per_token),
+            self._metrics,
+            free_memory=models.free_memory,
+            batch_wait=self._settings.batch_wait_ms / 1000,
+        )
 
     async def close(self) -> None:
         """Refuse newcomers, serve all that was accepted, and end the threads."""
@@ -119,8 +140,16 @@ class Engine:
             self._consumer.cancel()
             with suppress(asyncio.CancelledError):
                 await self._consumer
-        self._device_thread.shutdown(wait=False, cancel_futures=True)
+        self._device_thread.close()
         self._tokenizer_threads.shutdown(wait=False, cancel_futures=True)
+
+    def abort(self) -> None:
+        """Give up on everything that was accepted: each waiting caller gets a `DrainingError`."""
+        self._closing = True
+        if self._executor is not None:
+            self._executor.abort(
+                DrainingError("the service was stopped before this was done", retry_after=5)
+            )
 
     async def embed(
         self,
@@ -130,11 +159,14 @@ class Engine:
         sparse: bool = True,
         colbert: bool = True,
         normalize_dense: bool = False,
+        urgency: int = DEFAULT_URGENCY,
     ) -> EmbeddingResult:
         """Embed texts; a text's vectors depend on that text alone.
 
+        `urgency` is RFC 9218's, 0 to 7; each step down doubles the request's share of the device.
         Raises `EmptyInputError` without texts, `InvalidRequestError` where nothing is asked for,
-        `UnavailableError` (loading, draining, queue full, out of memory) or `InferenceError`.
+        `UnavailableError` (loading, draining, unhealthy, queue full, out of memory),
+        `InferenceTimeoutError` where a forward takes too long, or `InferenceError`.
         """
         outputs = Outputs(dense, sparse, colbert)
         if not texts:
@@ -143,7 +175,7 @@ class Engine:
             raise InvalidRequestError("nothing is asked for: choose dense, sparse or colbert")
         with self._accepted() as models:
             return await self._embedding.run(
-                models, texts, outputs, normalize_dense=normalize_dense
+                models, texts, outputs, normalize_dense=normalize_dense, urgency=urgency
             )
 
     async def rerank(self, request: RerankRequest) -> RerankResult:
@@ -175,8 +207,9 @@ class Engine:
     def _ready(self) -> LoadedModels:
         if self._closing:
             raise DrainingError("the service is shutting down", retry_after=5)
-        if self.failure is not None:
-            raise UnhealthyError(str(self.failure), retry_after=30)
+        failure = self.failure
+        if failure is not None:
+            raise UnhealthyError(str(failure), retry_after=30)
         if self._models is None:
             raise LoadingError("the models are still being loaded", retry_after=5)
         return self._models

@@ -2,14 +2,16 @@
 
 import asyncio
 import time
-from concurrent.futures import Executor
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import structlog
 
-from app.engine.batcher import Limits
+from app.engine.budget import TokenBudget
+from app.engine.device_thread import DeviceThread
+from app.engine.forward_limit import ForwardLimit, Watch
 from app.engine.queue import JobQueue
+from app.engine.service_rate import ServiceRate
 from app.errors import (
     InferenceError,
     InferenceTimeoutError,
@@ -21,18 +23,9 @@ from app.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
-
-@dataclass(slots=True)
-class ServiceRate:
-    """A running mean of how fast the device works off tokens."""
-
-    tokens_per_second: float = 0.0
-
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Take one forward into account."""
-        now = tokens / max(seconds, 1e-9)
-        last = self.tokens_per_second or now
-        self.tokens_per_second = 0.8 * last + 0.2 * now
+_MEMORY_RETRY_AFTER = 30
+# What PyTorch's allocators and libraries say in a plain RuntimeError.
+_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
 class DeviceExecutor:
@@ -41,17 +34,29 @@ class DeviceExecutor:
     def __init__(
         self,
         queue: JobQueue,
-        thread: Executor,
-        limits: Limits,
+        thread: DeviceThread,
+        budget: TokenBudget,
+        limit: ForwardLimit,
         metrics: Metrics,
+        *,
+        free_memory: Callable[[], object],
         batch_wait: float = 0.0,
     ) -> None:
         self._queue = queue
         self._thread = thread
-        self._limits = limits
+        self._budget = budget
+        self._limit = limit
         self._metrics = metrics
+        self._free_memory = free_memory
         self._batch_wait = batch_wait
+        self._running: Batch | None = None
+        self._watch = Watch()
         self.rate = ServiceRate()
+
+    @property
+    def stuck_seconds(self) -> float:
+        """How long the device thread has been away if it may never come back, else 0."""
+        return self._watch.stuck_seconds
 
     async def run(self) -> None:
         """Serve the queue for ever. A batch that fails fails its own requests and no other."""
@@ -59,22 +64,47 @@ class DeviceExecutor:
             await self._queue.wait()
             if self._batch_wait:
                 await asyncio.sleep(self._batch_wait)
-            batch = self._queue.take(self._limits)
+            batch = self._queue.take(self._budget.limits)
             if batch is not None:
+                _mark_taken(batch, time.perf_counter(), self._metrics)
                 await self._run_batch(batch)
+
+    def abort(self, error: SmartEmbedderError) -> None:
+        """Fail every job that waits or is on the device; the thread is left to itself."""
+        for job in self._queue.close():
+            _fail_job(job, error)
+        if self._running is not None:
+            _fail(self._running, error)
 
     async def _run_batch(self, batch: Batch) -> None:
         started = time.perf_counter()
-        _mark_taken(batch, started, self._metrics)
         try:
             results = await self._on_device(batch)
+        except OutOfMemoryError as error:
+            await self._run_in_halves(batch, error)
         except Exception as error:  # noqa: BLE001 - these requests must hear of it
             _fail(batch, error)
+        else:
+            seconds = time.perf_counter() - started
+            self.rate.observe(batch.tokens, seconds)
+            self._budget.recover()
+            self._observe(batch, len(results), seconds)
+            _deliver(batch, results, seconds)
+
+    async def _run_in_halves(self, batch: Batch, error: OutOfMemoryError) -> None:
+        """Try each half by itself; a single sequence that does not fit is its request's failure."""
+        halves = batch.halves()
+        if not halves[0].shares:
+            _fail(batch, error)
             return
-        seconds = time.perf_counter() - started
-        self.rate.observe(batch.tokens, seconds)
-        self._observe(batch, len(results), seconds)
-        _deliver(batch, results, seconds)
+        self._metrics.splits.inc()
+        self._budget.shrink(batch.tokens)
+        limits = self._budget.limits
+        log.warning("out_of_memory", tokens=batch.tokens, max_batch_tokens=limits.max_tokens)
+        for half in halves:
+            waited_for = half.without_departed()
+            if waited_for.shares:
+                await self._run_batch(waited_for)
 
     def _observe(self, batch: Batch, sequences: int, seconds: float) -> None:
         self._metrics.tokens.labels(batch.model.name).inc(batch.tokens)
@@ -86,31 +116,49 @@ class DeviceExecutor:
             self._metrics.rerank_inference.observe(seconds)
 
     async def _on_device(self, batch: Batch) -> list[Any]:
-        running = asyncio.get_running_loop().run_in_executor(self._thread, batch.run)
-        await _release_overdue(batch, running)
-        return await running
+        running = asyncio.ensure_future(self._thread.run(lambda: self._forward(batch)))
+        limits = [self._limit.of_job(share.job, batch) for share in batch.shares]
+        self._running = batch
+        self._watch.begin(max(limits))
+        try:
+            await _release_overdue(batch, limits, running)
+            return await running
+        finally:
+            self._watch.end()
+            self._running = None
+
+    def _forward(self, batch: Batch) -> list[Any]:
+        """Run the batch, in the device thread; raise `OutOfMemoryError` with the memory freed."""
+        try:
+            return batch.run()
+        except Exception as error:
+            if not _is_out_of_memory(error):
+                raise
+        # Outside the handler, where the error no longer keeps the failed forward's tensors.
+        self._free_memory()
+        raise OutOfMemoryError(
+            "the device has too little memory for this", retry_after=_MEMORY_RETRY_AFTER
+        )
 
 
-async def _release_overdue(batch: Batch, running: "asyncio.Future[list[Any]]") -> None:
+async def _release_overdue(
+    batch: Batch, limits: list[float], running: "asyncio.Future[list[Any]]"
+) -> None:
     """Wait for the forward; a caller whose time limit passes meanwhile is told so at once.
 
     The forward itself cannot be stopped: it keeps the device until it returns.
     """
     began = time.perf_counter()
-    limited = [share.job for share in batch.shares if share.job.time_limit is not None]
-    for job in sorted(limited, key=_time_left):
-        left = began + _time_left(job) - time.perf_counter()
+    order = sorted(range(len(limits)), key=limits.__getitem__)
+    for place in order:
+        left = began + limits[place] - time.perf_counter()
         await asyncio.wait({running}, timeout=max(0.0, left))
         if running.done():
             return
-        if not job.future.done():
-            job.future.set_exception(
-                InferenceTimeoutError(f"the forwards took longer than {job.time_limit:g} seconds")
-            )
-
-
-def _time_left(job: Job) -> float:
-    return (job.time_limit or 0.0) - job.inference_seconds
+        job = batch.shares[place].job
+        seconds = limits[place] if job.time_limit is None else job.time_limit
+        what = "forward" if job.time_limit is None else "forwards"
+        _fail_job(job, InferenceTimeoutError(f"the {what} took longer than {seconds:g} seconds"))
 
 
 def _mark_taken(batch: Batch, now: float, metrics: Metrics) -> None:
@@ -136,17 +184,25 @@ def _fail(batch: Batch, error: Exception) -> None:
     if not isinstance(error, SmartEmbedderError):
         log.error("batch_failed", model=batch.model.name, tokens=batch.tokens, exc_info=error)
     for share in batch.shares:
-        if not share.job.future.done():
-            share.job.future.set_exception(_as_domain_error(error))
+        _fail_job(share.job, error)
+
+
+def _fail_job(job: Job, error: Exception) -> None:
+    if not job.future.done():
+        job.future.set_exception(_as_domain_error(error))
 
 
 def _as_domain_error(error: Exception) -> SmartEmbedderError:
+    """An error of its own for each job: a shared one would gather everybody's tracebacks."""
     if isinstance(error, SmartEmbedderError):
-        return type(error)(str(error))
-    # torch.OutOfMemoryError, told by its name: the engine does not import torch.
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        wrapped: SmartEmbedderError = OutOfMemoryError("the device has too little memory for this")
-    else:
-        wrapped = InferenceError("the model failed on this request")
+        return type(error)(str(error), retry_after=error.retry_after)
+    wrapped = InferenceError("the model failed on this request")
     wrapped.__cause__ = error
     return wrapped
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Told by name and words: the engine does not import torch."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and any(w in str(error) for w in _MEMORY_MESSAGES)

@@ -1,5 +1,6 @@
 """The seam between the engine and the models: a loader makes what the settings name."""
 
+import gc
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class LoadedModels:
 
     `dense` makes the dense vectors where it is not bge-m3 itself. With `late_interaction` bge-m3
     reranks; else `reranker` does, or nobody. `demo` describes the demo model where one is served.
+    `seconds_per_token` was measured at the start, and `free_memory` gives back what the device's
+    allocator keeps without using it.
     """
 
     embedder: Embedder
@@ -40,6 +43,8 @@ class LoadedModels:
     reranker: Reranker | None = None
     late_interaction: bool = False
     demo: str | None = None
+    seconds_per_token: float = 0.0
+    free_memory: Callable[[], object] = gc.collect
 
 
 Loader = Callable[[Settings], LoadedModels]

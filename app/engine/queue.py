@@ -3,6 +3,7 @@
 import asyncio
 
 from app.engine.batcher import Limits, form_batch
+from app.errors import DrainingError
 from app.jobs import Batch, Job
 
 
@@ -13,6 +14,7 @@ class JobQueue:
         self._jobs: list[Job] = []
         self._arrival = asyncio.Event()
         self._virtual_time = 0.0
+        self._closed = False
 
     @property
     def waiting_tokens(self) -> int:
@@ -20,10 +22,20 @@ class JobQueue:
         return sum(len(ids) for job in self._jobs for ids in job.sequences[job.taken :])
 
     def put(self, job: Job) -> None:
-        """Line up a job."""
+        """Line up a job; raises `DrainingError` once the queue is closed."""
+        if self._closed:
+            raise DrainingError("the service is shutting down", retry_after=5)
         job.virtual_start = self._virtual_time
         self._jobs.append(job)
         self._arrival.set()
+
+    def close(self) -> list[Job]:
+        """Take no job any more; returns those who waited."""
+        self._closed = True
+        waited = list(self._jobs)
+        for job in waited:
+            self._leave(job)
+        return waited
 
     def discard(self, job: Job) -> None:
         """Forget what is left of a job that nobody waits for any more."""
@@ -41,9 +53,9 @@ class JobQueue:
         if not self._jobs:
             return None
         batch = form_batch(self._jobs, limits)
-        self._virtual_time += batch.tokens / len(self._jobs)
+        self._virtual_time += batch.tokens / sum(job.weight for job in self._jobs)
         for share in batch.shares:
-            share.job.virtual_start += share.tokens
+            share.job.virtual_start += share.tokens / share.job.weight
             share.job.taken = share.stop
             if not share.job.waiting:
                 self._leave(share.job)

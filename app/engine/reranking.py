@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from app.engine.admission import Admission, Tokenized
+from app.engine.batcher import DEFAULT_URGENCY
 from app.engine.late_interaction import Weights, score
 from app.engine.loading import LoadedModels
 from app.engine.places import Places
@@ -33,7 +34,7 @@ class RerankRequest:
     """A query, the passages to score for it, and how.
 
     `normalize` makes probabilities of logits, `instruction` is for rerankers that read one, and
-    `weights` is for late interaction.
+    `weights` is for late interaction. `urgency` is as in `Engine.embed`.
     """
 
     query: str
@@ -41,6 +42,7 @@ class RerankRequest:
     normalize: bool = False
     instruction: str | None = None
     weights: Weights = field(default_factory=Weights)
+    urgency: int = DEFAULT_URGENCY
 
 
 class RerankingFlow:
@@ -67,7 +69,7 @@ class RerankingFlow:
         pairs = await self._admission.tokenize(
             model.tokenize_pairs, request.query, request.passages, request.instruction
         )
-        job = self._job(model, [pair.ids for pair in pairs.value], Outputs())
+        job = self._job(model, [pair.ids for pair in pairs.value], Outputs(), request)
         scores = await self._finish(job)
         if request.normalize and model.scores_are_logits:
             scores = _sigmoid(scores)
@@ -83,9 +85,9 @@ class RerankingFlow:
         started = time.perf_counter()
         texts = await self._admission.tokenize(model.tokenize, [request.query, *request.passages])
         query, *passages = texts.value
-        query_job = self._job(model, [query.ids], _ALL_KINDS)
+        query_job = self._job(model, [query.ids], _ALL_KINDS, request)
         (query_embedding,) = await self._finish(query_job)
-        job = self._job(model, [passage.ids for passage in passages], _ALL_KINDS)
+        job = self._job(model, [passage.ids for passage in passages], _ALL_KINDS, request)
         # In the device thread, so that a passage's token vectors need not outlive its batch.
         job.reduce = partial(score, query_embedding)
         parts: list[PartScores] = await self._finish(job)
@@ -97,8 +99,14 @@ class RerankingFlow:
             timings=timings_of(started, tokenize=texts.seconds, jobs=[query_job, job]),
         )
 
-    def _job(self, model: Embedder | Reranker, sequences: list[Any], outputs: Outputs) -> Job:
-        job = self._admission.make_job(model, sequences, outputs)
+    def _job(
+        self,
+        model: Embedder | Reranker,
+        sequences: list[Any],
+        outputs: Outputs,
+        request: RerankRequest,
+    ) -> Job:
+        job = self._admission.make_job(model, sequences, outputs, request.urgency)
         job.time_limit = self._time_limit
         return job
 

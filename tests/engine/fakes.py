@@ -21,7 +21,7 @@ class HeldDevice:
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
         self.held = False
-        self.failures: list[Exception] = []
+        self.failures: list[Exception | None] = []
 
     def run(self, sequences: list[np.ndarray], outputs: Outputs) -> None:
         self.batches.append([len(ids) for ids in sequences])
@@ -29,8 +29,9 @@ class HeldDevice:
         self.entered.release()
         if self.held:
             self.gate.acquire()
-        if self.failures:
-            raise self.failures.pop(0)
+        failure = self.failures.pop(0) if self.failures else None
+        if failure is not None:
+            raise failure
 
 
 class FakeModel(HeldDevice):

@@ -3,10 +3,11 @@
 import asyncio
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.batcher import Limits, form_batch
+from app.engine.batcher import Limits, form_batch, weight_of
 from app.engine.queue import JobQueue
 from app.jobs import Batch, Job, Outputs
 from tests.engine.fakes import FakeModel
@@ -22,9 +23,13 @@ class Pending:
         return False
 
 
-def job(*lengths: int, virtual_start: float = 0.0, model: FakeModel = MODEL) -> Job:
+def job(
+    *lengths: int, virtual_start: float = 0.0, model: FakeModel = MODEL, urgency: int = 3
+) -> Job:
     sequences = [np.zeros(length, np.int64) for length in lengths]
-    return Job(model, sequences, Outputs(dense=True), Pending(), 0.0, virtual_start=virtual_start)
+    made = Job(model, sequences, Outputs(dense=True), Pending(), 0.0, weight=weight_of(urgency))
+    made.virtual_start = virtual_start
+    return made
 
 
 def taken(batch: Batch, jobs: list[Job]) -> list[tuple[int, int, int]]:
@@ -42,13 +47,19 @@ def test_a_request_larger_than_the_budget_is_spread_over_batches() -> None:
 
 
 def test_a_sequence_longer_than_the_budget_goes_alone() -> None:
-    jobs = [job(50), job(1)]
+    jobs = [job(50), job(1, virtual_start=32.0)]
     assert taken(form_batch(jobs, Limits(9)), jobs) == [(0, 0, 1)]
 
 
 def test_a_short_request_rides_with_a_long_one_that_came_first() -> None:
     jobs = [job(*[3] * 10), job(2)]
-    assert taken(form_batch(jobs, Limits(9)), jobs) == [(0, 0, 2), (1, 0, 1)]
+    assert taken(form_batch(jobs, Limits(9)), jobs) == [(1, 0, 1), (0, 0, 2)]
+
+
+def test_a_long_text_is_held_back_no_longer_than_a_sentence_would_be() -> None:
+    jobs = [job(8192), job(20, virtual_start=13.0), job(20, virtual_start=11.0)]
+    assert taken(form_batch(jobs, Limits(9)), jobs) == [(2, 0, 1)]
+    assert taken(form_batch(jobs[:2], Limits(9)), jobs) == [(0, 0, 1)]
 
 
 def test_two_long_requests_share_a_batch_evenly() -> None:
@@ -57,7 +68,7 @@ def test_two_long_requests_share_a_batch_evenly() -> None:
 
 
 def test_one_that_does_not_fit_keeps_its_turn_while_smaller_ones_fill_the_batch() -> None:
-    jobs = [job(5), job(8), job(3)]
+    jobs = [job(5), job(8), job(3, virtual_start=6.0)]
     assert taken(form_batch(jobs, Limits(9)), jobs) == [(0, 0, 1), (2, 0, 1)]
     assert taken(form_batch(jobs[1:2], Limits(9)), jobs) == [(1, 0, 1)]
 
@@ -89,6 +100,20 @@ def test_a_batch_keeps_the_budget_or_is_one_sequence(requests, budget) -> None:
     batch = form_batch([job(*lengths) for lengths in requests], Limits(budget))
     assert batch.tokens <= budget or len(batch.sequences) == 1
     assert len(batch.sequences) >= 1
+
+
+@given(st.lists(LENGTHS, min_size=1, max_size=6), st.integers(1, 200))
+def test_halving_a_batch_loses_and_repeats_nothing(requests, budget) -> None:
+    jobs = [job(*lengths) for lengths in requests]
+    batch = form_batch(jobs, Limits(budget))
+    first, second = batch.halves()
+    assert 0 <= len(second.sequences) - len(first.sequences) <= 1
+    both = [share for half in (first, second) for share in half.shares]
+    assert sum(share.tokens for share in both) == batch.tokens
+    places = [(jobs.index(s.job), place) for s in both for place in range(s.start, s.stop)]
+    assert sorted(places) == sorted(
+        (jobs.index(s.job), place) for s in batch.shares for place in range(s.start, s.stop)
+    )
 
 
 async def drain(requests: list[list[int]], budget: int) -> list[list[tuple[int, int, int]]]:
@@ -140,6 +165,69 @@ async def test_a_long_request_is_not_starved_by_a_stream_of_short_ones() -> None
         batches += 1
     # An equal share for 21 is 16 / 21 tokens of each batch; the bulk's 80 tokens need 105 batches.
     assert batches <= 110
+
+
+def test_of_two_equal_newcomers_the_more_urgent_goes_first() -> None:
+    jobs = [job(4, urgency=7), job(4), job(4, urgency=0)]
+    order = taken(form_batch(jobs, Limits(12)), jobs)
+    assert order == [(2, 0, 1), (1, 0, 1), (0, 0, 1)]
+
+
+async def test_an_urgent_newcomer_overtakes_those_who_still_wait() -> None:
+    queue = JobQueue()
+    for _ in range(100):
+        queue.put(job(20))
+    queue.take(Limits(200))
+    urgent = job(20, urgency=0)
+    queue.put(urgent)
+    batch = queue.take(Limits(200))
+    assert batch is not None
+    assert batch.shares[0].job is urgent
+
+
+async def test_each_step_of_urgency_doubles_the_share_of_the_device() -> None:
+    queue = JobQueue()
+    jobs = [job(*[4] * 4000, urgency=urgency) for urgency in (2, 3, 4, 7)]
+    for each in jobs:
+        queue.put(each)
+    for _ in range(400):
+        queue.take(Limits(16))
+    shares = [each.taken / 1600 for each in jobs]
+    assert shares == pytest.approx([32 / 57, 16 / 57, 8 / 57, 1 / 57], abs=0.005)
+
+
+async def test_the_least_urgent_is_not_starved_by_a_stream_of_the_most_urgent() -> None:
+    """Ten urgent rivals at every moment: the share of the last is 1 in 1281, and it gets it."""
+    queue = JobQueue()
+    last = job(4, urgency=7)
+    queue.put(last)
+    rivals: list[Job] = []
+    batches = 0
+    while last.waiting:
+        rivals = [rival for rival in rivals if rival.waiting]
+        for rival in [job(4, urgency=0) for _ in range(10 - len(rivals))]:
+            queue.put(rival)
+            rivals.append(rival)
+        queue.take(Limits(16))
+        batches += 1
+    assert batches <= 4 * 1281 / 16 + 10
+
+
+@given(st.lists(st.tuples(LENGTHS, st.integers(0, 7)), min_size=1, max_size=6), st.integers(1, 60))
+def test_no_urgency_changes_what_is_taken_only_when(requests, budget) -> None:
+    queue = JobQueue()
+    jobs = [job(*lengths, urgency=urgency) for lengths, urgency in requests]
+    asyncio.run(put_all(queue, jobs))
+    batches = 0
+    while queue.take(Limits(budget)) is not None:
+        batches += 1
+    assert batches <= sum(len(lengths) for lengths, _ in requests)
+    assert not any(each.waiting for each in jobs)
+
+
+async def put_all(queue: JobQueue, jobs: list[Job]) -> None:
+    for each in jobs:
+        queue.put(each)
 
 
 async def test_a_job_whose_caller_has_left_is_never_batched() -> None:

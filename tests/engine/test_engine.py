@@ -12,6 +12,7 @@ from app.errors import (
     DrainingError,
     EmptyInputError,
     InferenceError,
+    InferenceTimeoutError,
     LoadingError,
     OutOfMemoryError,
     QueueFullError,
@@ -139,12 +140,113 @@ async def test_a_request_whose_first_part_failed_is_not_run_further() -> None:
     assert model.batches == [[4, 4], [1]]
 
 
-async def test_too_little_memory_is_told_as_such() -> None:
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("CUDA out of memory"), RuntimeError("X_ALLOC_FAILED")]
+)
+async def test_a_single_text_that_does_not_fit_is_told_as_such(error) -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics) as engine:
+        model.failures.append(error)
+        with pytest.raises(OutOfMemoryError) as refused:
+            await engine.embed(["a"])
+        await engine.embed(["a"])
+    assert refused.value.retry_after
+    assert metrics.value("out_of_memory_splits_total") == 0
+
+
+async def test_a_batch_that_does_not_fit_is_halved_with_the_memory_freed_in_between() -> None:
+    model, metrics = FakeModel(), Metrics()
+    freed: list[int] = []
+    models = replace(loaded(model), free_memory=lambda: freed.append(len(model.batches)))
+    async with Engine(Settings(), metrics, loader=lambda _: models) as engine:
+        model.failures += [MemoryError(), MemoryError()]
+        result = await engine.embed(["aa", "bb", "cc", "dd", "ee"])
+    assert model.batches == [[2] * 5, [2, 2], [2], [2], [2, 2, 2]]
+    assert freed == [1, 2]
+    assert metrics.value("out_of_memory_splits_total") == 2
+    assert [int(e.dense[0]) for e in result.embeddings] == [194, 196, 198, 200, 202]
+
+
+async def test_after_a_split_forwards_are_smaller_for_a_while() -> None:
     model = FakeModel()
     async with engine_for(model) as engine:
         model.failures.append(MemoryError())
+        await engine.embed(["aa"] * 5)
+        model.batches.clear()
+        await engine.embed(["aa"] * 5)
+    assert max(map(len, model.batches)) < 5
+
+
+async def test_only_the_request_with_the_text_that_does_not_fit_fails() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics) as engine:
+        held = await hold(engine, model)
+        one = asyncio.create_task(engine.embed(["aa"]))
+        await waiting(metrics, 1)
+        two = asyncio.create_task(engine.embed(["bb", "cc"]))
+        await waiting(metrics, 2)
+        model.failures += [MemoryError(), MemoryError()]
+        model.failures.insert(0, None)
+        let_go(model)
+        await held
         with pytest.raises(OutOfMemoryError):
+            await one
+        assert [int(e.dense[0]) for e in (await two).embeddings] == [196, 198]
+
+
+async def test_a_forward_that_takes_too_long_fails_its_callers_but_not_those_who_wait() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics, gpu_process_timeout=0.05) as engine:
+        held = await hold(engine, model)
+        waits = asyncio.create_task(engine.embed(["waits"]))
+        with pytest.raises(InferenceTimeoutError, match="forward took longer than 0.05 seconds"):
+            await held
+        assert not waits.done()
+        let_go(model)
+        await waits
+
+
+async def test_a_device_that_does_not_come_back_is_a_failure_until_it_does() -> None:
+    model = FakeModel()
+    async with engine_for(model, gpu_process_timeout=0.02) as engine:
+        held = await hold(engine, model)
+        with pytest.raises(InferenceTimeoutError):
+            await held
+        while engine.failure is None:  # noqa: ASYNC110 - the clock must reach twice the limit
+            await asyncio.sleep(0.005)
+        with pytest.raises(UnhealthyError, match="has not come back"):
             await engine.embed(["a"])
+        let_go(model)
+        while engine.failure is not None:  # noqa: ASYNC110 - until the thread is back
+            await asyncio.sleep(0)
+        await engine.embed(["a"])
+
+
+async def test_an_urgent_request_goes_before_those_that_wait() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics) as engine:
+        held = await hold(engine, model)
+        usual = asyncio.create_task(engine.embed(["a" * 8]))
+        await waiting(metrics, 1)
+        urgent = asyncio.create_task(engine.embed(["b" * 9], urgency=0))
+        await waiting(metrics, 2)
+        let_go(model)
+        await asyncio.gather(held, usual, urgent)
+    assert model.batches[1:] == [[9], [8]]
+
+
+async def test_aborting_tells_everyone_who_still_waits() -> None:
+    model, metrics = FakeModel(), Metrics()
+    engine = engine_for(model, metrics)
+    await engine.start()
+    tasks = [await hold(engine, model), asyncio.create_task(engine.embed(["waits"]))]
+    await waiting(metrics, 1)
+    engine.abort()
+    for task in tasks:
+        with pytest.raises(DrainingError):
+            await task
+    let_go(model)
+    await engine.close()
 
 
 async def test_a_cancelled_request_leaves_the_queue_and_its_place() -> None:

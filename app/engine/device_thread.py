@@ -1,0 +1,81 @@
+"""The one thread that talks to a device."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from app.errors import InferenceError
+
+Result = TypeVar("Result")
+_Calls = SimpleQueue["tuple[Future[Any], Callable[[], Any]] | None"]
+
+
+class DeviceThread:
+    """Runs calls one after the other on a thread of its own, which is replaced should it die.
+
+    `concurrent.futures` keeps counting a thread that died, and every later call would wait for
+    ever. The thread is a daemon: one that never comes back from its device must not keep the
+    process alive.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._calls: _Calls = SimpleQueue()
+        self._pending: deque[Future[Any]] = deque()
+        self._thread: threading.Thread | None = None
+
+    async def run(self, call: Callable[[], Result]) -> Result:
+        """The result of `call`; what it raises is raised here, a thread's end as InferenceError."""
+        future: Future[Result] = Future()
+        with self._lock:
+            if self._thread is None:
+                self._thread = self._start()
+            self._pending.append(future)
+            self._calls.put((future, call))
+        return await asyncio.wrap_future(future)
+
+    def close(self) -> None:
+        """Let the thread end once it has done what it was given."""
+        self._calls.put(None)
+
+    def _start(self) -> threading.Thread:
+        # With a queue of its own: what a dead one has left behind was answered already.
+        self._calls = SimpleQueue()
+        thread = threading.Thread(
+            target=self._work, args=(self._calls,), name=self._name, daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _work(self, calls: _Calls) -> None:
+        try:
+            while (item := calls.get()) is not None:
+                _answer(*item)
+                self._pending.popleft()
+        finally:
+            with self._lock:
+                self._thread = None
+                unanswered, self._pending = self._pending, deque()
+            for future in unanswered:
+                _fail(future)
+
+
+def _answer(future: "Future[Any]", call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except Exception as error:  # noqa: BLE001 - whoever waits for the result must hear of it
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def _fail(future: "Future[Any]") -> None:
+    if not future.done():
+        future.set_exception(InferenceError("the device thread ended in the middle of its work"))

@@ -1,0 +1,50 @@
+"""The device thread: in order, every call answered, replaced when it dies."""
+
+import ctypes
+import sys
+import threading
+from contextlib import suppress
+
+import pytest
+
+from app.engine.device_thread import DeviceThread
+from app.errors import InferenceError
+
+
+@pytest.fixture
+def thread():
+    made = DeviceThread("device")
+    yield made
+    made.close()
+
+
+async def test_a_call_runs_on_the_thread_and_its_result_comes_back(thread) -> None:
+    name = await thread.run(lambda: threading.current_thread().name)
+    assert name == "device"
+
+
+async def test_what_a_call_raises_is_raised_to_its_caller_and_to_no_later_one(thread) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await thread.run(lambda: 1 / 0)
+    assert await thread.run(lambda: 7) == 7
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_call_that_ends_the_thread_is_answered_and_the_next_gets_a_new_one(thread) -> None:
+    with pytest.raises(InferenceError, match="device thread ended"):
+        await thread.run(sys.exit)
+    assert await thread.run(lambda: 7) == 7
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_thread_killed_while_idle_is_replaced(thread) -> None:
+    victim = await thread.run(threading.current_thread)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(victim.ident), ctypes.py_object(SystemExit)
+    )
+    # It dies as soon as it runs again: with this call in hand, or just after it.
+    with suppress(InferenceError):
+        await thread.run(lambda: 7)
+    victim.join(10)
+    assert await thread.run(lambda: 8) == 8
+    assert not victim.is_alive()

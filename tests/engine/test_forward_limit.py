@@ -1,0 +1,31 @@
+"""How long a forward may take: set, by default, or as the probe predicts."""
+
+import numpy as np
+import pytest
+
+from app.engine.forward_limit import ForwardLimit
+from app.jobs import Batch, Job, Outputs, Share
+from tests.engine.fakes import FakeModel
+
+
+def batch_of(tokens: int, time_limit: float | None = None, spent: float = 0.0) -> Batch:
+    job = Job(FakeModel(), [np.zeros(tokens, np.int64)], Outputs(dense=True), None, 0.0)
+    job.time_limit, job.inference_seconds = time_limit, spent
+    return Batch(job.model, [Share(job, 0, 1)])
+
+
+def test_what_was_set_holds_whatever_the_probe_says() -> None:
+    limit = ForwardLimit(2.0, least=30.0, seconds_per_token=1.0)
+    assert limit.of_batch(batch_of(100)) == 2.0
+
+
+def test_unset_it_grows_to_five_times_the_predicted_time() -> None:
+    limit = ForwardLimit(None, least=30.0, seconds_per_token=0.01)
+    assert limit.of_batch(batch_of(100)) == 30.0
+    assert limit.of_batch(batch_of(8192)) == pytest.approx(409.6)
+
+
+def test_a_request_with_a_limit_of_its_own_is_held_to_what_is_left_of_it() -> None:
+    limit = ForwardLimit(2.0, least=30.0)
+    batch = batch_of(10, time_limit=60.0, spent=45.0)
+    assert limit.of_job(batch.shares[0].job, batch) == 15.0
