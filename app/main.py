@@ -1,8 +1,11 @@
 """Wires the parts together, and runs them under uvicorn."""
 
 import asyncio
+import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
@@ -16,6 +19,7 @@ from app.api import embeddings, health, operations, rerank
 from app.api.docs import install_docs
 from app.api.errors import install_error_handlers
 from app.api.service import Service
+from app.drain import Drain
 from app.engine import Engine
 from app.engine.loading import LoadedModels, Loader, load_models
 from app.errors import StartupError
@@ -24,7 +28,9 @@ from app.metrics import Metrics
 from app.middleware.auth import RequireToken
 from app.middleware.body_limit import LimitBody
 from app.middleware.context import RequestContext
+from app.middleware.draining import RefuseWhileDraining
 from app.middleware.observe import ObserveRequests
+from app.server import DrainingServer
 from app.settings import Settings, load_settings
 from app.tokens import Tokens
 
@@ -49,6 +55,7 @@ def create_app(
         settings=settings,
         metrics=metrics,
         engine=Engine(settings, metrics, loader),
+        drain=Drain(),
         render_threads=ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render"),
     )
     app = FastAPI(
@@ -70,6 +77,7 @@ def create_app(
     app.add_middleware(
         RequireToken, tokens=_tokens(settings), protect_metrics=settings.protect_metrics
     )
+    app.add_middleware(RefuseWhileDraining, drain=service.drain)
     app.add_middleware(ObserveRequests, metrics=metrics)
     app.add_middleware(RequestContext)
     return app
@@ -128,16 +136,20 @@ def _facts(settings: Settings, models: LoadedModels) -> dict[str, str]:
 
 def run() -> None:
     """Serve until SIGTERM or SIGINT; the exit status tells whether the start succeeded."""
+    # Until the server has its own handlers: as PID 1 a process without any cannot be stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         settings = load_settings()
         configure_logs(settings.log_format, settings.log_level)
         status = serve(settings)
     except StartupError as error:
         sys.exit(f"Smart Embedder cannot start: {error}")
-    sys.exit(status)
+    except KeyboardInterrupt:
+        sys.exit(0)
+    _exit(status)
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, loader: Loader = load_models) -> int:
     """Run the service; 0 after an orderly end, 1 where the models could not be loaded."""
     failures: list[Exception] = []
 
@@ -147,7 +159,10 @@ def serve(settings: Settings) -> int:
         server.should_exit = True
 
     app = create_app(
-        settings, on_ready=lambda models: _announce(server, models), on_failure=on_failure
+        settings,
+        loader=loader,
+        on_ready=lambda models: _announce(server, models),
+        on_failure=on_failure,
     )
     config = uvicorn.Config(
         app,
@@ -157,14 +172,23 @@ def serve(settings: Settings) -> int:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_graceful_shutdown=int(settings.shutdown_timeout),
     )
-    server = uvicorn.Server(config)
-    # uvicorn raises the signal once more after an orderly end; the exit status must not tell of it.
-    signal.signal(signal.SIGTERM, lambda *_: None)
-    with suppress(KeyboardInterrupt):
-        server.run()
+    service: Service = app.state.service
+    server = DrainingServer(
+        config, service.drain, settings.shutdown_timeout, abort=service.engine.abort
+    )
+    server.run()
     return 1 if failures or not server.started else 0
+
+
+def _exit(status: int) -> None:
+    """End the process, whether or not every thread can be waited for."""
+    if threading.active_count() == 1:
+        sys.exit(status)
+    # A device that never comes back, or a model that is still being loaded, must not hold it.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
 
 
 def _report_failure(error: Exception) -> None:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import httpx2
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 START_LIMIT = 120.0
+WAIT_LIMIT = 30.0
 
 
 class RunningServer:
@@ -58,6 +59,32 @@ class RunningServer:
     def client(self, **options) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=60, **options)
 
+    def async_client(self, connections: int = 100) -> httpx2.AsyncClient:
+        limits = httpx2.Limits(max_connections=connections)
+        return httpx2.AsyncClient(base_url=self.url, timeout=60, limits=limits)
+
+    def metric(self, series: str) -> float:
+        """The present value of a series, such as `name` or `name{label="value"}`."""
+        text = httpx2.get(f"{self.url}/metrics").text
+        return float(re.search(rf"^{re.escape(series)} (\S+)$", text, re.MULTILINE)[1])
+
+    def wait_for_metric(self, series: str, value: float) -> None:
+        """Ask /metrics until a series has a value."""
+        self._wait(lambda: self.metric(series) == value, f"{series} never was {value}")
+
+    def wait_for_status(self, path: str, status: int) -> None:
+        """Ask `path` until it answers with a status."""
+        answers = lambda: httpx2.get(f"{self.url}{path}").status_code == status  # noqa: E731
+        self._wait(answers, f"{path} never answered {status}")
+
+    def _wait(self, condition: Callable[[], bool], otherwise: str) -> None:
+        deadline = time.monotonic() + WAIT_LIMIT
+        pause = threading.Event()
+        while not condition():
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, f"{otherwise}\n{self.log}"
+            pause.wait(0.02)
+
     def close(self) -> None:
         """Read what is left of the output and close the pipe."""
         self._reader.join(10)
@@ -72,13 +99,15 @@ class RunningServer:
         return status
 
 
-def start_process(folder: Path, **environment: str) -> "subprocess.Popen[str]":
+def start_process(
+    folder: Path, module: str = "app", prefix: Sequence[str] = (), **environment: str
+) -> "subprocess.Popen[str]":
     """`python -m app` in an empty folder, with nothing but the given settings."""
     inherited = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR"}}
     settings = {"PORT": "0", "DEVICE": "cpu", "DTYPE": "float32", "HF_HUB_OFFLINE": "1"}
     settings["RERANKER_MODEL"] = "late-interaction"
     return subprocess.Popen(
-        [sys.executable, "-m", "app"],
+        [*prefix, sys.executable, "-m", module],
         cwd=folder,
         env=inherited | settings | {"PYTHONPATH": str(REPOSITORY)} | environment,
         stdout=subprocess.PIPE,
@@ -88,9 +117,11 @@ def start_process(folder: Path, **environment: str) -> "subprocess.Popen[str]":
 
 
 @contextmanager
-def run_server(folder: Path, **environment: str) -> Iterator[RunningServer]:
+def run_server(
+    folder: Path, module: str = "app", prefix: Sequence[str] = (), **environment: str
+) -> Iterator[RunningServer]:
     """Start a server; end it, and its process with it, when the block ends."""
-    process = start_process(folder, **environment)
+    process = start_process(folder, module, prefix, **environment)
     running = RunningServer(process)
     try:
         running.wait_until_bound()

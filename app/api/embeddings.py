@@ -5,6 +5,7 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from app.api.priority import urgency_of
 from app.api.rendering import JsonPieces, ModelNames, estimate_bytes, render_embeddings
 from app.api.requests import describe_body, error_responses, read_body
 from app.api.schemas import EmbeddingRequest, EmbeddingResponse
@@ -30,12 +31,14 @@ async def create_embeddings(request: Request, service: ServiceDep) -> Response:
     _check(wanted, service.settings.max_sentences_per_request)
     result = await within(
         service.settings.request_timeout,
+        request,
         service.engine.embed(
             wanted.sentences,
             dense=wanted.return_dense,
             sparse=wanted.return_sparse,
             colbert=wanted.return_colbert,
             normalize_dense=wanted.normalize_dense,
+            urgency=urgency_of(request),
         ),
     )
     service.metrics.sentences.inc(len(wanted.sentences))

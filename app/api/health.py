@@ -79,9 +79,10 @@ def describe_limits(models: LoadedModels | None, settings: Settings) -> dict[str
 
 def _status(service: Service) -> tuple[str, str | None]:
     engine = service.engine
-    if engine.failure is not None:
-        return "unhealthy", str(engine.failure)
-    if engine.closing:
+    failure = engine.failure
+    if failure is not None:
+        return "unhealthy", str(failure)
+    if service.drain.begun or engine.closing:
         return "draining", "the service is shutting down"
     if engine.models is None:
         return "loading", "the models are being loaded"

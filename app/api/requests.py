@@ -6,6 +6,7 @@ from fastapi import Request
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
+from app.api.priority import PRIORITY_PARAMETER
 from app.api.schemas import ErrorResponse, RequestModel
 from app.errors import ClientGoneError, InvalidRequestError
 
@@ -28,9 +29,12 @@ async def read_body(request: Request, model: type[Model]) -> Model:
 
 
 def describe_body(model: type[RequestModel]) -> dict[str, Any]:
-    """The part of an OpenAPI operation that describes `model` as its JSON body."""
+    """The part of an OpenAPI operation that describes `model` as its JSON body, and its headers."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "parameters": [PRIORITY_PARAMETER],
+    }
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -5,6 +5,7 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from app.api.priority import urgency_of
 from app.api.rendering import JsonPieces, render_rerank
 from app.api.requests import describe_body, error_responses, read_body
 from app.api.schemas import RerankBody, RerankResponse
@@ -28,9 +29,8 @@ async def rerank(request: Request, service: ServiceDep) -> Response:
     """A score for each passage, the best first; equal scores keep the order of the request."""
     wanted = await read_body(request, RerankBody)
     _check(wanted, service.settings.max_rerank_passages)
-    result = await within(
-        service.settings.request_timeout, service.engine.rerank(_as_request(wanted))
-    )
+    work = service.engine.rerank(_as_request(wanted, urgency_of(request)))
+    result = await within(service.settings.request_timeout, request, work)
     service.metrics.pairs.inc(len(wanted.passages))
     name = service.settings.reranker_name
     render = partial(render_rerank, wanted.passages, result, name)
@@ -48,7 +48,7 @@ def _check(wanted: RerankBody, most_passages: int) -> None:
         )
 
 
-def _as_request(wanted: RerankBody) -> RerankRequest:
+def _as_request(wanted: RerankBody, urgency: int) -> RerankRequest:
     weights = wanted.weights
     return RerankRequest(
         query=wanted.query,
@@ -56,4 +56,5 @@ def _as_request(wanted: RerankBody) -> RerankRequest:
         normalize=wanted.normalize,
         instruction=wanted.instruction,
         weights=Weights(weights.dense, weights.sparse, weights.colbert) if weights else Weights(),
+        urgency=urgency,
     )

@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
+from app.drain import Drain
 from app.engine import Engine
 from app.metrics import Metrics
 from app.settings import Settings
@@ -24,6 +25,7 @@ class Service:
     settings: Settings
     metrics: Metrics
     engine: Engine
+    drain: Drain
     render_threads: Executor
 
     async def render(self, call: Callable[[], Rendered], estimated_bytes: int) -> Rendered:

@@ -5,6 +5,7 @@ from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.errors import ClientGoneError
 from app.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, EndpointMetrics, Metrics
 
 _REASON_OF = {
@@ -24,6 +25,7 @@ class ObserveRequests:
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
+        self._abandoned = metrics.abandoned
         self._endpoints = {
             EMBEDDING_ENDPOINT.rstrip("/"): metrics.embedding_endpoint(),
             RERANK_ENDPOINT: metrics.rerank_endpoint(),
@@ -48,21 +50,23 @@ class ObserveRequests:
             with endpoint.active.track_inprogress():
                 await self.app(scope, receive, watch)
         finally:
-            _count(endpoint, status, scope, time.perf_counter() - started)
+            self._count(endpoint, status, scope, time.perf_counter() - started)
+
+    def _count(self, endpoint: EndpointMetrics, status: int, scope: Scope, seconds: float) -> None:
+        """Every request is counted once: as refused, as abandoned, or by its outcome."""
+        code = scope.get("state", {}).get("error_code", "")
+        if code in _REASON_OF:
+            endpoint.rejected[_REASON_OF[code]].inc()
+        elif code == ClientGoneError.code:
+            self._abandoned.inc()
+        else:
+            endpoint.requests[_outcome(status)].inc()
+            endpoint.duration.observe(seconds)
 
     def _endpoint_of(self, scope: Scope) -> EndpointMetrics | None:
         if scope["type"] != "http" or scope["method"] != "POST":
             return None
         return self._endpoints.get(scope["path"].rstrip("/"))
-
-
-def _count(endpoint: EndpointMetrics, status: int, scope: Scope, seconds: float) -> None:
-    reason = _REASON_OF.get(scope.get("state", {}).get("error_code", ""))
-    if reason is not None:
-        endpoint.rejected[reason].inc()
-        return
-    endpoint.requests[_outcome(status)].inc()
-    endpoint.duration.observe(seconds)
 
 
 def _outcome(status: int) -> str:

@@ -1,0 +1,33 @@
+"""A server whose device fails on purpose."""
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.server import run_server
+
+
+@pytest.fixture
+def faulty_server(tiny_m3: Path, tmp_path: Path):
+    """A function that starts one; the file `tmp_path / "gate"` lets held forwards go."""
+
+    @contextmanager
+    def start(**environment: str):
+        with run_server(
+            tmp_path,
+            "tests.faults.faulty_server",
+            EMBEDDING_MODEL=str(tiny_m3),
+            GATE=str(tmp_path / "gate"),
+            **environment,
+        ) as running:
+            running.wait_until_healthy()
+            yield running
+
+    return start
+
+
+@pytest.fixture
+def open_gate(tmp_path: Path):
+    """A function that lets held forwards go on."""
+    return (tmp_path / "gate").touch

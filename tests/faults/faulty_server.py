@@ -1,0 +1,65 @@
+"""The whole service with a device that fails on purpose: `python -m tests.faults.faulty_server`.
+
+FAULTS says what goes wrong in which forward after the warm-up, such as `3:raise,5:exit`:
+raise        a RuntimeError, as a broken kernel would
+exit         the device thread ends
+hold         the forward comes back once the file GATE exists
+Besides, a forward of more than MEMORY_TOKENS tokens is out of memory.
+"""
+
+import dataclasses
+import os
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from app.engine.loading import LoadedModels, load_models
+from app.logs import configure_logs
+from app.main import _exit, serve
+from app.settings import Settings, load_settings
+
+
+class FaultyModel:
+    """A real model behind a device boundary that fails as planned."""
+
+    def __init__(self, model) -> None:
+        self._model = model
+        self._forwards = 0
+        plan = os.environ.get("FAULTS", "")
+        self._plan = dict(entry.split(":") for entry in plan.split(",") if entry)
+        self._memory = int(os.environ.get("MEMORY_TOKENS", "0"))
+
+    def __getattr__(self, name: str):
+        return getattr(self._model, name)
+
+    def forward(self, sequences, outputs):
+        self._forwards += 1
+        match self._plan.get(str(self._forwards)):
+            case "raise":
+                raise RuntimeError("the kernel is unwell")
+            case "exit":
+                sys.exit("the device thread ends")
+            case "hold":
+                _wait_for(Path(os.environ["GATE"]))
+        if self._memory and sum(map(len, sequences)) > self._memory:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return self._model.forward(sequences, outputs)
+
+
+def _wait_for(path: Path) -> None:
+    pause = threading.Event()
+    while not path.exists():
+        pause.wait(0.01)
+
+
+def load(settings: Settings) -> LoadedModels:
+    models = load_models(settings)
+    return dataclasses.replace(models, embedder=FaultyModel(models.embedder))
+
+
+if __name__ == "__main__":
+    settings = load_settings()
+    configure_logs(settings.log_format, settings.log_level)
+    _exit(serve(settings, loader=load))

@@ -1,0 +1,83 @@
+"""A device that raises, dies, hangs or has too little memory costs only what it had in hand."""
+
+import asyncio
+
+from tests.faults.tally import EMBED, Tally, post_many
+
+EMBED_MANY = {"return_dense": True, "return_sparse": False, "return_colbert": False}
+
+
+def health(server) -> int:
+    with server.client() as client:
+        return client.get("/health").status_code
+
+
+async def test_an_exception_in_the_third_forward_fails_that_request_alone(faulty_server) -> None:
+    """Sent 10: answered 9, failed 1, lost 0; healthy before and after."""
+    with faulty_server(FAULTS="3:raise") as server:
+        async with server.async_client() as client:
+            tally = await post_many(client, 10, at_once=1)
+        assert (tally.answered, tally.failed, tally.lost) == (9, 1, 0)
+        assert tally.codes == {"inference_failed": 1}
+        assert health(server) == 200
+        assert server.stop() == 0
+
+
+async def test_a_device_thread_that_dies_is_replaced(faulty_server) -> None:
+    """Sent 10: answered 9, failed 1, lost 0; healthy before and after."""
+    with faulty_server(FAULTS="3:exit") as server:
+        async with server.async_client() as client:
+            tally = await post_many(client, 10, at_once=1)
+        assert (tally.answered, tally.failed, tally.lost) == (9, 1, 0)
+        assert health(server) == 200
+        assert server.stop() == 0
+
+
+async def test_a_stuck_device_turns_liveness_red_until_it_comes_back(
+    faulty_server, open_gate
+) -> None:
+    """Sent 4: failed 1 (504), refused 1 (503), answered 2 after the device came back, lost 0."""
+    with faulty_server(FAULTS="1:hold", GPU_PROCESS_TIMEOUT="0.3") as server:
+        tally = Tally()
+        async with server.async_client() as client:
+            assert await tally.post(client, *EMBED) == 504
+            await asyncio.to_thread(server.wait_for_status, "/health/live", 503)
+            live = (await client.get("/health/live")).json()
+            assert "has not come back" in live["reason"]
+            ready = await client.get("/health")
+            assert (ready.status_code, ready.json()["status"]) == (503, "unhealthy")
+            assert await tally.post(client, *EMBED) == 503
+            open_gate()
+            await asyncio.to_thread(server.wait_for_status, "/health/live", 200)
+            assert await tally.post(client, *EMBED) == 200
+            assert await tally.post(client, *EMBED) == 200
+        assert tally.lost == 0
+        assert tally.codes == {"timeout": 1, "unhealthy": 1}
+        timeouts = 'embedding_requests_total{endpoint="/embeddings/",status="timeout"}'
+        assert server.metric(timeouts) == 1
+        assert health(server) == 200
+
+
+def test_a_process_whose_device_is_stuck_can_still_be_stopped(faulty_server) -> None:
+    with faulty_server(FAULTS="1:hold", GPU_PROCESS_TIMEOUT="0.2", SHUTDOWN_TIMEOUT="1") as server:
+        with server.client() as client:
+            assert client.post(EMBED[0], json=EMBED[1]).status_code == 504
+        assert server.stop() == 0
+
+
+async def test_a_batch_that_does_not_fit_is_split_until_it_does(faulty_server) -> None:
+    """Sent 3: answered 2, refused 1 (its single text does not fit), lost 0; healthy throughout."""
+    with faulty_server(MEMORY_TOKENS="40", MAX_BATCH_TOKENS="1000") as server:
+        tally = Tally()
+        fitting = {"sentences": ["search vector"] * 60} | EMBED_MANY
+        too_long = {"sentences": ["search vector " * 40]} | EMBED_MANY
+        async with server.async_client() as client:
+            assert await tally.post(client, "/embeddings/", fitting) == 200
+            splits = server.metric("out_of_memory_splits_total")
+            assert splits > 0
+            assert await tally.post(client, "/embeddings/", too_long) == 503
+            assert await tally.post(client, *EMBED) == 200
+        assert tally.lost == 0
+        assert tally.codes == {"out_of_memory": 1}
+        assert server.metric("out_of_memory_splits_total") == splits
+        assert health(server) == 200
