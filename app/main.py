@@ -101,6 +101,8 @@ def _lifespan(
             start.cancel()
             with suppress(asyncio.CancelledError):
                 await start
+            # The drain is over: what still runs on the device is owed to nobody.
+            service.engine.abort()
             await service.engine.close()
             service.render_threads.shutdown(wait=False, cancel_futures=True)
 

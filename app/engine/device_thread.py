@@ -39,9 +39,15 @@ class DeviceThread:
             self._calls.put((future, call))
         return await asyncio.wrap_future(future)
 
-    def close(self) -> None:
-        """Let the thread end once it has done what it was given."""
+    async def close(self, patience: float) -> None:
+        """Let the thread end once it has done what it was given; wait so many seconds for that.
+
+        An interpreter that ends while a thread is inside a forward aborts.
+        """
         self._calls.put(None)
+        thread = self._thread
+        if thread is not None:
+            await asyncio.to_thread(thread.join, patience)
 
     def _start(self) -> threading.Thread:
         # With a queue of its own: what a dead one has left behind was answered already.

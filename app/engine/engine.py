@@ -66,7 +66,7 @@ class Engine:
         self._active = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
-        self._closing = False
+        self._closing = self._aborted = False
         self._start_failure: Exception | None = None
 
     def _places(self, capacity: int, what: str) -> Places:
@@ -133,19 +133,23 @@ class Engine:
         )
 
     async def close(self) -> None:
-        """Refuse newcomers, serve all that was accepted, and end the threads."""
+        """Refuse newcomers, serve all that was accepted, and end the threads.
+
+        A forward that nobody waits for any more is given SHUTDOWN_TIMEOUT to come back; none at all
+        after `abort`.
+        """
         self._closing = True
         await self._quiet.wait()
         if self._consumer is not None:
             self._consumer.cancel()
             with suppress(asyncio.CancelledError):
                 await self._consumer
-        self._device_thread.close()
+        await self._device_thread.close(0 if self._aborted else self._settings.shutdown_timeout)
         self._tokenizer_threads.shutdown(wait=False, cancel_futures=True)
 
     def abort(self) -> None:
         """Give up on everything that was accepted: each waiting caller gets a `DrainingError`."""
-        self._closing = True
+        self._closing = self._aborted = True
         if self._executor is not None:
             self._executor.abort(
                 DrainingError("the service was stopped before this was done", retry_after=5)

@@ -30,7 +30,8 @@ def test_the_urgency_is_read(lines, urgency) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"u=8", b"u=-1", b"u=1.0", b"u=?1", b"u", b"u=(1 2)", b"u=", b"U=1", b"\xff", b"u=high"]
+    "line",
+    [b"u=8", b"u=-1", b"u=1.0", b"u=?1", b"u", b"u=(1 2)", b"u=", b"U=1", b"\xff", b"u=high"],
 )
 def test_what_is_malformed_or_of_another_type_counts_as_not_sent(line) -> None:
     assert urgency_of(request_with(line)) == 3

@@ -12,10 +12,11 @@ from app.errors import InferenceError
 
 
 @pytest.fixture
-def thread():
+async def thread():
     made = DeviceThread("device")
     yield made
-    made.close()
+    await made.close(10)
+    assert "device" not in {thread.name for thread in threading.enumerate()}
 
 
 async def test_a_call_runs_on_the_thread_and_its_result_comes_back(thread) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -324,6 +325,36 @@ async def test_a_failed_start_is_remembered() -> None:
     with pytest.raises(UnhealthyError, match="no such model"):
         await engine.embed(["a"])
     await engine.close()
+
+
+async def test_closing_waits_for_a_forward_that_nobody_waits_for() -> None:
+    model = FakeModel()
+    engine = engine_for(model)
+    await engine.start()
+    held = await hold(engine, model)
+    held.cancel()
+    closing = asyncio.create_task(engine.close())
+    with pytest.raises(asyncio.CancelledError):
+        await held
+    assert not closing.done()
+    let_go(model)
+    await closing
+    assert "device" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_a_refused_caller_is_told_the_time_that_the_waiting_work_takes() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics, max_queue_size=1) as engine:
+        rate = engine._executor.rate  # the measured rate is not part of the engine's face
+        rate.tokens_per_second = 7.0
+        held = await hold(engine, model)
+        waits = asyncio.create_task(engine.embed(["a" * 50] * 3))
+        await waiting(metrics, 1)
+        with pytest.raises(QueueFullError) as refused:
+            await engine.embed(["refused"])
+        let_go(model)
+        await asyncio.gather(held, waits)
+    assert refused.value.retry_after == 22
 
 
 async def test_timings_add_up() -> None:

@@ -1,0 +1,71 @@
+"""A storm of two thousand requests: what clients saw, /stats and Prometheus agree to the last."""
+
+import asyncio
+from pathlib import Path
+
+import httpx2
+
+from tests.faults.tally import Tally
+from tests.server import RunningServer, run_server
+
+SENTENCES = ["search vector music history " * 6] * 6
+STORM = (
+    [("/embeddings/", {"sentences": SENTENCES, "return_colbert": False})] * 1500
+    + [("/rerank", {"query": "search", "passages": SENTENCES})] * 400
+    + [("/embeddings/", {"sentences": 1})] * 60
+    + [("/rerank", {"query": " ", "passages": ["a"]})] * 40
+)
+
+
+def in_mixed_order(storm: list) -> list:
+    """Neighbours are of different kinds: 1,009 has no divisor in common with 2,000."""
+    return [storm[place * 1009 % len(storm)] for place in range(len(storm))]
+
+
+async def send(client: httpx2.AsyncClient, path: str) -> Tally:
+    tally = Tally()
+    async with asyncio.TaskGroup() as group:
+        for target, body in in_mixed_order(STORM):
+            if target == path:
+                group.create_task(tally.post(client, target, body))
+    return tally
+
+
+def counted(server: RunningServer, name: str) -> int:
+    """The sum of a counter over its labels, as Prometheus would scrape it."""
+    lines = httpx2.get(f"{server.url}/metrics").text.splitlines()
+    return int(sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{")))
+
+
+async def test_two_thousand_requests_at_once(tiny_m3: Path, tmp_path: Path) -> None:
+    """Sent 2,000: answered or refused with the true reason each, lost 0; healthy afterwards."""
+    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as server:
+        server.wait_until_healthy()
+        async with server.async_client(connections=700) as client:
+            embed, rerank = await asyncio.gather(
+                send(client, "/embeddings/"), send(client, "/rerank")
+            )
+            stats = (await client.get("/stats")).json()
+            health = (await client.get("/health")).status_code
+        assert (embed.sent + rerank.sent, embed.lost, rerank.lost) == (2000, 0, 0)
+        assert health == 200
+        for tally, kind in ((embed, "embedding"), (rerank, "rerank")):
+            full = tally.codes["queue_full"]
+            reason = f'{kind}_requests_rejected_total{{reason="backpressure"}}'
+            assert server.metric(reason) == full == len(tally.retry_after)
+            assert full > 0
+            assert counted(server, f"{kind}_requests_rejected_total") == full
+            assert counted(server, f"{kind}_requests_total") == tally.sent - full
+            assert min(tally.retry_after) >= 1
+        assert server.metric("embedding_sentences_processed_total") == embed.answered * 6
+        assert server.metric("rerank_pairs_processed_total") == rerank.answered * 6
+        full = embed.codes["queue_full"] + rerank.codes["queue_full"]
+        assert stats["rejected_requests"] == full
+        assert stats["total_requests"] == 2000 - full
+        assert stats["total_sentences"] == embed.answered * 6
+        for gauge in (
+            "embedding_queue_size",
+            "embedding_active_requests",
+            "rerank_active_requests",
+        ):
+            assert server.metric(gauge) == 0
