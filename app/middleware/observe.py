@@ -6,6 +6,7 @@ from http import HTTPStatus
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, EndpointMetrics, Metrics
+from app.middleware.endpoints import working_endpoint
 
 _REASON_OF = {
     "queue_full": "backpressure",
@@ -25,7 +26,7 @@ class ObserveRequests:
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
         self._endpoints = {
-            EMBEDDING_ENDPOINT.rstrip("/"): metrics.embedding_endpoint(),
+            EMBEDDING_ENDPOINT: metrics.embedding_endpoint(),
             RERANK_ENDPOINT: metrics.rerank_endpoint(),
         }
 
@@ -51,9 +52,8 @@ class ObserveRequests:
             _count(endpoint, status, scope, time.perf_counter() - started)
 
     def _endpoint_of(self, scope: Scope) -> EndpointMetrics | None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            return None
-        return self._endpoints.get(scope["path"].rstrip("/"))
+        name = working_endpoint(scope)
+        return None if name is None else self._endpoints[name]
 
 
 def _count(endpoint: EndpointMetrics, status: int, scope: Scope, seconds: float) -> None:
