@@ -34,6 +34,11 @@ WORDS = VOCABULARY.split()
 
 PATHS = {"embed_dense": "/embeddings/", "embed_full": "/embeddings/", "rerank": "/rerank"}
 
+RATE_LIMIT_HINT = (
+    "429 is the server's rate limit: to measure from one address, start it with higher "
+    "RATE_LIMIT_REQUESTS_PER_MINUTE and RATE_LIMIT_BURST_SIZE."
+)
+
 Row = dict[str, str | float | None]
 
 # A text is a sentence: this many words.
@@ -228,6 +233,8 @@ def report(plan: Plan, outcomes: dict[str, Outcome]) -> None:
     for name, outcome in outcomes.items():
         for kind, count in outcome.failures.most_common():
             print(f"{name}: {count} failed with {kind}")
+    if any(kind.startswith("429") for outcome in outcomes.values() for kind in outcome.failures):
+        print(RATE_LIMIT_HINT)
     if plan.json:
         failures = (dict(outcome.failures) for outcome in outcomes.values())
         pairs = zip(rows, failures, strict=True)

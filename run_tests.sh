@@ -30,4 +30,6 @@ echo "== ruff";        ruff check . && ruff format --check .
 echo "== shellcheck";  shellcheck start_server.sh run_tests.sh .ci/run
 echo "== mypy";        mypy
 echo "== import layers"; lint-imports --no-logo
-echo "== tests";       python -m pytest -q --durations=15 "$@"
+command -v redis-server > /dev/null \
+  || echo "redis-server is not installed: the tests of RATE_LIMIT_STORE=redis://... are skipped."
+echo "== tests";       python -m pytest -q --durations=15 -rs "$@"

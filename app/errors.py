@@ -47,6 +47,12 @@ class UnauthorizedError(SmartEmbedderError):
     code = "unauthorized"
 
 
+class RateLimitedError(SmartEmbedderError):
+    """The client has sent more requests than its share."""
+
+    code = "rate_limited"
+
+
 class BodyTooLargeError(SmartEmbedderError):
     """The request body is larger than MAX_BODY_BYTES."""
 

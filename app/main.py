@@ -23,6 +23,7 @@ from app.drain import Drain
 from app.engine import Engine
 from app.engine.loading import LoadedModels, Loader, load_models
 from app.errors import StartupError
+from app.limits import Buckets, MemoryBuckets, SharedBuckets
 from app.logs import configure_logs
 from app.metrics import Metrics
 from app.middleware.auth import RequireToken
@@ -30,6 +31,7 @@ from app.middleware.body_limit import LimitBody
 from app.middleware.context import RequestContext
 from app.middleware.draining import RefuseWhileDraining
 from app.middleware.observe import ObserveRequests
+from app.middleware.rate_limit import LimitRate, RateLimit
 from app.server import DrainingServer
 from app.settings import Settings, load_settings
 from app.tokens import Tokens
@@ -51,6 +53,7 @@ def create_app(
 ) -> FastAPI:
     """The whole service as an ASGI app; its lifespan loads the models in the background."""
     metrics = Metrics()
+    buckets = _buckets(settings, metrics)
     service = Service(
         settings=settings,
         metrics=metrics,
@@ -65,22 +68,40 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        lifespan=_lifespan(service, on_ready, on_failure),
+        lifespan=_lifespan(service, buckets, on_ready, on_failure),
     )
     app.state.service = service
     for module in (embeddings, rerank, health, operations):
         app.include_router(module.router)
     install_docs(app)
     install_error_handlers(app)
-    # The last one added is the outermost.
+    _add_middleware(app, service, buckets)
+    return app
+
+
+def _add_middleware(app: FastAPI, service: Service, buckets: Buckets) -> None:
+    """The last one added is the outermost."""
+    settings = service.settings
+    limit = RateLimit(buckets, settings.trusted_proxies or ())
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
+    app.add_middleware(LimitRate, limit=limit)
     app.add_middleware(
-        RequireToken, tokens=_tokens(settings), protect_metrics=settings.protect_metrics
+        RequireToken,
+        tokens=_tokens(settings),
+        limit=limit,
+        protect_metrics=settings.protect_metrics,
     )
     app.add_middleware(RefuseWhileDraining, drain=service.drain)
-    app.add_middleware(ObserveRequests, metrics=metrics)
+    app.add_middleware(ObserveRequests, metrics=service.metrics)
     app.add_middleware(RequestContext)
-    return app
+
+
+def _buckets(settings: Settings, metrics: Metrics) -> Buckets:
+    rate, burst = settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
+    address = settings.shared_rate_limit_store
+    if address is None:
+        return MemoryBuckets(rate, burst)
+    return SharedBuckets(address, rate, burst, on_error=metrics.rate_limit_store_errors.inc)
 
 
 def _tokens(settings: Settings) -> Tokens:
@@ -89,7 +110,7 @@ def _tokens(settings: Settings) -> Tokens:
 
 
 def _lifespan(
-    service: Service, on_ready: OnReady, on_failure: OnFailure
+    service: Service, buckets: Buckets, on_ready: OnReady, on_failure: OnFailure
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -104,6 +125,7 @@ def _lifespan(
             # The drain is over: what still runs on the device is owed to nobody.
             service.engine.abort()
             await service.engine.close()
+            await buckets.close()
             service.render_threads.shutdown(wait=False, cancel_futures=True)
 
     return lifespan

@@ -89,6 +89,9 @@ class Metrics:
             "rerank_request_duration_seconds", "Whole rerank request", _SECONDS
         )
         self.rerank_active = gauge("rerank_active_requests", "Rerank requests in work")
+        self.rate_limit_store_errors = counter(
+            "rate_limit_store_errors_total", "Times the rate limit's store did not answer"
+        )
         self._start_at_zero()
 
     def _start_at_zero(self) -> None:

@@ -5,11 +5,13 @@ what is allowed; nothing is ever replaced by a default behind the operator's bac
 counts as not set.
 """
 
+from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import StartupError
 
@@ -18,6 +20,8 @@ PositiveInt = Annotated[int, Field(ge=1)]
 PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 LATE_INTERACTION = "late-interaction"
 NO_RERANKER = "none"
+IN_MEMORY = "memory"
+Networks = tuple[IPv4Network | IPv6Network, ...]
 DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
 
 
@@ -72,6 +76,12 @@ class Settings(BaseSettings):
     api_tokens_file: Path | None = None
     protect_metrics: bool = False
 
+    rate_limit_requests_per_minute: PositiveInt = 3600
+    rate_limit_burst_size: PositiveInt = 120
+    # Secret because a Redis address may hold a password.
+    rate_limit_store: SecretStr = SecretStr(IN_MEMORY)
+    trusted_proxies: Annotated[Networks | None, NoDecode] = None
+
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -91,6 +101,20 @@ class Settings(BaseSettings):
     @classmethod
     def _fold_keywords(cls, value: str) -> str:
         return value.lower() if value.lower() in {LATE_INTERACTION, NO_RERANKER} else value
+
+    @field_validator("rate_limit_store")
+    @classmethod
+    def _memory_or_redis(cls, value: SecretStr) -> SecretStr:
+        text = value.get_secret_value().strip()
+        if text.lower() == IN_MEMORY:
+            return SecretStr(IN_MEMORY)
+        _check_redis_address(text)
+        return SecretStr(text)
+
+    @field_validator("trusted_proxies", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _float16_needs_a_gpu(self) -> "Settings":
@@ -120,6 +144,12 @@ class Settings(BaseSettings):
         return self.reranker_model
 
     @property
+    def shared_rate_limit_store(self) -> str | None:
+        """The address of the Redis that replicas share; None where each counts for itself."""
+        store = self.rate_limit_store.get_secret_value()
+        return None if store == IN_MEMORY else store
+
+    @property
     def embed_max_length(self) -> int:
         """Token limit of bge-m3: BGE_EMBED_MAX_LENGTH, else the older MAX_INPUT_LENGTH."""
         return self.bge_embed_max_length or self.max_input_length
@@ -128,6 +158,21 @@ class Settings(BaseSettings):
     def hub_cache(self) -> Path:
         """Where downloaded models lie."""
         return self.hf_home.expanduser() / "hub"
+
+
+def _check_redis_address(text: str) -> None:
+    """Raise `ValueError` unless `text` is redis[s]://[user:password@]host[:port][/number]."""
+    parts = urlsplit(text)
+    _ = parts.port  # Raises where it is no port.
+    number = parts.path.removeprefix("/")
+    if (
+        parts.scheme not in {"redis", "rediss"}
+        or not parts.hostname
+        or not (number.isdecimal() or not number)
+        or parts.query
+        or parts.fragment
+    ):
+        raise ValueError("no Redis address")
 
 
 def load_settings() -> Settings:
@@ -148,13 +193,15 @@ def _describe_one(item: dict[str, object]) -> str:
     if not isinstance(location, tuple) or not location:
         return str(item["msg"]).removeprefix("Value error, ")
     name = str(location[0])
-    return f"{name.upper()}={item['input']} is not allowed: {_allowed(name)}"
+    value = "**********" if name in _SECRETS else item["input"]
+    return f"{name.upper()}={value} is not allowed: {_allowed(name)}"
 
 
 def _allowed(name: str) -> str:
     return _ALLOWED.get(name, f"see {name.upper()} in .env.example")
 
 
+_SECRETS = {"rate_limit_store"}
 _ALLOWED = {
     "port": "a number from 0 to 65535",
     "embedding_model": "a hub id such as BAAI/bge-m3, or a folder",
@@ -183,6 +230,10 @@ _ALLOWED = {
     "max_rerank_passages": "a number, at least 1",
     "max_body_bytes": "a number of bytes, at least 1",
     "protect_metrics": "true or false",
+    "rate_limit_requests_per_minute": "a number, at least 1",
+    "rate_limit_burst_size": "a number, at least 1",
+    "rate_limit_store": "memory, or an address such as redis://user:password@host:6379/0 or rediss://",
+    "trusted_proxies": "addresses and networks separated by commas, such as 10.0.0.1,172.16.0.0/12",
     "log_format": "console or json",
     "log_level": "debug, info, warning or error",
 }

@@ -18,9 +18,10 @@ HEADER = "Scenario Reqs OK Fail Conc Wall Req/s Units/s Avg P50 P95 P99 Min Max"
 
 @dataclass
 class Server:
-    """A stand-in for the service: keeps what it was sent, answers a little JSON or a 503."""
+    """A stand-in for the service: keeps what it was sent, answers a little JSON or a failure."""
 
     fail_every: int = 0
+    failure: tuple[int, str] = (503, "queue_full")
     meeting: asyncio.Barrier | None = None
     url: str = ""
     bodies: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -33,8 +34,9 @@ class Server:
         seen.append(await request.json())
         self.tokens.add(request.headers.get("Authorization"))
         if self.fail_every and len(seen) % self.fail_every == 0:
-            body = {"detail": "The queue is full.", "code": "queue_full", "request_id": "1"}
-            return web.json_response(body, status=503)
+            status, code = self.failure
+            body = {"detail": "A sentence.", "code": code, "request_id": "1"}
+            return web.json_response(body, status=status)
         return web.json_response({"data": []})
 
 
@@ -130,7 +132,17 @@ async def test_failed_requests_are_counted_by_kind_and_end_in_exit_code_1() -> N
         ("embed_dense", "16", "4"),
     ]
     assert "rerank: 4 failed with 503 queue_full" in out
+    assert "RATE_LIMIT" not in out
     assert "Traceback" not in out + err
+
+
+async def test_the_rate_limit_is_a_failure_and_the_way_out_is_told() -> None:
+    async with serving(Server(fail_every=5, failure=(429, "rate_limited"))) as server:
+        options = ["--scenarios", "rerank", "--requests", "20", "--warmup", "0"]
+        code, out, _ = await run_benchmark("--url", server.url, *options)
+    assert code == 1
+    assert "rerank: 4 failed with 429 rate_limited" in out
+    assert "higher RATE_LIMIT_REQUESTS_PER_MINUTE and RATE_LIMIT_BURST_SIZE" in out
 
 
 async def test_when_everything_fails_the_table_has_dashes_for_latencies() -> None:

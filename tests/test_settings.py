@@ -1,9 +1,11 @@
 """Settings: defaults of the contract, wrong values refused by name, .env.example complete."""
 
 import re
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from app.errors import StartupError
 from app.settings import Settings, load_settings
@@ -42,6 +44,11 @@ DEFAULTS = {
     "api_token": None,
     "api_tokens_file": None,
     "protect_metrics": False,
+    "rate_limit_requests_per_minute": 3600,
+    "rate_limit_burst_size": 120,
+    "rate_limit_store": SecretStr("memory"),
+    "shared_rate_limit_store": None,
+    "trusted_proxies": None,
     "log_format": "console",
     "log_level": "info",
 }
@@ -89,6 +96,12 @@ def test_defaults_are_those_of_the_contract() -> None:
         ("QWEN_RERANK_BATCH_SIZE", "0"),
         ("RERANK_MAX_QUEUE", "-3"),
         ("MAX_RERANK_PASSAGES", "0"),
+        ("RATE_LIMIT_REQUESTS_PER_MINUTE", "0"),
+        ("RATE_LIMIT_REQUESTS_PER_MINUTE", "many"),
+        ("RATE_LIMIT_BURST_SIZE", "-1"),
+        ("TRUSTED_PROXIES", "proxy.example"),
+        ("TRUSTED_PROXIES", "10.0.0.1/8"),
+        ("TRUSTED_PROXIES", "10.0.0.256"),
     ],
 )
 def test_a_wrong_value_names_the_variable_the_value_and_what_is_allowed(
@@ -99,6 +112,48 @@ def test_a_wrong_value_names_the_variable_the_value_and_what_is_allowed(
         load_settings()
     assert str(caught.value).startswith(f"{name}={value} is not allowed: ")
     assert not str(caught.value).endswith(f"see {name} in .env.example")
+
+
+def test_trusted_proxies_are_addresses_and_networks(monkeypatch) -> None:
+    monkeypatch.setenv("TRUSTED_PROXIES", "10.0.0.1, 172.16.0.0/12,fd00::/8")
+    networks = ("10.0.0.1/32", "172.16.0.0/12", "fd00::/8")
+    assert load_settings().trusted_proxies == tuple(map(ip_network, networks))
+
+
+def test_of_several_trusted_proxies_the_wrong_one_is_named(monkeypatch) -> None:
+    monkeypatch.setenv("TRUSTED_PROXIES", "10.0.0.1,any")
+    with pytest.raises(StartupError, match=r"^TRUSTED_PROXIES=any is not allowed: addresses and"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    "address", ["redis://localhost", "redis://:secret@10.0.0.1:6380/2", "rediss://u:p@[::1]:6379/"]
+)
+def test_the_rate_limit_may_live_in_a_redis(monkeypatch, address: str) -> None:
+    monkeypatch.setenv("RATE_LIMIT_STORE", address)
+    assert load_settings().shared_rate_limit_store == address
+    assert address not in repr(load_settings())
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "disk",
+        "redis://",
+        "http://:secret@localhost",
+        "redis://:sec#ret@localhost",
+        "redis://:secret@localhost:port",
+        "redis://:secret@localhost/name",
+        "redis://localhost?password=secret",
+    ],
+)
+def test_a_wrong_rate_limit_store_is_refused_and_never_shown(monkeypatch, address: str) -> None:
+    monkeypatch.setenv("RATE_LIMIT_STORE", address)
+    with pytest.raises(StartupError) as caught:
+        load_settings()
+    message = str(caught.value)
+    assert message.startswith("RATE_LIMIT_STORE=********** is not allowed: memory, or an address")
+    assert "sec" not in message
 
 
 def test_every_wrong_value_is_named_at_once(monkeypatch) -> None:
@@ -151,12 +206,16 @@ def test_settings_cannot_be_changed() -> None:
         Settings().port = 1
 
 
+def _plain(default: object) -> str:
+    return default.get_secret_value() if isinstance(default, SecretStr) else str(default)
+
+
 def test_env_example_lists_every_setting_with_its_default() -> None:
     text = (REPOSITORY / ".env.example").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^#?\s?([A-Z][A-Z0-9_]+)=(.*)$", text, flags=re.MULTILINE))
     assert set(listed) == {name.upper() for name in Settings.model_fields}
     for name, field in Settings.model_fields.items():
-        default = "" if field.default is None else str(field.default)
+        default = "" if field.default is None else _plain(field.default)
         assert listed[name.upper()].lower() == default.lower(), name
 
 

@@ -22,7 +22,7 @@ router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
     "/embeddings/",
     summary="Embed texts",
     response_model=EmbeddingResponse,
-    responses=error_responses(400, 413, 422, 500, 503, 504),
+    responses=error_responses(400, 401, 413, 422, 429, 500, 503, 504),
     openapi_extra=describe_body(EmbeddingRequest),
 )
 async def create_embeddings(request: Request, service: ServiceDep) -> Response:

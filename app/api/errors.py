@@ -18,6 +18,7 @@ STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
     errors.UnauthorizedError: 401,
     errors.BodyTooLargeError: 413,
     errors.InvalidRequestError: 422,
+    errors.RateLimitedError: 429,
     errors.ClientGoneError: 499,
     errors.UnavailableError: 503,
     errors.InferenceTimeoutError: 504,

@@ -21,7 +21,7 @@ router = APIRouter(tags=["rerank"], dependencies=[BEARER])
     "/rerank",
     summary="Order passages by relevance",
     response_model=RerankResponse,
-    responses=error_responses(400, 413, 422, 500, 503, 504),
+    responses=error_responses(400, 401, 413, 422, 429, 500, 503, 504),
     openapi_extra=describe_body(RerankBody),
 )
 @router.post("/rerank/", include_in_schema=False)

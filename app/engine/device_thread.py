@@ -8,7 +8,11 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+import structlog
+
 from app.errors import InferenceError
+
+log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")
 _Calls = SimpleQueue["tuple[Future[Any], Callable[[], Any]] | None"]
@@ -63,6 +67,8 @@ class DeviceThread:
             while (item := calls.get()) is not None:
                 _answer(*item)
                 self._pending.popleft()
+        except BaseException:
+            log.exception("device_thread_ended")
         finally:
             with self._lock:
                 self._thread = None

@@ -5,6 +5,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.errors import error_response
 from app.errors import UnauthorizedError
+from app.middleware.rate_limit import RateLimit
 from app.tokens import Tokens
 
 _PUBLIC = ("/health", "/docs", "/redoc", "/openapi.json", "/static/docs")
@@ -12,11 +13,17 @@ _PUBLIC_UNLESS_PROTECTED = ("/stats", "/metrics")
 
 
 class RequireToken:
-    """Answers 401 without a known token; notes whose token it was for limits and logs."""
+    """Answers 401 without a known token; notes whose token it was for limits and logs.
 
-    def __init__(self, app: ASGIApp, tokens: Tokens, *, protect_metrics: bool) -> None:
+    A refused request counts against its address's rate limit, and is 429 where that is used up.
+    """
+
+    def __init__(
+        self, app: ASGIApp, tokens: Tokens, limit: RateLimit, *, protect_metrics: bool
+    ) -> None:
         self.app = app
         self._tokens = tokens
+        self._limit = limit
         self._public = _PUBLIC if protect_metrics else _PUBLIC + _PUBLIC_UNLESS_PROTECTED
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -26,7 +33,9 @@ class RequireToken:
             return
         name = self._tokens.name_of(_bearer_token(scope))
         if name is None:
-            error = UnauthorizedError("a valid token is needed: Authorization: Bearer <token>")
+            error = await self._limit.refusal(scope) or UnauthorizedError(
+                "a valid token is needed: Authorization: Bearer <token>"
+            )
             await error_response(scope, error)(scope, receive, send)
             return
         scope["state"]["token_name"] = name

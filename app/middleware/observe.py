@@ -7,6 +7,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import ClientGoneError
 from app.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, EndpointMetrics, Metrics
+from app.middleware.endpoints import working_endpoint
 
 _REASON_OF = {
     "queue_full": "backpressure",
@@ -27,7 +28,7 @@ class ObserveRequests:
         self.app = app
         self._abandoned = metrics.abandoned
         self._endpoints = {
-            EMBEDDING_ENDPOINT.rstrip("/"): metrics.embedding_endpoint(),
+            EMBEDDING_ENDPOINT: metrics.embedding_endpoint(),
             RERANK_ENDPOINT: metrics.rerank_endpoint(),
         }
 
@@ -64,9 +65,8 @@ class ObserveRequests:
             endpoint.duration.observe(seconds)
 
     def _endpoint_of(self, scope: Scope) -> EndpointMetrics | None:
-        if scope["type"] != "http" or scope["method"] != "POST":
-            return None
-        return self._endpoints.get(scope["path"].rstrip("/"))
+        name = working_endpoint(scope)
+        return None if name is None else self._endpoints[name]
 
 
 def _outcome(status: int) -> str:

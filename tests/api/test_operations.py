@@ -18,6 +18,7 @@ COUNTERS = {
     "rerank_pairs_processed_total": [],
     "out_of_memory_splits_total": [],
     "abandoned_requests_total": [],
+    "rate_limit_store_errors_total": [],
 }
 HISTOGRAMS = {
     "embedding_request_duration_seconds": ["endpoint"],
@@ -134,5 +135,7 @@ def test_openapi_describes_the_request_the_answer_and_the_errors(client) -> None
     schema = operation["requestBody"]["content"]["application/json"]["schema"]
     assert schema["required"] == ["sentences"]
     assert schema["additionalProperties"] is False
-    assert {"200", "400", "413", "422", "500", "503", "504"} <= set(operation["responses"])
+    assert {"200", "400", "401", "413", "422", "429", "500", "503", "504"} <= set(
+        operation["responses"]
+    )
     assert "/embeddings" not in description["paths"]

@@ -30,14 +30,12 @@ async def test_what_a_call_raises_is_raised_to_its_caller_and_to_no_later_one(th
     assert await thread.run(lambda: 7) == 7
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_call_that_ends_the_thread_is_answered_and_the_next_gets_a_new_one(thread) -> None:
     with pytest.raises(InferenceError, match="device thread ended"):
         await thread.run(sys.exit)
     assert await thread.run(lambda: 7) == 7
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_a_thread_killed_while_idle_is_replaced(thread) -> None:
     victim = await thread.run(threading.current_thread)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(

@@ -1,0 +1,67 @@
+"""Which address a request comes from, through proxies that may be believed and others that may not.
+
+Knows nothing of HTTP but the form of X-Forwarded-For: each proxy appends the address it was called
+from, so that only what trusted proxies wrote, at the right end, can be believed.
+"""
+
+import re
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+_WITH_PORT = re.compile(r"(?:\[(?P<v6>[^\]]*)\](?::\d{1,5})?|(?P<v4>[\d.]+):\d{1,5})", re.ASCII)
+_MAPPED = IPv6Network("::ffff:0:0/96")
+_CLIENT_PREFIX = 64
+_UNKNOWN = "unknown"
+
+
+def client_address(peer: str, forwarded_for: str, trusted: Sequence[Network]) -> Address | None:
+    """The right-most address that is not a trusted proxy's, beginning with the `peer` itself.
+
+    `forwarded_for` is the whole X-Forwarded-For, several header lines joined by commas. A trusted
+    address vouches for the entry that it appended; an entry that is no address ends the search at
+    the proxy that wrote it. None where the peer itself has no address.
+    """
+    address = parse_address(peer)
+    for entry in reversed(forwarded_for.split(",")):
+        if address is None or not any(address in network for network in trusted):
+            break
+        if entry.strip():
+            earlier = parse_address(entry)
+            if earlier is None:
+                break
+            address = earlier
+    return address
+
+
+def parse_address(text: str) -> Address | None:
+    """The address in `text`, which may name a port; an IPv4-mapped IPv6 address is its IPv4 one."""
+    text = text.strip()
+    with_port = _WITH_PORT.fullmatch(text)
+    if with_port:
+        text = with_port["v6"] or with_port["v4"] or ""
+    try:
+        address = ip_address(text)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def unmapped(network: Network) -> Network:
+    """The IPv4 network that an IPv4-mapped IPv6 one stands for; any other as it is."""
+    if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
+        address = IPv4Address(int(network.network_address) & 0xFFFF_FFFF)
+        return IPv4Network((address, network.prefixlen - _MAPPED.prefixlen))
+    return network
+
+
+def network_key(address: Address | None) -> str:
+    """What a client is counted by: an IPv4 address, or the /64 that an IPv6 subscriber owns."""
+    if address is None:
+        return _UNKNOWN
+    if isinstance(address, IPv4Address):
+        return str(address)
+    return str(ip_network((int(address), _CLIENT_PREFIX), strict=False))

@@ -1,0 +1,113 @@
+"""The Redis of the rate limit dies under load, and comes back: nobody is refused for it."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.redis_server import needs_redis, run_redis
+from tests.server import RunningServer, run_server
+
+pytestmark = needs_redis
+
+BODY = {"sentences": ["search"], "return_colbert": False}
+BURST = 5
+CLIENTS = 4
+LIMIT = 60.0
+
+
+class Load:
+    """Clients that send without a pause, and what they were answered since it was last asked."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self._server = server
+        self._stop = threading.Event()
+        self._news = threading.Condition()
+        self._statuses: list[int] = []
+        self.seen: set[int] = set()
+        self._threads = [threading.Thread(target=self._send) for _ in range(CLIENTS)]
+
+    def _send(self) -> None:
+        with self._server.client() as client:
+            while not self._stop.is_set():
+                status = client.post("/embeddings/", json=BODY).status_code
+                with self._news:
+                    self._statuses.append(status)
+                    self.seen.add(status)
+                    self._news.notify()
+
+    def wait_for(self, status: int, times: int) -> None:
+        """Wait for so many answers of this status from now on."""
+        with self._news:
+            self._statuses.clear()
+            done = lambda: self._statuses.count(status) >= times  # noqa: E731
+            assert self._news.wait_for(done, LIMIT), self._server.log
+
+    @contextmanager
+    def running(self) -> Iterator["Load"]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            for thread in self._threads:
+                thread.join(LIMIT)
+
+
+def store_errors(client: httpx2.Client) -> float:
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    samples = (sample for family in families for sample in family.samples)
+    return next(s.value for s in samples if s.name == "rate_limit_store_errors_total")
+
+
+def test_redis_killed_under_load_and_back_again(tiny_m3: Path, tmp_path: Path) -> None:
+    settings = {
+        "EMBEDDING_MODEL": str(tiny_m3),
+        "RATE_LIMIT_REQUESTS_PER_MINUTE": "1",
+        "RATE_LIMIT_BURST_SIZE": str(BURST),
+    }
+    with (
+        run_redis(tmp_path, "very-secret") as redis,
+        run_server(tmp_path, RATE_LIMIT_STORE=redis.url, **settings) as server,
+        server.client() as client,
+    ):
+        server.wait_until_healthy()
+        with Load(server).running() as load:
+            load.wait_for(429, 50)
+            before = store_errors(client)
+            redis.kill()
+            load.wait_for(200, 50)
+            assert store_errors(client) > before
+            assert client.get("/health").json()["status"] == "healthy"
+            redis.start()
+            load.wait_for(429, 50)
+            redis.freeze()
+            load.wait_for(200, 50)
+            assert client.get("/health").status_code == 200
+            redis.thaw()
+            load.wait_for(429, 50)
+        assert load.seen == {200, 429}
+    # One of each for each time; a few more where a slow machine let Redis miss its time.
+    gone = server.log.count("rate_limit_store_gone")
+    assert gone == server.log.count("rate_limit_store_back")
+    assert 2 <= gone < 10
+    assert "Traceback" not in server.log
+    assert "very-secret" not in server.log
+
+
+def test_the_service_starts_and_answers_while_redis_is_not_there(
+    tiny_m3: Path, tmp_path: Path
+) -> None:
+    with run_redis(tmp_path) as redis:
+        redis.kill()
+        settings = {"EMBEDDING_MODEL": str(tiny_m3), "RATE_LIMIT_STORE": redis.url}
+        with run_server(tmp_path, **settings) as server, server.client() as client:
+            server.wait_until_healthy()
+            statuses = [client.post("/embeddings/", json=BODY).status_code for _ in range(20)]
+            assert statuses == [200] * 20
+            assert store_errors(client) >= 1
+            assert server.log.count("rate_limit_store_gone") == 1

@@ -1,0 +1,154 @@
+"""Which requests count, and for whom; the buckets are the real ones."""
+
+from ipaddress import ip_network
+from typing import Any
+
+import orjson
+import pytest
+
+from app.limits import MemoryBuckets
+from app.middleware.auth import RequireToken
+from app.middleware.rate_limit import LimitRate, RateLimit
+from app.tokens import Tokens
+
+PROXY = ip_network("10.0.0.0/8")
+
+
+async def answer(scope, receive, send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+class App:
+    """The token check and the rate limit around an app that answers 200."""
+
+    def __init__(self, burst: int = 1, tokens: Tokens | None = None) -> None:
+        limit = RateLimit(MemoryBuckets(1, burst), [PROXY])
+        self._app = RequireToken(
+            LimitRate(answer, limit), tokens or Tokens(None, None), limit, protect_metrics=False
+        )
+
+    async def send(
+        self,
+        client: str = "203.0.113.1",
+        path: str = "/embeddings/",
+        method: str = "POST",
+        headers: list[tuple[bytes, bytes]] | None = None,
+    ) -> list[dict[str, Any]]:
+        """The messages of the answer."""
+        sent: list[dict[str, Any]] = []
+
+        async def note(message) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": method, "path": path, "headers": headers or []}
+        await self._app(scope | {"client": (client, 1), "state": {}}, None, note)
+        return sent
+
+    async def status(self, *args, **options) -> int:
+        start, *_ = await self.send(*args, **options)
+        return start["status"]
+
+
+def forwarded(*values: str) -> list[tuple[bytes, bytes]]:
+    return [(b"x-forwarded-for", value.encode()) for value in values]
+
+
+def bearer(token: str) -> list[tuple[bytes, bytes]]:
+    return [(b"authorization", f"Bearer {token}".encode())]
+
+
+@pytest.mark.parametrize(
+    "path", ["/embeddings", "/embeddings/", "/rerank", "/rerank/", "/rerank/\n", "/embeddings/\n"]
+)
+async def test_every_spelling_of_an_endpoint_that_does_work_is_limited(path: str) -> None:
+    app = App()
+    assert [await app.status(path=path) for _ in range(2)] == [200, 429]
+    assert await app.status(path="/embeddings/") == 429, "one budget for all endpoints"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/health"),
+        ("GET", "/health/live"),
+        ("GET", "/stats"),
+        ("GET", "/metrics"),
+        ("GET", "/docs"),
+        ("GET", "/embeddings/"),
+        ("POST", "/nowhere"),
+    ],
+)
+async def test_nothing_else_is_limited(method: str, path: str) -> None:
+    app = App()
+    assert await app.status() == 200
+    assert [await app.status(method=method, path=path) for _ in range(3)] == [200] * 3
+
+
+async def test_a_refusal_says_when_to_come_again() -> None:
+    app = App()
+    await app.send()
+    start, body = await app.send()
+    headers = dict(start["headers"])
+    assert headers[b"retry-after"] == b"60"
+    content = orjson.loads(body["body"])
+    assert content["code"] == "rate_limited"
+    assert content["detail"] == "Too many requests: try again in 60 s."
+
+
+async def test_each_address_has_its_own_budget_and_an_ipv6_64_is_one() -> None:
+    app = App()
+    clients = ["203.0.113.1", "203.0.113.2", "2001:db8::1", "2001:db8::2", "::ffff:203.0.113.1"]
+    assert [await app.status(client) for client in clients] == [200, 200, 200, 429, 429]
+
+
+async def test_a_spoofed_header_changes_nothing_without_a_trusted_proxy() -> None:
+    app = App()
+    statuses = [
+        await app.status("203.0.113.1", headers=forwarded(f"198.51.100.{i}")) for i in range(3)
+    ]
+    assert statuses == [200, 429, 429]
+
+
+async def test_behind_a_trusted_proxy_the_right_most_untrusted_address_counts() -> None:
+    app = App()
+    seen = [
+        forwarded("198.51.100.1"),
+        forwarded("9.9.9.9, 198.51.100.1:80"),
+        forwarded("9.9.9.9", "198.51.100.1, 10.0.0.7"),
+        forwarded("198.51.100.1, 198.51.100.2"),
+    ]
+    statuses = [await app.status("10.0.0.1", headers=headers) for headers in seen]
+    assert statuses == [200, 429, 429, 200]
+    assert await app.status("198.51.100.1") == 429, "the same client without the proxy"
+
+
+@pytest.fixture
+def tokens(tmp_path) -> Tokens:
+    (tmp_path / "tokens").write_text("alice:alices\nbob:bobs\n")
+    return Tokens("own", tmp_path / "tokens")
+
+
+async def test_a_named_token_counts_by_its_name_wherever_it_comes_from(tokens: Tokens) -> None:
+    app = App(tokens=tokens)
+    assert await app.status("203.0.113.1", headers=bearer("alices")) == 200
+    assert await app.status("203.0.113.2", headers=bearer("alices")) == 429
+    assert await app.status("203.0.113.1", headers=bearer("bobs")) == 200
+
+
+async def test_the_one_token_counts_by_address(tokens: Tokens) -> None:
+    app = App(tokens=tokens)
+    clients = ["203.0.113.1", "203.0.113.1", "203.0.113.2"]
+    statuses = [await app.status(client, headers=bearer("own")) for client in clients]
+    assert statuses == [200, 429, 200]
+
+
+async def test_wrong_tokens_are_401_until_the_address_is_limited(tokens: Tokens) -> None:
+    app = App(burst=3, tokens=tokens)
+    statuses = [await app.status(headers=bearer(f"guess {i}")) for i in range(5)]
+    assert statuses == [401, 401, 401, 429, 429]
+    assert await app.status(headers=bearer("own")) == 429, "guesses and API_TOKEN share the budget"
+    assert await app.status(headers=bearer("alices")) == 200, "a named token is not shut out"
+    assert await app.status("203.0.113.9", headers=bearer("guess")) == 401
+    wrong = {"method": "GET", "path": "/nowhere", "headers": bearer("guess")}
+    assert await app.status(**wrong) == 401, "only what asks for work is limited"
