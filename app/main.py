@@ -16,6 +16,7 @@ from app.api import embeddings, health, operations, rerank
 from app.api.docs import install_docs
 from app.api.errors import install_error_handlers
 from app.api.service import Service
+from app.connections import bounded_connection
 from app.engine import Engine
 from app.engine.loading import LoadedModels, Loader, load_models
 from app.errors import StartupError
@@ -24,6 +25,7 @@ from app.metrics import Metrics
 from app.middleware.auth import RequireToken
 from app.middleware.body_limit import LimitBody
 from app.middleware.context import RequestContext
+from app.middleware.memory_limit import LimitMemory
 from app.middleware.observe import ObserveRequests
 from app.settings import Settings, load_settings
 from app.tokens import Tokens
@@ -34,6 +36,7 @@ OnReady = Callable[[LoadedModels], None]
 OnFailure = Callable[[Exception], None]
 
 _RENDER_THREADS = 2
+_BODIES_IN_MEMORY = 16
 
 
 def create_app(
@@ -66,6 +69,7 @@ def create_app(
     install_docs(app)
     install_error_handlers(app)
     # The last one added is the outermost.
+    app.add_middleware(LimitMemory, max_bytes=_BODIES_IN_MEMORY * settings.max_body_bytes)
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
     app.add_middleware(
         RequireToken, tokens=_tokens(settings), protect_metrics=settings.protect_metrics
@@ -153,6 +157,8 @@ def serve(settings: Settings) -> int:
         app,
         host=settings.host,
         port=settings.port,
+        http=bounded_connection(settings.request_timeout),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,

@@ -6,11 +6,12 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.rendering import JsonPieces, ModelNames, estimate_bytes, render_embeddings
-from app.api.requests import describe_body, error_responses, read_body
+from app.api.requests import describe_body, error_responses, most_values, read_body
 from app.api.schemas import EmbeddingRequest, EmbeddingResponse
-from app.api.service import BEARER, ServiceDep
-from app.api.work import within
+from app.api.service import BEARER, Service, ServiceDep
+from app.api.work import note_work, within
 from app.errors import EmptyInputError, InvalidRequestError
+from app.jobs import EmbeddingResult
 from app.settings import Settings
 
 router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
@@ -21,32 +22,37 @@ router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
     "/embeddings/",
     summary="Embed texts",
     response_model=EmbeddingResponse,
-    responses=error_responses(400, 413, 422, 500, 503, 504),
+    responses=error_responses(400, 401, 413, 422, 429, 500, 503, 504),
     openapi_extra=describe_body(EmbeddingRequest),
 )
 async def create_embeddings(request: Request, service: ServiceDep) -> Response:
     """Dense, sparse and ColBERT vectors of each text, from one forward pass."""
-    wanted = await read_body(request, EmbeddingRequest)
-    _check(wanted, service.settings.max_sentences_per_request)
-    result = await within(
-        service.settings.request_timeout,
-        service.engine.embed(
-            wanted.sentences,
-            dense=wanted.return_dense,
-            sparse=wanted.return_sparse,
-            colbert=wanted.return_colbert,
-            normalize_dense=wanted.normalize_dense,
-        ),
+    return await within(service.settings.request_timeout, _answer(request, service))
+
+
+async def _answer(request: Request, service: Service) -> Response:
+    settings = service.settings
+    wanted = await read_body(request, EmbeddingRequest, most_values(settings))
+    _check(wanted, settings.max_sentences_per_request)
+    result = await service.engine.embed(
+        wanted.sentences,
+        dense=wanted.return_dense,
+        sparse=wanted.return_sparse,
+        colbert=wanted.return_colbert,
+        normalize_dense=wanted.normalize_dense,
     )
     service.metrics.sentences.inc(len(wanted.sentences))
-    render = partial(
-        render_embeddings,
-        wanted.sentences,
-        result,
-        _names(service.settings),
-        sparse_as_indices=wanted.sparse_as_indices,
+    note_work(request.scope, result, sentences=len(wanted.sentences))
+    render = partial(_render, wanted, result, _names(settings))
+    return await service.render(render, estimate_bytes(wanted.sentences, result))
+
+
+def _render(wanted: EmbeddingRequest, result: EmbeddingResult, names: ModelNames) -> JsonPieces:
+    return JsonPieces(
+        render_embeddings(
+            wanted.sentences, result, names, sparse_as_indices=wanted.sparse_as_indices
+        )
     )
-    return JsonPieces(await service.render(render, estimate_bytes(wanted.sentences, result)))
 
 
 def _check(wanted: EmbeddingRequest, most_sentences: int) -> None:

@@ -6,12 +6,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.rendering import JsonPieces, render_rerank
-from app.api.requests import describe_body, error_responses, read_body
+from app.api.requests import describe_body, error_responses, most_values, read_body
 from app.api.schemas import RerankBody, RerankResponse
-from app.api.service import BEARER, ServiceDep
-from app.api.work import within
+from app.api.service import BEARER, Service, ServiceDep
+from app.api.work import note_work, within
 from app.engine import RerankRequest, Weights
 from app.errors import EmptyInputError, InvalidRequestError
+from app.jobs import RerankResult
 
 router = APIRouter(tags=["rerank"], dependencies=[BEARER])
 
@@ -20,21 +21,28 @@ router = APIRouter(tags=["rerank"], dependencies=[BEARER])
     "/rerank",
     summary="Order passages by relevance",
     response_model=RerankResponse,
-    responses=error_responses(400, 413, 422, 500, 503, 504),
+    responses=error_responses(400, 401, 413, 422, 429, 500, 503, 504),
     openapi_extra=describe_body(RerankBody),
 )
 @router.post("/rerank/", include_in_schema=False)
 async def rerank(request: Request, service: ServiceDep) -> Response:
     """A score for each passage, the best first; equal scores keep the order of the request."""
-    wanted = await read_body(request, RerankBody)
-    _check(wanted, service.settings.max_rerank_passages)
-    result = await within(
-        service.settings.request_timeout, service.engine.rerank(_as_request(wanted))
-    )
+    return await within(service.settings.request_timeout, _answer(request, service))
+
+
+async def _answer(request: Request, service: Service) -> Response:
+    settings = service.settings
+    wanted = await read_body(request, RerankBody, most_values(settings))
+    _check(wanted, settings.max_rerank_passages)
+    result = await service.engine.rerank(_as_request(wanted))
     service.metrics.pairs.inc(len(wanted.passages))
-    name = service.settings.reranker_name
-    render = partial(render_rerank, wanted.passages, result, name)
-    return JsonPieces(await service.render(render, sum(map(len, wanted.passages))))
+    note_work(request.scope, result, passages=len(wanted.passages))
+    render = partial(_render, wanted.passages, result, settings.reranker_name)
+    return await service.render(render, sum(map(len, wanted.passages)))
+
+
+def _render(passages: list[str], result: RerankResult, model: str) -> JsonPieces:
+    return JsonPieces(render_rerank(passages, result, model))
 
 
 def _check(wanted: RerankBody, most_passages: int) -> None:

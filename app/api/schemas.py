@@ -2,9 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field
 
 from app.api.examples import EMBEDDING_REQUEST, RERANK_REQUEST
+
+# One item that is no text is enough to know: an error for each would cost more than the work.
+Texts = Annotated[list[str], FailFast()]
 
 
 class RequestModel(BaseModel):
@@ -18,7 +21,7 @@ class EmbeddingRequest(RequestModel):
 
     model_config = ConfigDict(json_schema_extra={"examples": [EMBEDDING_REQUEST]})
 
-    sentences: Annotated[list[str], Field(description="Texts, each embedded by itself.")]
+    sentences: Annotated[Texts, Field(description="Texts, each embedded by itself.")]
     return_dense: Annotated[bool, Field(description="One vector for each text.")] = True
     return_sparse: Annotated[bool, Field(description="Lexical weights of each text.")] = True
     return_colbert: Annotated[bool, Field(description="One vector for each token.")] = True
@@ -125,7 +128,7 @@ class RerankBody(RequestModel):
     model_config = ConfigDict(json_schema_extra={"examples": [RERANK_REQUEST]})
 
     query: str
-    passages: Annotated[list[str], Field(description="Texts, each scored by itself.")]
+    passages: Annotated[Texts, Field(description="Texts, each scored by itself.")]
     normalize: Annotated[
         bool, Field(description="Sigmoid of bge-reranker's logit; changes no other score.")
     ] = False
