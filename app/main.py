@@ -194,9 +194,14 @@ def _announce(server: uvicorn.Server, models: LoadedModels) -> None:
     )
     if models.demo:
         log.warning("demo_model", note=models.demo)
-    print(f"""
+    with suppress(OSError):  # Nobody may be there to read it, or no room on the disk.
+        print(_banner(url), flush=True)
+
+
+def _banner(url: str) -> str:
+    return f"""
 Smart Embedder is ready at {url} (documentation: {url}/docs). Try:
 
   curl -s {url}/embeddings/ -H 'Content-Type: application/json' \\
     -d '{{"sentences": ["What is hybrid search?"], "return_colbert": false}}'
-""")
+"""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import httpx2
 
@@ -72,7 +73,9 @@ class RunningServer:
         return status
 
 
-def start_process(folder: Path, **environment: str) -> "subprocess.Popen[str]":
+def start_process(
+    folder: Path, *, output: "int | IO[str]" = subprocess.PIPE, **environment: str
+) -> "subprocess.Popen[str]":
     """`python -m app` in an empty folder, with nothing but the given settings."""
     inherited = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR"}}
     settings = {"PORT": "0", "DEVICE": "cpu", "DTYPE": "float32", "HF_HUB_OFFLINE": "1"}
@@ -81,7 +84,7 @@ def start_process(folder: Path, **environment: str) -> "subprocess.Popen[str]":
         [sys.executable, "-m", "app"],
         cwd=folder,
         env=inherited | settings | {"PYTHONPATH": str(REPOSITORY)} | environment,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
     )
