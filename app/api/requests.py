@@ -50,8 +50,20 @@ async def _receive(request: Request, pieces: JsonPieceCounter) -> bytes:
 
 def describe_body(model: type[RequestModel]) -> dict[str, Any]:
     """The part of an OpenAPI operation that describes `model` as its JSON body."""
-    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema = model.model_json_schema(ref_template="{model}")
+    schema = _inline(schema, schema.pop("$defs", {}))
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def _inline(schema: Any, definitions: dict[str, Any]) -> Any:
+    """A schema that refers to nothing outside itself."""
+    if isinstance(schema, list):
+        return [_inline(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inline(definitions[schema["$ref"]], definitions)
+    return {key: _inline(value, definitions) for key, value in schema.items()}
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
