@@ -1,6 +1,7 @@
 """Wires the parts together, and runs them under uvicorn."""
 
 import asyncio
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -132,6 +133,8 @@ def _facts(settings: Settings, models: LoadedModels) -> dict[str, str]:
 
 def run() -> None:
     """Serve until SIGTERM or SIGINT; the exit status tells whether the start succeeded."""
+    # Read by the hub's library, which is imported later.
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     try:
         settings = load_settings()
         configure_logs(settings.log_format, settings.log_level)

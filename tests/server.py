@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import httpx2
 
@@ -56,7 +56,7 @@ class RunningServer:
             assert time.monotonic() < deadline, self.log
             pause.wait(0.05)
 
-    def client(self, **options) -> httpx2.Client:
+    def client(self, **options: Any) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=60, **options)
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class RunningServer:
 
 
 def start_process(
-    folder: Path, *, output: "int | IO[str]" = subprocess.PIPE, **environment: str
+    folder: Path, *, output: Any = subprocess.PIPE, **environment: str
 ) -> "subprocess.Popen[str]":
     """`python -m app` in an empty folder, with nothing but the given settings."""
     inherited = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR"}}
