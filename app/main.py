@@ -19,6 +19,7 @@ from app.api import embeddings, health, operations, rerank
 from app.api.docs import install_docs
 from app.api.errors import install_error_handlers
 from app.api.service import Service
+from app.connections import bounded_connection
 from app.drain import Drain
 from app.engine import Engine
 from app.engine.loading import LoadedModels, Loader, load_models
@@ -30,6 +31,7 @@ from app.middleware.auth import RequireToken
 from app.middleware.body_limit import LimitBody
 from app.middleware.context import RequestContext
 from app.middleware.draining import RefuseWhileDraining
+from app.middleware.memory_limit import LimitMemory
 from app.middleware.observe import ObserveRequests
 from app.middleware.rate_limit import LimitRate, RateLimit
 from app.server import DrainingServer
@@ -42,6 +44,7 @@ OnReady = Callable[[LoadedModels], None]
 OnFailure = Callable[[Exception], None]
 
 _RENDER_THREADS = 2
+_BODIES_IN_MEMORY = 16
 
 
 def create_app(
@@ -83,6 +86,7 @@ def _add_middleware(app: FastAPI, service: Service, buckets: Buckets) -> None:
     """The last one added is the outermost."""
     settings = service.settings
     limit = RateLimit(buckets, settings.trusted_proxies or ())
+    app.add_middleware(LimitMemory, max_bytes=_BODIES_IN_MEMORY * settings.max_body_bytes)
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
     app.add_middleware(LimitRate, limit=limit)
     app.add_middleware(
@@ -162,6 +166,8 @@ def run() -> None:
     """Serve until SIGTERM or SIGINT; the exit status tells whether the start succeeded."""
     # Until the server has its own handlers: as PID 1 a process without any cannot be stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    # Read by the hub's library, which is imported later.
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     try:
         settings = load_settings()
         configure_logs(settings.log_format, settings.log_level)
@@ -192,6 +198,8 @@ def serve(settings: Settings, loader: Loader = load_models) -> int:
         app,
         host=settings.host,
         port=settings.port,
+        http=bounded_connection(settings.request_timeout),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
@@ -236,9 +244,14 @@ def _announce(server: uvicorn.Server, models: LoadedModels) -> None:
     )
     if models.demo:
         log.warning("demo_model", note=models.demo)
-    print(f"""
+    with suppress(OSError):  # Nobody may be there to read it, or no room on the disk.
+        print(_banner(url), flush=True)
+
+
+def _banner(url: str) -> str:
+    return f"""
 Smart Embedder is ready at {url} (documentation: {url}/docs). Try:
 
   curl -s {url}/embeddings/ -H 'Content-Type: application/json' \\
     -d '{{"sentences": ["What is hybrid search?"], "return_colbert": false}}'
-""")
+"""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 
@@ -56,7 +57,7 @@ class RunningServer:
             assert time.monotonic() < deadline, self.log
             pause.wait(0.05)
 
-    def client(self, **options) -> httpx2.Client:
+    def client(self, **options: Any) -> httpx2.Client:
         return httpx2.Client(base_url=self.url, timeout=60, **options)
 
     def async_client(self, connections: int = 100) -> httpx2.AsyncClient:
@@ -66,7 +67,8 @@ class RunningServer:
     def metric(self, series: str) -> float:
         """The present value of a series, such as `name` or `name{label="value"}`."""
         text = httpx2.get(f"{self.url}/metrics").text
-        return float(re.search(rf"^{re.escape(series)} (\S+)$", text, re.MULTILINE)[1])
+        (value,) = re.findall(rf"^{re.escape(series)} (\S+)$", text, re.MULTILINE)
+        return float(value)
 
     def wait_for_metric(self, series: str, value: float) -> None:
         """Ask /metrics until a series has a value."""
@@ -100,7 +102,12 @@ class RunningServer:
 
 
 def start_process(
-    folder: Path, module: str = "app", prefix: Sequence[str] = (), **environment: str
+    folder: Path,
+    module: str = "app",
+    prefix: Sequence[str] = (),
+    *,
+    output: Any = subprocess.PIPE,
+    **environment: str,
 ) -> "subprocess.Popen[str]":
     """`python -m app` in an empty folder, with nothing but the given settings."""
     inherited = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR"}}
@@ -112,7 +119,7 @@ def start_process(
         [*prefix, sys.executable, "-m", module],
         cwd=folder,
         env=inherited | settings | {"PYTHONPATH": str(REPOSITORY)} | environment,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
     )

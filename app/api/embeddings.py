@@ -7,11 +7,12 @@ from starlette.responses import Response
 
 from app.api.priority import urgency_of
 from app.api.rendering import JsonPieces, ModelNames, estimate_bytes, render_embeddings
-from app.api.requests import describe_body, error_responses, read_body
+from app.api.requests import describe_body, error_responses, most_values, read_body
 from app.api.schemas import EmbeddingRequest, EmbeddingResponse
-from app.api.service import BEARER, ServiceDep
-from app.api.work import within
+from app.api.service import BEARER, Service, ServiceDep
+from app.api.work import note_work, unless_gone, within
 from app.errors import EmptyInputError, InvalidRequestError
+from app.jobs import EmbeddingResult
 from app.settings import Settings
 
 router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
@@ -27,29 +28,34 @@ router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
 )
 async def create_embeddings(request: Request, service: ServiceDep) -> Response:
     """Dense, sparse and ColBERT vectors of each text, from one forward pass."""
-    wanted = await read_body(request, EmbeddingRequest)
-    _check(wanted, service.settings.max_sentences_per_request)
-    result = await within(
-        service.settings.request_timeout,
-        request,
-        service.engine.embed(
-            wanted.sentences,
-            dense=wanted.return_dense,
-            sparse=wanted.return_sparse,
-            colbert=wanted.return_colbert,
-            normalize_dense=wanted.normalize_dense,
-            urgency=urgency_of(request),
-        ),
-    )
-    service.metrics.sentences.inc(len(wanted.sentences))
-    render = partial(
-        render_embeddings,
+    return await within(service.settings.request_timeout, _answer(request, service))
+
+
+async def _answer(request: Request, service: Service) -> Response:
+    settings = service.settings
+    wanted = await read_body(request, EmbeddingRequest, most_values(settings))
+    _check(wanted, settings.max_sentences_per_request)
+    embed = service.engine.embed(
         wanted.sentences,
-        result,
-        _names(service.settings),
-        sparse_as_indices=wanted.sparse_as_indices,
+        dense=wanted.return_dense,
+        sparse=wanted.return_sparse,
+        colbert=wanted.return_colbert,
+        normalize_dense=wanted.normalize_dense,
+        urgency=urgency_of(request),
     )
-    return JsonPieces(await service.render(render, estimate_bytes(wanted.sentences, result)))
+    result = await unless_gone(request, embed)
+    service.metrics.sentences.inc(len(wanted.sentences))
+    note_work(request.scope, result, sentences=len(wanted.sentences))
+    render = partial(_render, wanted, result, _names(settings))
+    return await service.render(render, estimate_bytes(wanted.sentences, result))
+
+
+def _render(wanted: EmbeddingRequest, result: EmbeddingResult, names: ModelNames) -> JsonPieces:
+    return JsonPieces(
+        render_embeddings(
+            wanted.sentences, result, names, sparse_as_indices=wanted.sparse_as_indices
+        )
+    )
 
 
 def _check(wanted: EmbeddingRequest, most_sentences: int) -> None:

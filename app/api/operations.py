@@ -5,23 +5,35 @@ from typing import Any
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from app.api.health import describe_gpu
+from app.api.requests import error_responses
+from app.api.schemas import StatsResponse
 from app.api.service import ServiceDep
 from app.metrics import Metrics
 
 router = APIRouter(tags=["operation"])
 
 
-@router.get("/stats", summary="What was done since the start")
+@router.get(
+    "/stats",
+    summary="What was done since the start",
+    response_model=StatsResponse,
+    responses=error_responses(401),
+)
 async def stats(service: ServiceDep) -> Response:
     """Totals since the start; they are read from the Prometheus counters."""
     hardware = describe_gpu(service.engine.models, service.settings)
     return JSONResponse(count(service.metrics) | {"hardware": hardware})
 
 
-@router.get("/metrics", summary="Prometheus metrics")
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    response_class=PlainTextResponse,
+    responses=error_responses(401),
+)
 async def metrics(service: ServiceDep) -> Response:
     """Every series, in Prometheus' text format."""
     return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)

@@ -156,7 +156,7 @@ def _trailer(result: EmbeddingResult, names: ModelNames) -> dict[str, Any]:
 
 def _report(result: EmbeddingResult | RerankResult) -> dict[str, Any]:
     """What every answer says of the work that was done for it."""
-    timings = _timings_as_json(result.timings)
+    timings = timings_as_json(result.timings)
     return {
         "processing_time_ms": timings["total"],
         "warnings": [_truncation_as_json(truncation) for truncation in result.truncations],
@@ -165,7 +165,7 @@ def _report(result: EmbeddingResult | RerankResult) -> dict[str, Any]:
     }
 
 
-def _timings_as_json(timings: Timings) -> dict[str, float]:
+def timings_as_json(timings: Timings) -> dict[str, float]:
     """Milliseconds, to the microsecond."""
     stages = ("tokenize", "queue", "inference", "total")
     return {stage: round(getattr(timings, stage) * 1000, 3) for stage in stages}

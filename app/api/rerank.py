@@ -7,12 +7,13 @@ from starlette.responses import Response
 
 from app.api.priority import urgency_of
 from app.api.rendering import JsonPieces, render_rerank
-from app.api.requests import describe_body, error_responses, read_body
+from app.api.requests import describe_body, error_responses, most_values, read_body
 from app.api.schemas import RerankBody, RerankResponse
-from app.api.service import BEARER, ServiceDep
-from app.api.work import within
+from app.api.service import BEARER, Service, ServiceDep
+from app.api.work import note_work, unless_gone, within
 from app.engine import RerankRequest, Weights
 from app.errors import EmptyInputError, InvalidRequestError
+from app.jobs import RerankResult
 
 router = APIRouter(tags=["rerank"], dependencies=[BEARER])
 
@@ -27,14 +28,23 @@ router = APIRouter(tags=["rerank"], dependencies=[BEARER])
 @router.post("/rerank/", include_in_schema=False)
 async def rerank(request: Request, service: ServiceDep) -> Response:
     """A score for each passage, the best first; equal scores keep the order of the request."""
-    wanted = await read_body(request, RerankBody)
-    _check(wanted, service.settings.max_rerank_passages)
+    return await within(service.settings.request_timeout, _answer(request, service))
+
+
+async def _answer(request: Request, service: Service) -> Response:
+    settings = service.settings
+    wanted = await read_body(request, RerankBody, most_values(settings))
+    _check(wanted, settings.max_rerank_passages)
     work = service.engine.rerank(_as_request(wanted, urgency_of(request)))
-    result = await within(service.settings.request_timeout, request, work)
+    result = await unless_gone(request, work)
     service.metrics.pairs.inc(len(wanted.passages))
-    name = service.settings.reranker_name
-    render = partial(render_rerank, wanted.passages, result, name)
-    return JsonPieces(await service.render(render, sum(map(len, wanted.passages))))
+    note_work(request.scope, result, passages=len(wanted.passages))
+    render = partial(_render, wanted.passages, result, settings.reranker_name)
+    return await service.render(render, sum(map(len, wanted.passages)))
+
+
+def _render(passages: list[str], result: RerankResult, model: str) -> JsonPieces:
+    return JsonPieces(render_rerank(passages, result, model))
 
 
 def _check(wanted: RerankBody, most_passages: int) -> None:

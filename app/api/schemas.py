@@ -2,9 +2,16 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
 
 from app.api.examples import EMBEDDING_REQUEST, RERANK_REQUEST
+
+# One item that is no text is enough to know: an error for each would cost more than the work.
+Texts = Annotated[list[str], FailFast()]
+
+# Said in the description and checked by the endpoints, which answer 400 and not 422.
+_NOT_EMPTY: dict[str, JsonValue] = {"minItems": 1}
+_NOT_BLANK: dict[str, JsonValue] = {"minLength": 1, "pattern": r"\S"}
 
 
 class RequestModel(BaseModel):
@@ -18,7 +25,9 @@ class EmbeddingRequest(RequestModel):
 
     model_config = ConfigDict(json_schema_extra={"examples": [EMBEDDING_REQUEST]})
 
-    sentences: Annotated[list[str], Field(description="Texts, each embedded by itself.")]
+    sentences: Annotated[
+        Texts, Field(description="Texts, each embedded by itself.", json_schema_extra=_NOT_EMPTY)
+    ]
     return_dense: Annotated[bool, Field(description="One vector for each text.")] = True
     return_sparse: Annotated[bool, Field(description="Lexical weights of each text.")] = True
     return_colbert: Annotated[bool, Field(description="One vector for each token.")] = True
@@ -111,12 +120,16 @@ class EmbeddingResponse(BaseModel):
     timings_ms: TimingsMs
 
 
+# Bounded so that a mean of scores stays a number.
+Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
+
+
 class RerankWeights(RequestModel):
     """How much each of bge-m3's scores counts in late interaction."""
 
-    dense: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    sparse: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    colbert: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    dense: Weight = 1.0
+    sparse: Weight = 1.0
+    colbert: Weight = 1.0
 
 
 class RerankBody(RequestModel):
@@ -124,8 +137,10 @@ class RerankBody(RequestModel):
 
     model_config = ConfigDict(json_schema_extra={"examples": [RERANK_REQUEST]})
 
-    query: str
-    passages: Annotated[list[str], Field(description="Texts, each scored by itself.")]
+    query: Annotated[str, Field(json_schema_extra=_NOT_BLANK)]
+    passages: Annotated[
+        Texts, Field(description="Texts, each scored by itself.", json_schema_extra=_NOT_EMPTY)
+    ]
     normalize: Annotated[
         bool, Field(description="Sigmoid of bge-reranker's logit; changes no other score.")
     ] = False
@@ -163,6 +178,55 @@ class RerankResponse(BaseModel):
     warnings: list[TruncationWarning]
     usage: Usage
     timings_ms: TimingsMs
+
+
+class Gpu(BaseModel):
+    """The hardware in use."""
+
+    available: bool
+    device_info: str | None
+    memory_gb: float | None
+    device_count: int
+    multi_gpu_enabled: bool
+    configured_devices: list[str]
+
+
+class HealthResponse(BaseModel):
+    """Whether the service can answer, and with what; what is not known yet is null."""
+
+    status: Literal["healthy", "loading", "draining", "unhealthy"]
+    reason: str | None
+    version: str
+    gpu: Gpu
+    model: str
+    dense_embedding_model: str
+    reranker_model: str
+    demo: Annotated[str | None, Field(description="For a demo model: what it is not for.")]
+    max_input_length: int
+    batch_size: int | None
+    max_requests_in_batch: int
+    max_batch_tokens: int | None
+    dtype: str | None
+    attention: str | None
+
+
+class LivenessResponse(BaseModel):
+    """Whether a restart is needed."""
+
+    status: Literal["alive", "unhealthy"]
+    reason: str | None = None
+
+
+class StatsResponse(BaseModel):
+    """Totals since the start."""
+
+    uptime: str
+    uptime_seconds: int
+    total_requests: int
+    total_sentences: int
+    total_batches: int
+    rejected_requests: int
+    hardware: Gpu
 
 
 class ErrorResponse(BaseModel):

@@ -1,31 +1,47 @@
-"""What every endpoint that does work needs: an end to it, when time is up or the client is gone."""
+"""What an endpoint that does work needs: an end in time or when its client leaves, and a note."""
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request
+from starlette.types import Scope
 
+from app.api.rendering import timings_as_json
 from app.errors import ClientGoneError, InferenceTimeoutError
+from app.jobs import EmbeddingResult, RerankResult
 
 Result = TypeVar("Result")
 
 
-async def within(seconds: float, request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+async def within(seconds: float, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`; raises `InferenceTimeoutError` after `seconds`.
+
+    The whole request is meant, from the first byte of its body to its rendered answer: a client
+    that sends its body too slowly is told the same (504) as one whose work takes too long.
+    """
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await work
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise InferenceTimeoutError(f"the request took longer than {seconds:g} seconds") from None
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """The result of `work`, whose request has been read whole.
 
-    Raises `InferenceTimeoutError` after `seconds`, and `ClientGoneError` as soon as the client has
-    closed its connection; either way the work is cancelled and leaves the queue.
+    Raises `ClientGoneError` as soon as the client closes its connection; the work is cancelled
+    then, and leaves the queue.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_client_gone(request))
     try:
-        await asyncio.wait({task, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        if gone.done():
-            raise ClientGoneError("the client left before its request was answered")
-        raise InferenceTimeoutError(f"the request took longer than {seconds:g} seconds")
+        raise ClientGoneError("the client left before its request was answered")
     finally:
         gone.cancel()
         await _end(task)
@@ -41,3 +57,10 @@ async def _end(task: "asyncio.Future[Any]") -> None:
     if not task.done():
         task.cancel()
         await asyncio.wait({task})
+
+
+def note_work(scope: Scope, result: EmbeddingResult | RerankResult, **counts: int) -> None:
+    """Leave numbers for the request's log line: texts, tokens, and milliseconds in each stage."""
+    timings = timings_as_json(result.timings)
+    stages = {f"{stage}_ms": timings[stage] for stage in ("tokenize", "queue", "inference")}
+    scope["state"]["work"] = counts | {"tokens": result.tokens} | stages

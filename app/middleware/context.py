@@ -18,7 +18,8 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 class RequestContext:
     """Gives each request an id (the client's own if it sent a printable one) and logs its end.
 
-    Neither texts nor tokens nor query strings reach the log.
+    The line tells route, status, sizes and, where work was done, how much and how long each stage
+    took. Neither texts nor tokens nor query strings reach the log.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -31,16 +32,30 @@ class RequestContext:
             return
         state = scope.setdefault("state", {})
         state["request_id"] = _request_id(scope)
+        body = _Body(receive)
         answer = _Answer(send, state["request_id"])
         started = time.perf_counter()
         try:
-            await self.app(scope, receive, answer.send)
+            await self.app(scope, body.receive, answer.send)
         except Exception:  # The last resort: the client must get an answer.
             log.exception("request_failed", request_id=state["request_id"])
             if answer.status is None:
                 await internal_error_response(scope)(scope, receive, answer.send)
         finally:
-            _log_end(scope, answer, time.perf_counter() - started)
+            _log_end(scope, body, answer, time.perf_counter() - started)
+
+
+class _Body:
+    """Passes the body on and remembers how much of it came."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.size = 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self.size += len(message.get("body", b""))
+        return message
 
 
 class _Answer:
@@ -50,14 +65,14 @@ class _Answer:
         self._send = send
         self._request_id = request_id
         self.status: int | None = None
-        self.body_bytes = 0
+        self.size = 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             MutableHeaders(scope=message)["X-Request-ID"] = self._request_id
         else:
-            self.body_bytes += len(message.get("body", b""))
+            self.size += len(message.get("body", b""))
         await self._send(message)
 
 
@@ -66,7 +81,7 @@ def _request_id(scope: Scope) -> str:
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def _log_end(scope: Scope, answer: _Answer, seconds: float) -> None:
+def _log_end(scope: Scope, body: _Body, answer: _Answer, seconds: float) -> None:
     state = scope["state"]
     write = log.debug if scope["method"] == "GET" else log.info
     write(
@@ -77,6 +92,8 @@ def _log_end(scope: Scope, answer: _Answer, seconds: float) -> None:
         client=state.get("token_name"),
         status=answer.status,
         code=state.get("error_code"),
-        bytes=answer.body_bytes,
+        bytes_in=body.size,
+        bytes_out=answer.size,
         ms=round(seconds * 1000, 3),
+        **state.get("work", {}),
     )

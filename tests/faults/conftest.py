@@ -1,4 +1,4 @@
-"""A server whose device fails on purpose."""
+"""A server whose device fails on purpose, and one whose patience is short enough to be tried."""
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,3 +31,17 @@ def faulty_server(tiny_m3: Path, tmp_path: Path):
 def open_gate(tmp_path: Path):
     """A function that lets held forwards go on."""
     return (tmp_path / "gate").touch
+
+
+@pytest.fixture(scope="session")
+def impatient(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
+    """4 seconds for a request and 4 for taking its answer; 16 MB for all that clients hold."""
+    settings = {
+        "EMBEDDING_MODEL": str(tiny_m3),
+        "REQUEST_TIMEOUT": "4",
+        "RERANK_GPU_TIMEOUT": "3",
+        "MAX_BODY_BYTES": "1000000",
+    }
+    with run_server(tmp_path_factory.mktemp("impatient"), **settings) as running:
+        running.wait_until_healthy()
+        yield running

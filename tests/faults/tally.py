@@ -1,69 +1,79 @@
-"""Counts what became of every request of a fault test, from the client's side."""
+"""Counts what became of every request; one that got neither an answer nor a refusal is lost.
 
-import asyncio
+A refusal is any 4xx, or 503 or 504: the client knows what happened and what to do.
+"""
+
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http import HTTPStatus
 
 import httpx2
 
-EMBED = ("/embeddings/", {"sentences": ["search vector"], "return_colbert": False})
+from tests.server import RunningServer
+
+REFUSALS = {*range(400, 500), 503, 504}
+GOOD = {"sentences": ["search"], "return_colbert": False}
 
 
-@dataclass
 class Tally:
-    """`answered` with 200, `refused` with a 4xx or 503, `failed` with another clear error."""
+    """Requests sent by clients that waited for an answer, and those that left on purpose."""
 
-    sent: int = 0
-    answered: int = 0
-    refused: int = 0
-    failed: int = 0
-    codes: Counter[str] = field(default_factory=Counter)
-    retry_after: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.sent = 0
+        self.abandoned = 0
+        self.statuses: Counter[int] = Counter()
+
+    def leave(self) -> None:
+        """A client that left before it could be answered: sent, and nobody waits."""
+        self.sent += 1
+        self.abandoned += 1
+
+    def note(self, status: int) -> None:
+        """A request that was sent and got this status."""
+        self.sent += 1
+        self.statuses[status] += 1
+
+    def ask(self, client: httpx2.Client, **body: object) -> httpx2.Response | None:
+        """Send a good request; no answer at all leaves it lost."""
+        self.sent += 1
+        try:
+            response = client.post("/embeddings/", json=GOOD | body)
+        except httpx2.TransportError:
+            return None
+        self.statuses[response.status_code] += 1
+        return response
+
+    @property
+    def answered(self) -> int:
+        return self.statuses[HTTPStatus.OK]
+
+    @property
+    def refused(self) -> int:
+        return sum(self.statuses[status] for status in REFUSALS)
 
     @property
     def lost(self) -> int:
-        """Requests that got no answer of any kind."""
-        return self.sent - self.answered - self.refused - self.failed
+        return self.sent - self.abandoned - self.answered - self.refused
 
-    async def post(self, client: httpx2.AsyncClient, path: str, body: dict, **headers) -> int:
-        """Send one request and count its end; 0 stands for no answer."""
-        self.sent += 1
-        try:
-            response = await client.post(path, json=body, headers=headers)
-        except httpx2.TransportError as error:
-            self.codes[type(error).__name__] += 1
-            return 0
-        self.count(response)
-        return response.status_code
-
-    def count(self, response: httpx2.Response) -> None:
-        """Count one answer; whatever is no success must say so in the one shape."""
-        if response.status_code == 200:
-            self.answered += 1
-            return
-        problem = response.json()
-        assert problem["detail"]
-        assert problem["request_id"]
-        self.codes[problem["code"]] += 1
-        if response.status_code < 500 or response.status_code == 503:
-            self.refused += 1
-        else:
-            self.failed += 1
-        if response.status_code == 503:
-            self.retry_after.append(int(response.headers["retry-after"]))
+    def __str__(self) -> str:
+        return (
+            f"{self.sent} sent, {self.answered} answered, {self.refused} refused, "
+            f"{self.abandoned} left, {self.lost} lost ({dict(self.statuses)})"
+        )
 
 
-async def post_many(
-    client: httpx2.AsyncClient, count: int, at_once: int, path: str = EMBED[0], body=None
-) -> Tally:
-    """Send `count` requests, `at_once` at a time."""
-    tally, gate = Tally(), asyncio.Semaphore(at_once)
+@contextmanager
+def tally(server: RunningServer) -> Iterator[Tally]:
+    """Healthy before, healthy after, none lost, and nothing in the log that nobody foresaw."""
+    assert _health(server) == HTTPStatus.OK
+    counts = Tally()
+    yield counts
+    assert counts.lost == 0, counts
+    assert _health(server) == HTTPStatus.OK, counts
+    assert "Traceback" not in server.log, server.log
+    print(counts)  # noqa: T201 - pytest shows it when asked to
 
-    async def one() -> None:
-        async with gate:
-            await tally.post(client, path, body or EMBED[1])
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(count):
-            group.create_task(one())
-    return tally
+def _health(server: RunningServer) -> int:
+    return httpx2.get(f"{server.url}/health", timeout=5).status_code

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.faults.tally import EMBED, Tally, post_many
+from tests.faults.outcomes import EMBED, Outcomes, post_many
 
 EMBED_MANY = {"return_dense": True, "return_sparse": False, "return_colbert": False}
 
@@ -38,7 +38,7 @@ async def test_a_stuck_device_turns_liveness_red_until_it_comes_back(
 ) -> None:
     """Sent 4: failed 1 (504), refused 1 (503), answered 2 after the device came back, lost 0."""
     with faulty_server(FAULTS="1:hold", GPU_PROCESS_TIMEOUT="0.3") as server:
-        tally = Tally()
+        tally = Outcomes()
         async with server.async_client() as client:
             assert await tally.post(client, *EMBED) == 504
             await asyncio.to_thread(server.wait_for_status, "/health/live", 503)
@@ -68,7 +68,7 @@ def test_a_process_whose_device_is_stuck_can_still_be_stopped(faulty_server) -> 
 async def test_a_batch_that_does_not_fit_is_split_until_it_does(faulty_server) -> None:
     """Sent 3: answered 2, refused 1 (its single text does not fit), lost 0; healthy throughout."""
     with faulty_server(MEMORY_TOKENS="40", MAX_BATCH_TOKENS="1000") as server:
-        tally = Tally()
+        tally = Outcomes()
         fitting = {"sentences": ["search vector"] * 60} | EMBED_MANY
         too_long = {"sentences": ["search vector " * 40]} | EMBED_MANY
         async with server.async_client() as client:

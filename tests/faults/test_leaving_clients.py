@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from tests.faults.tally import EMBED, Tally
+from tests.faults.outcomes import EMBED, Outcomes
 
 LEAVING = 500
 
@@ -25,7 +25,7 @@ async def send(server) -> asyncio.StreamWriter:
 async def test_five_hundred_leave_while_they_wait(faulty_server, open_gate) -> None:
     """Sent 501: 500 left and cost no forward, answered 1, lost 0; healthy before and after."""
     with faulty_server(FAULTS="1:hold", MAX_QUEUE_SIZE="1000") as server:
-        tally = Tally()
+        tally = Outcomes()
         async with server.async_client() as client:
             held = asyncio.create_task(tally.post(client, *EMBED))
             await asyncio.to_thread(server.wait_for_metric, "embedding_active_requests", 1)
@@ -50,7 +50,7 @@ async def test_one_that_leaves_during_its_forward_is_forgotten(faulty_server, op
         await asyncio.to_thread(server.wait_for_metric, "embedding_active_requests", 1)
         writer.close()
         await asyncio.to_thread(server.wait_for_metric, "abandoned_requests_total", 1)
-        tally = Tally()
+        tally = Outcomes()
         async with server.async_client() as client:
             following = asyncio.create_task(tally.post(client, *EMBED))
             open_gate()

@@ -1,0 +1,67 @@
+"""Requests made up from our own API description: no 5xx, and every answer is as it describes."""
+
+from pathlib import Path
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, assume, given, settings
+from schemathesis.generation import GenerationMode
+
+from tests.server import run_server
+
+WORKING = ["/embeddings/", "/rerank"]
+READING = ["/health", "/health/ready", "/health/live", "/stats", "/metrics"]
+TOKEN = {"Authorization": "Bearer fuzz"}
+
+
+@pytest.fixture(scope="module")
+def description(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
+    """Of a server with a token, so that it is also seen that none or a wrong one is refused."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    with run_server(folder, EMBEDDING_MODEL=str(tiny_m3), API_TOKEN="fuzz") as server:
+        server.wait_until_healthy()
+        yield schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+        assert "Traceback" not in server.log
+
+
+def try_out(operation, mode: GenerationMode, examples: int) -> None:
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    def send(case) -> None:
+        assume(not asks_for_nothing(case.body))
+        case.call_and_validate(headers=TOKEN)
+
+    send()
+
+
+def asks_for_nothing(body: object) -> bool:
+    """What the description does not say: one kind, or one weight, must be asked for."""
+    if not isinstance(body, dict):
+        return False
+    kinds = ("return_dense", "return_sparse", "return_colbert")
+    weights = body.get("weights")
+    no_weight = isinstance(weights, dict) and len(weights) == 3 and not any(weights.values())
+    return no_weight or not any(body.get(kind, True) for kind in kinds)
+
+
+def test_these_are_all_the_operations(description) -> None:
+    found = {result.ok().path for result in description.get_all_operations()}
+    assert found == {*WORKING, *READING}
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+@pytest.mark.parametrize("path", WORKING)
+def test_work_is_answered_as_described(description, path: str, mode: GenerationMode) -> None:
+    try_out(description[path]["POST"], mode, examples=40)
+
+
+@pytest.mark.parametrize("path", READING)
+def test_reading_is_answered_as_described(description, path: str) -> None:
+    try_out(description[path]["GET"], GenerationMode.POSITIVE, examples=1)

@@ -1,0 +1,61 @@
+"""One line for each request: what was asked, what came of it, and never a text or a token."""
+
+import json
+from pathlib import Path
+
+from tests.server import run_server
+
+SECRET = "zebra"
+EMBED = {"sentences": [f"{SECRET} one", f"{SECRET} two"], "return_colbert": False}
+RERANK = {"query": SECRET, "passages": [SECRET] * 3}
+WORK = {"tokens", "tokenize_ms", "queue_ms", "inference_ms"}
+LINE = {"request_id", "method", "route", "client", "status", "code", "bytes_in", "bytes_out", "ms"}
+
+
+def serve_requests(folder: Path, model: Path, **settings: str) -> list[str]:
+    """The log of a server that was asked five things."""
+    headers = {"Authorization": "Bearer hush-hush"}
+    settings |= {"EMBEDDING_MODEL": str(model), "API_TOKEN": "hush-hush", "LOG_LEVEL": "debug"}
+    with run_server(folder, **settings) as server, server.client() as client:
+        server.wait_until_healthy()
+        client.post("/embeddings/?q=zebra", json=EMBED, headers=headers | {"X-Request-ID": "first"})
+        client.post("/rerank", json=RERANK, headers=headers)
+        client.post("/embeddings/", json={"sentences": [SECRET, 1], SECRET: 1}, headers=headers)
+        client.post("/rerank", json=RERANK, headers={"Authorization": "Bearer zebra-token"})
+        client.post("/zebra/zebra", json=RERANK, headers=headers)
+        server.stop()
+        return server.lines
+
+
+def test_a_line_as_json_tells_all_numbers_and_no_text(tiny_m3: Path, tmp_path: Path) -> None:
+    lines = serve_requests(tmp_path, tiny_m3, LOG_FORMAT="json")
+    assert not any(SECRET in line or "hush" in line for line in lines)
+    events = [json.loads(line) for line in lines if line.startswith("{")]
+    embed, rerank, invalid, refused, unknown = [
+        event for event in events if event["event"] == "request" and event["method"] == "POST"
+    ]
+    for event in (embed, rerank, invalid, refused, unknown):
+        assert event.keys() >= LINE
+    assert embed.keys() >= WORK | {"sentences"}
+    assert (embed["request_id"], embed["route"], embed["client"]) == (
+        "first",
+        "/embeddings/",
+        "default",
+    )
+    assert (embed["status"], embed["sentences"]) == (200, 2)
+    assert embed["bytes_in"] > 50
+    assert embed["bytes_out"] > 1000
+    assert embed["ms"] >= embed["inference_ms"] > 0
+    assert rerank["passages"] == 3
+    assert (invalid["status"], invalid["code"]) == (422, "invalid_request")
+    assert (refused["status"], refused["client"], refused["bytes_in"]) == (401, None, 0)
+    assert (unknown["status"], unknown["route"]) == (404, None)
+
+
+def test_a_line_for_people_tells_the_same(tiny_m3: Path, tmp_path: Path) -> None:
+    lines = serve_requests(tmp_path, tiny_m3, LOG_FORMAT="console")
+    assert not any(SECRET in line or "hush" in line for line in lines)
+    posts = [line for line in lines if "method=POST" in line]
+    assert len(posts) == 5
+    for name in (LINE - {"code", "client"}) | WORK | {"sentences"}:
+        assert f"{name}=" in posts[0]

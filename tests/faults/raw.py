@@ -1,0 +1,42 @@
+"""Sockets for clients that do not behave."""
+
+import socket
+
+from tests.server import RunningServer
+
+
+def connect(server: RunningServer, *, receive_buffer: int | None = None) -> socket.socket:
+    """A bare connection; a small `receive_buffer` makes the other side feel a slow reader."""
+    host, port = server.url.removeprefix("http://").split(":")
+    raw = socket.socket()
+    if receive_buffer is not None:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    raw.settimeout(30)
+    raw.connect((host, int(port)))
+    return raw
+
+
+def head(length: int, path: str = "/embeddings/") -> bytes:
+    """The head of a POST that announces a JSON body of `length` bytes."""
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+def read_status(raw: socket.socket) -> int:
+    """The status of the answer; 0 where the connection ended without one."""
+    line = raw.recv(65_536).partition(b"\r\n")[0].split()
+    return int(line[1]) if len(line) > 1 else 0
+
+
+def is_closed(raw: socket.socket) -> bool:
+    """Whether the other side ends the connection within the socket's own timeout."""
+    try:
+        while raw.recv(65_536):
+            pass
+    except ConnectionResetError:
+        pass
+    except TimeoutError:
+        return False
+    return True

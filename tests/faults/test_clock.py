@@ -1,0 +1,57 @@
+"""The system's clock is set: waits and timings must not notice.
+
+Sent 16: 16 answered, 0 refused, 0 lost. Healthy before and after.
+"""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.faults.tally import tally
+from tests.server import REPOSITORY, RunningServer, run_server
+
+# Read by the interpreter before anything else: `time.time` is what the file `clock` says beside it.
+# (The monotonic clock stays as it is, which is what setting a system's clock does.)
+MOVABLE_CLOCK = """
+import pathlib, time
+_true, _file = time.time, pathlib.Path(__file__).with_name("clock")
+time.time = lambda: _true() + float(_file.read_text() or 0)
+"""
+DAY = 86_400
+
+
+def wait_until_moved(server: RunningServer, year: str) -> None:
+    """The server's own Date header shows which time it believes in."""
+    pause = threading.Event()
+    with server.client() as client:
+        for _ in range(200):
+            if year in client.get("/health").headers["date"]:
+                return
+            pause.wait(0.05)
+    pytest.fail(f"the server does not believe in {year}")
+
+
+def test_a_clock_that_jumps_changes_no_wait_and_no_timing(tiny_m3: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(MOVABLE_CLOCK)
+    clock = tmp_path / "clock"
+    clock.write_text("0")
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3), PYTHONPATH=path) as server:
+        server.wait_until_healthy()
+        with tally(server) as counts, server.client() as client:
+            for year in ("2061", "2001", "2061", "2001"):
+                clock.write_text(str(seconds_until(int(year))))
+                wait_until_moved(server, year)
+                for _ in range(4):
+                    timings = counts.ask(client).json()["timings_ms"]
+                    assert all(0 <= ms < 60_000 for ms in timings.values()), timings
+                assert 0 <= client.get("/stats").json()["uptime_seconds"] < 600
+            assert counts.answered == 16
+
+
+def seconds_until(year: int) -> float:
+    """From now to the middle of `year`; negative for the past."""
+    return (year - 1970) * 365.25 * DAY + 180 * DAY - time.time()
