@@ -1,6 +1,6 @@
 """`python -m app` serves."""
 
-from app.main import run
+from app.process import run
 
 if __name__ == "__main__":
     run()

@@ -1,17 +1,10 @@
-"""Wires the parts together, and runs them under uvicorn."""
+"""Wires the parts together."""
 
 import asyncio
-import logging
-import os
-import signal
-import sys
-import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
-import structlog
-import uvicorn
 from fastapi import FastAPI
 
 from app import __version__
@@ -19,13 +12,10 @@ from app.api import embeddings, health, operations, rerank
 from app.api.docs import install_docs
 from app.api.errors import install_error_handlers
 from app.api.service import Service
-from app.connections import bounded_connection
 from app.drain import Drain
 from app.engine import Engine
 from app.engine.loading import LoadedModels, Loader, load_models
-from app.errors import StartupError
 from app.limits import Buckets, MemoryBuckets, SharedBuckets
-from app.logs import configure_logs
 from app.metrics import Metrics
 from app.middleware.auth import RequireToken
 from app.middleware.body_limit import LimitBody
@@ -34,11 +24,8 @@ from app.middleware.draining import RefuseWhileDraining
 from app.middleware.memory_limit import LimitMemory
 from app.middleware.observe import ObserveRequests
 from app.middleware.rate_limit import LimitRate, RateLimit
-from app.server import DrainingServer
-from app.settings import Settings, load_settings
+from app.settings import Settings
 from app.tokens import Tokens
-
-log = structlog.get_logger(__name__)
 
 OnReady = Callable[[LoadedModels], None]
 OnFailure = Callable[[Exception], None]
@@ -160,98 +147,3 @@ def _facts(settings: Settings, models: LoadedModels) -> dict[str, str]:
         "gpu_available": str(models.device.gpu_available).lower(),
         "device": models.device.name,
     }
-
-
-def run() -> None:
-    """Serve until SIGTERM or SIGINT; the exit status tells whether the start succeeded."""
-    # Until the server has its own handlers: as PID 1 a process without any cannot be stopped.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    # Read by the hub's library, which is imported later.
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    try:
-        settings = load_settings()
-        configure_logs(settings.log_format, settings.log_level)
-        status = serve(settings)
-    except StartupError as error:
-        sys.exit(f"Smart Embedder cannot start: {error}")
-    except KeyboardInterrupt:
-        sys.exit(0)
-    _exit(status)
-
-
-def serve(settings: Settings, loader: Loader = load_models) -> int:
-    """Run the service; 0 after an orderly end, 1 where the models could not be loaded."""
-    failures: list[Exception] = []
-
-    def on_failure(error: Exception) -> None:
-        failures.append(error)
-        _report_failure(error)
-        server.should_exit = True
-
-    app = create_app(
-        settings,
-        loader=loader,
-        on_ready=lambda models: _announce(server, models),
-        on_failure=on_failure,
-    )
-    config = uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        http=bounded_connection(settings.request_timeout),
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-    )
-    service: Service = app.state.service
-    server = DrainingServer(
-        config, service.drain, settings.shutdown_timeout, abort=service.engine.abort
-    )
-    server.run()
-    return 1 if failures or not server.started else 0
-
-
-def _exit(status: int) -> None:
-    """End the process, whether or not every thread can be waited for."""
-    if threading.active_count() == 1:
-        sys.exit(status)
-    # A device that never comes back, or a model that is still being loaded, must not hold it.
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(status)
-
-
-def _report_failure(error: Exception) -> None:
-    if isinstance(error, StartupError):
-        log.error("start_failed", reason=str(error))
-    else:
-        log.error("start_failed", reason="unexpected error while loading", exc_info=error)
-
-
-def _announce(server: uvicorn.Server, models: LoadedModels) -> None:
-    host, port = server.servers[0].sockets[0].getsockname()[:2]
-    url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104
-    log.info(
-        "ready",
-        url=url,
-        model=models.embedder.name,
-        device=models.device.description,
-        dtype=models.device.dtype,
-        attention=models.device.attention,
-        max_batch_tokens=models.max_batch_tokens,
-    )
-    if models.demo:
-        log.warning("demo_model", note=models.demo)
-    with suppress(OSError):  # Nobody may be there to read it, or no room on the disk.
-        print(_banner(url), flush=True)
-
-
-def _banner(url: str) -> str:
-    return f"""
-Smart Embedder is ready at {url} (documentation: {url}/docs). Try:
-
-  curl -s {url}/embeddings/ -H 'Content-Type: application/json' \\
-    -d '{{"sentences": ["What is hybrid search?"], "return_colbert": false}}'
-"""

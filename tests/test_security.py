@@ -72,9 +72,9 @@ def test_weights_that_would_run_code_stop_the_start(copy: Path, tmp_path: Path) 
 def test_the_service_switches_the_hubs_telemetry_off() -> None:
     """Whatever the environment says, and before the hub's library is imported."""
     script = (
-        "import sys, app.main as main\n"
-        "main.serve = lambda settings: 0\n"
-        "try: main.run()\n"
+        "import sys, app.process as process\n"
+        "process.serve = lambda settings, loader: 0\n"
+        "try: process.run()\n"
         "except SystemExit: pass\n"
         "assert 'huggingface_hub' not in sys.modules\n"
         "from huggingface_hub.constants import HF_HUB_DISABLE_TELEMETRY as off\n"

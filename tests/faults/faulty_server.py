@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 
 from app.engine.loading import LoadedModels, load_models
-from app.logs import configure_logs
-from app.main import _exit, serve
-from app.settings import Settings, load_settings
+from app.process import run
+from app.settings import Settings
 
 
 class FaultyModel:
@@ -60,6 +59,4 @@ def load(settings: Settings) -> LoadedModels:
 
 
 if __name__ == "__main__":
-    settings = load_settings()
-    configure_logs(settings.log_format, settings.log_level)
-    _exit(serve(settings, loader=load))
+    run(load)

@@ -86,7 +86,7 @@ def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
     script = (
         "import sys, threading, os\n"
         "os.environ['PORT'] = 'not a port'\n"
-        "import app.main, app.settings, app.engine\n"
+        "import app.process, app.settings, app.engine\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
         "assert threading.active_count() == 1\n"
         "import app.models.runtime\n"
