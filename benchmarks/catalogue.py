@@ -27,9 +27,10 @@ class Contender:
     dense_only: bool = False
     slow: bool = False
 
-    def settings_for(self, workload: Workload) -> list[Setting]:
-        """Those whose batches the workload can fill; at least one."""
-        fitting = [each for each in self.settings if (each.batch or 1) <= workload.largest_batch]
+    def settings_for(self, workload: Workload, texts: int) -> list[Setting]:
+        """Those whose batches that many texts of the workload can fill; at least one."""
+        largest = min(workload.largest_batch, texts)
+        fitting = [each for each in self.settings if (each.batch or 1) <= largest]
         return [each for each in fitting if not (workload.one_at_a_time and _parallel(each))]
 
 

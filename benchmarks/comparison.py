@@ -109,11 +109,11 @@ class Comparison:
 
     async def _choose_setting(self, outcome: Outcome) -> None:
         """The fastest on a part of the texts; with nothing to choose from, nothing is run."""
-        settings = outcome.contender.settings_for(self._plan.workload)
+        sample = self._plan.texts[:: max(1, len(self._plan.texts) // _TRIAL_TEXTS)]
+        settings = outcome.contender.settings_for(self._plan.workload, len(sample))
         outcome.setting = settings[0]
         if len(settings) == 1:
             return
-        sample = self._plan.texts[:: max(1, len(self._plan.texts) // _TRIAL_TEXTS)]
         async with self._started(outcome) as engine:
             tried = {each: await _try_out(engine, outcome.name, sample, each) for each in settings}
         outcome.setting = min(tried, key=lambda setting: tried[setting])

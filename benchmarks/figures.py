@@ -65,6 +65,10 @@ def median_ceilings(rounds: Iterable[Ceilings]) -> Ceilings:
     return {precision: statistics.median(rates) for precision, rates in found.items()}
 
 
+class OtherVectorsError(ValueError):
+    """An engine's answer does not hold a vector for each of what it was given."""
+
+
 class Figures:
     """Makes the rows; `vectors_file` tells where an outcome's vectors are."""
 
@@ -96,14 +100,12 @@ class Figures:
             return dict(arrays)
 
     def _row(self, outcome: Outcome) -> Row:
-        return Row(
-            engine=outcome.name,
-            version=outcome.version,
-            setting=str(outcome.setting or ""),
-            dense_only=outcome.contender.dense_only,
-            failure=outcome.failure,
-            speed=self._speed(outcome) if outcome.measured else None,
-        )
+        if not outcome.measured:
+            return _row(outcome, failure=outcome.failure)
+        try:
+            return _row(outcome, speed=self._speed(outcome))
+        except OtherVectorsError as error:
+            return _row(outcome, failure=str(error))
 
     def _speed(self, outcome: Outcome) -> Speed:
         median, vectors = outcome.median, self._vectors(outcome)
@@ -130,10 +132,22 @@ class Figures:
         return flop / outcome.median / ceiling
 
 
+def _row(outcome: Outcome, failure: str = "", speed: Speed | None = None) -> Row:
+    return Row(
+        engine=outcome.name,
+        version=outcome.version,
+        setting=str(outcome.setting or ""),
+        dense_only=outcome.contender.dense_only,
+        failure=failure,
+        speed=speed,
+    )
+
+
 def worst_cosine(one: Arrays, other: Arrays, kind: str) -> float | None:
     """Of unit vectors in the same order; None where either has none of that kind."""
     if kind not in one or kind not in other:
         return None
     if one[kind].shape != other[kind].shape:
-        raise ValueError(f"{kind}: {one[kind].shape} vectors against {other[kind].shape}")
+        shapes = f"{one[kind].shape} instead of {other[kind].shape}"
+        raise OtherVectorsError(f"its {kind} vectors are {shapes}")
     return float(np.einsum("nw,nw->n", one[kind], other[kind]).min())

@@ -86,7 +86,12 @@ def test_the_worst_cosine_counts_and_a_missing_kind_has_none() -> None:
     assert worst_cosine(one, other, "colbert") is None
 
 
-def test_vectors_of_other_texts_are_not_compared() -> None:
-    one, other = ({"dense": np.array(rows, np.float32)} for rows in ([EAST], [EAST, NORTH]))
-    with pytest.raises(ValueError, match="dense: "):
-        worst_cosine(one, other, "dense")
+def test_an_engine_whose_vectors_are_not_those_of_the_texts_has_no_figures(tmp_path: Path) -> None:
+    names = ("flagembedding", "m3serve")
+    make_rows(tmp_path, *map(outcome, names, (1, 2)))
+    np.savez(tmp_path / "m3serve.npz", dense=np.array([EAST], np.float32))
+    outcomes = {name: outcome(name, 1) for name in names}
+    figures = Figures(outcomes, WORK, {}, lambda one: tmp_path / f"{one.name}.npz")
+    exact, other = figures.rows()
+    assert exact.speed is not None
+    assert (other.speed, other.failure) == (None, "its dense vectors are (1, 2) instead of (2, 2)")
