@@ -7,6 +7,7 @@ python -m benchmarks.checkpoints two-layer FOLDER      # bge-m3's, 64 wide and 2
 
 import argparse
 import itertools
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +47,7 @@ def save_bge_m3(folder: Path, shape: Shape, *, seed: int = 0) -> Path:
     save_tokenizer(folder)
     save_encoder(folder, shape, vocabulary=VOCABULARY, seed=seed)
     save_heads(folder, shape.hidden)
+    save_sentence_modules(folder, shape.hidden)
     return folder
 
 
@@ -92,6 +94,29 @@ def save_heads(folder: Path, hidden: int) -> None:
         torch.save(torch.nn.Linear(hidden, width).state_dict(), folder / name)
 
 
+def save_sentence_modules(folder: Path, hidden: int) -> None:
+    """What sentence-transformers reads: the first token's state, normalised, is the vector."""
+    parts = {"Transformer": "", "Pooling": "1_Pooling", "Normalize": "2_Normalize"}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(parts.items())
+    ]
+    pooling = {
+        "word_embedding_dimension": hidden,
+        "pooling_mode_cls_token": True,
+        "pooling_mode_mean_tokens": False,
+    }
+    (folder / "1_Pooling").mkdir(exist_ok=True)
+    (folder / "2_Normalize").mkdir(exist_ok=True)
+    _save_json(folder / "modules.json", modules)
+    _save_json(folder / "1_Pooling" / "config.json", pooling)
+    _save_json(folder / "sentence_bert_config.json", {"max_seq_length": 8192})
+
+
+def _save_json(file: Path, content: object) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n")
+
+
 def save_tokenizer(folder: Path) -> None:
     """A unigram tokenizer of bge-m3's size: the words of benchmark.py, and made-up syllables."""
     tokenizer = Tokenizer(models.Unigram(_pieces(), unk_id=3, byte_fallback=False))
@@ -114,6 +139,13 @@ def save_tokenizer(folder: Path) -> None:
         pad_token="<pad>",
         mask_token="<mask>",
     ).save_pretrained(folder)
+    _name_tokenizer_class(folder / "tokenizer_config.json")
+
+
+def _name_tokenizer_class(file: Path) -> None:
+    """The name under which transformers 4 and 5 both know it: some peers stay with 4."""
+    config = json.loads(file.read_text())
+    _save_json(file, config | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def _pieces() -> list[tuple[str, float]]:

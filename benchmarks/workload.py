@@ -21,6 +21,29 @@ DOCUMENTS = Lengths(1000, 8000)
 PASSAGES = Lengths(20, 300)
 
 
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Texts that engines are compared on.
+
+    `largest_batch` is the most texts that a peer is tried with in one forward: with long documents
+    a second one in the batch only adds padding. With `one_at_a_time` each text waits for the one
+    before it, as a single user's queries do.
+    """
+
+    lengths: Lengths
+    texts: int
+    largest_batch: int
+    one_at_a_time: bool = False
+
+
+WORKLOADS = {
+    "mixed": Workload(MIXED, texts=64, largest_batch=8),
+    "queries": Workload(QUERIES, texts=256, largest_batch=32),
+    "one-query": Workload(QUERIES, texts=64, largest_batch=1, one_at_a_time=True),
+    "documents": Workload(DOCUMENTS, texts=4, largest_batch=1),
+}
+
+
 def draw_texts(lengths: Lengths, count: int, seed: int = 0) -> list[str]:
     """`count` texts for the tokenizer of `benchmarks.checkpoints`, where a word is one token."""
     rng = random.Random(seed)

@@ -1,0 +1,42 @@
+"""FlagEmbedding, the reference implementation of bge-m3; on a CPU it computes in float32 only."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from FlagEmbedding import BGEM3FlagModel
+
+from benchmarks.adapters.interface import Setting, Vectors
+
+PACKAGE = "FlagEmbedding"
+_DEFAULT_BATCH = 256
+
+
+class FlagEmbedding:
+    """It sorts by length itself, pads each batch, and runs the longest batch twice."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = BGEM3FlagModel(str(folder), use_fp16=False, devices="cpu")
+
+    def encode(self, texts: list[str], setting: Setting) -> Any:
+        """Dense, sparse and ColBERT vectors, uncut."""
+        return self._model.encode(
+            texts,
+            batch_size=setting.batch or _DEFAULT_BATCH,
+            max_length=8192,
+            return_dense=True,
+            return_sparse=True,
+            return_colbert_vecs=True,
+        )
+
+    def vectors(self, answer: Any) -> Vectors:
+        """The arrays of its dictionary, joined."""
+        return Vectors(
+            dense=np.asarray(answer["dense_vecs"], np.float32),
+            colbert=np.concatenate(answer["colbert_vecs"]).astype(np.float32),
+        )
+
+
+def load(folder: Path, _precision: str) -> FlagEmbedding:
+    """The model in float32."""
+    return FlagEmbedding(folder)

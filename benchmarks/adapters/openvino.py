@@ -1,0 +1,85 @@
+"""OpenVINO on the CPU: the converted model in bfloat16, or the one that NNCF quantized."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+from tokenizers import Tokenizer
+
+from benchmarks.adapters.interface import Setting, Vectors, by_length
+from benchmarks.adapters.openvino_files import existing_model
+
+PACKAGE = "openvino"
+_DEFAULT_BATCH = 1
+_PAD, _SPECIAL = 1, 4
+
+# The dense vector, sparse weights and ColBERT vectors of one text.
+Parts = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+class OpenVino:
+    """Texts of near-equal length are padded together.
+
+    The hint `throughput` runs as many forwards at once as OpenVINO finds best; otherwise one
+    forward has all cores.
+    """
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        self._file = existing_model(folder, kind)
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.enable_truncation(8192)
+        self._hint = ""
+        self._forwards: openvino.AsyncInferQueue | None = None
+
+    def encode(self, texts: list[str], setting: Setting) -> list[Parts]:
+        """The three kinds of every text, as arrays."""
+        forwards = self._compiled(setting.hint or "latency")
+        ids = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts)]
+        found: dict[int, Parts] = {}
+        forwards.set_callback(lambda request, batch: found.update(_split(request, batch)))
+        for places in by_length(texts, setting.batch or _DEFAULT_BATCH):
+            batch = {place: np.array(ids[place], np.int64) for place in places}
+            forwards.start_async(_pad(list(batch.values())), batch)
+        forwards.wait_all()
+        return [found[place] for place in range(len(texts))]
+
+    def _compiled(self, hint: str) -> openvino.AsyncInferQueue:
+        if self._forwards is None or hint != self._hint:
+            options = {"INFERENCE_PRECISION_HINT": "bf16", "PERFORMANCE_HINT": hint.upper()}
+            model = openvino.Core().compile_model(self._file, "CPU", options)
+            self._forwards, self._hint = openvino.AsyncInferQueue(model), hint
+        return self._forwards
+
+    def vectors(self, answer: list[Parts]) -> Vectors:
+        """The arrays, joined."""
+        dense, _, colbert = zip(*answer, strict=True)
+        return Vectors(
+            dense=np.stack(dense),
+            colbert=np.concatenate(colbert),
+        )
+
+
+def _pad(rows: list[np.ndarray]) -> dict[str, np.ndarray]:
+    ids = np.full((len(rows), max(map(len, rows))), _PAD, np.int64)
+    for place, row in enumerate(rows):
+        ids[place, : len(row)] = row
+    return {"input_ids": ids, "attention_mask": (ids != _PAD).astype(np.int64)}
+
+
+def _split(request: Any, batch: dict[int, np.ndarray]) -> dict[int, Parts]:
+    """Copies of each text's own part of the outputs, without padding, by place."""
+    dense, sparse, colbert = (request.get_output_tensor(i).data for i in range(3))
+    return {
+        place: (
+            dense[row].copy(),
+            np.where(ids >= _SPECIAL, sparse[row, : len(ids)], 0),
+            colbert[row, : len(ids) - 1].copy(),
+        )
+        for row, (place, ids) in enumerate(batch.items())
+    }
+
+
+def load(folder: Path, precision: str) -> OpenVino:
+    """The model is compiled when a setting asks for it."""
+    return OpenVino(folder, "int8" if precision == "int8" else "float")

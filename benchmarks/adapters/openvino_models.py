@@ -1,0 +1,111 @@
+"""bge-m3 with its heads as an OpenVINO model, in floating point or quantized to 8 bits by NNCF.
+
+    python -m benchmarks.adapters.openvino_models FOLDER {float,int8}
+
+The model is kept beside the checkpoint, in FOLDER-openvino.
+"""
+
+import argparse
+import shutil
+from pathlib import Path
+from tempfile import mkdtemp
+
+import nncf
+import numpy as np
+import openvino
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from transformers import XLMRobertaModel
+
+from benchmarks.adapters.openvino_files import model_file
+from benchmarks.workload import MIXED, draw_texts
+
+_CALIBRATION_TEXTS, _CALIBRATION_TOKENS = 24, 256
+# No benchmark's texts are drawn with it: calibration sees none of what is measured.
+_CALIBRATION_SEED = 7
+
+
+class DenseSparseColbert(nn.Module):
+    """The encoder and both heads: dense [N, width], sparse [N, L], ColBERT [N, L - 1, width]."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.encoder = XLMRobertaModel.from_pretrained(folder, add_pooling_layer=False).eval()
+        self.sparse = _head(folder / "sparse_linear.pt")
+        self.colbert = _head(folder / "colbert_linear.pt")
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Ids and mask [N, L]; what stands at padding is to be ignored."""
+        states = self.encoder(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+        sparse = torch.relu(self.sparse(states))[..., 0]
+        return (
+            normalize(states[:, 0], dim=-1),
+            sparse,
+            normalize(self.colbert(states[:, 1:]), dim=-1),
+        )
+
+
+def _head(file: Path) -> nn.Linear:
+    weights = torch.load(file, weights_only=True)
+    width, hidden = weights["weight"].shape
+    head = nn.Linear(hidden, width)
+    head.load_state_dict(weights)
+    return head
+
+
+def convert(folder: Path) -> openvino.Model:
+    """The checkpoint as a model for texts of any number and length."""
+    ids = torch.randint(5, 1000, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    example = {"input_ids": ids, "attention_mask": mask}
+    with torch.no_grad():
+        return openvino.convert_model(DenseSparseColbert(folder), example_input=example)
+
+
+def quantize(folder: Path) -> openvino.Model:
+    """Weights and activations in 8 bits, with NNCF's recipe for transformers."""
+    if not model_file(folder, "float").exists():
+        make(folder, "float")
+    model = openvino.Core().read_model(model_file(folder, "float"))
+    samples = _calibration(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    return nncf.quantize(
+        model,
+        nncf.Dataset(samples),
+        subset_size=len(samples),
+        model_type=nncf.ModelType.TRANSFORMER,
+        preset=nncf.QuantizationPreset.MIXED,
+    )
+
+
+def _calibration(tokenizer: Tokenizer) -> list[dict[str, np.ndarray]]:
+    texts = draw_texts(MIXED, _CALIBRATION_TEXTS, seed=_CALIBRATION_SEED)
+    rows = [tokenizer.encode(text).ids[:_CALIBRATION_TOKENS] for text in texts]
+    ids = [np.array([row], np.int64) for row in rows]
+    return [{"input_ids": each, "attention_mask": np.ones_like(each)} for each in ids]
+
+
+def make(folder: Path, kind: str) -> None:
+    """Save the model whole or not at all."""
+    target = model_file(folder, kind).parent
+    target.parent.mkdir(exist_ok=True)
+    unfinished = Path(mkdtemp(prefix=".", dir=target.parent))
+    model = convert(folder) if kind == "float" else quantize(folder)
+    openvino.save_model(model, unfinished / "model.xml")
+    shutil.rmtree(target, ignore_errors=True)
+    unfinished.rename(target)
+
+
+def main() -> None:
+    """Make the model that the command line names."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("kind", choices=["float", "int8"])
+    arguments = parser.parse_args()
+    make(arguments.folder, arguments.kind)
+
+
+if __name__ == "__main__":
+    main()

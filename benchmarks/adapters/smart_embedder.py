@@ -1,0 +1,51 @@
+"""This engine: `Engine.embed`, without HTTP."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from app.engine import Engine
+from app.jobs import EmbeddingResult
+from app.settings import Settings
+from benchmarks.adapters.interface import Setting, Vectors
+
+PACKAGE = "smart-embedder"
+
+
+class SmartEmbedder:
+    """All three kinds in one call; the engine makes its batches itself."""
+
+    def __init__(self, folder: Path, precision: str) -> None:
+        settings = Settings.model_validate(
+            {
+                "embedding_model": str(folder),
+                "reranker_model": "none",
+                "device": "cpu",
+                "dtype": precision,
+            }
+        )
+        self._runner = asyncio.Runner()
+        self._engine = self._runner.run(self._start(settings))
+
+    @staticmethod
+    async def _start(settings: Settings) -> Engine:
+        engine = Engine(settings)
+        await engine.start()
+        return engine
+
+    def encode(self, texts: list[str], _setting: Setting) -> EmbeddingResult:
+        """Dense, sparse and ColBERT vectors."""
+        return self._runner.run(self._engine.embed(texts))
+
+    def vectors(self, answer: EmbeddingResult) -> Vectors:
+        """The engine's arrays, joined."""
+        return Vectors(
+            dense=np.stack([e.dense for e in answer.embeddings if e.dense is not None]),
+            colbert=np.concatenate([e.colbert for e in answer.embeddings if e.colbert is not None]),
+        )
+
+
+def load(folder: Path, precision: str) -> SmartEmbedder:
+    """The engine, warm."""
+    return SmartEmbedder(folder, precision)

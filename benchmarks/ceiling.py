@@ -1,0 +1,66 @@
+"""The machine's own matrix ceiling: the most that a product of two matrices reaches here.
+
+An engine's share of it tells how well it uses the hardware, which texts per second do not.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# (rows, inner, columns): what a forward of 1,024 tokens multiplies, and two squares.
+SHAPES = ((1024, 1024, 4096), (1024, 4096, 1024), (2048, 2048, 2048), (4096, 4096, 4096))
+
+
+def measure_ceilings(seconds: float = 0.5) -> dict[str, float]:
+    """FLOP/s of the best shape in each precision, each shape running for at least `seconds`.
+
+    A precision that this build of PyTorch cannot multiply in is left out.
+    """
+    best: dict[str, float] = {}
+    for (name, make), shape in product(PRODUCTS.items(), SHAPES):
+        with suppress(AttributeError, RuntimeError):
+            best[name] = max(best.get(name, 0.0), _rate(make(*shape), shape, seconds))
+    return best
+
+
+def _rate(multiply: Callable[[], object], shape: tuple[int, int, int], seconds: float) -> float:
+    multiply()
+    runs, elapsed, started = 0, 0.0, time.perf_counter()
+    while not runs or elapsed < seconds:
+        multiply()
+        runs += 1
+        elapsed = time.perf_counter() - started
+    rows, inner, columns = shape
+    return 2 * rows * inner * columns * runs / elapsed
+
+
+def _floating(dtype: torch.dtype) -> Callable[[int, int, int], Callable[[], Tensor]]:
+    def make(rows: int, inner: int, columns: int) -> Callable[[], Tensor]:
+        states = torch.randn(rows, inner, dtype=dtype)
+        weight = torch.randn(columns, inner, dtype=dtype)
+        return lambda: functional.linear(states, weight)
+
+    return make
+
+
+def _int8(rows: int, inner: int, columns: int) -> Callable[[], Tensor]:
+    """What PyTorch's quantized linear layer calls: the fastest 8-bit product that it has."""
+    states = torch.randint(0, 255, (rows, inner), dtype=torch.uint8)
+    weight = torch.randint(-127, 127, (columns, inner), dtype=torch.int8)
+    scales, zeros = torch.ones(columns), torch.zeros(columns, dtype=torch.int64)
+    packed = torch.ops.onednn.qlinear_prepack(weight, [rows, inner])
+    tail: Any = (packed, scales, zeros, None, 1.0, 0, torch.bfloat16, "none", [], "")
+    return lambda: torch.ops.onednn.qlinear_pointwise(states, 1.0, 128, *tail)
+
+
+PRODUCTS: dict[str, Callable[[int, int, int], Callable[[], Tensor]]] = {
+    "float32": _floating(torch.float32),
+    "bfloat16": _floating(torch.bfloat16),
+    "int8": _int8,
+}

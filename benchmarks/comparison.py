@@ -1,0 +1,166 @@
+"""Running the engines: settings tried out first, then rounds in which they take turns.
+
+An engine is loaded for its turn and ended after it, so that no two are ever resident: figures of
+memory are its own, and machines that hold one engine can compare many. Every turn runs the whole
+workload twice and counts the second run, when caches and kernels are warm.
+"""
+
+import statistics
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.adapters.interface import Setting
+from benchmarks.catalogue import CATALOGUE, Contender
+from benchmarks.environments import EnvironmentFailureError, interpreter
+from benchmarks.process import Encoded, EngineFailureError, EngineProcess, engine_process
+from benchmarks.turns import turns
+from benchmarks.workload import Workload
+
+Ceilings = dict[str, float]
+
+# On how many texts a setting is tried.
+_TRIAL_TEXTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to compare; `vectors` is a folder for what the engines compute."""
+
+    folder: Path
+    workload: Workload
+    texts: list[str]
+    rounds: int
+    environments: Path
+    patience: float
+    vectors: Path
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of one engine: its rounds, or why it has none."""
+
+    name: str
+    setting: Setting | None = None
+    version: str = ""
+    rounds: list[Encoded] = field(default_factory=list)
+    failure: str = ""
+
+    @property
+    def contender(self) -> Contender:
+        """Its entry in the catalogue."""
+        return CATALOGUE[self.name]
+
+    @property
+    def measured(self) -> bool:
+        """Whether every turn it had went well."""
+        return bool(self.rounds) and not self.failure
+
+    @property
+    def seconds(self) -> list[float]:
+        """Of the whole workload, round by round."""
+        return [sum(encoded.seconds) for encoded in self.rounds]
+
+    @property
+    def median(self) -> float:
+        """Seconds of the median round."""
+        return statistics.median(self.seconds)
+
+    @property
+    def call_seconds(self) -> list[float]:
+        """Of every single call of every round."""
+        return [seconds for encoded in self.rounds for seconds in encoded.seconds]
+
+    @property
+    def peak_bytes(self) -> int:
+        """Of resident memory, in any round."""
+        return max(encoded.peak_bytes for encoded in self.rounds)
+
+
+class Comparison:
+    """Collects an outcome for each engine and the machine's ceilings in each round."""
+
+    def __init__(self, plan: Plan, names: list[str], ceilings: Callable[[], Ceilings]) -> None:
+        self._plan = plan
+        self._measure_ceilings = ceilings
+        self.outcomes = {name: Outcome(name) for name in names}
+        self.ceilings: list[Ceilings] = []
+
+    async def run(self) -> None:
+        """Choose every engine's setting, then take turns; an engine that fails has no more."""
+        for outcome in self.outcomes.values():
+            with _failure_kept(outcome):
+                await self._choose_setting(outcome)
+        last = -1
+        for number, name in turns({name: self._rounds(name) for name in self.outcomes}):
+            if number > last:
+                self.ceilings.append(self._measure_ceilings())
+                last = number
+            await self._turn(self.outcomes[name], number)
+
+    def _rounds(self, name: str) -> int:
+        return 1 if CATALOGUE[name].slow else self._plan.rounds
+
+    def vectors_file(self, outcome: Outcome) -> Path:
+        """Where the vectors of its last round are."""
+        return self._plan.vectors / f"{outcome.name}.npz"
+
+    async def _choose_setting(self, outcome: Outcome) -> None:
+        """The fastest on a part of the texts; with nothing to choose from, nothing is run."""
+        sample = self._plan.texts[:: max(1, len(self._plan.texts) // _TRIAL_TEXTS)]
+        settings = outcome.contender.settings_for(self._plan.workload, len(sample))
+        outcome.setting = settings[0]
+        if len(settings) == 1:
+            return
+        async with self._started(outcome) as engine:
+            tried = {each: await _try_out(engine, outcome.name, sample, each) for each in settings}
+        outcome.setting = min(tried, key=lambda setting: tried[setting])
+
+    async def _turn(self, outcome: Outcome, number: int) -> None:
+        if outcome.failure or outcome.setting is None:
+            return
+        with _failure_kept(outcome):
+            encoded = await self._measure(outcome, outcome.setting)
+            outcome.rounds.append(encoded)
+            _say(f"{outcome.name}, round {number + 1}: {sum(encoded.seconds):.2f} s")
+
+    async def _measure(self, outcome: Outcome, setting: Setting) -> Encoded:
+        plan, alone = self._plan, self._plan.workload.one_at_a_time
+        # A slow engine is slow because of its padding, not for want of a warm-up.
+        warm_up = plan.texts[:2] if outcome.contender.slow else plan.texts
+        async with self._started(outcome) as engine:
+            await engine.encode(warm_up, setting, one_at_a_time=alone)
+            return await engine.encode(
+                plan.texts, setting, one_at_a_time=alone, save=self.vectors_file(outcome)
+            )
+
+    @asynccontextmanager
+    async def _started(self, outcome: Outcome) -> AsyncIterator[EngineProcess]:
+        plan, contender = self._plan, outcome.contender
+        python = interpreter(contender.environment, plan.environments)
+        async with engine_process(python, plan.patience) as engine:
+            outcome.version = await engine.load(contender.adapter, plan.folder, contender.precision)
+            yield engine
+
+
+async def _try_out(engine: EngineProcess, name: str, texts: list[str], setting: Setting) -> float:
+    """Seconds of the second run with that setting."""
+    await engine.encode(texts, setting)
+    seconds = sum((await engine.encode(texts, setting)).seconds)
+    _say(f"{name}, {setting}: {seconds:.2f} s, a trial with {len(texts)} texts")
+    return seconds
+
+
+@contextmanager
+def _failure_kept(outcome: Outcome) -> Iterator[None]:
+    try:
+        yield
+    except (EngineFailureError, EnvironmentFailureError) as error:
+        outcome.failure = str(error)
+        _say(f"{outcome.name}: {error}")
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,81 @@
+"""A whole comparison of what this environment has, on a tiny checkpoint."""
+
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from benchmarks import comparison as comparing
+from benchmarks import environments
+from benchmarks.comparison import Comparison, Plan
+from benchmarks.environments import EnvironmentFailureError, interpreter
+from benchmarks.workload import MIXED, Workload
+from tests.checkpoints import plain_corpus
+
+
+def unreachable_index(_python: Path, requirements: Path) -> None:
+    raise EnvironmentFailureError(f"{requirements.name} cannot be installed: no index")
+
+
+def plan(folder: Path, scratch: Path, *, rounds: int) -> Plan:
+    return Plan(
+        folder=folder,
+        workload=Workload(MIXED, texts=4, largest_batch=4),
+        texts=plain_corpus(lines=4),
+        rounds=rounds,
+        environments=scratch / "environments",
+        patience=120,
+        vectors=scratch,
+    )
+
+
+async def test_engines_take_turns_and_one_that_cannot_start_tells_why(
+    tiny_m3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environments, "_install", unreachable_index)
+    names = ["smart-embedder-float32", "flagembedding"]
+    comparison = Comparison(plan(tiny_m3, tmp_path, rounds=2), names, lambda: {"float32": 1e9})
+    await comparison.run()
+    ours, theirs = comparison.outcomes.values()
+    assert (len(ours.rounds), ours.failure) == (2, "")
+    assert comparison.vectors_file(ours).exists()
+    assert theirs.failure == "requirements-peers.txt cannot be installed: no index"
+    assert len(comparison.ceilings) == 2
+
+
+async def test_the_fastest_setting_that_was_tried_goes_into_the_rounds(
+    tiny_m3: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # FlagEmbedding is installed where the tests run too.
+    monkeypatch.setattr(comparing, "interpreter", lambda *_: Path(sys.executable))
+    comparison = Comparison(plan(tiny_m3, tmp_path, rounds=1), ["flagembedding"], dict)
+    await comparison.run()
+    (outcome,) = comparison.outcomes.values()
+    trials = [line for line in capsys.readouterr().err.splitlines() if "trial" in line]
+    seconds = {int(line.split()[2].strip(",:")): float(line.split()[3]) for line in trials}
+    assert outcome.measured
+    assert outcome.version == metadata.version("FlagEmbedding")
+    assert outcome.setting is not None
+    assert seconds.keys() == {1, 4}
+    assert seconds[outcome.setting.batch or 0] == min(seconds.values())
+
+
+def test_this_projects_own_environment_is_the_one_it_runs_in(tmp_path: Path) -> None:
+    assert interpreter("own", tmp_path) == Path(sys.executable)
+
+
+def test_an_environment_is_made_once_for_each_version_of_its_requirements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = []
+    monkeypatch.setattr(environments, "_install", lambda *arguments: installed.append(arguments))
+    python = interpreter("peers", tmp_path)
+    assert python.exists()
+    assert interpreter("peers", tmp_path) == python
+    (tmp_path / "peers" / "installed").write_text("of an older version")
+    interpreter("peers", tmp_path)
+    assert [requirements.name for _, requirements in installed] == ["requirements-peers.txt"] * 2

@@ -1,0 +1,36 @@
+"""Texts whose lengths are known, the same ones every time."""
+
+import pytest
+from tokenizers import Tokenizer
+
+from benchmarks.checkpoints import save_tokenizer
+from benchmarks.workload import WORKLOADS, Lengths, draw_texts
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(folder)
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_text_has_as_many_tokens_as_its_workload_promises(
+    name: str, tokenizer: Tokenizer
+) -> None:
+    lengths = WORKLOADS[name].lengths
+    texts = draw_texts(lengths, 20)
+    counts = [len(encoding.ids) for encoding in tokenizer.encode_batch(texts)]
+    assert lengths.shortest <= min(counts) <= max(counts) <= lengths.longest
+
+
+def test_lengths_are_log_uniform() -> None:
+    lengths = Lengths(16, 500)
+    counts = sorted(len(text.split()) + 2 for text in draw_texts(lengths, 2000))
+    assert counts[1000] == pytest.approx((16 * 500) ** 0.5, rel=0.1)
+
+
+def test_the_same_seed_gives_the_same_texts() -> None:
+    lengths = Lengths(8, 32)
+    assert draw_texts(lengths, 5) == draw_texts(lengths, 5)
+    assert draw_texts(lengths, 5) != draw_texts(lengths, 5, seed=1)
