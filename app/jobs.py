@@ -157,6 +157,10 @@ class Model(Protocol):
 class Embedder(Model, Protocol):
     """A model whose results are `TextEmbedding`s with at least the kinds asked for."""
 
+    @property
+    def colbert_width(self) -> int:
+        """Numbers in each ColBERT vector; 0 where it makes none."""
+
     def tokenize(self, texts: list[str]) -> list[TokenizedText]:
         """Token ids of each text; safe to call from several threads."""
 

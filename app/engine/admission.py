@@ -3,12 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from app.engine.batcher import weight_of
 from app.engine.queue import JobQueue
+from app.engine.tokenizer_threads import TokenizerThreads
 from app.jobs import Job, Model, Outputs, TokenIds
 from app.metrics import Metrics
 
@@ -26,16 +26,15 @@ class Tokenized(Generic[Tokens]):
 class Admission:
     """Turns requests that hold a place into jobs, and sees them off."""
 
-    def __init__(self, queue: JobQueue, threads: Executor, metrics: Metrics) -> None:
+    def __init__(self, queue: JobQueue, threads: TokenizerThreads, metrics: Metrics) -> None:
         self._queue = queue
         self._threads = threads
         self._metrics = metrics
 
-    async def tokenize(self, call: Callable[..., Tokens], *arguments: Any) -> Tokenized[Tokens]:
-        """Run a tokenizer on a thread of its own."""
+    async def tokenize(self, call: Callable[[], Tokens], texts: list[str]) -> Tokenized[Tokens]:
+        """Run a tokenizer, which reads `texts`, on a thread of its own."""
         started = time.perf_counter()
-        loop = asyncio.get_running_loop()
-        value = await loop.run_in_executor(self._threads, call, *arguments)
+        value = await self._threads.run(call, sum(map(len, texts)))
         seconds = time.perf_counter() - started
         self._metrics.tokenize.observe(seconds)
         return Tokenized(value, seconds)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from app.engine.admission import Admission, Tokenized
 from app.engine.loading import LoadedModels
 from app.engine.places import Places
 from app.engine.timing import timings_of
+from app.errors import InvalidRequestError
 from app.jobs import (
     Embedder,
     EmbeddingResult,
@@ -20,6 +22,9 @@ from app.jobs import (
     TokenizedText,
     Truncation,
 )
+
+MOST_COLBERT_BYTES = 2**30
+_BYTES_OF_A_FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +82,10 @@ class EmbeddingFlow:
         )
 
     async def _tokenize(self, part: Part, texts: list[str], urgency: int) -> Admitted:
-        tokenized = await self._admission.tokenize(part.model.tokenize, texts)
+        tokenized = await self._admission.tokenize(partial(part.model.tokenize, texts), texts)
         sequences = [text.ids for text in tokenized.value]
+        if part.outputs.colbert:
+            _refuse_too_many_vectors(part.model, sum(map(len, sequences)))
         job = self._admission.make_job(part.model, sequences, part.outputs, urgency)
         return Admitted(part, tokenized, job)
 
@@ -90,6 +97,16 @@ def divide_work(models: LoadedModels, outputs: Outputs) -> list[Part]:
     rest = replace(outputs, dense=False)
     dense = Part(models.dense, Outputs(dense=True))
     return [dense, Part(models.embedder, rest)] if rest else [dense]
+
+
+def _refuse_too_many_vectors(model: Embedder, tokens: int) -> None:
+    """One request must not fill the memory with its results."""
+    size = tokens * model.colbert_width * _BYTES_OF_A_FLOAT
+    if size > MOST_COLBERT_BYTES:
+        raise InvalidRequestError(
+            f"the ColBERT vectors of these {tokens} tokens need {size} bytes, and one answer may "
+            f"hold {MOST_COLBERT_BYTES}: send fewer texts, or set return_colbert to false"
+        )
 
 
 def _merge(parts: list[TextEmbedding]) -> TextEmbedding:

@@ -2,9 +2,7 @@
 
 import asyncio
 import math
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
@@ -21,6 +19,7 @@ from app.engine.loading import LoadedModels, Loader, load_models
 from app.engine.places import Places
 from app.engine.queue import JobQueue
 from app.engine.reranking import RerankingFlow, RerankRequest
+from app.engine.tokenizer_threads import TokenizerThreads
 from app.errors import (
     DrainingError,
     EmptyInputError,
@@ -33,7 +32,6 @@ from app.metrics import Metrics
 from app.settings import Settings
 
 QUEUE_PATIENCE = 0.5
-_MAX_TOKENIZER_THREADS = 8
 
 
 class Engine:
@@ -50,9 +48,8 @@ class Engine:
         self._metrics = metrics or Metrics()
         self._loader = loader
         self._device_thread = DeviceThread("device")
-        self._tokenizer_threads = ThreadPoolExecutor(
-            _tokenizer_threads(settings), thread_name_prefix="tokenizer"
-        )
+        threads = settings.tokenizer_threads
+        self._tokenizer_threads = TokenizerThreads(None if threads == "auto" else threads)
         self._queue = JobQueue()
         admission = Admission(self._queue, self._tokenizer_threads, self._metrics)
         waiting = self._places(settings.max_queue_size, "embedding requests wait")
@@ -145,7 +142,7 @@ class Engine:
             with suppress(asyncio.CancelledError):
                 await self._consumer
         await self._device_thread.close(0 if self._aborted else self._settings.shutdown_timeout)
-        self._tokenizer_threads.shutdown(wait=False, cancel_futures=True)
+        self._tokenizer_threads.close()
 
     def abort(self) -> None:
         """Give up on everything that was accepted: each waiting caller gets a `DrainingError`."""
@@ -222,9 +219,3 @@ class Engine:
         """How long the work that waits will take, from the measured rate; at least a second."""
         rate = self._executor.rate.tokens_per_second if self._executor else 0.0
         return max(1, math.ceil(self._queue.waiting_tokens / rate)) if rate else 1
-
-
-def _tokenizer_threads(settings: Settings) -> int:
-    if settings.tokenizer_threads != "auto":
-        return settings.tokenizer_threads
-    return min(os.cpu_count() or 1, _MAX_TOKENIZER_THREADS)

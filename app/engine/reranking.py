@@ -66,9 +66,8 @@ class RerankingFlow:
 
     async def _rerank(self, model: Reranker, request: RerankRequest) -> RerankResult:
         started = time.perf_counter()
-        pairs = await self._admission.tokenize(
-            model.tokenize_pairs, request.query, request.passages, request.instruction
-        )
+        call = partial(model.tokenize_pairs, request.query, request.passages, request.instruction)
+        pairs = await self._admission.tokenize(call, [request.query, *request.passages])
         job = self._job(model, [pair.ids for pair in pairs.value], Outputs(), request)
         scores = await self._finish(job)
         if request.normalize and model.scores_are_logits:
@@ -83,7 +82,8 @@ class RerankingFlow:
 
     async def _interact(self, model: Embedder, request: RerankRequest) -> RerankResult:
         started = time.perf_counter()
-        texts = await self._admission.tokenize(model.tokenize, [request.query, *request.passages])
+        both = [request.query, *request.passages]
+        texts = await self._admission.tokenize(partial(model.tokenize, both), both)
         query, *passages = texts.value
         query_job = self._job(model, [query.ids], _ALL_KINDS, request)
         (query_embedding,) = await self._finish(query_job)

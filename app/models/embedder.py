@@ -55,6 +55,11 @@ class M3Embedder:
         """The most tokens of one text, special tokens included."""
         return self._tokenizer.max_length
 
+    @property
+    def colbert_width(self) -> int:
+        """Numbers in each ColBERT vector."""
+        return self._colbert_head.out_features
+
     def tokenize(self, texts: list[str]) -> list[TokenizedText]:
         """Token ids of each text, cut from the end to `max_length`."""
         return self._tokenizer.encode(texts)

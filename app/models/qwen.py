@@ -41,6 +41,7 @@ class QwenEmbedder:
     """Implements `app.jobs.Embedder` for dense vectors alone: the raw last-token state."""
 
     max_batch_sequences = None
+    colbert_width = 0
 
     def __init__(self, name: str, backbone: Backbone, tokenizer: TextTokenizer) -> None:
         self.name = name

@@ -12,6 +12,9 @@ from tokenizers import Encoding, Tokenizer
 
 from app.errors import StartupError
 from app.jobs import TokenIds, TokenizedText
+from app.models.pieces import pieces_of
+
+_PIECE_CHARACTERS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +44,18 @@ class TextTokenizer:
     """Turns texts into the token ids of one model, cut from the end to `max_length`."""
 
     def __init__(
-        self, tokenizer: Tokenizer, max_length: int, *, closing: str | None = None
+        self,
+        tokenizer: Tokenizer,
+        max_length: int,
+        *,
+        closing: str | None = None,
+        piece_characters: int = _PIECE_CHARACTERS,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._template = _closed_with(_template_of(tokenizer), closing, tokenizer)
+        self._piece_characters = piece_characters
         self.max_length = max_length
         if max_length <= len(self._template):
             raise StartupError(
@@ -56,18 +65,24 @@ class TextTokenizer:
 
     @classmethod
     def from_folder(
-        cls, folder: Path, max_length: int, *, closing: str | None = None
+        cls,
+        folder: Path,
+        max_length: int,
+        *,
+        closing: str | None = None,
+        piece_characters: int = _PIECE_CHARACTERS,
     ) -> "TextTokenizer":
         """Read `tokenizer.json`; raise `StartupError` where it is missing or damaged.
 
         `closing` is a token that must end every text, whether the file's own template adds it or
-        not.
+        not. Texts longer than `piece_characters` are tokenised in pieces of that size.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
             raise StartupError(f"{folder} holds no tokenizer.json")
         try:
-            return cls(Tokenizer.from_file(str(path)), max_length, closing=closing)
+            tokenizer = Tokenizer.from_file(str(path))
+            return cls(tokenizer, max_length, closing=closing, piece_characters=piece_characters)
         except StartupError:
             raise
         except Exception as error:  # The tokenizers library raises bare Exception.
@@ -79,8 +94,21 @@ class TextTokenizer:
 
     def encode_plain(self, texts: list[str]) -> list[TokenIds]:
         """Token ids of each text, whole and without special tokens."""
+        short = [text for text in texts if len(text) <= self._piece_characters]
+        ids_of_short = iter(self._encode_batch(short))
+        return [
+            next(ids_of_short) if len(text) <= self._piece_characters else self._encode_long(text)
+            for text in texts
+        ]
+
+    def _encode_batch(self, texts: list[str]) -> list[TokenIds]:
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+        return [_ids(encoding.ids) for encoding in encodings]
+
+    def _encode_long(self, text: str) -> TokenIds:
+        """Piece by piece: an encoding needs 270 bytes a token, the ids alone need 8."""
+        pieces = pieces_of(text, self._piece_characters)
+        return np.concatenate([self._encode_batch([piece])[0] for piece in pieces])
 
     def encode_with_offsets(self, texts: list[str]) -> list[Encoding]:
         """Each text whole and without special tokens, with the characters of every token."""

@@ -37,6 +37,8 @@ class HeldDevice:
 class FakeModel(HeldDevice):
     """A text's tokens are its characters; its vector is their sum."""
 
+    colbert_width = 0
+
     def tokenize(self, texts: list[str]) -> list[TokenizedText]:
         return [
             TokenizedText(np.array([ord(c) for c in text[:100]], np.int64), len(text))

@@ -14,6 +14,7 @@ from app.errors import (
     EmptyInputError,
     InferenceError,
     InferenceTimeoutError,
+    InvalidRequestError,
     LoadingError,
     OutOfMemoryError,
     QueueFullError,
@@ -103,6 +104,16 @@ async def test_no_texts_is_an_error() -> None:
     async with engine_for(FakeModel()) as engine:
         with pytest.raises(EmptyInputError):
             await engine.embed([])
+
+
+async def test_a_request_whose_colbert_vectors_would_fill_the_memory_is_refused() -> None:
+    model = FakeModel()
+    model.colbert_width = 2**30 // 4 // 100
+    async with engine_for(model) as engine:
+        await engine.embed(["a" * 100])
+        with pytest.raises(InvalidRequestError, match="send fewer texts"):
+            await engine.embed(["a" * 100, "b"])
+        await engine.embed(["a" * 100, "b"], colbert=False)
 
 
 async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
