@@ -1,42 +1,72 @@
-"""The token budget of one forward, where MAX_BATCH_TOKENS is auto.
+"""The token budget of one forward, where MAX_BATCH_TOKENS is auto: choosing it, from measurements.
 
-On a CPU about a thousand tokens already reach the full speed of the matrix units, and a small
-budget keeps latency low. On a GPU the memory decides: a probe measures how much a token needs.
+Small batches keep latency low; large ones keep the matrix units busy. The budget is the smallest
+whose throughput is within 3 % of the best that was seen, at least what dashboards and clients were
+promised for a machine of this size, and never more than fits the memory with a margin.
 """
 
-import numpy as np
-import torch
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from app.jobs import Model, Outputs
-
-CPU_TOKENS = 1024
-_GPU_MOST_TOKENS = 131_072
-_PROBE_TOKENS = 4096
-_MEMORY_SHARE = 0.8
-_ANY_TOKEN = 5
-
-
-def choose_token_budget(model: Model, device: torch.device) -> int:
-    """Warm `model` up and return how many tokens one forward should hold on `device`."""
-    if device.type != "cuda":
-        _forward(model, CPU_TOKENS)
-        return CPU_TOKENS
-    bytes_per_token = _measure_bytes_per_token(model, device)
-    free, _ = torch.cuda.mem_get_info(device)
-    return max(1, min(_GPU_MOST_TOKENS, int(free * _MEMORY_SHARE / bytes_per_token)))
+_CLOSE_TO_BEST = 0.97
+_SHORT_LENGTH = 512
+_CPU_LEAST = 512
+_GIB = 2**30
+# (GPU memory above, sequences of full length), largest first; the last is for what has less.
+_LONG_TABLE = ((8 * _GIB, 12), (4 * _GIB, 6), (0, 3))
+_SHORT_TABLE = ((8 * _GIB, 128), (6 * _GIB, 64), (4 * _GIB, 32), (0, 16))
 
 
-def _measure_bytes_per_token(model: Model, device: torch.device) -> float:
-    _forward(model, _PROBE_TOKENS)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    _forward(model, _PROBE_TOKENS)
-    return max(1.0, (torch.cuda.max_memory_allocated(device) - before) / _PROBE_TOKENS)
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A forward of `tokens` took `seconds`."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens in a second."""
+        return self.tokens / self.seconds
 
 
-def _forward(model: Model, tokens: int) -> None:
-    """Run about `tokens` tokens with every output, in sequences of at most 256."""
-    length = min(256, model.max_length)
-    sequences = [np.full(length, _ANY_TOKEN)] * max(1, tokens // length)
-    model.forward(sequences, Outputs(dense=True, sparse=True, colbert=True))
+@dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """How many tokens one forward may hold, why, and the seconds that a token takes then."""
+
+    tokens: int
+    reason: str
+    seconds_per_token: float
+
+
+def promised_tokens(length: int, memory_bytes: int | None) -> int:
+    """The least budget for texts of `length` tokens on a GPU with such a memory; None is a CPU.
+
+    On a CPU a long text goes alone, whatever the budget is; what counts there is that a busy moment
+    at the start must not leave it with batches too small for its matrix units for good.
+    """
+    table = _SHORT_TABLE if length <= _SHORT_LENGTH else _LONG_TABLE
+    if memory_bytes is None:
+        return max(_CPU_LEAST, table[-1][1] * length if length <= _SHORT_LENGTH else 0)
+    sequences = next(count for above, count in table if memory_bytes > above)
+    return sequences * length
+
+
+def choose_budget(
+    measured: Sequence[Measurement], promised: int, most: int | None = None
+) -> TokenBudget:
+    """The budget from forwards of growing size; `most` is what the memory holds, where known."""
+    best = max(measured, key=lambda one: one.rate)
+    close = next(one for one in measured if one.rate >= _CLOSE_TO_BEST * best.rate)
+    tokens = close.tokens
+    reason = f"the smallest within 3 % of the best, {best.rate:.0f} tokens/s at {best.tokens}"
+    if tokens < promised:
+        tokens, reason = promised, "the least that is promised for this length and memory"
+    return at_most(TokenBudget(tokens, reason, seconds_per_token=1 / close.rate), most)
+
+
+def at_most(budget: TokenBudget, most: int | None) -> TokenBudget:
+    """The budget, no larger than what the memory holds."""
+    if most is None or budget.tokens <= most:
+        return budget
+    return replace(budget, tokens=max(1, most), reason="what fits the memory")

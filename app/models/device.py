@@ -1,5 +1,6 @@
 """Which device and number format to run on, and what the hardware is called."""
 
+import gc
 from collections.abc import Callable
 
 import torch
@@ -52,6 +53,17 @@ def memory_bytes(device: torch.device) -> int | None:
     if device.type != "cuda":
         return None
     return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def memory_freer(device: torch.device) -> Callable[[], None]:
+    """A call that gives back what the device's allocator keeps without using it."""
+
+    def free() -> None:
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    return free
 
 
 def memory_reader(device: torch.device) -> Callable[[str], int] | None:

@@ -1,18 +1,19 @@
 """From settings to warm models: the one entry into this package."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import structlog
 import torch
 import transformers
 
 from app.demo.checkpoint import DEMO_KEY
 from app.engine.loading import DeviceInfo, LoadedModels
-from app.jobs import Embedder, Reranker
+from app.jobs import Embedder, Model, Reranker
 from app.models.attention import register_attention
 from app.models.backbone import Target
-from app.models.budget import choose_token_budget
+from app.models.budget import TokenBudget, at_most
 from app.models.checkpoint import Hub, locate, read_config
 from app.models.cross_encoder import load_cross_encoder
 from app.models.device import (
@@ -20,11 +21,15 @@ from app.models.device import (
     choose_dtype,
     describe_device,
     memory_bytes,
+    memory_freer,
     memory_reader,
 )
 from app.models.embedder import load_m3_embedder
+from app.models.probe import probe, tokens_that_fit, warm_up
 from app.models.qwen import load_qwen_embedder, load_qwen_reranker
 from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
+
+log = structlog.get_logger(__name__)
 
 
 def load(settings: Settings) -> LoadedModels:
@@ -38,18 +43,33 @@ def load(settings: Settings) -> LoadedModels:
     folder = loader.locate(settings.embedding_model)
     embedder = load_m3_embedder(settings.embedding_model, folder, settings.embed_max_length, target)
     dense, reranker = loader.load_dense(), loader.load_reranker()
-    models = [model for model in (embedder, dense, reranker) if model is not None]
-    probed = min(choose_token_budget(model, target.device) for model in models)
-    chosen = settings.max_batch_tokens
+    budget = _budget(settings, embedder, [dense, reranker], target.device)
     return LoadedModels(
         embedder=embedder,
         device=_describe(target),
-        max_batch_tokens=probed if chosen == "auto" else chosen,
+        max_batch_tokens=budget.tokens,
         dense=dense,
         reranker=reranker,
         late_interaction=settings.reranker_model == LATE_INTERACTION,
         demo=read_config(folder).get(DEMO_KEY),
+        seconds_per_token=budget.seconds_per_token,
+        free_memory=memory_freer(target.device),
     )
+
+
+def _budget(
+    settings: Settings, embedder: Embedder, others: list[Model | None], device: torch.device
+) -> TokenBudget:
+    """Warm every model up, and say what one forward may hold and why."""
+    budget = probe(embedder, device)
+    for other in others:
+        if other is not None:
+            warm_up(other)
+            budget = at_most(budget, tokens_that_fit(other, device))
+    if settings.max_batch_tokens != "auto":
+        budget = replace(budget, tokens=settings.max_batch_tokens, reason="MAX_BATCH_TOKENS")
+    log.info("token_budget", tokens=budget.tokens, reason=budget.reason)
+    return budget
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,85 @@
+"""Warming a model up, and measuring what its forwards cost in time and memory."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from app.jobs import Model, Outputs
+from app.models.budget import Measurement, TokenBudget, choose_budget, promised_tokens
+
+# The whole probe may take ten seconds.
+_SECONDS = 8.0
+_SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
+_WORTH_GOING_ON = 1.03
+_MEMORY_SHARE = 0.8
+_MEMORY_TOKENS = 4096
+_SEQUENCE_TOKENS = 256
+_ANY_TOKEN = 5
+
+
+def probe(model: Model, device: torch.device) -> TokenBudget:
+    """Measure forwards of growing size and choose the token budget from them."""
+    total = torch.cuda.get_device_properties(device).total_memory if _is_cuda(device) else None
+    most = tokens_that_fit(model, device)
+    warm_up(model, _SIZES[0])
+    sizes = [size for size in _SIZES if most is None or size <= most]
+    measured = list(measure(lambda tokens: _timed_forward(model, tokens, device), sizes))
+    return choose_budget(measured, promised_tokens(model.max_length, total), most)
+
+
+def measure(
+    timed_forward: Callable[[int], float], sizes: list[int], seconds: float = _SECONDS
+) -> Iterator[Measurement]:
+    """The better of two forwards of each size, the first of which chooses or compiles its kernels.
+
+    Ends when a size is no longer faster than the ones before, or would take more than `seconds`.
+    """
+    best_rate, spent = 0.0, 0.0
+    for size in sizes:
+        tries = [timed_forward(size), timed_forward(size)]
+        measured = Measurement(size, min(tries))
+        yield measured
+        spent += sum(tries)
+        if measured.rate < _WORTH_GOING_ON * best_rate or spent + 2 * sum(tries) > seconds:
+            return
+        best_rate = measured.rate
+
+
+def warm_up(model: Model, tokens: int = 1024) -> None:
+    """Run once what every later forward needs."""
+    _forward(model, tokens)
+
+
+def tokens_that_fit(model: Model, device: torch.device) -> int | None:
+    """How many tokens of `model` the free memory of a GPU holds; None where that is not known."""
+    if not _is_cuda(device):
+        return None
+    warm_up(model, _MEMORY_TOKENS)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    _forward(model, _MEMORY_TOKENS)
+    used = torch.cuda.max_memory_allocated(device) - before
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(1, int(free * _MEMORY_SHARE * _MEMORY_TOKENS / max(1, used)))
+
+
+def _timed_forward(model: Model, tokens: int, device: torch.device) -> float:
+    began = time.perf_counter()
+    _forward(model, tokens)
+    if _is_cuda(device):
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - began
+
+
+def _forward(model: Model, tokens: int) -> None:
+    """Run about `tokens` tokens with every output, in sequences of at most 256."""
+    length = min(_SEQUENCE_TOKENS, tokens, model.max_length)
+    sequences = [np.full(length, _ANY_TOKEN)] * max(1, tokens // length)
+    model.forward(sequences, Outputs(dense=True, sparse=True, colbert=True))
+
+
+def _is_cuda(device: torch.device) -> bool:
+    return device.type == "cuda"
