@@ -33,7 +33,7 @@ def make_linear(layers: list[nn.Linear], activation: str | None = None) -> Linea
 def can_pack_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this processor; elsewhere PyTorch knows best."""
     native = torch.cpu.get_capabilities().get("avx512_bf16", False)
-    return bool(native and torch.backends.mkldnn.is_available())
+    return bool(native and torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def reference(weight: Tensor, bias: Tensor, activation: str | None) -> Linear:
