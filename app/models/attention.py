@@ -20,6 +20,7 @@ from transformers.masking_utils import AttentionMaskInterface
 from app.errors import StartupError
 from app.models.packing import PackedBatch, Run
 
+REGISTERED_PREFIX = "packed_"
 _FLASH_MODULES = {
     "flash_attention_2": ("flash_attn", "the package flash-attn"),
     "flash_attention_3": ("flash_attn_interface", "FlashAttention 3 (flash_attn_interface)"),
@@ -48,7 +49,7 @@ def register_attention(name: str, device: torch.device, dtype: torch.dtype) -> s
     Raises `StartupError` where the kernel cannot run on `device` in `dtype`.
     """
     chosen = resolve_name(name, device, dtype)
-    registered = f"packed_{chosen}"
+    registered = REGISTERED_PREFIX + chosen
     AttentionInterface.register(registered, _for_transformers(load_kernel(chosen)))
     AttentionMaskInterface.register(registered, _no_mask)
     return registered

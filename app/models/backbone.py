@@ -1,5 +1,6 @@
 """The transformer between the token ids and the heads: loaded by transformers, run packed."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from transformers import AutoModel, PreTrainedModel
 
 from app.errors import StartupError
 from app.jobs import TokenIds
+from app.models.attention import REGISTERED_PREFIX, load_kernel
 from app.models.checkpoint import TENSOR_FILE_ERRORS, read_config
 from app.models.cpu_threads import CpuThreads
+from app.models.encoder import Encoder, can_take
 from app.models.packing import PackedBatch, pack
 
 # oneDNN compiles a kernel for every new number of rows, milliseconds for each matrix in bfloat16;
@@ -48,10 +51,8 @@ class Target:
 class Backbone:
     """A transformer that maps a packed batch to the hidden state of every token."""
 
-    def __init__(self, model: PreTrainedModel, family: Family) -> None:
+    def __init__(self, model: PreTrainedModel, family: Family, target: Target) -> None:
         config = model.config
-        self._model = model.eval()
-        self._family = family
         self.device = model.device
         self.dtype = model.dtype
         self.hidden_size: int = config.hidden_size
@@ -59,6 +60,7 @@ class Backbone:
         self._padding: int | None = config.pad_token_id if family.roberta_positions else None
         reserved = 0 if self._padding is None else self._padding + 1
         self.max_length: int = config.max_position_embeddings - reserved
+        self._run = _fastest(model.eval(), family, target)
 
     def pack(self, sequences: list[TokenIds]) -> PackedBatch:
         """Join token sequences as this transformer reads them."""
@@ -69,13 +71,33 @@ class Backbone:
         """`[T, hidden]`: the last hidden state of every token, in the model's dtype."""
         if self.device.type == "cpu":
             self._cpu_threads.set_for(packed.tokens)
-        inputs: dict[str, Any] = {"use_cache": False} if not self._family.token_types else {}
-        if self._family.token_types:
+        return self._run(packed)
+
+
+def _fastest(
+    model: PreTrainedModel, family: Family, target: Target
+) -> Callable[[PackedBatch], torch.Tensor]:
+    """The fastest way to run `model` on its device."""
+    if model.device.type == "cpu" and can_take(model):
+        return Encoder(model, load_kernel(target.attention.removeprefix(REGISTERED_PREFIX)))
+    return through_transformers(model, token_types=family.token_types)
+
+
+def through_transformers(
+    model: PreTrainedModel, *, token_types: bool
+) -> Callable[[PackedBatch], torch.Tensor]:
+    """The packed forward by transformers' own modules, which any other must agree with."""
+
+    def run(packed: PackedBatch) -> torch.Tensor:
+        inputs: dict[str, Any] = {} if token_types else {"use_cache": False}
+        if token_types:
             inputs["token_type_ids"] = torch.zeros_like(packed.input_ids)
-        output = self._model(
+        output = model(
             input_ids=packed.input_ids, position_ids=packed.position_ids, packed=packed, **inputs
         )
         return output.last_hidden_state[0]  # type: ignore[no-any-return]
+
+    return run
 
 
 def load_backbone(folder: Path, target: Target) -> Backbone:
@@ -84,7 +106,7 @@ def load_backbone(folder: Path, target: Target) -> Backbone:
     options = {"add_pooling_layer": False} if family.pooler else {}
     model, missing = load_transformer(AutoModel, folder, target, **options)
     refuse_missing(folder, missing)
-    return Backbone(model, family)
+    return Backbone(model, family, target)
 
 
 def load_transformer(

@@ -105,7 +105,7 @@ def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target)
     refuse_missing(folder, missing)
     if model.config.num_labels != 1:
         raise StartupError(f"{folder} gives {model.config.num_labels} logits; a reranker gives one")
-    backbone = Backbone(model.base_model, family)
+    backbone = Backbone(model.base_model, family, target)
     tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
     classifier: Any = model.classifier
     return CrossEncoder(name, backbone, classifier.eval(), tokenizer)

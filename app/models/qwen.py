@@ -159,7 +159,7 @@ def load_qwen_reranker(
         )
     model, missing = load_transformer(AutoModelForCausalLM, folder, target)
     refuse_missing(folder, missing)
-    backbone = Backbone(model.base_model, family_of(folder))
+    backbone = Backbone(model.base_model, family_of(folder), target)
     tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
     return QwenReranker(
         name=name,

@@ -11,7 +11,7 @@ import transformers
 from app.demo.checkpoint import DEMO_KEY
 from app.engine.loading import DeviceInfo, LoadedModels
 from app.jobs import Embedder, Model, Reranker
-from app.models.attention import register_attention
+from app.models.attention import REGISTERED_PREFIX, register_attention
 from app.models.backbone import Target
 from app.models.budget import TokenBudget, at_most
 from app.models.checkpoint import Hub, locate, read_config
@@ -119,7 +119,7 @@ def _describe(target: Target) -> DeviceInfo:
         name=str(target.device),
         description=describe_device(target.device),
         dtype=str(target.dtype).removeprefix("torch."),
-        attention=target.attention.removeprefix("packed_"),
+        attention=target.attention.removeprefix(REGISTERED_PREFIX),
         gpu_available=target.device.type != "cpu",
         device_count=torch.cuda.device_count(),
         memory_bytes=memory_bytes(target.device),

@@ -81,10 +81,12 @@ def test_max_length_is_what_the_position_table_holds(family, longest, tmp_path: 
     assert load_backbone(save(CONFIGS[family], tmp_path), target()).max_length == longest
 
 
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_are_loaded_in_the_target_dtype(dtype, tmp_path: Path) -> None:
-    backbone = load_backbone(save(CONFIGS["bert"], tmp_path), target(dtype=dtype))
-    assert {p.dtype for p in backbone._model.parameters()} == {dtype}
+def test_the_forward_runs_in_the_target_dtype(dtype, family, tmp_path: Path) -> None:
+    backbone = load_backbone(save(CONFIGS[family], tmp_path), target(dtype=dtype))
+    with torch.inference_mode():
+        assert backbone.forward(backbone.pack(random_sequences())).dtype == backbone.dtype == dtype
 
 
 def test_a_bin_file_gives_the_same_numbers_as_safetensors(tmp_path: Path) -> None:
