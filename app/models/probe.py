@@ -13,6 +13,8 @@ from app.models.budget import Measurement, TokenBudget, choose_budget, promised_
 _SECONDS = 8.0
 _SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 _WORTH_GOING_ON = 1.03
+# A busy moment may make a smaller size look like the last.
+_WEIGHTY_SIZE = 1024
 _MEMORY_SHARE = 0.8
 _MEMORY_TOKENS = 4096
 _SEQUENCE_TOKENS = 256
@@ -34,7 +36,8 @@ def measure(
 ) -> Iterator[Measurement]:
     """The better of two forwards of each size, the first of which chooses or compiles its kernels.
 
-    Ends when a size is no longer faster than the ones before, or would take more than `seconds`.
+    Ends when a size of some weight is no faster than the one before, or before a size that would
+    take more than `seconds`.
     """
     best_rate, spent = 0.0, 0.0
     for size in sizes:
@@ -42,7 +45,8 @@ def measure(
         measured = Measurement(size, min(tries))
         yield measured
         spent += sum(tries)
-        if measured.rate < _WORTH_GOING_ON * best_rate or spent + 2 * sum(tries) > seconds:
+        no_faster = size >= _WEIGHTY_SIZE and measured.rate < _WORTH_GOING_ON * best_rate
+        if no_faster or spent + 2 * sum(tries) > seconds:
             return
         best_rate = measured.rate
 

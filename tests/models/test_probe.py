@@ -20,9 +20,15 @@ def test_it_stops_before_a_size_that_would_take_too_long() -> None:
 
 
 def test_it_stops_where_a_larger_batch_is_no_faster() -> None:
-    seconds = {128: 1.0, 256: 1.5, 512: 2.95, 1024: 5.0}
+    seconds = {512: 1.0, 1024: 1.5, 2048: 2.95, 4096: 5.0}
     found = list(measure(seconds.__getitem__, list(seconds), seconds=1000))
-    assert [one.tokens for one in found] == [128, 256, 512]
+    assert [one.tokens for one in found] == [512, 1024, 2048]
+
+
+def test_a_busy_moment_at_a_small_size_does_not_end_it() -> None:
+    seconds = {128: 1.0, 256: 9.0, 512: 2.0, 1024: 3.0, 2048: 6.5}
+    found = list(measure(seconds.__getitem__, list(seconds), seconds=1000))
+    assert [one.tokens for one in found] == [128, 256, 512, 1024, 2048]
 
 
 def test_on_a_real_model_it_chooses_one_of_the_sizes(embedder) -> None:
