@@ -21,6 +21,7 @@ PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 LATE_INTERACTION = "late-interaction"
 NO_RERANKER = "none"
 IN_MEMORY = "memory"
+INT8 = "int8"
 Networks = tuple[IPv4Network | IPv6Network, ...]
 DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
 
@@ -48,7 +49,7 @@ class Settings(BaseSettings):
     hf_hub_offline: bool = False
 
     device: DeviceName = "auto"
-    dtype: Literal["auto", "float16", "bfloat16", "float32"] = "auto"
+    dtype: Literal["auto", "float16", "bfloat16", "float32", "int8"] = "auto"
     attention: Literal[
         "auto", "varlen", "flash_attention_2", "flash_attention_3", "sdpa", "eager"
     ] = "auto"
@@ -120,6 +121,12 @@ class Settings(BaseSettings):
     def _float16_needs_a_gpu(self) -> "Settings":
         if self.dtype == "float16" and self.device == "cpu":
             raise ValueError("DTYPE=float16 is for GPUs; with DEVICE=cpu use bfloat16 or float32")
+        return self
+
+    @model_validator(mode="after")
+    def _int8_needs_the_cpu(self) -> "Settings":
+        if self.dtype == INT8 and self.device.startswith(("cuda", "mps")):
+            raise ValueError(f"DTYPE=int8 is for CPUs; with DEVICE={self.device} use auto")
         return self
 
     @model_validator(mode="after")
@@ -209,7 +216,7 @@ _ALLOWED = {
     "reranker_model": "a hub id or folder of a reranker, late-interaction or none",
     "hf_hub_offline": "true or false",
     "device": "auto, cpu, mps, cuda or one GPU such as cuda:0",
-    "dtype": "auto, float16, bfloat16 or float32",
+    "dtype": "auto, float16, bfloat16, float32 or int8",
     "attention": "auto, varlen, flash_attention_2, flash_attention_3, sdpa or eager",
     "max_input_length": "a number of tokens, at least 1",
     "bge_embed_max_length": "a number of tokens, at least 1",

@@ -170,6 +170,14 @@ def test_values_that_contradict_each_other_are_refused(monkeypatch) -> None:
         load_settings()
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps"])
+def test_int8_with_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setenv("DEVICE", device)
+    monkeypatch.setenv("DTYPE", "INT8")
+    with pytest.raises(StartupError, match=f"DTYPE=int8 is for CPUs; with DEVICE={device} use"):
+        load_settings()
+
+
 def test_a_rerank_must_end_before_its_request(monkeypatch) -> None:
     monkeypatch.setenv("RERANK_GPU_TIMEOUT", "90")
     with pytest.raises(StartupError, match="RERANK_GPU_TIMEOUT=90 must be below REQUEST_TIMEOUT"):

@@ -11,14 +11,21 @@ from transformers import AutoModel, PreTrainedModel
 from app.errors import StartupError
 from app.jobs import TokenIds
 from app.models.attention import REGISTERED_PREFIX, load_kernel
+from app.models.calibration import calibration_sequences
 from app.models.checkpoint import TENSOR_FILE_ERRORS, read_config
 from app.models.cpu_threads import CpuThreads
-from app.models.encoder import Encoder, can_take
+from app.models.encoder import can_take, make_encoder
+from app.models.int8 import can_quantize
 from app.models.packing import PackedBatch, pack
+from app.models.quantized import Steps, make_quantized_encoder
 
 # oneDNN compiles a kernel for every new number of rows, milliseconds for each matrix in bfloat16;
 # rounded up there are so few numbers that the compiled ones are found again.
 _CPU_TOKEN_MULTIPLE = 32
+
+
+# A packed batch to the last hidden state of every token, `[T, hidden]`.
+Forward = Callable[[PackedBatch], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +53,25 @@ class Target:
     device: torch.device
     dtype: torch.dtype
     attention: str
+    # Matrix products in 8 bits, the rest in `dtype`.
+    quantized: bool = False
 
 
 class Backbone:
     """A transformer that maps a packed batch to the hidden state of every token."""
 
-    def __init__(self, model: PreTrainedModel, family: Family, target: Target) -> None:
+    def __init__(self, model: PreTrainedModel, folder: Path, target: Target) -> None:
+        """Take `model` over, which was loaded from `folder`."""
         config = model.config
+        family = family_of(folder)
         self.device = model.device
-        self.dtype = model.dtype
+        self.dtype = target.dtype
         self.hidden_size: int = config.hidden_size
         self._cpu_threads = CpuThreads(model.num_parameters(exclude_embeddings=True))
         self._padding: int | None = config.pad_token_id if family.roberta_positions else None
         reserved = 0 if self._padding is None else self._padding + 1
         self.max_length: int = config.max_position_embeddings - reserved
-        self._run = _fastest(model.eval(), family, target)
+        self._run = self._fastest(model.eval(), folder, target)
 
     def pack(self, sequences: list[TokenIds]) -> PackedBatch:
         """Join token sequences as this transformer reads them."""
@@ -73,19 +84,36 @@ class Backbone:
             self._cpu_threads.set_for(packed.tokens)
         return self._run(packed)
 
+    def _fastest(self, model: PreTrainedModel, folder: Path, target: Target) -> Forward:
+        plain = through_transformers(model, token_types=family_of(folder).token_types)
+        if self.device.type != "cpu" or not (target.quantized or can_take(model)):
+            return plain
+        kernel = load_kernel(target.attention.removeprefix(REGISTERED_PREFIX))
+        if not target.quantized:
+            return make_encoder(model, kernel)
+        _refuse_unquantizable(model)
+        steps = Steps()
+        steps.watch(model)
+        with torch.inference_mode():
+            plain(self.pack(calibration_sequences(folder)))
+        return make_quantized_encoder(model, kernel, target.dtype, steps)
 
-def _fastest(
-    model: PreTrainedModel, family: Family, target: Target
-) -> Callable[[PackedBatch], torch.Tensor]:
-    """The fastest way to run `model` on its device."""
-    if model.device.type == "cpu" and can_take(model):
-        return Encoder(model, load_kernel(target.attention.removeprefix(REGISTERED_PREFIX)))
-    return through_transformers(model, token_types=family.token_types)
+
+def _refuse_unquantizable(model: PreTrainedModel) -> None:
+    config = model.config
+    if not can_take(model):
+        raise StartupError(
+            "DTYPE=int8 is for models of bge-m3's and bge-reranker's kind, and this is one of type "
+            f"{config.model_type}; set DTYPE to auto"
+        )
+    if not (can_quantize(config.hidden_size) and can_quantize(config.intermediate_size)):
+        raise StartupError(
+            f"DTYPE=int8 needs widths that are multiples of 4, not {config.hidden_size} and "
+            f"{config.intermediate_size}; set DTYPE to auto"
+        )
 
 
-def through_transformers(
-    model: PreTrainedModel, *, token_types: bool
-) -> Callable[[PackedBatch], torch.Tensor]:
+def through_transformers(model: PreTrainedModel, *, token_types: bool) -> Forward:
     """The packed forward by transformers' own modules, which any other must agree with."""
 
     def run(packed: PackedBatch) -> torch.Tensor:
@@ -106,7 +134,7 @@ def load_backbone(folder: Path, target: Target) -> Backbone:
     options = {"add_pooling_layer": False} if family.pooler else {}
     model, missing = load_transformer(AutoModel, folder, target, **options)
     refuse_missing(folder, missing)
-    return Backbone(model, family, target)
+    return Backbone(model, folder, target)
 
 
 def load_transformer(
@@ -119,7 +147,8 @@ def load_transformer(
     try:
         model, info = auto_class.from_pretrained(
             folder,
-            dtype=target.dtype,
+            # Rounded once, from what the file holds.
+            dtype=torch.float32 if target.quantized else target.dtype,
             device_map=target.device,
             attn_implementation=target.attention,
             local_files_only=True,

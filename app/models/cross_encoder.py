@@ -16,7 +16,6 @@ from app.jobs import Outputs, TokenIds, TokenizedPair
 from app.models.backbone import (
     Backbone,
     Target,
-    family_of,
     load_transformer,
     refuse_missing,
 )
@@ -92,7 +91,6 @@ class CrossEncoder:
 
 def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target) -> CrossEncoder:
     """Load a one-logit classifier; raise `StartupError` where the folder holds something else."""
-    family = family_of(folder)
     if read_config(folder).get("model_type") not in _CLASSIFIER_TYPES:
         raise StartupError(
             f"{folder} is no reranker known here: use bge-reranker or Qwen3-Reranker"
@@ -105,10 +103,10 @@ def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target)
     refuse_missing(folder, missing)
     if model.config.num_labels != 1:
         raise StartupError(f"{folder} gives {model.config.num_labels} logits; a reranker gives one")
-    backbone = Backbone(model.base_model, family, target)
+    backbone = Backbone(model.base_model, folder, target)
     tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
     classifier: Any = model.classifier
-    return CrossEncoder(name, backbone, classifier.eval(), tokenizer)
+    return CrossEncoder(name, backbone, classifier.eval().to(backbone.dtype), tokenizer)
 
 
 def in_given_order(scores: Tensor, packed: PackedBatch) -> list[float]:

@@ -7,6 +7,7 @@ import torch
 
 from app.errors import StartupError
 from app.models.cpu_threads import available_threads
+from app.settings import INT8
 
 
 def choose_device(name: str) -> torch.device:
@@ -22,8 +23,13 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The number format that DTYPE names; `auto` takes the fastest that the device has natively."""
-    if name == "auto":
+    """The number format that DTYPE names; `auto` takes the fastest that the device has natively.
+
+    For `int8` it is the format of what is not a matrix product.
+    """
+    if name == INT8:
+        _require_int8(device)
+    if name in {"auto", INT8}:
         if device.type == "cpu":
             return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
         return torch.float16
@@ -37,6 +43,13 @@ def cpu_has_bfloat16() -> bool:
     """Whether the processor multiplies bfloat16 matrices natively."""
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+
+
+def cpu_has_int8() -> bool:
+    """Whether the processor multiplies 8-bit matrices into 32 bits; older ones saturate at 16."""
+    capabilities = torch.cpu.get_capabilities()
+    native = any(capabilities.get(name) for name in ("amx_int8", "avx512_vnni", "avx_vnni"))
+    return bool(native and torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def describe_device(device: torch.device) -> str:
@@ -87,6 +100,18 @@ def _best_device() -> str:
     if torch.cuda.is_available():
         return "cuda"
     return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def _require_int8(device: torch.device) -> None:
+    if device.type != "cpu":
+        raise StartupError(
+            f"DTYPE=int8 is for CPUs, and the models run on {device}; set DTYPE=auto, or DEVICE=cpu"
+        )
+    if not cpu_has_int8():
+        raise StartupError(
+            "DTYPE=int8 needs an x86 processor with VNNI or AMX, and this one has neither; set "
+            "DTYPE=auto"
+        )
 
 
 def _require_cuda(name: str, device: torch.device) -> None:

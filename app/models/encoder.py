@@ -4,9 +4,11 @@ It computes what transformers' own modules compute, with their weights; what tho
 matrix products, call by call and layer by layer, is gone. The tests compare the two.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
@@ -15,10 +17,13 @@ from app.models.attention import Kernel
 from app.models.linear import ACTIVATIONS, Linear, make_linear
 from app.models.packing import PackedBatch
 
+# `[T, hidden]` of a packed batch to the same of the next layer.
+Step = Callable[[Tensor, PackedBatch, Kernel], Tensor]
+
 
 @dataclass(frozen=True, slots=True)
-class _Norm:
-    """Layer normalisation over the last dimension."""
+class Norm:
+    """Layer normalisation over the last dimension, in float32 whatever it is given."""
 
     weight: Tensor
     bias: Tensor
@@ -26,63 +31,98 @@ class _Norm:
 
     @classmethod
     def of(cls, module: Any) -> Self:
+        """The parameters of transformers' module."""
         return cls(module.weight.detach().float(), module.bias.detach().float(), module.eps)
 
     def __call__(self, states: Tensor) -> Tensor:
+        """In the dtype of `states`."""
         return functional.layer_norm(
             states, self.weight.shape, self.weight, self.bias, self.epsilon
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Layer:
+class Layer:
     """One layer: attention and feed-forward, each added to its input and normalised after."""
 
     heads: int
     to_query_key_value: Linear
     from_attended: Linear
-    attention_norm: _Norm
+    attention_norm: Norm
     to_inner: Linear
     from_inner: Linear
-    output_norm: _Norm
+    output_norm: Norm
 
     def __call__(self, states: Tensor, packed: PackedBatch, kernel: Kernel) -> Tensor:
-        attended = self._attend(self.to_query_key_value(states), packed, kernel)
+        """The next states."""
+        attended = attend(self.to_query_key_value(states), self.heads, packed, kernel)
         states = self.attention_norm(self.from_attended(attended).add_(states))
         return self.output_norm(self.from_inner(self.to_inner(states)).add_(states))
 
-    def _attend(self, projected: Tensor, packed: PackedBatch, kernel: Kernel) -> Tensor:
-        split = projected.view(len(projected), 3, self.heads, -1)
-        query, key, value = split.permute(1, 2, 0, 3)
-        scale = query.shape[-1] ** -0.5
-        return kernel(query, key, value, packed, scale=scale, causal=False).flatten(1)
+
+def attend(projected: Tensor, heads: int, packed: PackedBatch, kernel: Kernel) -> Tensor:
+    """Attention `[T, hidden]` over query, key and value side by side, `[T, 3 hidden]`."""
+    query, key, value = projected.view(len(projected), 3, heads, -1).permute(1, 2, 0, 3)
+    scale = query.shape[-1] ** -0.5
+    return kernel(query, key, value, packed, scale=scale, causal=False).flatten(1)
 
 
 class Encoder:
-    """Maps a packed batch to the hidden state of every token."""
+    """Maps a packed batch to the hidden state of every token, in `dtype`."""
 
-    def __init__(self, model: PreTrainedModel, kernel: Kernel) -> None:
-        """Take the weights of `model` over, layer by layer: it is of no use afterwards."""
-        parts: Any = model
-        self._embeddings = parts.embeddings
-        self._norm = _Norm.of(parts.embeddings.LayerNorm)
+    def __init__(
+        self, embeddings: "Embeddings", layers: list[Step], kernel: Kernel, dtype: torch.dtype
+    ) -> None:
+        self._embeddings = embeddings
+        self._layers = layers
         self._kernel = kernel
-        activation = model.config.hidden_act
-        self._layers = [_take(layer, activation) for layer in parts.encoder.layer]
+        self._dtype = dtype
 
     def __call__(self, packed: PackedBatch) -> Tensor:
         """`[T, hidden]`: the last hidden state of every token."""
-        states = self._norm(self._embed(packed))
+        states = self._embeddings(packed)
         for layer in self._layers:
             states = layer(states, packed, self._kernel)
-        return states
+        return states.to(self._dtype)
 
-    def _embed(self, packed: PackedBatch) -> Tensor:
-        parts = self._embeddings
-        states: Tensor = parts.word_embeddings(packed.input_ids[0])
-        # Every token is of type 0. The order of the sum is that of transformers.
-        states = states.add_(parts.token_type_embeddings.weight[0])
-        return states.add_(parts.position_embeddings(packed.position_ids[0]))
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """The sum of what a token, its place and its type mean, normalised."""
+
+    tokens: Tensor
+    places: Tensor
+    # Every token is of type 0.
+    type: Tensor
+    norm: Norm
+
+    @classmethod
+    def of(cls, module: Any) -> Self:
+        """The parameters of transformers' module."""
+        return cls(
+            module.word_embeddings.weight.detach(),
+            module.position_embeddings.weight.detach(),
+            module.token_type_embeddings.weight.detach()[0],
+            Norm.of(module.LayerNorm),
+        )
+
+    def __call__(self, packed: PackedBatch) -> Tensor:
+        """`[T, hidden]`: the states that the first layer reads."""
+        states = functional.embedding(packed.input_ids[0], self.tokens).to(self.places.dtype)
+        # The order of the sum is that of transformers.
+        states = states.add_(self.type)
+        return self.norm(states.add_(functional.embedding(packed.position_ids[0], self.places)))
+
+
+def make_encoder(model: PreTrainedModel, kernel: Kernel) -> Encoder:
+    """Take the weights of `model` over, layer by layer: it is of no use afterwards."""
+    parts: Any = model
+    layers: list[Step] = []
+    for module in parts.encoder.layer:
+        layers.append(_layer_of(module, model.config.hidden_act))
+        # Weights laid out anew would otherwise be held twice until the last layer.
+        module.to_empty(device="meta")
+    return Encoder(Embeddings.of(parts.embeddings), layers, kernel, model.dtype)
 
 
 def can_take(model: PreTrainedModel) -> bool:
@@ -95,17 +135,15 @@ def can_take(model: PreTrainedModel) -> bool:
     )
 
 
-def _take(layer: Any, activation: str) -> _Layer:
-    attention = layer.attention.self
-    taken = _Layer(
+def _layer_of(module: Any, activation: str) -> Layer:
+    """The layer that transformers' module holds the weights of."""
+    attention = module.attention.self
+    return Layer(
         heads=attention.num_attention_heads,
         to_query_key_value=make_linear([attention.query, attention.key, attention.value]),
-        from_attended=make_linear([layer.attention.output.dense]),
-        attention_norm=_Norm.of(layer.attention.output.LayerNorm),
-        to_inner=make_linear([layer.intermediate.dense], activation),
-        from_inner=make_linear([layer.output.dense]),
-        output_norm=_Norm.of(layer.output.LayerNorm),
+        from_attended=make_linear([module.attention.output.dense]),
+        attention_norm=Norm.of(module.attention.output.LayerNorm),
+        to_inner=make_linear([module.intermediate.dense], activation),
+        from_inner=make_linear([module.output.dense]),
+        output_norm=Norm.of(module.output.LayerNorm),
     )
-    # Weights laid out anew would otherwise be held twice until the last layer.
-    layer.to_empty(device="meta")
-    return taken

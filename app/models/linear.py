@@ -24,8 +24,8 @@ _LAYOUT_ROWS = 256
 
 def make_linear(layers: list[nn.Linear], activation: str | None = None) -> Linear:
     """The fastest way to compute `layers`, which read the same input, side by side."""
-    weight = _join([layer.weight.detach() for layer in layers])
-    bias = _join([layer.bias.detach() for layer in layers])
+    weight = _join([layer.weight for layer in layers]).detach()
+    bias = _join([layer.bias for layer in layers]).detach()
     make = packed if weight.dtype is torch.bfloat16 and can_pack_bfloat16() else reference
     return make(weight, bias, activation)
 
@@ -69,5 +69,5 @@ def packed(weight: Tensor, bias: Tensor, activation: str | None) -> Linear:
 
 
 def _join(tensors: list[Tensor]) -> Tensor:
-    """One below the other; a tensor alone stays where it is, which may be a mapped file."""
+    """One behind the other; a tensor alone stays where it is, which may be a mapped file."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

@@ -17,7 +17,6 @@ from app.jobs import FloatArray, Outputs, TextEmbedding, TokenIds, TokenizedPair
 from app.models.backbone import (
     Backbone,
     Target,
-    family_of,
     load_backbone,
     load_transformer,
     refuse_missing,
@@ -159,7 +158,7 @@ def load_qwen_reranker(
         )
     model, missing = load_transformer(AutoModelForCausalLM, folder, target)
     refuse_missing(folder, missing)
-    backbone = Backbone(model.base_model, family_of(folder), target)
+    backbone = Backbone(model.base_model, folder, target)
     tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
     return QwenReranker(
         name=name,

@@ -27,7 +27,7 @@ from app.models.device import (
 from app.models.embedder import load_m3_embedder
 from app.models.probe import probe, tokens_that_fit, warm_up
 from app.models.qwen import load_qwen_embedder, load_qwen_reranker
-from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
+from app.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
 
 log = structlog.get_logger(__name__)
 
@@ -111,14 +111,15 @@ def hub_for(name: str, settings: Settings) -> Hub:
 def _choose_target(settings: Settings) -> Target:
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, device)
-    return Target(device, dtype, register_attention(settings.attention, device, dtype))
+    attention = register_attention(settings.attention, device, dtype)
+    return Target(device, dtype, attention, quantized=settings.dtype == INT8)
 
 
 def _describe(target: Target) -> DeviceInfo:
     return DeviceInfo(
         name=str(target.device),
         description=describe_device(target.device),
-        dtype=str(target.dtype).removeprefix("torch."),
+        dtype=INT8 if target.quantized else str(target.dtype).removeprefix("torch."),
         attention=target.attention.removeprefix(REGISTERED_PREFIX),
         gpu_available=target.device.type != "cpu",
         device_count=torch.cuda.device_count(),

@@ -38,7 +38,11 @@ class Scores:
 
 @pytest.fixture(scope="module")
 def scores(demo_checkpoint: Path) -> Scores:
-    embeddings = asyncio.run(embed(demo_checkpoint, QUESTIONS + PASSAGES))
+    return scores_in(demo_checkpoint, "float32")
+
+
+def scores_in(folder: Path, dtype: str) -> Scores:
+    embeddings = asyncio.run(embed(folder, QUESTIONS + PASSAGES, dtype))
     questions, passages = embeddings[: len(QUESTIONS)], embeddings[len(QUESTIONS) :]
     return Scores(
         dense=table(questions, passages, lambda q, p: q.dense @ p.dense),
@@ -47,9 +51,9 @@ def scores(demo_checkpoint: Path) -> Scores:
     )
 
 
-async def embed(folder: Path, texts: list[str]) -> list[TextEmbedding]:
+async def embed(folder: Path, texts: list[str], dtype: str) -> list[TextEmbedding]:
     settings = Settings(
-        embedding_model=str(folder), reranker_model="none", device="cpu", dtype="float32"
+        embedding_model=str(folder), reranker_model="none", device="cpu", dtype=dtype
     )
     async with Engine(settings) as engine:
         return (await engine.embed(texts, dense=True, sparse=True, colbert=True)).embeddings

@@ -10,7 +10,7 @@ from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 
 from app.models.attention import load_kernel, register_attention
 from app.models.backbone import through_transformers
-from app.models.encoder import Encoder, can_take
+from app.models.encoder import can_take, make_encoder
 from app.models.packing import pack
 
 CPU = torch.device("cpu")
@@ -52,7 +52,7 @@ def states_of(model, sequences, kernel: str = "sdpa") -> tuple[torch.Tensor, tor
     packed = pack(sequences, device=CPU, roberta_padding=padding, multiple=32)
     with torch.inference_mode():
         expected = through_transformers(copy.deepcopy(model), token_types=True)(packed)
-        actual = Encoder(model, load_kernel(kernel))(packed)
+        actual = make_encoder(model, load_kernel(kernel))(packed)
     assert actual.dtype == model.dtype
     return actual, expected
 

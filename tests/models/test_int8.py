@@ -1,0 +1,118 @@
+"""Products in 8 bits against those in float32, row by row."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from app.models.device import cpu_has_int8
+from app.models.int8 import LARGEST, FromAny, FromNorm
+
+pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs a processor with VNNI or AMX")
+SHAPES = [(64, 192), (40, 24), (36, 7), (1024, 256)]
+
+
+def random_layer(width: int, out: int) -> nn.Linear:
+    torch.manual_seed(width + out)
+    layer = nn.Linear(width, out)
+    # Channels of very different size, as real ones are.
+    layer.weight.data *= torch.rand(out, 1) * 10
+    return layer
+
+
+def worst_cosine(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return functional.cosine_similarity(actual.float(), expected.float(), dim=1).min().item()
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [
+        (None, lambda x: x),
+        ("gelu", functional.gelu),
+        ("gelu_new", lambda x: functional.gelu(x, approximate="tanh")),
+        ("relu", functional.relu),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width", "out"), SHAPES)
+@torch.inference_mode()
+def test_a_norms_output_is_multiplied_with_its_activation(
+    width, out, dtype, activation, function
+) -> None:
+    layer = random_layer(width, out)
+    states = torch.randn(50, width)
+    step = states.abs().max().item() / LARGEST
+    actual = FromNorm([layer], step, activation=activation, dtype=dtype)(states / step)
+    assert actual.dtype == dtype
+    # Few channels average out little of the rounding.
+    assert worst_cosine(actual, function(layer(states))) > (0.999 if out > 100 else 0.995)
+
+
+@torch.inference_mode()
+def test_layers_that_read_the_same_norm_stand_side_by_side() -> None:
+    layers = [random_layer(64, 32), random_layer(64, 48)]
+    states = torch.randn(9, 64)
+    both = FromNorm(layers, 0.05)(states / 0.05)
+    each = [FromNorm([layer], 0.05)(states / 0.05) for layer in layers]
+    torch.testing.assert_close(both, torch.cat(each, dim=1), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", [None, "gelu", "gelu_new", "relu"])
+@torch.inference_mode()
+def test_a_row_beyond_the_step_is_as_exact_as_any(activation) -> None:
+    layer = random_layer(64, 96)
+    step = 3 / LARGEST
+    states = torch.randn(40, 64).clamp(-3, 3)
+    states[[3, 4, 39]] *= torch.tensor([2.0, 50.0, 1000.0])[:, None]
+    product = FromNorm([layer], step, activation=activation)
+    actual = product(states / step)
+    exact = layer(states)
+    wanted = {
+        None: exact,
+        "gelu": functional.gelu(exact),
+        "gelu_new": functional.gelu(exact, approximate="tanh"),
+        "relu": exact.relu(),
+    }[activation]
+    assert worst_cosine(actual, wanted) > 0.999
+
+
+@pytest.mark.parametrize(("width", "out"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_rows_of_any_range_are_multiplied_and_added(width, out, dtype) -> None:
+    layer = random_layer(width, out)
+    states = (torch.randn(50, width) + torch.randn(50, 1)) * torch.logspace(-3, 3, 50)[:, None]
+    states = functional.gelu(states).to(dtype)
+    residual = torch.randn(50, out)
+    step = 0.2
+    actual = FromAny(layer, step)(states.float(), residual.clone()) - residual
+    assert worst_cosine(actual[5:], layer(states.float())[5:] / step) > 0.999
+
+
+@pytest.mark.parametrize("fill", [0.0, -0.17, 5.0])
+@torch.inference_mode()
+def test_a_row_of_one_value_is_multiplied(fill: float) -> None:
+    layer = random_layer(64, 32)
+    states = torch.full((3, 64), fill)
+    actual = FromAny(layer, 1.0)(states, torch.zeros(3, 32))
+    torch.testing.assert_close(actual, layer(states), rtol=0.02, atol=0.3)
+
+
+@torch.inference_mode()
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    layer = random_layer(64, 128)
+    states = torch.randn(70, 64) * torch.logspace(-1, 2, 70)[:, None]
+    from_norm, from_any = FromNorm([layer], 0.1, activation="gelu"), FromAny(layer, 0.3)
+    together = from_norm(states / 0.1), from_any(states, torch.zeros(70, 128))
+    for row in range(70):
+        alone = states[row : row + 1]
+        torch.testing.assert_close(from_norm(alone / 0.1), together[0][row : row + 1])
+        torch.testing.assert_close(from_any(alone, torch.zeros(1, 128)), together[1][row : row + 1])
+
+
+@torch.inference_mode()
+def test_an_output_channel_without_weights_is_its_bias() -> None:
+    layer = random_layer(32, 8)
+    layer.weight.data[3] = 0
+    actual = FromNorm([layer], 0.05)(torch.randn(4, 32) / 0.05)
+    torch.testing.assert_close(actual[:, 3], layer.bias[3].expand(4))
