@@ -7,13 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from app.errors import InferenceError
 from app.jobs import FloatArray, Outputs, SparseVector, TextEmbedding, TokenIds, TokenizedText
 from app.models import heads
 from app.models.backbone import Backbone, Target, load_backbone
 from app.models.checkpoint import read_linear, read_pooling
 from app.models.packing import PackedBatch
 from app.models.tokenizer import TextTokenizer
+from app.models.transfer import to_host
 
 _FRAME_TOKENS = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
 
@@ -72,14 +72,13 @@ class M3Embedder:
         """
         packed = self._backbone.pack(sequences)
         vectors = self._run_heads(self._backbone.forward(packed), packed, outputs)
-        _refuse_non_finite(vectors)
         return self._unpack(sequences, packed, vectors)
 
     def _run_heads(self, hidden: Tensor, packed: PackedBatch, outputs: Outputs) -> _Vectors:
         dense = heads.dense_vectors(hidden, packed, self._pooling) if outputs.dense else None
         weights = heads.token_weights(hidden, self._sparse_head) if outputs.sparse else None
         vectors = heads.token_vectors(hidden, self._colbert_head) if outputs.colbert else None
-        return _Vectors(_to_host(dense), _to_host(weights), _to_host(vectors))
+        return _Vectors(*to_host([dense, weights, vectors]))
 
     def _unpack(
         self, sequences: list[TokenIds], packed: PackedBatch, vectors: _Vectors
@@ -123,13 +122,3 @@ def _ids_of(tokenizer: TextTokenizer, tokens: tuple[str, ...]) -> TokenIds:
 
 def _without_first(vectors: FloatArray | None, span: slice) -> FloatArray | None:
     return None if vectors is None else vectors[span.start + 1 : span.stop]
-
-
-def _to_host(tensor: Tensor | None) -> FloatArray | None:
-    return None if tensor is None else tensor.cpu().numpy()
-
-
-def _refuse_non_finite(vectors: _Vectors) -> None:
-    for kind in (vectors.dense, vectors.token_weights, vectors.token_vectors):
-        if kind is not None and not np.isfinite(kind).all():
-            raise InferenceError("the model returned a number that is not finite")
