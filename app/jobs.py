@@ -8,6 +8,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from app.timings import Timings
+
 FloatArray = npt.NDArray[np.float32]
 TokenIds = npt.NDArray[np.int64]
 
@@ -90,16 +92,6 @@ class Truncation:
     def truncated_tokens(self) -> int:
         """How many tokens the model did not read."""
         return self.original_tokens - self.max_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class Timings:
-    """Seconds that a request spent in each stage; `queue` is all waiting outside a forward."""
-
-    tokenize: float
-    queue: float
-    inference: float
-    total: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +196,7 @@ class Job:
     taken: int = 0
     finished: int = 0
     first_taken_at: float | None = None
+    last_back_at: float | None = None
     inference_seconds: float = 0.0
     results: list[Any] = field(init=False)
 

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 
 from fastapi import FastAPI
+from fastapi.telemetry import TelemetryConfig
 
 from app import __version__
 from app.api import embeddings, health, operations, rerank
@@ -24,14 +25,23 @@ from app.middleware.draining import RefuseWhileDraining
 from app.middleware.memory_limit import LimitMemory
 from app.middleware.observe import ObserveRequests
 from app.middleware.rate_limit import LimitRate, RateLimit
+from app.middleware.tracing import TraceRequests
 from app.settings import Settings
 from app.tokens import Tokens
+from app.tracing import Tracer, make_tracer
 
 OnReady = Callable[[LoadedModels], None]
 OnFailure = Callable[[Exception], None]
 
 _RENDER_THREADS = 2
 _BODIES_IN_MEMORY = 16
+# FastAPI's own would follow other variables than ours, and tell of errors with their messages.
+_NO_OTHER_TELEMETRY: TelemetryConfig = {
+    "auto_configure": False,
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+}
 
 
 def create_app(
@@ -44,6 +54,7 @@ def create_app(
     """The whole service as an ASGI app; its lifespan loads the models in the background."""
     metrics = Metrics()
     buckets = _buckets(settings, metrics)
+    tracer = make_tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
     service = Service(
         settings=settings,
         metrics=metrics,
@@ -58,18 +69,21 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        lifespan=_lifespan(service, buckets, on_ready, on_failure),
+        telemetry=_NO_OTHER_TELEMETRY,
+        lifespan=_lifespan(service, buckets, tracer, on_ready, on_failure),
     )
     app.state.service = service
     for module in (embeddings, rerank, health, operations):
         app.include_router(module.router)
     install_docs(app)
     install_error_handlers(app)
-    _add_middleware(app, service, buckets)
+    _add_middleware(app, service, buckets, tracer)
     return app
 
 
-def _add_middleware(app: FastAPI, service: Service, buckets: Buckets) -> None:
+def _add_middleware(
+    app: FastAPI, service: Service, buckets: Buckets, tracer: Tracer | None
+) -> None:
     """The last one added is the outermost."""
     settings = service.settings
     limit = RateLimit(buckets, settings.trusted_proxies or ())
@@ -84,6 +98,8 @@ def _add_middleware(app: FastAPI, service: Service, buckets: Buckets) -> None:
     )
     app.add_middleware(RefuseWhileDraining, drain=service.drain)
     app.add_middleware(ObserveRequests, metrics=service.metrics)
+    if tracer is not None:
+        app.add_middleware(TraceRequests, tracer=tracer)
     app.add_middleware(RequestContext)
 
 
@@ -101,7 +117,11 @@ def _tokens(settings: Settings) -> Tokens:
 
 
 def _lifespan(
-    service: Service, buckets: Buckets, on_ready: OnReady, on_failure: OnFailure
+    service: Service,
+    buckets: Buckets,
+    tracer: Tracer | None,
+    on_ready: OnReady,
+    on_failure: OnFailure,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -117,6 +137,8 @@ def _lifespan(
             service.engine.abort()
             await service.engine.close()
             await buckets.close()
+            if tracer is not None:
+                await asyncio.to_thread(tracer.close)
             service.render_threads.shutdown(wait=False, cancel_futures=True)
 
     return lifespan

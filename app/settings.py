@@ -85,6 +85,7 @@ class Settings(BaseSettings):
 
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    otlp_endpoint: str | None = None
 
     @field_validator("dtype", "attention", "device", "log_format", "log_level", mode="before")
     @classmethod
@@ -111,6 +112,14 @@ class Settings(BaseSettings):
             return SecretStr(IN_MEMORY)
         _check_redis_address(text)
         return SecretStr(text)
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _http_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            value = value.strip()
+            _check_http_address(value)
+        return value
 
     @field_validator("trusted_proxies", mode="before")
     @classmethod
@@ -182,6 +191,15 @@ def _check_redis_address(text: str) -> None:
         raise ValueError("no Redis address")
 
 
+def _check_http_address(text: str) -> None:
+    """Raise `ValueError` unless `text` is http[s]://host[:port][/path], with no user in it."""
+    parts = urlsplit(text)
+    _ = parts.port  # Raises where it is no port.
+    plain = not (parts.query or parts.fragment or "@" in parts.netloc or " " in text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not plain:
+        raise ValueError("no HTTP address")
+
+
 def load_settings() -> Settings:
     """Read the environment and .env; raise `StartupError` naming every value that is wrong."""
     try:
@@ -200,7 +218,9 @@ def _describe_one(item: dict[str, object]) -> str:
     if not isinstance(location, tuple) or not location:
         return str(item["msg"]).removeprefix("Value error, ")
     name = str(location[0])
-    value = "**********" if name in _SECRETS else item["input"]
+    value = item["input"]
+    if name in _SECRETS or "@" in str(value):  # Before an @ in an address a password may stand.
+        value = "**********"
     return f"{name.upper()}={value} is not allowed: {_allowed(name)}"
 
 
@@ -243,4 +263,6 @@ _ALLOWED = {
     "trusted_proxies": "addresses and networks separated by commas, such as 10.0.0.1,172.16.0.0/12",
     "log_format": "console or json",
     "log_level": "debug, info, warning or error",
+    "otlp_endpoint": "the http:// or https:// address of an OTLP receiver, such as "
+    "http://localhost:4318, without a user",
 }

@@ -51,6 +51,7 @@ DEFAULTS = {
     "trusted_proxies": None,
     "log_format": "console",
     "log_level": "info",
+    "otlp_endpoint": None,
 }
 
 
@@ -102,6 +103,10 @@ def test_defaults_are_those_of_the_contract() -> None:
         ("TRUSTED_PROXIES", "proxy.example"),
         ("TRUSTED_PROXIES", "10.0.0.1/8"),
         ("TRUSTED_PROXIES", "10.0.0.256"),
+        ("OTLP_ENDPOINT", "collector:4318"),
+        ("OTLP_ENDPOINT", "http://"),
+        ("OTLP_ENDPOINT", "http://collector:port"),
+        ("OTLP_ENDPOINT", "http://collector:4318?token=x"),
     ],
 )
 def test_a_wrong_value_names_the_variable_the_value_and_what_is_allowed(
@@ -154,6 +159,13 @@ def test_a_wrong_rate_limit_store_is_refused_and_never_shown(monkeypatch, addres
     message = str(caught.value)
     assert message.startswith("RATE_LIMIT_STORE=********** is not allowed: memory, or an address")
     assert "sec" not in message
+
+
+def test_a_password_in_the_address_of_the_collector_is_refused_and_never_shown(monkeypatch) -> None:
+    monkeypatch.setenv("OTLP_ENDPOINT", "http://user:hush@collector:4318")
+    with pytest.raises(StartupError, match=r"^OTLP_ENDPOINT=\*+ is not allowed: ") as caught:
+        load_settings()
+    assert "hush" not in str(caught.value)
 
 
 def test_every_wrong_value_is_named_at_once(monkeypatch) -> None:

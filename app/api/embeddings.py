@@ -10,7 +10,7 @@ from app.api.rendering import JsonPieces, ModelNames, estimate_bytes, render_emb
 from app.api.requests import describe_body, error_responses, most_values, read_body
 from app.api.schemas import EmbeddingRequest, EmbeddingResponse
 from app.api.service import BEARER, Service, ServiceDep
-from app.api.work import note_work, unless_gone, within
+from app.api.work import note_work, rendered, unless_gone, within
 from app.errors import EmptyInputError, InvalidRequestError
 from app.jobs import EmbeddingResult
 from app.settings import Settings
@@ -47,7 +47,7 @@ async def _answer(request: Request, service: Service) -> Response:
     service.metrics.sentences.inc(len(wanted.sentences))
     note_work(request.scope, result, sentences=len(wanted.sentences))
     render = partial(_render, wanted, result, _names(settings))
-    return await service.render(render, estimate_bytes(wanted.sentences, result))
+    return await rendered(request, service, render, estimate_bytes(wanted.sentences, result))
 
 
 def _render(wanted: EmbeddingRequest, result: EmbeddingResult, names: ModelNames) -> JsonPieces:

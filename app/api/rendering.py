@@ -19,9 +19,9 @@ from app.jobs import (
     RerankResult,
     SparseVector,
     TextEmbedding,
-    Timings,
     Truncation,
 )
+from app.timings import Timings
 
 _BYTES_OF_A_FLOAT = 12
 _FLOATS_IN_A_PIECE = 65_536

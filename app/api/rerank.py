@@ -10,7 +10,7 @@ from app.api.rendering import JsonPieces, render_rerank
 from app.api.requests import describe_body, error_responses, most_values, read_body
 from app.api.schemas import RerankBody, RerankResponse
 from app.api.service import BEARER, Service, ServiceDep
-from app.api.work import note_work, unless_gone, within
+from app.api.work import note_work, rendered, unless_gone, within
 from app.engine import RerankRequest, Weights
 from app.errors import EmptyInputError, InvalidRequestError
 from app.jobs import RerankResult
@@ -40,7 +40,7 @@ async def _answer(request: Request, service: Service) -> Response:
     service.metrics.pairs.inc(len(wanted.passages))
     note_work(request.scope, result, passages=len(wanted.passages))
     render = partial(_render, wanted.passages, result, settings.reranker_name)
-    return await service.render(render, sum(map(len, wanted.passages)))
+    return await rendered(request, service, render, sum(map(len, wanted.passages)))
 
 
 def _render(passages: list[str], result: RerankResult, model: str) -> JsonPieces:

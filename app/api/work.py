@@ -1,15 +1,18 @@
 """What an endpoint that does work needs: an end in time or when its client leaves, and a note."""
 
 import asyncio
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from fastapi import Request
 from starlette.types import Scope
 
 from app.api.rendering import timings_as_json
+from app.api.service import Service
 from app.errors import ClientGoneError, InferenceTimeoutError
 from app.jobs import EmbeddingResult, RerankResult
+from app.timings import Stage
 
 Result = TypeVar("Result")
 
@@ -59,8 +62,24 @@ async def _end(task: "asyncio.Future[Any]") -> None:
         await asyncio.wait({task})
 
 
+async def rendered(
+    request: Request, service: Service, call: Callable[[], Result], estimated_bytes: int
+) -> Result:
+    """The answer that `call` renders."""
+    began = time.perf_counter()
+    result = await service.render(call, estimated_bytes)
+    note_stages(request.scope, Stage("render", began, time.perf_counter()))
+    return result
+
+
+def note_stages(scope: Scope, *stages: Stage) -> None:
+    """Leave stages for the request's trace."""
+    scope["state"].setdefault("stages", []).extend(stages)
+
+
 def note_work(scope: Scope, result: EmbeddingResult | RerankResult, **counts: int) -> None:
-    """Leave numbers for the request's log line: texts, tokens, and milliseconds in each stage."""
+    """Leave numbers for the request's log line and its trace: texts, tokens, and each stage."""
     timings = timings_as_json(result.timings)
     stages = {f"{stage}_ms": timings[stage] for stage in ("tokenize", "queue", "inference")}
     scope["state"]["work"] = counts | {"tokens": result.tokens} | stages
+    note_stages(scope, *result.timings.stages)

@@ -11,16 +11,17 @@ from app.engine.queue import JobQueue
 from app.engine.tokenizer_threads import TokenizerThreads
 from app.jobs import Job, Model, Outputs, TokenIds
 from app.metrics import Metrics
+from app.timings import Stage
 
 Tokens = TypeVar("Tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenized(Generic[Tokens]):
-    """What a tokenizer returned, and the seconds it took."""
+    """What a tokenizer returned, and when it was at work."""
 
     value: Tokens
-    seconds: float
+    stage: Stage
 
 
 class Admission:
@@ -31,13 +32,15 @@ class Admission:
         self._threads = threads
         self._metrics = metrics
 
-    async def tokenize(self, call: Callable[[], Tokens], texts: list[str]) -> Tokenized[Tokens]:
-        """Run a tokenizer, which reads `texts`, on a thread of its own."""
+    async def tokenize(
+        self, model: Model, call: Callable[[], Tokens], texts: list[str]
+    ) -> Tokenized[Tokens]:
+        """Run the tokenizer of `model`, which reads `texts`, on a thread of its own."""
         started = time.perf_counter()
         value = await self._threads.run(call, sum(map(len, texts)))
-        seconds = time.perf_counter() - started
-        self._metrics.tokenize.observe(seconds)
-        return Tokenized(value, seconds)
+        ended = time.perf_counter()
+        self._metrics.tokenize.observe(ended - started)
+        return Tokenized(value, Stage("tokenize", started, ended, model.name))
 
     def make_job(
         self, model: Model, sequences: list[TokenIds], outputs: Outputs, urgency: int

@@ -76,13 +76,15 @@ class EmbeddingFlow:
             tokens=sum(len(text.ids) for each in admitted for text in each.tokenized.value),
             timings=timings_of(
                 started,
-                tokenize=sum(each.tokenized.seconds for each in admitted),
+                tokenized=[each.tokenized.stage for each in admitted],
                 jobs=[each.job for each in admitted],
             ),
         )
 
     async def _tokenize(self, part: Part, texts: list[str], urgency: int) -> Admitted:
-        tokenized = await self._admission.tokenize(partial(part.model.tokenize, texts), texts)
+        tokenized = await self._admission.tokenize(
+            part.model, partial(part.model.tokenize, texts), texts
+        )
         sequences = [text.ids for text in tokenized.value]
         if part.outputs.colbert:
             _refuse_too_many_vectors(part.model, sum(map(len, sequences)))

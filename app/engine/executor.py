@@ -169,12 +169,13 @@ def _mark_taken(batch: Batch, now: float, metrics: Metrics) -> None:
 
 
 def _deliver(batch: Batch, results: list[Any], seconds: float) -> None:
-    begin = 0
+    begin, now = 0, time.perf_counter()
     for share in batch.shares:
         job, count = share.job, share.stop - share.start
         job.results[share.start : share.stop] = results[begin : begin + count]
         job.finished += count
         job.inference_seconds += seconds
+        job.last_back_at = now
         begin += count
         if job.finished == len(job.sequences) and not job.future.done():
             job.future.set_result(job.results)

@@ -67,7 +67,7 @@ class RerankingFlow:
     async def _rerank(self, model: Reranker, request: RerankRequest) -> RerankResult:
         started = time.perf_counter()
         call = partial(model.tokenize_pairs, request.query, request.passages, request.instruction)
-        pairs = await self._admission.tokenize(call, [request.query, *request.passages])
+        pairs = await self._admission.tokenize(model, call, [request.query, *request.passages])
         job = self._job(model, [pair.ids for pair in pairs.value], Outputs(), request)
         scores = await self._finish(job)
         if request.normalize and model.scores_are_logits:
@@ -77,13 +77,13 @@ class RerankingFlow:
             parts=None,
             truncations=_pair_truncations(model, pairs.value),
             tokens=sum(len(pair.ids) for pair in pairs.value),
-            timings=timings_of(started, tokenize=pairs.seconds, jobs=[job]),
+            timings=timings_of(started, tokenized=[pairs.stage], jobs=[job]),
         )
 
     async def _interact(self, model: Embedder, request: RerankRequest) -> RerankResult:
         started = time.perf_counter()
         both = [request.query, *request.passages]
-        texts = await self._admission.tokenize(partial(model.tokenize, both), both)
+        texts = await self._admission.tokenize(model, partial(model.tokenize, both), both)
         query, *passages = texts.value
         query_job = self._job(model, [query.ids], _ALL_KINDS, request)
         (query_embedding,) = await self._finish(query_job)
@@ -96,7 +96,7 @@ class RerankingFlow:
             parts=parts,
             truncations=_text_truncations(model, texts),
             tokens=sum(len(text.ids) for text in texts.value),
-            timings=timings_of(started, tokenize=texts.seconds, jobs=[query_job, job]),
+            timings=timings_of(started, tokenized=[texts.stage], jobs=[query_job, job]),
         )
 
     def _job(
