@@ -5,12 +5,20 @@ sent. /stats reads the same counters, so the two agree at every moment.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    generate_latest,
+)
 
 from app import __version__
 
@@ -53,6 +61,8 @@ class Metrics:
         self._make_engine_metrics()
         self._make_memory_metrics()
         self._make_info()
+        # This process: its memory, processor time, open files and start, where Linux tells them.
+        ProcessCollector(registry=self.registry)
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(name, help_text, labels, registry=self.registry)
@@ -105,7 +115,7 @@ class Metrics:
 
     def _make_engine_metrics(self) -> None:
         counter, histogram = self._counter, self._histogram
-        self.queue_size = self._gauge("embedding_queue_size", "Embedding requests waiting")
+        self._make_queue_metrics()
         self.batch_size = histogram("embedding_batch_size", "Texts in one forward", _TEXTS)
         self.batch_tokens = histogram("batch_tokens", "Tokens in one forward", _TOKENS)
         self.embedding_inference = histogram(
@@ -119,6 +129,15 @@ class Metrics:
         self.tokens = counter("tokens_processed_total", "Tokens through a model", "model")
         self.splits = counter("out_of_memory_splits_total", "Batches split for lack of memory")
         self.abandoned = counter("abandoned_requests_total", "Requests whose client left")
+
+    def _make_queue_metrics(self) -> None:
+        gauge = self._gauge
+        self.queue_size = gauge("embedding_queue_size", "Embedding requests waiting")
+        self.queue_capacity = gauge("embedding_queue_capacity", "Embedding requests that may wait")
+        self.rerank_capacity = gauge("rerank_queue_capacity", "Rerank requests accepted at once")
+        self.stuck_seconds = gauge(
+            "device_stuck_seconds", "How long a forward has been overdue by far; 0 where none is"
+        )
 
     def _make_memory_metrics(self) -> None:
         """`self.memory` holds the gauges that show each kind of memory; the older names first."""
@@ -173,6 +192,20 @@ class Metrics:
     def watch_queue(self, waiting: Callable[[], int]) -> None:
         """Let the queue's gauge read `waiting` whenever it is scraped."""
         self.queue_size.set_function(waiting)
+
+    def watch_device(self, stuck_seconds: Callable[[], float]) -> None:
+        """Let the gauge of a stuck device read `stuck_seconds` whenever it is scraped."""
+        self.stuck_seconds.set_function(stuck_seconds)
+
+    def set_capacities(self, *, embedding: int, rerank: int) -> None:
+        """Show how many requests of each kind find a place."""
+        self.queue_capacity.set(embedding)
+        self.rerank_capacity.set(rerank)
+
+    def start_models(self, names: Iterable[str]) -> None:
+        """Let the tokens of each model be counted from zero."""
+        for name in names:
+            self.tokens.labels(name)
 
     def value(self, name: str, **labels: str) -> float:
         """The present value of one series; 0 for one that does not exist."""

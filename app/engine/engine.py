@@ -56,7 +56,7 @@ class Engine:
         reranking = self._places(settings.rerank_max_queue, "rerank requests are in work")
         self._embedding = EmbeddingFlow(admission, waiting)
         self._reranking = RerankingFlow(admission, reranking, settings.rerank_gpu_timeout)
-        self._metrics.watch_queue(lambda: waiting.taken)
+        self._show(waiting)
         self._models: LoadedModels | None = None
         self._executor: DeviceExecutor | None = None
         self._consumer: asyncio.Task[None] | None = None
@@ -65,6 +65,13 @@ class Engine:
         self._quiet.set()
         self._closing = self._aborted = False
         self._start_failure: Exception | None = None
+
+    def _show(self, waiting: Places) -> None:
+        """Let the gauges read the queue and the device whenever they are scraped."""
+        metrics, settings = self._metrics, self._settings
+        metrics.watch_queue(lambda: waiting.taken)
+        metrics.watch_device(lambda: self._stuck_seconds)
+        metrics.set_capacities(embedding=settings.max_queue_size, rerank=settings.rerank_max_queue)
 
     def _places(self, capacity: int, what: str) -> Places:
         full = f"the queue is full: {capacity} {what}"
@@ -97,12 +104,16 @@ class Engine:
         """Why only a new process can help: the start failed, or the device never came back."""
         if self._start_failure is not None:
             return self._start_failure
-        away = self._executor.stuck_seconds if self._executor else 0.0
+        away = self._stuck_seconds
         if away:
             return UnhealthyError(
                 f"the device thread has not come back from a forward for {away:.0f} seconds"
             )
         return None
+
+    @property
+    def _stuck_seconds(self) -> float:
+        return self._executor.stuck_seconds if self._executor else 0.0
 
     async def start(self) -> None:
         """Load and warm the models; raise `StartupError` where they cannot be."""
@@ -113,6 +124,7 @@ class Engine:
             raise
         if models.device.read_memory is not None:
             self._metrics.watch_memory(models.device.read_memory)
+        self._metrics.start_models(models.names)
         self._executor = self._make_executor(models)
         self._consumer = asyncio.create_task(self._executor.run(), name="device-consumer")
         self._models = models

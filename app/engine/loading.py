@@ -46,6 +46,11 @@ class LoadedModels:
     seconds_per_token: float = 0.0
     free_memory: Callable[[], object] = gc.collect
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all models that run on the device."""
+        return [model.name for model in (self.embedder, self.dense, self.reranker) if model]
+
 
 Loader = Callable[[Settings], LoadedModels]
 

@@ -1,6 +1,7 @@
 """/metrics holds every name from the start; /stats agrees with it; the docs need no internet."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,9 @@ GAUGES = [
     "gpu_memory_reserved_bytes",
     "gpu_memory_free_bytes",
     "gpu_memory_total_bytes",
+    "embedding_queue_capacity",
+    "rerank_queue_capacity",
+    "device_stuck_seconds",
 ]
 
 
@@ -77,6 +81,32 @@ def test_memory_gauges_read_the_device_whenever_they_are_scraped() -> None:
         assert found[name] == [({}, 10.0)]
     assert found["gpu_memory_free_bytes"] == [({}, 3.0)]
     assert found["gpu_memory_total_bytes"] == [({}, 4.0)]
+
+
+def test_gauges_of_the_queues_and_the_device_show_what_they_watch() -> None:
+    metrics, state = Metrics(), {"waiting": 1, "stuck": 0.0}
+    metrics.watch_queue(lambda: int(state["waiting"]))
+    metrics.watch_device(lambda: state["stuck"])
+    metrics.set_capacities(embedding=200, rerank=32)
+    state.update(waiting=150, stuck=75.0)
+    found = series(metrics.render().decode())
+    assert found["embedding_queue_size"] == [({}, 150)]
+    assert found["embedding_queue_capacity"] == [({}, 200)]
+    assert found["rerank_queue_capacity"] == [({}, 32)]
+    assert found["device_stuck_seconds"] == [({}, 75.0)]
+
+
+def test_the_tokens_of_a_model_are_counted_from_zero() -> None:
+    metrics = Metrics()
+    metrics.start_models(["a", "b"])
+    found = series(metrics.render().decode())
+    assert found["tokens_processed_total"] == [({"model": "a"}, 0), ({"model": "b"}, 0)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells these of a process")
+def test_the_memory_of_the_process_is_shown_too() -> None:
+    ((_, used),) = series(Metrics().render().decode())["process_resident_memory_bytes"]
+    assert used > 0
 
 
 def total(found, name: str, **labels: str) -> float:

@@ -44,11 +44,13 @@ async def test_a_stuck_device_turns_liveness_red_until_it_comes_back(
             await asyncio.to_thread(server.wait_for_status, "/health/live", 503)
             live = (await client.get("/health/live")).json()
             assert "has not come back" in live["reason"]
+            assert server.metric("device_stuck_seconds") > 0.6
             ready = await client.get("/health")
             assert (ready.status_code, ready.json()["status"]) == (503, "unhealthy")
             assert await tally.post(client, *EMBED) == 503
             open_gate()
             await asyncio.to_thread(server.wait_for_status, "/health/live", 200)
+            assert server.metric("device_stuck_seconds") == 0
             assert await tally.post(client, *EMBED) == 200
             assert await tally.post(client, *EMBED) == 200
         assert tally.lost == 0
