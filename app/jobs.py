@@ -240,9 +240,12 @@ class Batch:
     model: Model
     shares: list[Share]
 
-    def run(self) -> list[Any]:
-        """Run the forward on the calling thread; one result for each sequence."""
-        results = self.model.forward(self.sequences, self.outputs)
+    def run(self, model: Model) -> list[Any]:
+        """Run the forward on the calling thread; one result for each sequence.
+
+        `model` is the batch's own, or its stand-in on another device.
+        """
+        results = model.forward(self.sequences, self.outputs)
         reduced: list[Any] = []
         begin = 0
         for share in self.shares:

@@ -23,7 +23,7 @@ NO_RERANKER = "none"
 IN_MEMORY = "memory"
 INT8 = "int8"
 Networks = tuple[IPv4Network | IPv6Network, ...]
-DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:\d+)?)$")]
+DeviceNames = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda|cuda:\d+( *, *cuda:\d+)*)$")]
 
 
 class Settings(BaseSettings):
@@ -48,7 +48,7 @@ class Settings(BaseSettings):
     hf_home: Path = Path("~/.cache/huggingface")
     hf_hub_offline: bool = False
 
-    device: DeviceName = "auto"
+    device: DeviceNames = "auto"
     dtype: Literal["auto", "float16", "bfloat16", "float32", "int8"] = "auto"
     attention: Literal[
         "auto", "varlen", "flash_attention_2", "flash_attention_3", "sdpa", "eager"
@@ -148,6 +148,11 @@ class Settings(BaseSettings):
         return self
 
     @property
+    def devices(self) -> list[str]:
+        """The devices by name, one worker each."""
+        return list(dict.fromkeys(name.strip() for name in self.device.split(",")))
+
+    @property
     def dense_model(self) -> str:
         """The model that makes dense vectors."""
         return self.dense_embedding_model or self.embedding_model
@@ -235,7 +240,7 @@ _ALLOWED = {
     "dense_embedding_model": "a hub id such as Qwen/Qwen3-Embedding-0.6B, or a folder",
     "reranker_model": "a hub id or folder of a reranker, late-interaction or none",
     "hf_hub_offline": "true or false",
-    "device": "auto, cpu, mps, cuda or one GPU such as cuda:0",
+    "device": "auto, cpu, mps, cuda or GPUs such as cuda:0,cuda:1",
     "dtype": "auto, float16, bfloat16, float32 or int8",
     "attention": "auto, varlen, flash_attention_2, flash_attention_3, sdpa or eager",
     "max_input_length": "a number of tokens, at least 1",

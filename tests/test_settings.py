@@ -74,6 +74,8 @@ def test_defaults_are_those_of_the_contract() -> None:
         ("PORT", "70000"),
         ("DEVICE", "gpu"),
         ("DEVICE", "cuda:x"),
+        ("DEVICE", "cuda:0,cpu"),
+        ("GPU_PROCESS_TIMEOUT", "0"),
         ("DTYPE", "float64"),
         ("ATTENTION", "flash"),
         ("MAX_BATCH_TOKENS", "0"),
@@ -246,3 +248,12 @@ def test_the_two_requirements_files_are_the_same_but_for_torch() -> None:
 
     assert pins("requirements-cpu.txt") == pins("requirements-gpu.txt")
     assert all("==" in pin for pin in pins("requirements-cpu.txt"))
+
+
+@pytest.mark.parametrize(
+    ("value", "devices"),
+    [("cuda:0, cuda:1", ["cuda:0", "cuda:1"]), ("CPU", ["cpu"]), ("cuda:1,cuda:1", ["cuda:1"])],
+)
+def test_each_gpu_that_is_named_is_one_worker(monkeypatch, value: str, devices) -> None:
+    monkeypatch.setenv("DEVICE", value)
+    assert load_settings().devices == devices

@@ -63,8 +63,10 @@ def describe_gpu(models: LoadedModels | None, settings: Settings) -> dict[str, A
         "device_info": device.description if device else None,
         "memory_gb": round(memory / 2**30, 1) if memory else None,
         "device_count": device.device_count if device else 0,
-        "multi_gpu_enabled": False,
-        "configured_devices": [device.name if device else settings.device],
+        "multi_gpu_enabled": len(settings.devices) > 1,
+        "configured_devices": [each.name for each in models.devices]
+        if models
+        else settings.devices,
     }
 
 

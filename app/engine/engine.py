@@ -3,18 +3,14 @@
 import asyncio
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 from app.engine.admission import Admission
 from app.engine.batcher import DEFAULT_URGENCY
-from app.engine.budget import TokenBudget
-from app.engine.device_thread import DeviceThread
+from app.engine.devices import Devices
 from app.engine.embedding import EmbeddingFlow
-from app.engine.executor import DeviceExecutor
-from app.engine.forward_limit import CPU_SECONDS, GPU_SECONDS, ForwardLimit
 from app.engine.loading import LoadedModels, Loader, load_models
 from app.engine.places import Places
 from app.engine.queue import JobQueue
@@ -47,10 +43,10 @@ class Engine:
         self._settings = settings
         self._metrics = metrics or Metrics()
         self._loader = loader
-        self._device_thread = DeviceThread("device")
         threads = settings.tokenizer_threads
         self._tokenizer_threads = TokenizerThreads(None if threads == "auto" else threads)
         self._queue = JobQueue()
+        self._devices = Devices(settings, self._queue, self._metrics)
         admission = Admission(self._queue, self._tokenizer_threads, self._metrics)
         waiting = self._places(settings.max_queue_size, "embedding requests wait")
         reranking = self._places(settings.rerank_max_queue, "rerank requests are in work")
@@ -58,8 +54,6 @@ class Engine:
         self._reranking = RerankingFlow(admission, reranking, settings.rerank_gpu_timeout)
         self._show(waiting)
         self._models: LoadedModels | None = None
-        self._executor: DeviceExecutor | None = None
-        self._consumer: asyncio.Task[None] | None = None
         self._active = 0
         self._quiet = asyncio.Event()
         self._quiet.set()
@@ -70,7 +64,7 @@ class Engine:
         """Let the gauges read the queue and the device whenever they are scraped."""
         metrics, settings = self._metrics, self._settings
         metrics.watch_queue(lambda: waiting.taken)
-        metrics.watch_device(lambda: self._stuck_seconds)
+        metrics.watch_device(lambda: self._devices.stuck_seconds)
         metrics.set_capacities(embedding=settings.max_queue_size, rerank=settings.rerank_max_queue)
 
     def _places(self, capacity: int, what: str) -> Places:
@@ -104,42 +98,24 @@ class Engine:
         """Why only a new process can help: the start failed, or the device never came back."""
         if self._start_failure is not None:
             return self._start_failure
-        away = self._stuck_seconds
+        away = self._devices.stuck_seconds
         if away:
             return UnhealthyError(
                 f"the device thread has not come back from a forward for {away:.0f} seconds"
             )
         return None
 
-    @property
-    def _stuck_seconds(self) -> float:
-        return self._executor.stuck_seconds if self._executor else 0.0
-
     async def start(self) -> None:
         """Load and warm the models; raise `StartupError` where they cannot be."""
         try:
-            models = await self._device_thread.run(partial(self._loader, self._settings))
+            models = await self._devices.start(self._loader)
         except Exception as error:
             self._start_failure = error
             raise
         if models.device.read_memory is not None:
-            self._metrics.watch_memory(models.device.read_memory)
+            self._metrics.watch_memory(models.read_memory)
         self._metrics.start_models(models.names)
-        self._executor = self._make_executor(models)
-        self._consumer = asyncio.create_task(self._executor.run(), name="device-consumer")
         self._models = models
-
-    def _make_executor(self, models: LoadedModels) -> DeviceExecutor:
-        least = GPU_SECONDS if models.device.gpu_available else CPU_SECONDS
-        return DeviceExecutor(
-            self._queue,
-            self._device_thread,
-            TokenBudget(models.max_batch_tokens),
-            ForwardLimit(self._settings.gpu_process_timeout, least, models.seconds_per_token),
-            self._metrics,
-            free_memory=models.free_memory,
-            batch_wait=self._settings.batch_wait_ms / 1000,
-        )
 
     async def close(self) -> None:
         """Refuse newcomers, serve all that was accepted, and end the threads.
@@ -149,20 +125,14 @@ class Engine:
         """
         self._closing = True
         await self._quiet.wait()
-        if self._consumer is not None:
-            self._consumer.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._consumer
-        await self._device_thread.close(0 if self._aborted else self._settings.shutdown_timeout)
+        await self._devices.close(0 if self._aborted else self._settings.shutdown_timeout)
         self._tokenizer_threads.close()
 
     def abort(self) -> None:
         """Give up on everything that was accepted: each waiting caller gets a `DrainingError`."""
         self._closing = self._aborted = True
-        if self._executor is not None:
-            self._executor.abort(
-                DrainingError("the service was stopped before this was done", retry_after=5)
-            )
+        error = DrainingError("the service was stopped before this was done", retry_after=5)
+        self._devices.abort(error)
 
     async def embed(
         self,
@@ -229,5 +199,5 @@ class Engine:
 
     def _seconds_to_clear(self) -> int:
         """How long the work that waits will take, from the measured rate; at least a second."""
-        rate = self._executor.rate.tokens_per_second if self._executor else 0.0
+        rate = self._devices.tokens_per_second
         return max(1, math.ceil(self._queue.waiting_tokens / rate)) if rate else 1

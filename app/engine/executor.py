@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -18,7 +19,7 @@ from app.errors import (
     OutOfMemoryError,
     SmartEmbedderError,
 )
-from app.jobs import Batch, Job
+from app.jobs import Batch, Job, Model
 from app.metrics import Metrics
 
 log = structlog.get_logger(__name__)
@@ -40,6 +41,7 @@ class DeviceExecutor:
         metrics: Metrics,
         *,
         free_memory: Callable[[], object],
+        stand_ins: Mapping[Model, Model] = MappingProxyType({}),
         batch_wait: float = 0.0,
     ) -> None:
         self._queue = queue
@@ -48,6 +50,7 @@ class DeviceExecutor:
         self._limit = limit
         self._metrics = metrics
         self._free_memory = free_memory
+        self._stand_ins = stand_ins
         self._batch_wait = batch_wait
         self._running: Batch | None = None
         self._watch = Watch()
@@ -130,7 +133,7 @@ class DeviceExecutor:
     def _forward(self, batch: Batch) -> list[Any]:
         """Run the batch, in the device thread; raise `OutOfMemoryError` with the memory freed."""
         try:
-            return batch.run()
+            return batch.run(self._stand_ins.get(batch.model, batch.model))
         except Exception as error:
             if not _is_out_of_memory(error):
                 raise

@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.jobs import Embedder, Reranker
+from app.jobs import Embedder, Model, Reranker
 from app.settings import Settings
 
 
@@ -33,7 +33,7 @@ class LoadedModels:
     `dense` makes the dense vectors where it is not bge-m3 itself. With `late_interaction` bge-m3
     reranks; else `reranker` does, or nobody. `demo` describes the demo model where one is served.
     `seconds_per_token` was measured at the start, and `free_memory` gives back what the device's
-    allocator keeps without using it.
+    allocator keeps without using it. `replicas` are the same models on further devices.
     """
 
     embedder: Embedder
@@ -45,11 +45,33 @@ class LoadedModels:
     demo: str | None = None
     seconds_per_token: float = 0.0
     free_memory: Callable[[], object] = gc.collect
+    replicas: "tuple[LoadedModels, ...]" = ()
+
+    @property
+    def each(self) -> list[Model]:
+        """All models that run on the device."""
+        models = (self.embedder, self.dense, self.reranker)
+        return [model for model in models if model is not None]
 
     @property
     def names(self) -> list[str]:
-        """The names of all models that run on the device."""
-        return [model.name for model in (self.embedder, self.dense, self.reranker) if model]
+        """Their names."""
+        return [model.name for model in self.each]
+
+    def read_memory(self, kind: str) -> int:
+        """Bytes of a kind on all devices that can tell."""
+        readers = (device.read_memory for device in self.devices)
+        return sum(read(kind) for read in readers if read is not None)
+
+    @property
+    def device_names(self) -> list[str]:
+        """Every device that serves, by name."""
+        return [device.name for device in self.devices]
+
+    @property
+    def devices(self) -> list[DeviceInfo]:
+        """Every device that serves."""
+        return [self.device, *(replica.device for replica in self.replicas)]
 
 
 Loader = Callable[[Settings], LoadedModels]

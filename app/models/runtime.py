@@ -38,7 +38,12 @@ def load(settings: Settings) -> LoadedModels:
     transformers.logging.disable_progress_bar()
     # It would report every retry itself; what came of them is one sentence of ours.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    target = _choose_target(settings)
+    first, *others = [_load_on(name, settings) for name in settings.devices]
+    return replace(first, replicas=tuple(others))
+
+
+def _load_on(device: str, settings: Settings) -> LoadedModels:
+    target = _choose_target(device, settings)
     loader = _Loader(settings, target)
     folder = loader.locate(settings.embedding_model)
     embedder = load_m3_embedder(settings.embedding_model, folder, settings.embed_max_length, target)
@@ -108,8 +113,8 @@ def hub_for(name: str, settings: Settings) -> Hub:
     return Hub(settings.hub_cache, revision, settings.hf_hub_offline)
 
 
-def _choose_target(settings: Settings) -> Target:
-    device = choose_device(settings.device)
+def _choose_target(name: str, settings: Settings) -> Target:
+    device = choose_device(name)
     dtype = choose_dtype(settings.dtype, device)
     attention = register_attention(settings.attention, device, dtype)
     return Target(device, dtype, attention, quantized=settings.dtype == INT8)

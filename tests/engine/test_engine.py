@@ -356,7 +356,8 @@ async def test_closing_waits_for_a_forward_that_nobody_waits_for() -> None:
 async def test_a_refused_caller_is_told_the_time_that_the_waiting_work_takes() -> None:
     model, metrics = FakeModel(), Metrics()
     async with engine_for(model, metrics, max_queue_size=1) as engine:
-        rate = engine._executor.rate  # the measured rate is not part of the engine's face
+        # The measured rate is not part of the engine's face.
+        rate = engine._devices._workers[0].executor.rate
         rate.tokens_per_second = 7.0
         held = await hold(engine, model)
         waits = asyncio.create_task(engine.embed(["a" * 50] * 3))

@@ -1,0 +1,94 @@
+"""Every device behind one queue: a thread and a consumer for each."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from app.engine.budget import TokenBudget
+from app.engine.device_thread import DeviceThread
+from app.engine.executor import DeviceExecutor
+from app.engine.forward_limit import CPU_SECONDS, GPU_SECONDS, ForwardLimit
+from app.engine.loading import LoadedModels, Loader
+from app.engine.queue import JobQueue
+from app.errors import SmartEmbedderError
+from app.jobs import Model
+from app.metrics import Metrics
+from app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """One device at work."""
+
+    thread: DeviceThread
+    executor: DeviceExecutor
+    consumer: "asyncio.Task[None]"
+
+
+class Devices:
+    """Serves a queue with as many devices as the loader found."""
+
+    def __init__(self, settings: Settings, queue: JobQueue, metrics: Metrics) -> None:
+        self._settings = settings
+        self._queue = queue
+        self._metrics = metrics
+        self._first_thread = DeviceThread("device")
+        self._workers: list[_Worker] = []
+
+    async def start(self, loader: Loader) -> LoadedModels:
+        """Load the models in the first device's thread, then let every device serve."""
+        models = await self._first_thread.run(partial(loader, self._settings))
+        self._workers.append(self._make_worker(self._first_thread, models, {}))
+        for replica in models.replicas:
+            thread = DeviceThread(f"device-{len(self._workers)}")
+            self._workers.append(self._make_worker(thread, replica, stand_ins(models, replica)))
+        return models
+
+    @property
+    def stuck_seconds(self) -> float:
+        """How long the device that is worst off has been away if it may never come back, else 0."""
+        return max((worker.executor.stuck_seconds for worker in self._workers), default=0.0)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """How fast all devices together work; 0 while that is not known."""
+        return sum(worker.executor.rate.tokens_per_second for worker in self._workers)
+
+    def abort(self, error: SmartEmbedderError) -> None:
+        """Fail every job that waits or is on a device."""
+        for worker in self._workers:
+            worker.executor.abort(error)
+
+    async def close(self, patience: float) -> None:
+        """End the consumers and the threads; a forward that still runs is given `patience`."""
+        for worker in self._workers:
+            worker.consumer.cancel()
+            with suppress(asyncio.CancelledError):
+                await worker.consumer
+        threads = {self._first_thread, *(worker.thread for worker in self._workers)}
+        await asyncio.gather(*(thread.close(patience) for thread in threads))
+
+    def _make_worker(
+        self, thread: DeviceThread, models: LoadedModels, replaces: Mapping[Model, Model]
+    ) -> _Worker:
+        least = GPU_SECONDS if models.device.gpu_available else CPU_SECONDS
+        executor = DeviceExecutor(
+            self._queue,
+            thread,
+            TokenBudget(models.max_batch_tokens),
+            ForwardLimit(self._settings.gpu_process_timeout, least, models.seconds_per_token),
+            self._metrics,
+            free_memory=models.free_memory,
+            stand_ins=replaces,
+            batch_wait=self._settings.batch_wait_ms / 1000,
+        )
+        consumer = asyncio.create_task(executor.run(), name=f"{models.device.name}-consumer")
+        return _Worker(thread, executor, consumer)
+
+
+def stand_ins(models: LoadedModels, replica: LoadedModels) -> dict[Model, Model]:
+    """For each model of the first device the same model on another."""
+    pairs = zip(models.each, replica.each, strict=True)
+    return dict(pairs)
