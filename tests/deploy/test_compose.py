@@ -142,15 +142,15 @@ def compose_command() -> list[str] | None:
             continue
         asked = [*command, "version", "--short"]
         done = subprocess.run(asked, capture_output=True, text=True, check=False)
-        found = re.match(r"v?(\d+)\.(\d+)", done.stdout)
-        if done.returncode == 0 and found and (int(found[1]), int(found[2])) >= (2, 24):
+        found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", done.stdout)
+        if done.returncode == 0 and found and tuple(map(int, found.groups())) >= (2, 24, 4):
             return command
     return None
 
 
 COMPOSE = compose_command()
 needs_compose = pytest.mark.skipif(
-    COMPOSE is None, reason="docker compose 2.24 or newer is not installed"
+    COMPOSE is None, reason="docker compose 2.24.4 or newer is not installed"
 )
 
 
