@@ -32,4 +32,8 @@ echo "== mypy";        mypy
 echo "== import layers"; lint-imports --no-logo
 command -v redis-server > /dev/null \
   || echo "redis-server is not installed: the tests of RATE_LIMIT_STORE=redis://... are skipped."
+command -v promtool > /dev/null \
+  || echo "prometheus is not installed: the tests of the dashboard and the alerts are skipped."
+docker compose version > /dev/null 2>&1 || docker-compose version > /dev/null 2>&1 \
+  || echo "docker compose is not installed: the tests of what it makes of its files are skipped."
 echo "== tests";       python -m pytest -q --durations=15 -rs "$@"

@@ -14,7 +14,7 @@ def require_docker() -> None:
     version = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
     if version.returncode:
         raise LaunchError(
-            "'docker compose' was not found: install Docker's compose plugin, 2.24 or newer."
+            "'docker compose' was not found: install Docker's compose plugin, 2.24.4 or newer."
         )
 
 

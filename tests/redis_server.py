@@ -3,13 +3,14 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.ports import free_port
 
 PROGRAM = shutil.which("redis-server")
 
@@ -24,7 +25,7 @@ class RedisServer:
     def __init__(self, folder: Path, password: str = "") -> None:
         self._folder = folder
         self._password = password
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[str] | None = None
 
     @property
@@ -69,13 +70,6 @@ class RedisServer:
     @property
     def running(self) -> bool:
         return self._process is not None
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextmanager

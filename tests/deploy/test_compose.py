@@ -1,0 +1,250 @@
+"""What docker compose makes of its files, and what the files say by themselves."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+GPU, CPU = "docker-compose.gpu.yml", "docker-compose.cpu.yml"
+FILES = (GPU, CPU)
+OURS = "smart-embedder"
+MOUNTED_TOKENS = "/app/api_tokens"
+# What is a fact of the container and not the operator's choice.
+FIXED = {
+    "HOST": "0.0.0.0",
+    "PORT": "8000",
+    "HF_HOME": "/app/model_cache",
+    "API_TOKENS_FILE": f"${{API_TOKENS_FILE:+{MOUNTED_TOKENS}}}",
+}
+IMAGE = re.compile(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+(-[a-z]+)?")
+
+
+class ComposeLoader(yaml.SafeLoader):
+    """Reads compose's tags as the plain values that they mark; refuses a key given twice."""
+
+    def tagged(self, _: str, node: yaml.Node) -> Any:
+        if isinstance(node, yaml.SequenceNode):
+            return self.construct_sequence(node)
+        return None
+
+    def mapping(self, node: yaml.MappingNode) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        assert len(keys) == len(set(keys)), keys
+        self.flatten_mapping(node)
+        return self.construct_mapping(node, deep=True)
+
+
+ComposeLoader.add_multi_constructor("!", ComposeLoader.tagged)
+ComposeLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, ComposeLoader.mapping)
+
+
+def parsed(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.load((ROOT / name).read_text(), Loader=ComposeLoader)
+    return loaded
+
+
+def service(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = parsed(name)["services"][OURS]
+    return found
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_setting_is_passed_through_and_none_twice(name: str) -> None:
+    ours = service(name)
+    passed = ours["environment"]
+    listed = re.findall(r"(?m)^#?\s?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text())
+    assert list(passed) == listed
+    assert set(passed) == {name.upper() for name in Settings.model_fields}
+    assert {name: value for name, value in passed.items() if value is not None} == FIXED
+    assert "env_file" not in ours
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_container_is_hardened(name: str) -> None:
+    for each in parsed(name)["services"].values():
+        assert each["cap_drop"] == ["ALL"]
+        assert each["security_opt"] == ["no-new-privileges:true"]
+        assert (each["init"], each["read_only"]) == (True, True)
+        assert each["restart"] == "unless-stopped"
+        assert set(each["logging"]["options"]) == {"max-size", "max-file"}
+        assert not {"privileged", "cap_add", "network_mode", "pid"} & set(each)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_port_is_open_to_this_machine_alone(name: str) -> None:
+    ports = [port for each in parsed(name)["services"].values() for port in each["ports"]]
+    assert len(ports) == 5
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_images_of_others_are_pinned_and_optional(name: str) -> None:
+    services = parsed(name)["services"]
+    profiles = {each: services[each].get("profiles") for each in services}
+    assert profiles == {
+        OURS: None,
+        "prometheus": ["monitoring"],
+        "grafana": ["monitoring"],
+        "qdrant": ["qdrant"],
+    }
+    others = [services[each]["image"] for each in services if each != OURS]
+    assert all(IMAGE.fullmatch(image) for image in others), others
+
+
+def test_the_two_files_differ_only_in_the_device() -> None:
+    gpu, cpu = parsed(GPU), parsed(CPU)
+    ours = gpu["services"][OURS], cpu["services"][OURS]
+    for each, device in zip(ours, ("gpu", "cpu"), strict=True):
+        assert each.pop("container_name") == f"smart-embedder-{device}"
+        assert each.pop("image") == f"smart-embedder:{device}"
+        assert each.pop("build") == {"context": ".", "dockerfile": f"Dockerfile.{device}"}
+    (reserved,) = ours[0].pop("deploy")["resources"]["reservations"]["devices"]
+    assert reserved == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    assert ours[1].pop("deploy") is None
+    assert gpu == cpu
+
+
+def test_grafana_finds_its_dashboard_and_prometheus() -> None:
+    folder = ROOT / "deploy" / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((folder / "datasources/prometheus.yml").read_text())["datasources"]
+    (provider,) = yaml.safe_load((folder / "dashboards/smart-embedder.yml").read_text())[
+        "providers"
+    ]
+    services = parsed(CPU)["services"]
+    mounts = services["grafana"]["volumes"]
+    dashboards = provider["options"]["path"]
+    assert f"./deploy/grafana/dashboards:{dashboards}:ro" in mounts
+    assert "./deploy/grafana/provisioning:/etc/grafana/provisioning:ro" in mounts
+    home = services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == f"{dashboards}/smart-embedder.json"
+    assert source["url"] == "http://prometheus:9090"
+    board = json.loads((ROOT / "deploy/grafana/dashboards/smart-embedder.json").read_text())
+    panels = board["panels"]
+    targets = [target for panel in panels for target in panel["targets"]]
+    assert {each["datasource"]["uid"] for each in panels + targets} == {source["uid"]}
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
+    assert len(set(places)) == len({panel["id"] for panel in panels}) == len(panels)
+
+
+def compose_command() -> list[str] | None:
+    """A compose that knows `!reset`, as plugin or program; it needs no docker engine for this."""
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(command[0]) is None:
+            continue
+        asked = [*command, "version", "--short"]
+        done = subprocess.run(asked, capture_output=True, text=True, check=False)
+        found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", done.stdout)
+        if done.returncode == 0 and found and tuple(map(int, found.groups())) >= (2, 24, 4):
+            return command
+    return None
+
+
+COMPOSE = compose_command()
+needs_compose = pytest.mark.skipif(
+    COMPOSE is None, reason="docker compose 2.24.4 or newer is not installed"
+)
+
+
+def configured(*names: str, folder: Path = ROOT, **environment: str) -> dict[str, Any]:
+    """What compose would start, with all profiles, from an environment of nothing but these."""
+    assert COMPOSE is not None
+    files = [word for name in names for word in ("-f", str(folder / name))]
+    arguments = [*files, "--profile", "*", "config", "--format", "json"]
+    done = subprocess.run(
+        [*COMPOSE, *arguments],
+        env={k: v for k, v in os.environ.items() if k in {"PATH", "HOME"}} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "is not set" not in done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The two files in a folder of their own, where no .env lies yet."""
+    for name in FILES:
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+@needs_compose
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_each_file_stands_alone(checkout: Path, device: str) -> None:
+    project = configured(f"docker-compose.{device}.yml", folder=checkout)
+    ours = project["services"][OURS]
+    assert project["name"] == "smart-embedder"
+    assert ours["container_name"] == f"smart-embedder-{device}"
+    assert ours["build"]["dockerfile"] == f"Dockerfile.{device}"
+    assert ("deploy" in ours) == (device == "gpu")
+    assert project["volumes"]["model-cache"]["name"] == "smart-embedder-hf-cache"
+    assert int(ours["shm_size"]) == 1 << 30
+    (port,) = ours["ports"]
+    assert (port["host_ip"], port["published"], port["target"]) == ("127.0.0.1", "8000", 8000)
+
+
+@needs_compose
+def test_both_files_with_the_gpu_first_mean_the_cpu(checkout: Path) -> None:
+    both = configured(GPU, CPU, folder=checkout)
+    assert both == configured(CPU, folder=checkout)
+
+
+@needs_compose
+def test_the_stop_grace_is_above_the_drain(checkout: Path) -> None:
+    drain = Settings.model_fields["shutdown_timeout"].default
+    for name in FILES:
+        grace = configured(name, folder=checkout)["services"][OURS]["stop_grace_period"]
+        assert int(grace.removesuffix("s")) > drain
+
+
+@needs_compose
+def test_settings_come_from_the_shell_or_else_from_dotenv(checkout: Path) -> None:
+    (checkout / ".env").write_text(
+        "DTYPE=float32\nHOST=127.0.0.1\nPORT=9000\nHF_HOME=/home/me/models\nRERANKER_MODEL=none\n"
+        "HF_CACHE_VOLUME=elsewhere\n"
+    )
+    project = configured(CPU, folder=checkout, RERANKER_MODEL="late-interaction", API_TOKEN="open")
+    ours = project["services"][OURS]
+    given = {name: value for name, value in ours["environment"].items() if value is not None}
+    assert given == {
+        "DTYPE": "float32",
+        "RERANKER_MODEL": "late-interaction",
+        "API_TOKEN": "open",
+        "API_TOKENS_FILE": "",
+        "HOST": "0.0.0.0",
+        "PORT": "8000",
+        "HF_HOME": "/app/model_cache",
+    }
+    assert ours["ports"][0]["published"] == "9000"
+    assert project["volumes"]["model-cache"]["name"] == "elsewhere"
+
+
+@needs_compose
+@pytest.mark.parametrize("file", ["tokens.txt", "/etc/tokens.txt", ""])
+def test_the_file_of_tokens_is_mounted_where_the_service_looks(checkout: Path, file: str) -> None:
+    ours = configured(GPU, folder=checkout, API_TOKENS_FILE=file)["services"][OURS]
+    (mount,) = (each for each in ours["volumes"] if each["target"] == MOUNTED_TOKENS)
+    assert (mount["type"], mount["read_only"]) == ("bind", True)
+    assert mount["source"] == str(checkout / (file or "deploy/no-tokens"))
+    assert ours["environment"]["API_TOKENS_FILE"] == (MOUNTED_TOKENS if file else "")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_mounted_file_exists(name: str) -> None:
+    assert (ROOT / "deploy" / "no-tokens").read_text() == ""
+    for each in parsed(name)["services"].values():
+        for mount in each["volumes"]:
+            if isinstance(mount, str) and mount.startswith("./"):
+                assert (ROOT / mount.split(":")[0]).is_dir(), mount

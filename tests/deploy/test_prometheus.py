@@ -1,0 +1,170 @@
+"""A real Prometheus scrapes a real server: the dashboard and the alerts see what they name."""
+
+import json
+import math
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.prometheus_server import (
+    DEPLOYED,
+    PROMTOOL,
+    PrometheusServer,
+    needs_prometheus,
+    run_prometheus,
+)
+from tests.server import RunningServer, run_server
+
+DASHBOARD = DEPLOYED.parent / "grafana" / "dashboards" / "smart-embedder.json"
+RULES = yaml.safe_load((DEPLOYED / "rules.yml").read_text())["groups"][0]["rules"]
+PANELS = json.loads(DASHBOARD.read_text())["panels"]
+MAX_BODY = 100_000
+
+pytestmark = needs_prometheus
+
+
+def filled_in(expression: str) -> str:
+    """An expression of the dashboard with its variables replaced, as Grafana does."""
+    return expression.replace("$__rate_interval", "1m").replace("$instance", ".*")
+
+
+def asked_by_the_dashboard() -> list[str]:
+    return [filled_in(target["expr"]) for panel in PANELS for target in panel["targets"]]
+
+
+def compared_by_the_alerts() -> list[str]:
+    """The left side of every alert: the whole has no value while all is well."""
+    comparisons = [re.fullmatch(r"(.+) (?:==|>) [\d.]+", rule["expr"]) for rule in RULES]
+    assert all(comparisons)
+    return [comparison[1] for comparison in comparisons if comparison]
+
+
+@pytest.fixture(scope="module")
+def embedder(
+    tiny_m3: Path, tiny_reranker: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": str(tiny_reranker)}
+    settings["MAX_BODY_BYTES"] = str(MAX_BODY)
+    with run_server(tmp_path_factory.mktemp("watched"), **settings) as server:
+        server.wait_until_healthy()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def prometheus(
+    embedder: RunningServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[PrometheusServer]:
+    """It has scraped the server both before and after some load."""
+    target = embedder.url.removeprefix("http://")
+    with run_prometheus(tmp_path_factory.mktemp("prometheus"), target) as running:
+        running.wait_for(lambda: scraped(running) == 0, "never scraped")
+        send_load(embedder)
+        running.wait_for(lambda: scraped(running) == 3, "never scraped after the load")
+        yield running
+
+
+def scraped(prometheus: PrometheusServer) -> float | None:
+    samples = prometheus.query('rerank_requests_total{status="success"}')
+    return samples[0][1] if samples else None
+
+
+def send_load(server: RunningServer) -> None:
+    """Three rerank requests, which come last, tell a scrape that it has seen it all."""
+    with server.client() as client:
+        for count in (1, 5, 20):
+            body = {"sentences": [f"text number {n}" for n in range(count)]}
+            assert client.post("/embeddings/", json=body).status_code == 200
+        assert client.post("/embeddings/", json={"sentences": []}).status_code == 400
+        assert client.post("/embeddings/", content=b"x" * (MAX_BODY + 1)).status_code == 413
+        for _ in range(3):
+            body = {"query": "a query", "passages": ["one passage", "another one"]}
+            assert client.post("/rerank", json=body).status_code == 200
+
+
+@pytest.mark.parametrize("expression", [*asked_by_the_dashboard(), *compared_by_the_alerts()])
+def test_an_expression_has_data(prometheus: PrometheusServer, expression: str) -> None:
+    values = [value for _, value in prometheus.query(expression)]
+    assert values
+    assert all(math.isfinite(value) for value in values), values
+
+
+def legend(template: str, labels: dict[str, str]) -> str:
+    return re.sub(r"{{(\w+)}}", lambda found: labels[found[1]], template)
+
+
+def shown(prometheus: PrometheusServer, title: str) -> dict[str, float]:
+    """The lines of a panel: their legends and last values."""
+    (panel,) = (panel for panel in PANELS if panel["title"] == title)
+    return {
+        legend(target["legendFormat"], labels): value
+        for target in panel["targets"]
+        for labels, value in prometheus.query(filled_in(target["expr"]))
+    }
+
+
+def test_what_happened_is_what_the_panels_show(
+    prometheus: PrometheusServer, tiny_m3: Path, tiny_reranker: Path
+) -> None:
+    def positive(title: str) -> set[str]:
+        return {legend for legend, value in shown(prometheus, title).items() if value > 0}
+
+    assert positive("Request rate") == {"/embeddings/", "/rerank"}
+    outcomes = {"/embeddings/ success", "/embeddings/ error", "/rerank success"}
+    assert positive("Outcomes") == outcomes
+    assert positive("Rejections by reason") == {"/embeddings/ body_too_large"}
+    assert positive("Tokens a second, by model") == {str(tiny_m3), str(tiny_reranker)}
+    assert positive("Texts and pairs a second") == {"texts", "pairs"}
+    assert positive("Latency of /rerank") == {"P50", "P95", "P99"}
+    assert positive("Trouble") == set()
+
+
+def test_every_alert_can_be_evaluated_and_none_fires(prometheus: PrometheusServer) -> None:
+    def evaluated() -> bool:
+        return all(rule["health"] == "ok" for rule in rules())
+
+    def rules() -> list[dict[str, object]]:
+        (group,) = prometheus.get("rules")["groups"]
+        found: list[dict[str, object]] = group["rules"]
+        return found
+
+    prometheus.wait_for(evaluated, "the alerts were never all evaluated")
+    assert {rule["name"]: rule["state"] for rule in rules()} == {
+        rule["alert"]: "inactive" for rule in RULES
+    }
+
+
+def promtool(*arguments: str, given: str = "") -> tuple[int, str]:
+    assert PROMTOOL is not None
+    done = subprocess.run(
+        [PROMTOOL, *arguments], input=given, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_metrics_are_clean(embedder: RunningServer) -> None:
+    with embedder.client() as client:
+        assert promtool("check", "metrics", given=client.get("/metrics").text) == (0, "")
+
+
+def test_the_deployed_configuration_is_valid() -> None:
+    status, said = promtool("check", "config", str(DEPLOYED / "prometheus.yml"))
+    assert (status, "FAILED" in said) == (0, False), said
+
+
+def test_every_alert_fires_when_it_should_and_only_then() -> None:
+    status, said = promtool("test", "rules", str(DEPLOYED / "rules_test.yml"))
+    assert (status, "FAILED" in said) == (0, False), said
+
+
+@pytest.mark.parametrize("alert", [rule["alert"] for rule in RULES])
+def test_an_alert_has_both_tests_and_a_section_for_the_operator(alert: str) -> None:
+    tests = yaml.safe_load((DEPLOYED / "rules_test.yml").read_text())["tests"]
+    cases = [case for test in tests for case in test["alert_rule_test"]]
+    fires = {bool(case.get("exp_alerts")) for case in cases if case["alertname"] == alert}
+    assert fires == {True, False}
+    manual = (DEPLOYED.parents[1] / "docs" / "operation.md").read_text(encoding="utf-8")
+    assert f"`{alert}`" in manual
