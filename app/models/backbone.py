@@ -17,7 +17,7 @@ from app.models.cpu_threads import CpuThreads
 from app.models.encoder import can_take, make_encoder
 from app.models.int8 import can_quantize
 from app.models.packing import PackedBatch, pack
-from app.models.quantized import Steps, make_quantized_encoder
+from app.models.quantized import Calibration, make_quantized_encoder
 
 # oneDNN compiles a kernel for every new number of rows, milliseconds for each matrix in bfloat16;
 # rounded up there are so few numbers that the compiled ones are found again.
@@ -92,11 +92,10 @@ class Backbone:
         if not target.quantized:
             return make_encoder(model, kernel)
         _refuse_unquantizable(model)
-        steps = Steps()
-        steps.watch(model)
+        calibration = Calibration(model)
         with torch.inference_mode():
             plain(self.pack(calibration_sequences(folder)))
-        return make_quantized_encoder(model, kernel, target.dtype, steps)
+        return make_quantized_encoder(model, kernel, target.dtype, calibration)
 
 
 def _refuse_unquantizable(model: PreTrainedModel) -> None:

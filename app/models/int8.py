@@ -3,9 +3,9 @@
 Weights are s8 with one scale for each output channel. Nothing about a row depends on the other rows
 of its batch, so a text's vectors do not depend on its company. There are two ways in:
 
-`FromNorm` takes a layer norm's output, given in units of a step that calibration found wide enough
-for nearly every row. Bias, activation and scales are within the product. A row that reaches beyond
-127 steps is computed again with a step of its own.
+`FromNorm` takes a layer norm's output in units of its own for each channel, found by calibration:
+127 of them reach a little beyond what was seen. Bias, activation and scales are within the product.
+A row that reaches farther is computed again with wider units.
 
 `FromAny` takes what may vary widely from row to row, each with its own range in u8, and adds the
 product to the residual.
@@ -25,6 +25,12 @@ LARGEST = 127.0
 _ROW_ALIGNMENT = 4
 _ROWS_MULTIPLE = 32
 _ROWS_AT_ONCE = 64
+_TINY = 1e-30
+_FARTHEST = LARGEST + 0.5
+# How much farther than in calibration a row may reach before it is computed apart.
+_MARGIN = 1.1
+# How far the units follow what the channels reach (1), or even out the weights (0).
+_SMOOTHING = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,6 @@ class Weights:
     def multiply(
         self,
         levels: Tensor,
-        scale: Tensor,
         bias: Tensor | None = None,
         *,
         dtype: torch.dtype = torch.float32,
@@ -48,7 +53,7 @@ class Weights:
         """`activation(scale x levels x weights + bias)` in `dtype`, for levels `[T, in]`."""
         operation, algorithm = ACTIVATIONS[activation]
         product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
-            levels, 1.0, 0, self.levels, scale, self.zero, bias,
+            levels, 1.0, 0, self.levels, self.scale, self.zero, bias,
             1.0, 0, dtype, operation, [], algorithm,
         )  # fmt: skip
         return product
@@ -59,16 +64,20 @@ def can_quantize(width: int) -> bool:
     return width % _ROW_ALIGNMENT == 0
 
 
-def quantize_weights(layers: Sequence[nn.Linear]) -> Weights:
-    """Round the weights of `layers`, one below the other, each output channel to its own scale."""
+def quantize_weights(layers: Sequence[nn.Linear], unit: Tensor | None = None) -> Weights:
+    """Round the weights of `layers`, one below the other, each output channel to its own scale.
+
+    `unit` `[in]` is that of the input.
+    """
     # Part by part: large temporary tensors would leave the memory full of holes.
     parts = [part for layer in layers for part in torch.split(layer.weight.detach(), _ROWS_AT_ONCE)]
-    scales = [part.float().abs().amax(1).clamp_min(1e-30) / LARGEST for part in parts]
+    exact = [part.float() if unit is None else part.float() * unit for part in parts]
+    scales = [part.abs().amax(1).clamp_min(_TINY) / LARGEST for part in exact]
     scale = torch.cat(scales)
-    levels = torch.empty(len(scale), parts[0].shape[1], dtype=torch.int8)
+    levels = torch.empty(len(scale), exact[0].shape[1], dtype=torch.int8)
     start = 0
-    for part, by in zip(parts, scales, strict=True):
-        levels[start : start + len(part)] = (part.float() / by[:, None]).round_()
+    for part, by in zip(exact, scales, strict=True):
+        levels[start : start + len(part)] = (part / by[:, None]).round_()
         start += len(part)
     return Weights(
         levels=torch.ops.onednn.qlinear_prepack(levels, None),
@@ -78,68 +87,80 @@ def quantize_weights(layers: Sequence[nn.Linear]) -> Weights:
     )
 
 
+def choose_unit(reach: Tensor, readers: Sequence[nn.Linear]) -> Tensor:
+    """`[hidden]`: a unit for each channel, of which it reaches `reach` `[hidden]` at most.
+
+    Channels that reach far have wide units, the more so where the weights that read them are small:
+    otherwise the few that reach farthest, which every model has, would leave the others few levels
+    (SmoothQuant, Xiao et al. 2023).
+    """
+    weight = torch.stack([layer.weight.detach().abs().amax(0) for layer in readers]).amax(0)
+    reach, weight = reach.float().clamp_min(_TINY), weight.float().clamp_min(_TINY)
+    relative = reach**_SMOOTHING / weight ** (1 - _SMOOTHING)
+    return relative * ((reach / relative).max() * _MARGIN / LARGEST)
+
+
 def join_biases(layers: Sequence[nn.Linear]) -> Tensor:
     """A copy, float32: a view would keep the whole file mapped."""
     return torch.cat([layer.bias.detach().float() for layer in layers])
 
 
 class FromNorm:
-    """`[T, in]` float32 in units of `step` to `activation(x W + b)` `[T, out]` in `dtype`."""
+    """`[T, in]` float32 in units `[in]` to `activation(x W + b)` `[T, out]` in `dtype`."""
 
     def __init__(
         self,
         layers: Sequence[nn.Linear],
-        step: float,
+        unit: Tensor,
         *,
         activation: str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self._weights = quantize_weights(layers)
-        self._scale = self._weights.scale * step
+        self._weights = quantize_weights(layers, unit)
         self._bias = join_biases(layers)
         self._activation = activation
         self._dtype = dtype
 
-    def __call__(self, steps: Tensor) -> Tensor:
-        """`activation(x W + b)` of `steps`, which is x in units of the step."""
-        levels = steps.clamp(-LARGEST, LARGEST).round_().to(torch.int8)
+    def __call__(self, states: Tensor) -> Tensor:
+        """`activation(x W + b)` of `states`, which are x in units."""
+        levels = states.clamp(-LARGEST, LARGEST).round_().to(torch.int8)
         output = self._weights.multiply(
-            levels, self._scale, self._bias, dtype=self._dtype, activation=self._activation
+            levels, self._bias, dtype=self._dtype, activation=self._activation
         )
-        low, high = torch.aminmax(steps)
-        if max(-low, high) > LARGEST + 0.5:
-            self._compute_far_rows(steps, output)
+        low, high = torch.aminmax(states)
+        if max(-low, high) > _FARTHEST:
+            self._compute_far_rows(states, output)
         return output
 
-    def _compute_far_rows(self, steps: Tensor, output: Tensor) -> None:
-        reach = steps.abs().amax(1)
-        rows = (reach > LARGEST + 0.5).nonzero().squeeze(1)
+    def _compute_far_rows(self, states: Tensor, output: Tensor) -> None:
+        reach = states.abs().amax(1)
+        rows = (reach > _FARTHEST).nonzero().squeeze(1)
         # oneDNN compiles a kernel for every new number of rows.
         padded = functional.pad(rows, (0, -len(rows) % _ROWS_MULTIPLE), value=int(rows[0]))
-        stretch = (reach[padded] / LARGEST)[:, None]
-        levels = (steps[padded] / stretch).round_().to(torch.int8)
-        product = self._weights.multiply(levels, self._scale)
-        exact = torch.addcmul(self._bias, product, stretch)
+        wider = (reach[padded] / LARGEST)[:, None]
+        levels = (states[padded] / wider).round_().to(torch.int8)
+        exact = torch.addcmul(self._bias, self._weights.multiply(levels), wider)
         output[rows] = _activate(exact, self._activation).to(self._dtype)[: len(rows)]
 
 
 class FromAny:
-    """`[T, in]` float32 and residual `[T, out]` float32 to their sum in units of `step`."""
+    """`[T, in]` float32, and a residual `[T, out]` in units `[out]`, to their sum."""
 
-    def __init__(self, layer: nn.Linear, step: float) -> None:
+    def __init__(self, layer: nn.Linear, unit: Tensor) -> None:
         self._weights = quantize_weights([layer])
-        self._scale = self._weights.scale / step
-        self._offsets = torch.stack((self._weights.sums, join_biases([layer]))) / step
+        self._offsets = torch.stack((self._weights.sums, join_biases([layer])))
+        self._unit = unit
 
     def __call__(self, states: Tensor, residual: Tensor) -> Tensor:
-        """`residual + (x W + b) / step`, written over `residual`."""
+        """`residual x unit + states W + b`, float32."""
         # Row by row: levels in u8, then the row's scale and minimum as float32.
         rows = torch.ops.quantized.embedding_bag_byte_prepack(states)
         width = states.shape[1]
         ranges = rows.view(torch.float32)[:, width // _ROW_ALIGNMENT :]
-        product = self._weights.multiply(rows[:, :width], self._scale)
+        product = self._weights.multiply(rows[:, :width])
         minimum_and_one = functional.pad(ranges[:, 1:], (0, 1), value=1.0)
-        return residual.addmm_(minimum_and_one, self._offsets).addcmul_(product, ranges[:, :1])
+        shift = minimum_and_one @ self._offsets
+        return shift.addcmul_(residual, self._unit).addcmul_(product, ranges[:, :1])
 
 
 def _activate(states: Tensor, activation: str | None) -> Tensor:

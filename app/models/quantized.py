@@ -1,10 +1,10 @@
 """BERT's and RoBERTa's encoder with every product in 8 bits, made from a model in float32.
 
-Between the layers the states are float32 numbers in units of the step in which the next product
-reads them. A layer norm undoes any unit of its input, so changing units costs nothing: the next
-norm's weights hold the new one.
+Between the layers the states are float32 numbers, each channel in the unit in which the next
+products read it; the norm before them gives them so.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,16 +14,13 @@ from transformers import PreTrainedModel
 
 from app.models.attention import Kernel
 from app.models.encoder import Embeddings, Encoder, Norm, Step, attend
-from app.models.int8 import LARGEST, FromAny, FromNorm
+from app.models.int8 import FromAny, FromNorm, choose_unit
 from app.models.packing import PackedBatch
-
-# How much farther than in the samples a row may reach before it is computed apart.
-_MARGIN = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayer:
-    """`app.models.encoder.Layer` in 8 bits; states come and go in units of a step."""
+    """`app.models.encoder.Layer` in 8 bits; states come and go in units."""
 
     heads: int
     to_query_key_value: FromNorm
@@ -34,34 +31,33 @@ class QuantizedLayer:
     output_norm: Norm
 
     def __call__(self, states: Tensor, packed: PackedBatch, kernel: Kernel) -> Tensor:
-        """The next states; the given ones are overwritten."""
+        """The next states."""
         attended = attend(self.to_query_key_value(states), self.heads, packed, kernel)
         states = self.attention_norm(self.from_attended(attended.float(), states))
         return self.output_norm(self.from_inner(self.to_inner(states), states))
 
 
-class Steps:
-    """The step of each layer norm's output, of which 127 reach a little beyond the samples."""
+class Calibration:
+    """How far each channel of every layer norm's output reaches in the forwards it watches."""
 
-    def __init__(self) -> None:
-        self._reach: dict[nn.Module, float] = {}
-
-    def watch(self, model: PreTrainedModel) -> None:
-        """Note how far the output of every layer norm reaches in each forward from now on."""
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._reach: dict[nn.Module, Tensor] = {}
         for module in model.modules():
             if isinstance(module, nn.LayerNorm):
                 module.register_forward_hook(self._note)
 
-    def _note(self, module: nn.Module, _: Any, output: Tensor) -> None:
-        self._reach[module] = max(self._reach.get(module, 1e-30), float(output.abs().max()))
+    def _note(self, norm: nn.Module, _: Any, output: Tensor) -> None:
+        reach = output.abs().flatten(0, -2).amax(0)
+        before = self._reach.get(norm)
+        self._reach[norm] = reach if before is None else torch.maximum(before, reach)
 
-    def after(self, norm: nn.Module) -> float:
-        """The step for the output of `norm`."""
-        return self._reach[norm] * _MARGIN / LARGEST
+    def unit(self, norm: nn.Module, readers: Sequence[nn.Linear]) -> Tensor:
+        """`[hidden]`: in which `readers` should read the output of `norm`."""
+        return choose_unit(self._reach[norm], readers)
 
 
 def make_quantized_encoder(
-    model: PreTrainedModel, kernel: Kernel, dtype: torch.dtype, steps: Steps
+    model: PreTrainedModel, kernel: Kernel, dtype: torch.dtype, calibration: Calibration
 ) -> Encoder:
     """Take the weights of a float32 `model` over, layer by layer: it is of no use afterwards.
 
@@ -69,21 +65,32 @@ def make_quantized_encoder(
     """
     parts: Any = model
     modules = list(parts.encoder.layer)
-    embedding_norm = parts.embeddings.LayerNorm
-    step = steps.after(embedding_norm)
-    embeddings = _embeddings(parts.embeddings, dtype, step)
+    norms = [parts.embeddings.LayerNorm, *(module.output.LayerNorm for module in modules)]
+    units = [
+        calibration.unit(norm, _projections(module))
+        for norm, module in zip(norms, modules, strict=False)
+    ]
+    units.append(torch.ones_like(units[0]))
+    embeddings = _embeddings(parts.embeddings, dtype, units[0])
     layers: list[Step] = []
-    for module in modules:
-        between = steps.after(module.attention.output.LayerNorm)
-        after = 1.0 if module is modules[-1] else steps.after(module.output.LayerNorm)
-        activation = model.config.hidden_act
-        layers.append(_quantize(module, activation, dtype, (step, between, after)))
+    for module, before, after in zip(modules, units, units[1:], strict=False):
+        between = calibration.unit(module.attention.output.LayerNorm, [module.intermediate.dense])
+        units_of_layer = _Units(before, between, after)
+        layers.append(_quantize(module, model.config.hidden_act, dtype, units_of_layer))
         module.to_empty(device="meta")
-        step = after
     return Encoder(embeddings, layers, kernel, dtype)
 
 
-def _embeddings(module: Any, dtype: torch.dtype, step: float) -> Embeddings:
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """Those of the states before a layer, between its halves and after it."""
+
+    before: Tensor
+    between: Tensor
+    after: Tensor
+
+
+def _embeddings(module: Any, dtype: torch.dtype, unit: Tensor) -> Embeddings:
     exact = Embeddings.of(module)
     # Copies, because a view of one tensor keeps the whole file mapped.
     return replace(
@@ -91,29 +98,28 @@ def _embeddings(module: Any, dtype: torch.dtype, step: float) -> Embeddings:
         tokens=exact.tokens.to(dtype, copy=True),
         places=exact.places.clone(),
         type=exact.type.clone(),
-        norm=_in_units(module.LayerNorm, 1.0, step),
+        norm=_in_units(module.LayerNorm, unit),
     )
 
 
-def _quantize(
-    module: Any, activation: str, dtype: torch.dtype, steps: tuple[float, float, float]
-) -> QuantizedLayer:
-    """The layer that reads the first of `steps`, has the second between its halves, and so on."""
-    before, between, after = steps
-    attention, output = module.attention.self, module.attention.output
-    projections = [attention.query, attention.key, attention.value]
+def _quantize(module: Any, activation: str, dtype: torch.dtype, units: _Units) -> QuantizedLayer:
+    attention = module.attention
     return QuantizedLayer(
-        heads=attention.num_attention_heads,
-        to_query_key_value=FromNorm(projections, before, dtype=dtype),
-        from_attended=FromAny(output.dense, before),
-        attention_norm=_in_units(output.LayerNorm, before, between),
-        to_inner=FromNorm([module.intermediate.dense], between, activation=activation),
-        from_inner=FromAny(module.output.dense, between),
-        output_norm=_in_units(module.output.LayerNorm, between, after),
+        heads=attention.self.num_attention_heads,
+        to_query_key_value=FromNorm(_projections(module), units.before, dtype=dtype),
+        from_attended=FromAny(attention.output.dense, units.before),
+        attention_norm=_in_units(attention.output.LayerNorm, units.between),
+        to_inner=FromNorm([module.intermediate.dense], units.between, activation=activation),
+        from_inner=FromAny(module.output.dense, units.between),
+        output_norm=_in_units(module.output.LayerNorm, units.after),
     )
 
 
-def _in_units(module: Any, before: float, after: float) -> Norm:
-    """The norm that reads states in units of `before` and gives them in units of `after`."""
+def _projections(module: Any) -> list[nn.Linear]:
+    attention = module.attention.self
+    return [attention.query, attention.key, attention.value]
+
+
+def _in_units(module: Any, unit: Tensor) -> Norm:
     norm = Norm.of(module)
-    return Norm(norm.weight / after, norm.bias / after, norm.epsilon / before**2)
+    return Norm(norm.weight / unit, norm.bias / unit, norm.epsilon)

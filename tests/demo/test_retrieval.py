@@ -15,6 +15,7 @@ import pytest
 
 from app.engine import Engine
 from app.jobs import SparseVector, TextEmbedding
+from app.models.device import cpu_has_int8
 from app.settings import Settings
 
 SET = json.loads(Path(__file__).with_name("retrieval_set.json").read_text(encoding="utf-8"))
@@ -93,3 +94,14 @@ def test_sparse_scores_are_of_the_size_that_bge_m3s_are(scores: Scores):
     matching = scores.sparse[np.arange(len(ANSWERS)), ANSWERS]
     assert 0.1 < np.median(matching) < 0.6
     assert np.median(scores.sparse) < 0.2 * np.median(matching)
+
+
+@pytest.mark.skipif(not cpu_has_int8(), reason="needs a processor with VNNI or AMX")
+def test_in_8_bits_it_finds_what_it_finds_in_float32(scores: Scores, demo_checkpoint: Path):
+    rounded = scores_in(demo_checkpoint, "int8")
+    found, expected = (
+        sum(right_first(s) for s in (each.dense, each.sparse, each.colbert, each.fused))
+        for each in (rounded, scores)
+    )
+    assert found >= 0.99 * expected
+    assert np.abs(rounded.dense - scores.dense).max() < 0.05

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from app.models.device import cpu_has_int8
-from app.models.int8 import LARGEST, FromAny, FromNorm
+from app.models.int8 import LARGEST, FromAny, FromNorm, choose_unit
 
 pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs a processor with VNNI or AMX")
 SHAPES = [(64, 192), (40, 24), (36, 7), (1024, 256)]
@@ -41,8 +41,8 @@ def test_a_norms_output_is_multiplied_with_its_activation(
 ) -> None:
     layer = random_layer(width, out)
     states = torch.randn(50, width)
-    step = states.abs().max().item() / LARGEST
-    actual = FromNorm([layer], step, activation=activation, dtype=dtype)(states / step)
+    unit = choose_unit(states.abs().amax(0), [layer])
+    actual = FromNorm([layer], unit, activation=activation, dtype=dtype)(states / unit)
     assert actual.dtype == dtype
     # Few channels average out little of the rounding.
     assert worst_cosine(actual, function(layer(states))) > (0.999 if out > 100 else 0.995)
@@ -52,20 +52,20 @@ def test_a_norms_output_is_multiplied_with_its_activation(
 def test_layers_that_read_the_same_norm_stand_side_by_side() -> None:
     layers = [random_layer(64, 32), random_layer(64, 48)]
     states = torch.randn(9, 64)
-    both = FromNorm(layers, 0.05)(states / 0.05)
-    each = [FromNorm([layer], 0.05)(states / 0.05) for layer in layers]
+    unit = torch.full((64,), 0.05)
+    both = FromNorm(layers, unit)(states / unit)
+    each = [FromNorm([layer], unit)(states / unit) for layer in layers]
     torch.testing.assert_close(both, torch.cat(each, dim=1), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("activation", [None, "gelu", "gelu_new", "relu"])
 @torch.inference_mode()
-def test_a_row_beyond_the_step_is_as_exact_as_any(activation) -> None:
+def test_a_row_beyond_the_units_is_as_exact_as_any(activation) -> None:
     layer = random_layer(64, 96)
-    step = 3 / LARGEST
+    unit = torch.full((64,), 3 / LARGEST)
     states = torch.randn(40, 64).clamp(-3, 3)
     states[[3, 4, 39]] *= torch.tensor([2.0, 50.0, 1000.0])[:, None]
-    product = FromNorm([layer], step, activation=activation)
-    actual = product(states / step)
+    actual = FromNorm([layer], unit, activation=activation)(states / unit)
     exact = layer(states)
     wanted = {
         None: exact,
@@ -84,9 +84,9 @@ def test_rows_of_any_range_are_multiplied_and_added(width, out, dtype) -> None:
     states = (torch.randn(50, width) + torch.randn(50, 1)) * torch.logspace(-3, 3, 50)[:, None]
     states = functional.gelu(states).to(dtype)
     residual = torch.randn(50, out)
-    step = 0.2
-    actual = FromAny(layer, step)(states.float(), residual.clone()) - residual
-    assert worst_cosine(actual[5:], layer(states.float())[5:] / step) > 0.999
+    unit = torch.rand(out)
+    actual = FromAny(layer, unit)(states.float(), residual) - residual * unit
+    assert worst_cosine(actual[5:], layer(states.float())[5:]) > 0.999
 
 
 @pytest.mark.parametrize("fill", [0.0, -0.17, 5.0])
@@ -94,7 +94,7 @@ def test_rows_of_any_range_are_multiplied_and_added(width, out, dtype) -> None:
 def test_a_row_of_one_value_is_multiplied(fill: float) -> None:
     layer = random_layer(64, 32)
     states = torch.full((3, 64), fill)
-    actual = FromAny(layer, 1.0)(states, torch.zeros(3, 32))
+    actual = FromAny(layer, torch.ones(32))(states, torch.zeros(3, 32))
     torch.testing.assert_close(actual, layer(states), rtol=0.02, atol=0.3)
 
 
@@ -102,7 +102,8 @@ def test_a_row_of_one_value_is_multiplied(fill: float) -> None:
 def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
     layer = random_layer(64, 128)
     states = torch.randn(70, 64) * torch.logspace(-1, 2, 70)[:, None]
-    from_norm, from_any = FromNorm([layer], 0.1, activation="gelu"), FromAny(layer, 0.3)
+    from_norm = FromNorm([layer], torch.full((64,), 0.1), activation="gelu")
+    from_any = FromAny(layer, torch.ones(128))
     together = from_norm(states / 0.1), from_any(states, torch.zeros(70, 128))
     for row in range(70):
         alone = states[row : row + 1]
@@ -114,5 +115,17 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
 def test_an_output_channel_without_weights_is_its_bias() -> None:
     layer = random_layer(32, 8)
     layer.weight.data[3] = 0
-    actual = FromNorm([layer], 0.05)(torch.randn(4, 32) / 0.05)
+    actual = FromNorm([layer], torch.full((32,), 0.05))(torch.randn(4, 32) / 0.05)
     torch.testing.assert_close(actual[:, 3], layer.bias[3].expand(4))
+
+
+@torch.inference_mode()
+def test_a_channel_that_reaches_far_does_not_blur_the_others() -> None:
+    layer = random_layer(64, 256)
+    states = torch.randn(60, 64)
+    states[:, 5] *= 300
+    layer.weight.data[:, 5] /= 300
+    unit = choose_unit(states.abs().amax(0), [layer])
+    assert (states / unit).abs().max() < LARGEST
+    actual = FromNorm([layer], unit)(states / unit)
+    assert worst_cosine(actual, layer(states)) > 0.999
