@@ -18,13 +18,15 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from app.errors import StartupError
-from app.models.packing import PackedBatch, Run
+from app.models.packing import Group, PackedBatch, Run
 
 REGISTERED_PREFIX = "packed_"
 _FLASH_MODULES = {
     "flash_attention_2": ("flash_attn", "the package flash-attn"),
     "flash_attention_3": ("flash_attn_interface", "FlashAttention 3 (flash_attn_interface)"),
 }
+# Query [H, T, D], key and value [Hkv, T, D].
+States = tuple[Tensor, Tensor, Tensor]
 
 
 class Kernel(Protocol):
@@ -86,20 +88,45 @@ def eager(
 def sdpa(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
 ) -> Tensor:
-    """scaled_dot_product_attention once for each block of equal lengths; runs on every device."""
-    grouped = query.shape[0] != key.shape[0]
+    """scaled_dot_product_attention once for each block; runs on every device."""
     output = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
-    for run in packed.runs:
-        attended = functional.scaled_dot_product_attention(
-            _block(query, run),
-            _block(key, run),
-            _block(value, run),
-            is_causal=causal,
-            scale=scale,
-            enable_gqa=grouped,
-        )
-        output[run.start : run.stop] = attended.transpose(1, 2).flatten(0, 1)
+    for block in packed.blocks:
+        states = (query, key, value)
+        if isinstance(block, Group):
+            attended = _attend_padded(states, block, scale=scale, causal=causal)
+        else:
+            attended = _attend_even(states, block, scale=scale, causal=causal)
+        output[block.start : block.stop] = attended
+    output[packed.asked_tokens :] = 0
     return output
+
+
+def _attend_even(states: States, run: Run, *, scale: float, causal: bool) -> Tensor:
+    query, key, value = (_block(each, run) for each in states)
+    attended = functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return attended.transpose(1, 2).flatten(0, 1)
+
+
+def _attend_padded(states: States, group: Group, *, scale: float, causal: bool) -> Tensor:
+    query, key, value = (_padded_block(each, group) for each in states)
+    attended = functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        # Padding stands behind the tokens, where a causal query does not look.
+        attn_mask=None if causal else group.mask.to(query.dtype),
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return attended.transpose(1, 2).flatten(0, 1).index_select(0, group.places)
 
 
 def load_kernel(name: str) -> Kernel:
@@ -204,6 +231,12 @@ def _block(states: Tensor, run: Run) -> Tensor:
     """View a run of sequences as `[count, H, length, D]`."""
     tokens = states[:, run.start : run.stop]
     return tokens.view(states.shape[0], run.count, run.length, -1).transpose(0, 1)
+
+
+def _padded_block(states: Tensor, group: Group) -> Tensor:
+    """Copy a group of sequences into `[count, H, length, D]`."""
+    rows = states.transpose(0, 1).index_select(0, group.gather)
+    return rows.view(group.count, group.length, *rows.shape[1:]).transpose(1, 2)
 
 
 def _pad(states: Tensor, packed: PackedBatch) -> Tensor:

@@ -16,6 +16,10 @@ import torch
 
 from app.jobs import TokenIds
 
+# A call for every length costs more than padding does while sequences are this short.
+_LONGEST_PADDED = 64
+_BUCKET_WIDTH = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -29,6 +33,24 @@ class Run:
     def stop(self) -> int:
         """The first token after the run."""
         return self.start + self.count * self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbouring short sequences of near lengths: `count`, each padded to `length` tokens.
+
+    `gather` `[count x length]` holds for each place of the padded block the token that stands there
+    (at padding, the group's first), `places` `[tokens]` for each token its place in the block, and
+    `mask` `[count, 1, 1, length]` float32 0 where there is a token and minus infinity at padding.
+    """
+
+    start: int
+    stop: int
+    count: int
+    length: int
+    gather: torch.Tensor
+    places: torch.Tensor
+    mask: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -46,6 +68,11 @@ class PackedBatch:
     offsets: npt.NDArray[np.int64]
     unpack_order: npt.NDArray[np.intp]
 
+    @property
+    def asked_tokens(self) -> int:
+        """The tokens of the sequences that were given; what follows only rounds T up."""
+        return int(self.offsets[len(self.unpack_order)])
+
     @cached_property
     def lengths(self) -> list[int]:
         """Tokens of each sequence, in packed order."""
@@ -62,14 +89,41 @@ class PackedBatch:
         return max(self.lengths)
 
     @cached_property
-    def runs(self) -> list[Run]:
-        """The maximal blocks of equal length, in packed order."""
-        runs, start = [], 0
-        for length, group in groupby(self.lengths):
-            run = Run(start, len(list(group)), length)
-            runs.append(run)
-            start = run.stop
-        return runs
+    def blocks(self) -> list[Run | Group]:
+        """All sequences that were given, in packed order: short ones of near lengths together."""
+        blocks: list[Run | Group] = []
+        start = 0
+        for _, group in groupby(self.lengths[: len(self.unpack_order)], key=_bucket):
+            lengths = list(group)
+            run = Run(start, len(lengths), lengths[0])
+            even = lengths[0] == lengths[-1]
+            blocks.append(run if even else _group(start, lengths, self.input_ids.device))
+            start += sum(lengths)
+        return blocks
+
+
+def _bucket(length: int) -> int:
+    """Sequences of one bucket are computed together; above the limit only equal ones are."""
+    return length if length > _LONGEST_PADDED else -(-length // _BUCKET_WIDTH) - _LONGEST_PADDED
+
+
+def _group(start: int, lengths: list[int], device: torch.device) -> Group:
+    longest, tokens = lengths[-1], sum(lengths)
+    filled = np.arange(longest) < np.array(lengths)[:, None]
+    places = np.flatnonzero(filled)
+    gather = np.full(filled.size, start)
+    gather[places] = np.arange(start, start + tokens)
+    return Group(
+        start=start,
+        stop=start + tokens,
+        count=len(lengths),
+        length=longest,
+        gather=torch.from_numpy(gather).to(device),
+        places=torch.from_numpy(places).to(device),
+        mask=torch.from_numpy(np.where(filled, np.float32(0), np.float32(-np.inf))).to(device)[
+            :, None, None
+        ],
+    )
 
 
 def pack(

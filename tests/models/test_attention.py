@@ -69,7 +69,7 @@ def check(kernel: attention.Kernel, lengths: list[int], kv_heads: int, *, causal
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
+LENGTHS = st.lists(st.integers(1, 9) | st.integers(14, 18), min_size=1, max_size=6)
 
 
 @pytest.mark.parametrize("kernel", [attention.eager, attention.sdpa])
@@ -77,6 +77,14 @@ LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 @settings(max_examples=30, deadline=None)
 def test_kernel_follows_the_definition(kernel, lengths, kv_heads, causal) -> None:
     check(kernel, lengths, kv_heads, causal=causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_rounds_the_row_up_gets_finite_states(causal: bool) -> None:
+    packed = pack([np.zeros(5, np.int64)], device=CPU, multiple=32)
+    states = (torch.randn(4, 32, 8) for _ in range(3))
+    output = attention.sdpa(*states, packed, scale=1.0, causal=causal)
+    assert torch.isfinite(output).all()
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -54,7 +54,8 @@ def states_of(model, sequences, kernel: str = "sdpa") -> tuple[torch.Tensor, tor
         expected = through_transformers(copy.deepcopy(model), token_types=True)(packed)
         actual = make_encoder(model, load_kernel(kernel))(packed)
     assert actual.dtype == model.dtype
-    return actual, expected
+    # What rounds the row up belongs to nobody.
+    return actual[: packed.asked_tokens], expected[: packed.asked_tokens]
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])

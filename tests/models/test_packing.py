@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.models.packing import pack
+from app.models.packing import Run, pack
 
 CPU = torch.device("cpu")
 SEQUENCES = st.lists(
@@ -25,13 +25,32 @@ def test_every_sequence_is_found_again_where_unpack_order_says(sequences) -> Non
         np.testing.assert_array_equal(packed.position_ids[0, span], np.arange(len(ids)))
 
 
-@given(SEQUENCES)
-def test_runs_cover_the_pack_in_blocks_of_one_length(sequences) -> None:
-    packed = pack(sequences, device=CPU)
-    assert [run.length for run in packed.runs for _ in range(run.count)] == packed.lengths
-    assert [run.start for run in packed.runs] == [0, *(run.stop for run in packed.runs[:-1])]
-    assert packed.runs[-1].stop == packed.input_ids.shape[1] == packed.offsets[-1]
-    assert len({run.length for run in packed.runs}) == len(packed.runs)
+LENGTHS = st.lists(st.integers(1, 90), min_size=1, max_size=12)
+
+
+@given(LENGTHS, st.integers(1, 32))
+def test_blocks_cover_every_sequence_that_was_given(lengths, multiple) -> None:
+    packed = pack([np.arange(n) for n in lengths], device=CPU, multiple=multiple)
+    blocks = packed.blocks
+    assert [block.start for block in blocks] == [0, *(block.stop for block in blocks[:-1])]
+    assert blocks[-1].stop == packed.asked_tokens == sum(lengths)
+    assert sum(block.count for block in blocks) == len(lengths)
+
+
+@given(LENGTHS)
+def test_a_group_pads_short_sequences_and_finds_their_tokens_again(lengths) -> None:
+    packed = pack([np.full(n, n) for n in lengths], device=CPU)
+    for block in packed.blocks:
+        inside = packed.input_ids[0, block.start : block.stop]
+        if isinstance(block, Run):
+            assert inside.tolist() == [block.length] * block.count * block.length
+            continue
+        assert block.length <= 64
+        assert inside.min() > block.length - 16
+        padded = packed.input_ids[0, block.gather]
+        assert padded[block.places].tolist() == inside.tolist()
+        hidden = torch.isinf(block.mask).view(-1)
+        assert (~hidden).nonzero().squeeze(1).tolist() == block.places.tolist()
 
 
 @given(SEQUENCES)

@@ -58,9 +58,10 @@ def save_model(folder: Path, tokenizer_folder: Path, family: str, **changes) -> 
 def states_of(folder: Path, sequences, how: Target) -> torch.Tensor:
     backbone = load_backbone(folder, how)
     with torch.inference_mode():
-        hidden = backbone.forward(backbone.pack(sequences))
+        packed = backbone.pack(sequences)
+        hidden = backbone.forward(packed)
     assert hidden.dtype == backbone.dtype == how.dtype
-    return hidden.float()
+    return hidden[: packed.asked_tokens].float()
 
 
 def random_sequences(lengths) -> list[np.ndarray]:
