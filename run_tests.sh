@@ -27,7 +27,7 @@ export PATH="$PWD/$venv/bin:$PATH"
 # No test may reach for a model hub, and none may depend on the caller's settings.
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true
 echo "== ruff";        ruff check . && ruff format --check .
-echo "== shellcheck";  shellcheck start_server.sh run_tests.sh .ci/run
+echo "== shellcheck";  shellcheck start_server.sh run_tests.sh .ci/run scripts/*.sh
 echo "== mypy";        mypy
 echo "== import layers"; lint-imports --no-logo
 command -v redis-server > /dev/null \

@@ -17,7 +17,7 @@ from app.engine.loading import LoadedModels, Loader, load_models
 from app.errors import StartupError
 from app.logs import configure_logs
 from app.main import create_app
-from app.server import DrainingServer
+from app.server import DrainingServer, require_port
 from app.settings import Settings, load_settings
 
 log = structlog.get_logger(__name__)
@@ -32,6 +32,7 @@ def run(loader: Loader = load_models) -> None:
     try:
         settings = load_settings()
         configure_logs(settings.log_format, settings.log_level)
+        require_port(settings.host, settings.port)
         status = serve(settings, loader)
     except StartupError as error:
         sys.exit(f"Smart Embedder cannot start: {error}")

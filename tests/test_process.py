@@ -1,6 +1,7 @@
 """The process as an operator sees it: one clear sentence and a non-zero status for a bad start."""
 
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.hub import run_hub
 from tests.server import REPOSITORY, start_process
 
 
@@ -79,6 +81,39 @@ def test_a_gpu_that_is_not_there_stops_the_start(tmp_path: Path, tiny_m3: Path) 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     failing_start(tmp_path, tiny_m3, "DEVICE=cuda needs an NVIDIA GPU", DEVICE="cuda")
+
+
+def test_a_port_that_is_taken_stops_the_start_with_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        status, output = run_to_the_end(tmp_path, PORT=str(port))
+    assert status == 1
+    assert output == (
+        f"Smart Embedder cannot start: port {port} of 127.0.0.1 is taken: end what listens there, "
+        "or set another PORT\n"
+    )
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
+def test_an_address_that_is_not_this_machines_stops_the_start(host: str, tmp_path: Path) -> None:
+    status, output = run_to_the_end(tmp_path, HOST=host)
+    assert status == 1
+    assert output.startswith(f"Smart Embedder cannot start: HOST={host} PORT=0 cannot be listened")
+    assert output.count("\n") == 1
+
+
+def test_a_model_cache_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+    """A file where the folder should be: the superuser may write to any folder."""
+    (tmp_path / "hub").touch()
+    with run_hub() as address:
+        failing_start(
+            tmp_path,
+            Path("example/m3"),
+            f"the model example/m3 cannot be stored in {tmp_path / 'hub'}: ",
+            HF_HOME=str(tmp_path),
+            HF_ENDPOINT=address,
+            HF_HUB_OFFLINE="0",
+        )
 
 
 def test_importing_the_app_does_nothing(tmp_path: Path) -> None:

