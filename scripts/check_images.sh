@@ -213,7 +213,7 @@ jq_python() { python3 -c "import json, sys; a = json.load(sys.stdin); $1"; }
 # SIGTERM while a request is being computed: it must still be answered, and the status be 0.
 stop_server() {
   local request status=0
-  python3 -c 'import json; print(json.dumps({"sentences": ["hybrid search " * 200] * 512}))' \
+  python3 -c 'import json; print(json.dumps({"sentences": ["hybrid search " * 150] * 48}))' \
     > "$work/large.json"
   ask /embeddings/ --json "@$work/large.json" --output "$work/answer.json" & request=$!
   until [[ $(ask /metrics) == *$'\nembedding_active_requests 1'* ]]; do
