@@ -106,14 +106,15 @@ facts() { engine inspect --type image --format "$1" "$image"; }
 show_layers() {
   engine push --quiet --disable-compression "$image" "dir:$work/pushed"
   python3 - "$work/pushed" <<'PY'
-import json, pathlib, sys
+import json, pathlib, re, sys
+noise = re.compile(r"^\|\d+ \S+|/bin/sh -c|#\(nop\)|--mount=\S+")
 folder = pathlib.Path(sys.argv[1])
 manifest = json.loads((folder / "manifest.json").read_text())
 config = json.loads((folder / manifest["config"]["digest"].partition(":")[2]).read_text())
-made_by = [step.get("created_by", "base") for step in config["history"] if not step.get("empty_layer")]
+made_by = [step.get("created_by", "") for step in config["history"] if not step.get("empty_layer")]
 sizes = [layer["size"] for layer in manifest["layers"]]
 for size, step in zip(sizes, made_by, strict=True):
-    print(f"{size / 1e6:8.1f} MB  {' '.join(step.split())[:120]}")
+    print(f"{size / 1e6:8.1f} MB  {' '.join(noise.sub('', step).split())[:100]}")
 print(f"{sum(sizes) / 1e6:8.1f} MB  in all, uncompressed")
 PY
 }
@@ -172,9 +173,8 @@ start_server() {
   server=$!
 }
 
-inside() {
-  nsenter --target "$(cat "/proc/$server/task/$server/children")" --net "$@"
-}
+process_1() { tr --delete ' ' < "/proc/$server/task/$server/children"; }
+inside() { nsenter --target "$(process_1)" --net "$@"; }
 ask() {
   local path=$1
   shift
@@ -186,8 +186,8 @@ run_health_check() {
   local check
   mapfile -t check < <(facts '{{range .Docker.Config.Healthcheck.Test}}{{println .}}{{end}}' | grep .)
   [[ ${check[0]} == CMD ]] || fail "the image has no health check in exec form"
-  inside --mount --pid --root --wd=/app --setuid 1000 --setgid 1000 \
-    env PATH=/venv/bin:/usr/bin:/bin PORT=8000 "${check[@]:1}" 2>/dev/null
+  inside --mount --pid --root --setuid 1000 --setgid 1000 \
+    env --chdir=/app PATH=/venv/bin:/usr/bin:/bin PORT=8000 "${check[@]:1}" 2>/dev/null
 }
 
 wait_until_healthy() {
@@ -213,13 +213,13 @@ jq_python() { python3 -c "import json, sys; a = json.load(sys.stdin); $1"; }
 # SIGTERM while a request is being computed: it must still be answered, and the status be 0.
 stop_server() {
   local request status=0
-  python3 -c 'import json; print(json.dumps({"sentences": ["hybrid search " * 200] * 512}))' \
+  python3 -c 'import json; print(json.dumps({"sentences": ["hybrid search " * 150] * 48}))' \
     > "$work/large.json"
   ask /embeddings/ --json "@$work/large.json" --output "$work/answer.json" & request=$!
-  until ask /metrics | grep --quiet '^embedding_active_requests 1'; do
+  until [[ $(ask /metrics) == *$'\nembedding_active_requests 1'* ]]; do
     kill -0 "$request" || fail "the request was over before the signal"
   done
-  kill -TERM "$(cat "/proc/$server/task/$server/children")"
+  kill -TERM "$(process_1)"
   wait "$request" || fail "the accepted request was not answered"
   wait "$server" || status=$?
   server=
