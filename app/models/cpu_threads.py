@@ -2,8 +2,12 @@
 
 import math
 from functools import cache
+from pathlib import Path
 
 import torch
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 
 # Below this much work for each thread, waiting for one another costs more than it saves, the more
 # so because the threads share their cores with the event loop, the tokenizer and the clients.
@@ -12,8 +16,46 @@ _FLOP_WORTH_A_THREAD = 0.5e9
 
 @cache
 def available_threads() -> int:
-    """What PyTorch would use by itself; asked once, because `set_for` changes its answer."""
-    return torch.get_num_threads()
+    """What PyTorch would use by itself, or less where a quota leaves the process less.
+
+    Threads beyond the quota would be halted in turn while the others wait for them. Asked once,
+    because `set_for` changes PyTorch's answer.
+    """
+    quota = cpu_quota(_CGROUPS, _MEMBERSHIP)
+    threads = torch.get_num_threads()
+    return threads if quota is None else max(1, min(threads, int(quota)))
+
+
+def cpu_quota(cgroups: Path, membership: Path) -> float | None:
+    """The smallest quota in CPUs of the process's control groups, version 1 or 2; None without."""
+    folders = {cgroups, cgroups / "cpu"}
+    for line in _read(membership).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "cpu" in controllers.split(","):
+            root = cgroups / "cpu" if controllers else cgroups
+            group = root / path.strip("/")
+            folders |= {group, *group.parents} if group.is_relative_to(root) else set()
+    quotas = [quota for folder in folders if (quota := _quota_of(folder)) is not None]
+    return min(quotas, default=None)
+
+
+def _quota_of(group: Path) -> float | None:
+    """CPUs that one control group may use."""
+    both = _read(group / "cpu.max").split()
+    if not both:
+        both = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+    try:
+        quota, period = (int(value) for value in both)
+    except ValueError:  # "max", or no such file.
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeError):
+        return ""
 
 
 class CpuThreads:
