@@ -27,8 +27,9 @@ _ROWS_MULTIPLE = 32
 _ROWS_AT_ONCE = 64
 _TINY = 1e-30
 _FARTHEST = LARGEST + 0.5
-# How much farther than in calibration a row may reach before it is computed apart.
-_MARGIN = 1.1
+# How much farther than in calibration a row may reach before it is computed apart. On real weights
+# 1.5 instead of 1.1 cost 0.0002 of the worst cosine; 1.1 left a third of the products a second run.
+_MARGIN = 1.5
 # How far the units follow what the channels reach (1), or even out the weights (0).
 _SMOOTHING = 0.7
 
