@@ -31,7 +31,7 @@ class Measurement:
 
 
 @dataclass(frozen=True, slots=True)
-class TokenBudget:
+class ChosenBudget:
     """How many tokens one forward may hold, why, and the seconds that a token takes then."""
 
     tokens: int
@@ -54,7 +54,7 @@ def promised_tokens(length: int, memory_bytes: int | None) -> int:
 
 def choose_budget(
     measured: Sequence[Measurement], promised: int, most: int | None = None
-) -> TokenBudget:
+) -> ChosenBudget:
     """The budget from forwards of growing size; `most` is what the memory holds, where known."""
     best = max(measured, key=lambda one: one.rate)
     close = next(one for one in measured if one.rate >= _CLOSE_TO_BEST * best.rate)
@@ -62,10 +62,10 @@ def choose_budget(
     reason = f"the smallest within 3 % of the best, {best.rate:.0f} tokens/s at {best.tokens}"
     if tokens < promised:
         tokens, reason = promised, "the least that is promised for this length and memory"
-    return at_most(TokenBudget(tokens, reason, seconds_per_token=1 / close.rate), most)
+    return at_most(ChosenBudget(tokens, reason, seconds_per_token=1 / close.rate), most)
 
 
-def at_most(budget: TokenBudget, most: int | None) -> TokenBudget:
+def at_most(budget: ChosenBudget, most: int | None) -> ChosenBudget:
     """The budget, no larger than what the memory holds."""
     if most is None or budget.tokens <= most:
         return budget

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from app.jobs import Model, Outputs
-from app.models.budget import Measurement, TokenBudget, choose_budget, promised_tokens
+from app.models.budget import ChosenBudget, Measurement, choose_budget, promised_tokens
 
 # The whole probe may take ten seconds.
 _SECONDS = 8.0
@@ -21,7 +21,7 @@ _SEQUENCE_TOKENS = 256
 _ANY_TOKEN = 5
 
 
-def probe(model: Model, device: torch.device) -> TokenBudget:
+def probe(model: Model, device: torch.device) -> ChosenBudget:
     """Measure forwards of growing size and choose the token budget from them."""
     total = torch.cuda.get_device_properties(device).total_memory if _is_cuda(device) else None
     most = tokens_that_fit(model, device)

@@ -13,7 +13,7 @@ from app.engine.loading import DeviceInfo, LoadedModels
 from app.jobs import Embedder, Model, Reranker
 from app.models.attention import REGISTERED_PREFIX, register_attention
 from app.models.backbone import Target
-from app.models.budget import TokenBudget, at_most
+from app.models.budget import ChosenBudget, at_most
 from app.models.checkpoint import Hub, locate, read_config
 from app.models.cross_encoder import load_cross_encoder
 from app.models.device import (
@@ -64,7 +64,7 @@ def _load_on(device: str, settings: Settings) -> LoadedModels:
 
 def _budget(
     settings: Settings, embedder: Embedder, others: list[Model | None], device: torch.device
-) -> TokenBudget:
+) -> ChosenBudget:
     """Warm every model up, and say what one forward may hold and why."""
     budget = probe(embedder, device)
     for other in others:
