@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -52,6 +51,11 @@ class Devices:
         return max((worker.executor.stuck_seconds for worker in self._workers), default=0.0)
 
     @property
+    def ended(self) -> bool:
+        """Whether a consumer has ended by itself: what waits for it would wait for ever."""
+        return any(worker.consumer.done() for worker in self._workers)
+
+    @property
     def tokens_per_second(self) -> float:
         """How fast all devices together work; 0 while that is not known."""
         return sum(worker.executor.rate.tokens_per_second for worker in self._workers)
@@ -65,8 +69,7 @@ class Devices:
         """End the consumers and the threads; a forward that still runs is given `patience`."""
         for worker in self._workers:
             worker.consumer.cancel()
-            with suppress(asyncio.CancelledError):
-                await worker.consumer
+            await asyncio.wait({worker.consumer})
         threads = {self._first_thread, *(worker.thread for worker in self._workers)}
         await asyncio.gather(*(thread.close(patience) for thread in threads))
 

@@ -95,9 +95,11 @@ class Engine:
 
     @property
     def failure(self) -> Exception | None:
-        """Why only a new process can help: the start failed, or the device never came back."""
+        """Why only a new process can help: a failed start, a device that stays away, or a fault."""
         if self._start_failure is not None:
             return self._start_failure
+        if self._devices.ended and not self._closing:
+            return UnhealthyError("the queue's consumer has ended; its log line says why")
         away = self._devices.stuck_seconds
         if away:
             return UnhealthyError(

@@ -63,14 +63,21 @@ class DeviceExecutor:
 
     async def run(self) -> None:
         """Serve the queue for ever. A batch that fails fails its own requests and no other."""
-        while True:
-            await self._queue.wait()
-            if self._batch_wait:
-                await asyncio.sleep(self._batch_wait)
-            batch = self._queue.take(self._budget.limits)
-            if batch is not None:
-                _mark_taken(batch, time.perf_counter(), self._metrics)
-                await self._run_batch(batch)
+        try:
+            while True:
+                await self._serve_once()
+        except Exception:
+            log.exception("consumer_ended")
+            raise
+
+    async def _serve_once(self) -> None:
+        await self._queue.wait()
+        if self._batch_wait:
+            await asyncio.sleep(self._batch_wait)
+        batch = self._queue.take(self._budget.limits)
+        if batch is not None:
+            _mark_taken(batch, time.perf_counter(), self._metrics)
+            await self._run_batch(batch)
 
     def abort(self, error: SmartEmbedderError) -> None:
         """Fail every job that waits or is on the device; the thread is left to itself."""

@@ -234,6 +234,22 @@ async def test_a_device_that_does_not_come_back_is_a_failure_until_it_does() -> 
         await engine.embed(["a"])
 
 
+async def test_a_fault_in_the_consumer_itself_is_a_failure_and_not_a_silence(monkeypatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    engine = engine_for(FakeModel())
+    await engine.start()
+    monkeypatch.setattr("app.engine.queue.form_batch", broken)
+    waiting_for_ever = asyncio.create_task(engine.embed(["a"]))
+    while engine.failure is None:  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
+    with pytest.raises(UnhealthyError, match="consumer has ended"):
+        await engine.embed(["b"])
+    waiting_for_ever.cancel()
+    await engine.close()
+
+
 async def test_an_urgent_request_goes_before_those_that_wait() -> None:
     model, metrics = FakeModel(), Metrics()
     async with engine_for(model, metrics) as engine:
