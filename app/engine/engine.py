@@ -31,7 +31,7 @@ QUEUE_PATIENCE = 0.5
 
 
 class Engine:
-    """Owns the models, the queue and the device thread.
+    """Owns the models, the queue and the device threads.
 
     `start` loads the models; until it returns, and after `close` was called, `embed` refuses with
     an `UnavailableError`. Usable in-process as an async context manager.

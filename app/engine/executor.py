@@ -129,7 +129,7 @@ class DeviceExecutor:
         running = asyncio.ensure_future(self._thread.run(lambda: self._forward(batch)))
         limits = [self._limit.of_job(share.job, batch) for share in batch.shares]
         self._running = batch
-        self._watch.begin(max(limits))
+        self._watch.begin(self._limit.of_device(batch))
         try:
             await _release_overdue(batch, limits, running)
             return await running

@@ -34,6 +34,11 @@ class ForwardLimit:
             return self.of_batch(batch)
         return job.time_limit - job.inference_seconds
 
+    def of_device(self, batch: Batch) -> float:
+        """How long the device may be away: a job that has little time left says nothing of that."""
+        limits = [share.job.time_limit for share in batch.shares]
+        return max(self.of_batch(batch) if limit is None else limit for limit in limits)
+
 
 class Watch:
     """Knows since when the device has been in a forward, and until when it may be."""
@@ -43,7 +48,7 @@ class Watch:
         self._limit = 0.0
 
     def begin(self, limit: float) -> None:
-        """A forward begins; its last caller gives up after `limit` seconds."""
+        """A forward begins, which may take `limit` seconds."""
         self._began, self._limit = time.monotonic(), limit
 
     def end(self) -> None:

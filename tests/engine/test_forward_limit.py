@@ -29,3 +29,10 @@ def test_a_request_with_a_limit_of_its_own_is_held_to_what_is_left_of_it() -> No
     limit = ForwardLimit(2.0, least=30.0)
     batch = batch_of(10, time_limit=60.0, spent=45.0)
     assert limit.of_job(batch.shares[0].job, batch) == 15.0
+
+
+def test_a_request_that_has_little_time_left_does_not_make_the_device_look_stuck() -> None:
+    limit = ForwardLimit(2.0, least=30.0)
+    batch = batch_of(10, time_limit=60.0, spent=59.9)
+    assert limit.of_device(batch) == 60.0
+    assert limit.of_device(batch_of(10)) == 2.0
