@@ -9,24 +9,24 @@ the keyword arguments of the model call through to it: that is how `packed` arri
 """
 
 import importlib
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from app.errors import StartupError
-from app.models.packing import Group, PackedBatch, Run
+from app.models import matmul_attention
+from app.models.block_attention import attend_in_blocks, fused
+from app.models.packing import PackedBatch
 
 REGISTERED_PREFIX = "packed_"
 _FLASH_MODULES = {
     "flash_attention_2": ("flash_attn", "the package flash-attn"),
     "flash_attention_3": ("flash_attn_interface", "FlashAttention 3 (flash_attn_interface)"),
 }
-# Query [H, T, D], key and value [Hkv, T, D].
-States = tuple[Tensor, Tensor, Tensor]
 
 
 class Kernel(Protocol):
@@ -60,8 +60,10 @@ def register_attention(name: str, device: torch.device, dtype: torch.dtype) -> s
 def resolve_name(name: str, device: torch.device, dtype: torch.dtype) -> str:
     """What `auto` means on `device`, and whether a named kernel can run there at all."""
     flash_runs = device.type == "cuda" and dtype in {torch.float16, torch.bfloat16}
+    if name == "auto" and not flash_runs:
+        return "matmul" if matmul_attention.is_faster(device, dtype) else "sdpa"
     if name == "auto":
-        return "varlen" if flash_runs else "sdpa"
+        return "varlen"
     if name in {"varlen", *_FLASH_MODULES} and not flash_runs:
         raise StartupError(
             f"ATTENTION={name} needs an NVIDIA GPU and float16 or bfloat16, but the model runs in "
@@ -88,45 +90,18 @@ def eager(
 def sdpa(
     query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
 ) -> Tensor:
-    """scaled_dot_product_attention once for each block; runs on every device."""
-    output = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
-    for block in packed.blocks:
-        states = (query, key, value)
-        if isinstance(block, Group):
-            attended = _attend_padded(states, block, scale=scale, causal=causal)
-        else:
-            attended = _attend_even(states, block, scale=scale, causal=causal)
-        output[block.start : block.stop] = attended
-    output[packed.asked_tokens :] = 0
-    return output
+    """PyTorch's own attention once for each block; runs on every device."""
+    attend = partial(fused, causal=causal)
+    return attend_in_blocks(attend, (query, key, value), packed, scale=scale)
 
 
-def _attend_even(states: States, run: Run, *, scale: float, causal: bool) -> Tensor:
-    query, key, value = (_block(each, run) for each in states)
-    attended = functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        is_causal=causal,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return attended.transpose(1, 2).flatten(0, 1)
-
-
-def _attend_padded(states: States, group: Group, *, scale: float, causal: bool) -> Tensor:
-    query, key, value = (_padded_block(each, group) for each in states)
-    attended = functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        # Padding stands behind the tokens, where a causal query does not look.
-        attn_mask=None if causal else group.mask.to(query.dtype),
-        is_causal=causal,
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return attended.transpose(1, 2).flatten(0, 1).index_select(0, group.places)
+def matmul(
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
+) -> Tensor:
+    """Two products and a softmax for each block; Qwen's attention goes to PyTorch's own."""
+    simple = not causal and query.shape[0] == key.shape[0]
+    attend = matmul_attention.attend if simple else partial(fused, causal=causal)
+    return attend_in_blocks(attend, (query, key, value), packed, scale=scale)
 
 
 def load_kernel(name: str) -> Kernel:
@@ -135,7 +110,7 @@ def load_kernel(name: str) -> Kernel:
         return _pytorch_varlen()
     if name in _FLASH_MODULES:
         return _flash_attention(name)
-    kernels: dict[str, Kernel] = {"sdpa": sdpa, "eager": eager}
+    kernels: dict[str, Kernel] = {"sdpa": sdpa, "matmul": matmul, "eager": eager}
     return kernels[name]
 
 
@@ -225,18 +200,6 @@ def _for_transformers(kernel: Kernel) -> Any:
 
 def _no_mask(*_: Any, **__: Any) -> None:
     """Kernels take the borders from `packed`; a mask tensor would only cost memory."""
-
-
-def _block(states: Tensor, run: Run) -> Tensor:
-    """View a run of sequences as `[count, H, length, D]`."""
-    tokens = states[:, run.start : run.stop]
-    return tokens.view(states.shape[0], run.count, run.length, -1).transpose(0, 1)
-
-
-def _padded_block(states: Tensor, group: Group) -> Tensor:
-    """Copy a group of sequences into `[count, H, length, D]`."""
-    rows = states.transpose(0, 1).index_select(0, group.gather)
-    return rows.view(group.count, group.length, *rows.shape[1:]).transpose(1, 2)
 
 
 def _pad(states: Tensor, packed: PackedBatch) -> Tensor:

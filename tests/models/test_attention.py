@@ -72,18 +72,19 @@ def check(kernel: attention.Kernel, lengths: list[int], kv_heads: int, *, causal
 LENGTHS = st.lists(st.integers(1, 9) | st.integers(14, 18), min_size=1, max_size=6)
 
 
-@pytest.mark.parametrize("kernel", [attention.eager, attention.sdpa])
+@pytest.mark.parametrize("kernel", [attention.eager, attention.sdpa, attention.matmul])
 @given(lengths=LENGTHS, kv_heads=st.sampled_from([4, 2, 1]), causal=st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_kernel_follows_the_definition(kernel, lengths, kv_heads, causal) -> None:
     check(kernel, lengths, kv_heads, causal=causal)
 
 
+@pytest.mark.parametrize("kernel", [attention.sdpa, attention.matmul])
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_rounds_the_row_up_gets_finite_states(causal: bool) -> None:
+def test_what_rounds_the_row_up_gets_finite_states(kernel, causal: bool) -> None:
     packed = pack([np.zeros(5, np.int64)], device=CPU, multiple=32)
     states = (torch.randn(4, 32, 8) for _ in range(3))
-    output = attention.sdpa(*states, packed, scale=1.0, causal=causal)
+    output = kernel(*states, packed, scale=1.0, causal=causal)
     assert torch.isfinite(output).all()
 
 
@@ -97,13 +98,18 @@ def test_varlen_is_called_as_its_documentation_says(varlen_on_cpu, kv_heads, cau
     ("device", "dtype", "expected"),
     [
         (CPU, torch.float32, "sdpa"),
-        (CPU, torch.bfloat16, "sdpa"),
         (CUDA, torch.float16, "varlen"),
         (CUDA, torch.float32, "sdpa"),
     ],
 )
 def test_auto_takes_the_fastest_kernel_that_runs(device, dtype, expected) -> None:
     assert attention.resolve_name("auto", device, dtype) == expected
+
+
+@pytest.mark.parametrize(("amx", "expected"), [(True, "sdpa"), (False, "matmul")])
+def test_auto_in_bfloat16_on_a_cpu_depends_on_amx(monkeypatch, amx, expected) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
+    assert attention.resolve_name("auto", CPU, torch.bfloat16) == expected
 
 
 @pytest.mark.parametrize("name", ["varlen", "flash_attention_2", "flash_attention_3"])
