@@ -3,12 +3,15 @@
 Weights are s8 with one scale for each output channel. Nothing about a row depends on the other rows
 of its batch, so a text's vectors do not depend on its company. There are two ways in:
 
-`FromNorm` takes a layer norm's output in units of its own for each channel, found by calibration:
-127 of them reach a little beyond what was seen. Bias, activation and scales are within the product.
-A row that reaches farther is computed again with wider units.
+`FromNorm` takes a layer norm's output as levels that are not rounded yet, x / unit + `ZERO` with a
+unit for each channel, found by calibration: 127 units reach a little beyond what was seen. Bias,
+activation and scales are within the product. A row that reaches farther is computed again with
+wider units.
 
 `FromAny` takes what may vary widely from row to row, each with its own range in u8, and adds the
 product to the residual.
+
+Activations are u8: without AMX, oneDNN has no fast product of s8 with s8.
 """
 
 from collections.abc import Sequence
@@ -21,12 +24,16 @@ from torch.nn import functional
 from app.models.linear import ACTIVATIONS
 
 LARGEST = 127.0
+_MIDDLE = 128
+# The level of 0 before rounding: the half makes truncation round to the nearest.
+ZERO = _MIDDLE + 0.5
+# What lies between them is rounded to within LARGEST of the middle.
+_LOWEST, _HIGHEST = ZERO - LARGEST - 0.5, ZERO + LARGEST + 0.5
 # A row is stored behind its levels as two float32 numbers: scale and minimum.
 _ROW_ALIGNMENT = 4
 _ROWS_MULTIPLE = 32
 _ROWS_AT_ONCE = 64
 _TINY = 1e-30
-_FARTHEST = LARGEST + 0.5
 # How much farther than in calibration a row may reach before it is computed apart. On real weights
 # 1.5 instead of 1.1 cost 0.0002 of the worst cosine; 1.1 left a third of the products a second run.
 _MARGIN = 1.5
@@ -107,7 +114,7 @@ def join_biases(layers: Sequence[nn.Linear]) -> Tensor:
 
 
 class FromNorm:
-    """`[T, in]` float32 in units `[in]` to `activation(x W + b)` `[T, out]` in `dtype`."""
+    """Levels `[T, in]` of a norm's output in units `[in]` to `activation(x W + b)` `[T, out]`."""
 
     def __init__(
         self,
@@ -119,49 +126,53 @@ class FromNorm:
     ) -> None:
         self._weights = quantize_weights(layers, unit)
         self._bias = join_biases(layers)
+        self._shifted_bias = self._bias - _MIDDLE * self._weights.sums
         self._activation = activation
         self._dtype = dtype
 
     def __call__(self, states: Tensor) -> Tensor:
-        """`activation(x W + b)` of `states`, which are x in units."""
-        levels = states.clamp(-LARGEST, LARGEST).round_().to(torch.int8)
+        """`activation(x W + b)` of `states`, which are levels of x, float32 and not rounded yet."""
+        levels = states.clamp(ZERO - LARGEST, ZERO + LARGEST).to(torch.uint8)
         output = self._weights.multiply(
-            levels, self._bias, dtype=self._dtype, activation=self._activation
+            levels, self._shifted_bias, dtype=self._dtype, activation=self._activation
         )
         low, high = torch.aminmax(states)
-        if max(-low, high) > _FARTHEST:
+        if low < _LOWEST or high > _HIGHEST:
             self._compute_far_rows(states, output)
         return output
 
     def _compute_far_rows(self, states: Tensor, output: Tensor) -> None:
-        reach = states.abs().amax(1)
-        rows = (reach > _FARTHEST).nonzero().squeeze(1)
+        low, high = torch.aminmax(states, dim=1)
+        rows = ((low < _LOWEST) | (high > _HIGHEST)).nonzero().squeeze(1)
         # oneDNN compiles a kernel for every new number of rows.
         padded = functional.pad(rows, (0, -len(rows) % _ROWS_MULTIPLE), value=int(rows[0]))
-        wider = (reach[padded] / LARGEST)[:, None]
-        levels = (states[padded] / wider).round_().to(torch.int8)
-        exact = torch.addcmul(self._bias, self._weights.multiply(levels), wider)
+        in_units = states[padded] - ZERO
+        wider = in_units.abs().amax(1, keepdim=True) / LARGEST
+        levels = (in_units / wider + ZERO).to(torch.uint8)
+        product = self._weights.multiply(levels) - _MIDDLE * self._weights.sums
+        exact = torch.addcmul(self._bias, product, wider)
         output[rows] = _activate(exact, self._activation).to(self._dtype)[: len(rows)]
 
 
 class FromAny:
-    """`[T, in]` float32, and a residual `[T, out]` in units `[out]`, to their sum."""
+    """`[T, in]`, and levels `[T, out]` of a residual in units `[out]`, to their sum."""
 
     def __init__(self, layer: nn.Linear, unit: Tensor) -> None:
         self._weights = quantize_weights([layer])
-        self._offsets = torch.stack((self._weights.sums, join_biases([layer])))
+        self._bias = join_biases([layer]) - ZERO * unit
         self._unit = unit
 
     def __call__(self, states: Tensor, residual: Tensor) -> Tensor:
-        """`residual x unit + states W + b`, float32."""
+        """`residual + states W + b`, float32; of the residual its levels are given."""
         # Row by row: levels in u8, then the row's scale and minimum as float32.
         rows = torch.ops.quantized.embedding_bag_byte_prepack(states)
         width = states.shape[1]
         ranges = rows.view(torch.float32)[:, width // _ROW_ALIGNMENT :]
         product = self._weights.multiply(rows[:, :width])
-        minimum_and_one = functional.pad(ranges[:, 1:], (0, 1), value=1.0)
-        shift = minimum_and_one @ self._offsets
-        return shift.addcmul_(residual, self._unit).addcmul_(product, ranges[:, :1])
+        scale, minimum = ranges.split(1, dim=1)
+        # In place: memory that is touched for the first time costs more than a pass over it.
+        product.mul_(scale).addcmul_(minimum, self._weights.sums)
+        return product.addcmul_(residual, self._unit).add_(self._bias)
 
 
 def _activate(states: Tensor, activation: str | None) -> Tensor:

@@ -1,7 +1,7 @@
 """BERT's and RoBERTa's encoder with every product in 8 bits, made from a model in float32.
 
-Between the layers the states are float32 numbers, each channel in the unit in which the next
-products read it; the norm before them gives them so.
+Between the layers the states are levels in float32: each channel in the unit in which the next
+products read it, from `ZERO` on. The norm before them gives them so.
 """
 
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 
 from app.models.attention import Kernel
 from app.models.encoder import Embeddings, Encoder, Norm, Step, attend
-from app.models.int8 import FromAny, FromNorm, choose_unit
+from app.models.int8 import ZERO, FromAny, FromNorm, choose_unit
 from app.models.packing import PackedBatch
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayer:
-    """`app.models.encoder.Layer` in 8 bits; states come and go in units."""
+    """`app.models.encoder.Layer` in 8 bits; states come and go as levels."""
 
     heads: int
     to_query_key_value: FromNorm
@@ -70,10 +70,9 @@ def make_quantized_encoder(
         calibration.unit(norm, _projections(module))
         for norm, module in zip(norms, modules, strict=False)
     ]
-    units.append(torch.ones_like(units[0]))
     embeddings = _embeddings(parts.embeddings, dtype, units[0])
     layers: list[Step] = []
-    for module, before, after in zip(modules, units, units[1:], strict=False):
+    for module, before, after in zip(modules, units, [*units[1:], None], strict=True):
         between = calibration.unit(module.attention.output.LayerNorm, [module.intermediate.dense])
         units_of_layer = _Units(before, between, after)
         layers.append(_quantize(module, model.config.hidden_act, dtype, units_of_layer))
@@ -83,11 +82,11 @@ def make_quantized_encoder(
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """Those of the states before a layer, between its halves and after it."""
+    """Those of the states before a layer, between its halves and after it (the last has none)."""
 
     before: Tensor
     between: Tensor
-    after: Tensor
+    after: Tensor | None
 
 
 def _embeddings(module: Any, dtype: torch.dtype, unit: Tensor) -> Embeddings:
@@ -98,7 +97,7 @@ def _embeddings(module: Any, dtype: torch.dtype, unit: Tensor) -> Embeddings:
         tokens=exact.tokens.to(dtype, copy=True),
         places=exact.places.clone(),
         type=exact.type.clone(),
-        norm=_in_units(module.LayerNorm, unit),
+        norm=_as_levels(module.LayerNorm, unit),
     )
 
 
@@ -108,10 +107,10 @@ def _quantize(module: Any, activation: str, dtype: torch.dtype, units: _Units) -
         heads=attention.self.num_attention_heads,
         to_query_key_value=FromNorm(_projections(module), units.before, dtype=dtype),
         from_attended=FromAny(attention.output.dense, units.before),
-        attention_norm=_in_units(attention.output.LayerNorm, units.between),
+        attention_norm=_as_levels(attention.output.LayerNorm, units.between),
         to_inner=FromNorm([module.intermediate.dense], units.between, activation=activation),
         from_inner=FromAny(module.output.dense, units.between),
-        output_norm=_in_units(module.output.LayerNorm, units.after),
+        output_norm=_as_levels(module.output.LayerNorm, units.after),
     )
 
 
@@ -120,6 +119,8 @@ def _projections(module: Any) -> list[nn.Linear]:
     return [attention.query, attention.key, attention.value]
 
 
-def _in_units(module: Any, unit: Tensor) -> Norm:
+def _as_levels(module: Any, unit: Tensor | None) -> Norm:
     norm = Norm.of(module)
-    return Norm(norm.weight / unit, norm.bias / unit, norm.epsilon)
+    if unit is None:
+        return Norm(norm.weight.clone(), norm.bias.clone(), norm.epsilon)
+    return Norm(norm.weight / unit, norm.bias / unit + ZERO, norm.epsilon)

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from app.models.device import cpu_has_int8
-from app.models.int8 import LARGEST, FromAny, FromNorm, choose_unit
+from app.models.int8 import LARGEST, ZERO, FromAny, FromNorm, choose_unit
 
 pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs a processor with VNNI or AMX")
 SHAPES = [(64, 192), (40, 24), (36, 7), (1024, 256)]
@@ -42,7 +42,7 @@ def test_a_norms_output_is_multiplied_with_its_activation(
     layer = random_layer(width, out)
     states = torch.randn(50, width)
     unit = choose_unit(states.abs().amax(0), [layer])
-    actual = FromNorm([layer], unit, activation=activation, dtype=dtype)(states / unit)
+    actual = FromNorm([layer], unit, activation=activation, dtype=dtype)(states / unit + ZERO)
     assert actual.dtype == dtype
     # Few channels average out little of the rounding.
     assert worst_cosine(actual, function(layer(states))) > (0.999 if out > 100 else 0.995)
@@ -53,8 +53,8 @@ def test_layers_that_read_the_same_norm_stand_side_by_side() -> None:
     layers = [random_layer(64, 32), random_layer(64, 48)]
     states = torch.randn(9, 64)
     unit = torch.full((64,), 0.05)
-    both = FromNorm(layers, unit)(states / unit)
-    each = [FromNorm([layer], unit)(states / unit) for layer in layers]
+    both = FromNorm(layers, unit)(states / unit + ZERO)
+    each = [FromNorm([layer], unit)(states / unit + ZERO) for layer in layers]
     torch.testing.assert_close(both, torch.cat(each, dim=1), rtol=0, atol=1e-6)
 
 
@@ -65,7 +65,7 @@ def test_a_row_beyond_the_units_is_as_exact_as_any(activation) -> None:
     unit = torch.full((64,), 3 / LARGEST)
     states = torch.randn(40, 64).clamp(-3, 3)
     states[[3, 4, 39]] *= torch.tensor([2.0, 50.0, 1000.0])[:, None]
-    actual = FromNorm([layer], unit, activation=activation)(states / unit)
+    actual = FromNorm([layer], unit, activation=activation)(states / unit + ZERO)
     exact = layer(states)
     wanted = {
         None: exact,
@@ -85,7 +85,7 @@ def test_rows_of_any_range_are_multiplied_and_added(width, out, dtype) -> None:
     states = functional.gelu(states).to(dtype)
     residual = torch.randn(50, out)
     unit = torch.rand(out)
-    actual = FromAny(layer, unit)(states.float(), residual) - residual * unit
+    actual = FromAny(layer, unit)(states.float(), residual + ZERO) - residual * unit
     assert worst_cosine(actual[5:], layer(states.float())[5:]) > 0.999
 
 
@@ -94,7 +94,7 @@ def test_rows_of_any_range_are_multiplied_and_added(width, out, dtype) -> None:
 def test_a_row_of_one_value_is_multiplied(fill: float) -> None:
     layer = random_layer(64, 32)
     states = torch.full((3, 64), fill)
-    actual = FromAny(layer, torch.ones(32))(states, torch.zeros(3, 32))
+    actual = FromAny(layer, torch.ones(32))(states, torch.full((3, 32), ZERO))
     torch.testing.assert_close(actual, layer(states), rtol=0.02, atol=0.3)
 
 
@@ -104,18 +104,20 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
     states = torch.randn(70, 64) * torch.logspace(-1, 2, 70)[:, None]
     from_norm = FromNorm([layer], torch.full((64,), 0.1), activation="gelu")
     from_any = FromAny(layer, torch.ones(128))
-    together = from_norm(states / 0.1), from_any(states, torch.zeros(70, 128))
+    together = from_norm(states / 0.1 + ZERO), from_any(states, torch.full((70, 128), ZERO))
     for row in range(70):
         alone = states[row : row + 1]
-        torch.testing.assert_close(from_norm(alone / 0.1), together[0][row : row + 1])
-        torch.testing.assert_close(from_any(alone, torch.zeros(1, 128)), together[1][row : row + 1])
+        torch.testing.assert_close(from_norm(alone / 0.1 + ZERO), together[0][row : row + 1])
+        torch.testing.assert_close(
+            from_any(alone, torch.full((1, 128), ZERO)), together[1][row : row + 1]
+        )
 
 
 @torch.inference_mode()
 def test_an_output_channel_without_weights_is_its_bias() -> None:
     layer = random_layer(32, 8)
     layer.weight.data[3] = 0
-    actual = FromNorm([layer], torch.full((32,), 0.05))(torch.randn(4, 32) / 0.05)
+    actual = FromNorm([layer], torch.full((32,), 0.05))(torch.randn(4, 32) / 0.05 + ZERO)
     torch.testing.assert_close(actual[:, 3], layer.bias[3].expand(4))
 
 
@@ -127,5 +129,5 @@ def test_a_channel_that_reaches_far_does_not_blur_the_others() -> None:
     layer.weight.data[:, 5] /= 300
     unit = choose_unit(states.abs().amax(0), [layer])
     assert (states / unit).abs().max() < LARGEST
-    actual = FromNorm([layer], unit)(states / unit)
+    actual = FromNorm([layer], unit)(states / unit + ZERO)
     assert worst_cosine(actual, layer(states)) > 0.999
