@@ -51,6 +51,8 @@ def test_a_block_runs_and_prints_what_it_shows(
     printed = run_block(run.block, checkout, demo.url)
     if run.output:
         check_output(run.output, printed)
+    else:  # curl calls an error a success.
+        assert '"detail"' not in printed
 
 
 @some("bash", marked=False, starts=True)
