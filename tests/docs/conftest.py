@@ -1,0 +1,31 @@
+"""The checkout and the one demo server that the blocks of the documentation use."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.docs.checkout import make_checkout, start_demo
+from tests.server import RunningServer
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkout(tmp_path_factory.mktemp("docs") / "smart-embedder")
+
+
+@pytest.fixture(scope="module")
+def demo(checkout: Path) -> Iterator[RunningServer]:
+    """What the README's first command starts."""
+    limits = {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1000000", "RATE_LIMIT_BURST_SIZE": "1000000"}
+    process = start_demo(checkout, **limits)
+    server = RunningServer(process)
+    try:
+        server.wait_until_healthy()
+        yield server
+        assert server.stop() == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(30)
+        server.close()

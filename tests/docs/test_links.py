@@ -1,0 +1,40 @@
+"""Every link inside the repository leads somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import documents
+from tests.server import REPOSITORY
+
+FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FILES = [*documents(), REPOSITORY / "CHANGELOG.md"]
+
+
+def prose_of(file: Path) -> str:
+    return FENCED.sub("", file.read_text(encoding="utf-8"))
+
+
+def anchors_of(file: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    headings = re.findall(r"(?m)^#+ (.+)$", prose_of(file))
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_links_lead_to_files_and_headings_that_there_are(file: Path) -> None:
+    for link in LINK.findall(prose_of(file)):
+        if re.match(r"[a-z]+://", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (file.parent / path).resolve() if path else file
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target), link
+
+
+def test_every_page_is_linked_from_the_readme() -> None:
+    links = set(LINK.findall(prose_of(REPOSITORY / "README.md")))
+    pages = {file.relative_to(REPOSITORY).as_posix() for file in documents()} - {"README.md"}
+    assert pages <= links
