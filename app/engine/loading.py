@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from app.engine.read_ahead import read_ahead
 from app.jobs import Embedder, Model, Reranker
 from app.settings import Settings
 
@@ -81,7 +82,8 @@ def load_models(settings: Settings) -> LoadedModels:
     """Load and warm what the settings name; called in the device thread.
 
     torch and transformers are imported here and not with this module: that takes seconds, and the
-    port must answer before it is done.
+    port must answer before it is done. Meanwhile the weights come from the disk.
     """
+    read_ahead(settings)
     load: Loader = importlib.import_module("app.models.runtime").load
     return load(settings)

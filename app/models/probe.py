@@ -15,6 +15,7 @@ _SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 _WORTH_GOING_ON = 1.03
 # A busy moment may make a smaller size look like the last.
 _WEIGHTY_SIZE = 1024
+_LONG_SECONDS = 0.5
 _MEMORY_SHARE = 0.8
 _MEMORY_TOKENS = 4096
 _SEQUENCE_TOKENS = 256
@@ -25,10 +26,21 @@ def probe(model: Model, device: torch.device) -> ChosenBudget:
     """Measure forwards of growing size and choose the token budget from them."""
     total = torch.cuda.get_device_properties(device).total_memory if _is_cuda(device) else None
     most = tokens_that_fit(model, device)
+    promised = promised_tokens(model.max_length, total)
     warm_up(model, _SIZES[0])
-    sizes = [size for size in _SIZES if most is None or size <= most]
-    measured = list(measure(lambda tokens: _timed_forward(model, tokens, device), sizes))
-    return choose_budget(measured, promised_tokens(model.max_length, total), most)
+    measured = list(
+        measure(
+            lambda tokens: _timed_forward(model, tokens, device), _worth_measuring(promised, most)
+        )
+    )
+    return choose_budget(measured, promised, most)
+
+
+def _worth_measuring(promised: int, most: int | None) -> list[int]:
+    """The sizes that fit, from the last that is small beside what is promised on."""
+    least = min(promised, _WEIGHTY_SIZE // 2)
+    sizes = [size for size in _SIZES if size >= least and (most is None or size <= most)]
+    return sizes or [_SIZES[0]]
 
 
 def measure(
@@ -36,12 +48,16 @@ def measure(
 ) -> Iterator[Measurement]:
     """The better of two forwards of each size, the first of which chooses or compiles its kernels.
 
+    One is enough where that is lost in the time of the forward itself.
+
     Ends when a size of some weight is no faster than the one before, or before a size that would
     take more than `seconds`.
     """
     best_rate, spent = 0.0, 0.0
     for size in sizes:
-        tries = [timed_forward(size), timed_forward(size)]
+        tries = [timed_forward(size)]
+        if tries[0] < _LONG_SECONDS:
+            tries.append(timed_forward(size))
         measured = Measurement(size, min(tries))
         yield measured
         spent += sum(tries)

@@ -14,8 +14,14 @@ def test_it_takes_the_better_of_two_forwards_of_each_size() -> None:
     assert [(one.tokens, one.seconds) for one in found] == [(128, 0.1), (256, 0.15), (512, 0.2)]
 
 
+def test_one_forward_is_enough_where_it_is_long() -> None:
+    seconds = iter([0.1, 0.2, 0.6])
+    found = list(measure(lambda _: next(seconds), [128, 512], seconds=100))
+    assert [(one.tokens, one.seconds) for one in found] == [(128, 0.1), (512, 0.6)]
+
+
 def test_it_stops_before_a_size_that_would_take_too_long() -> None:
-    found = list(measure(lambda tokens: tokens**0.9, [128, 256, 512, 1024], seconds=1500))
+    found = list(measure(lambda tokens: tokens**0.9, [128, 256, 512, 1024], seconds=900))
     assert [one.tokens for one in found] == [128, 256, 512]
 
 
