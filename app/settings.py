@@ -62,6 +62,7 @@ class Settings(BaseSettings):
     max_batch_tokens: Auto | PositiveInt = "auto"
     batch_wait_ms: Annotated[float, Field(ge=0, le=1000)] = 0
     tokenizer_threads: Auto | PositiveInt = "auto"
+    torch_compile: bool = False
 
     max_queue_size: PositiveInt = 200
     rerank_max_queue: PositiveInt = 32
@@ -252,6 +253,7 @@ _ALLOWED = {
     "max_batch_tokens": "auto, or a number of tokens, at least 1",
     "batch_wait_ms": "milliseconds from 0 to 1000",
     "tokenizer_threads": "auto, or a number, at least 1",
+    "torch_compile": "true or false",
     "max_queue_size": "a number of requests, at least 1",
     "rerank_max_queue": "a number of requests, at least 1",
     "rerank_gpu_timeout": "seconds above 0 and below REQUEST_TIMEOUT",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 from transformers import AutoModel, PreTrainedModel
 
@@ -13,11 +14,14 @@ from app.jobs import TokenIds
 from app.models.attention import REGISTERED_PREFIX, load_kernel
 from app.models.calibration import calibration_sequences
 from app.models.checkpoint import TENSOR_FILE_ERRORS, read_config
+from app.models.compiled import compile_layers
 from app.models.cpu_threads import CpuThreads
 from app.models.encoder import can_take, make_encoder
 from app.models.int8 import can_quantize
 from app.models.packing import PackedBatch, pack
 from app.models.quantized import Calibration, make_quantized_encoder
+
+log = structlog.get_logger(__name__)
 
 # oneDNN compiles a kernel for every new number of rows, milliseconds for each matrix in bfloat16;
 # rounded up there are so few numbers that the compiled ones are found again.
@@ -55,6 +59,8 @@ class Target:
     attention: str
     # Matrix products in 8 bits, the rest in `dtype`.
     quantized: bool = False
+    # Through PyTorch's compiler, where that has anything to gain.
+    compiled: bool = False
 
 
 class Backbone:
@@ -87,7 +93,11 @@ class Backbone:
     def _fastest(self, model: PreTrainedModel, folder: Path, target: Target) -> Forward:
         plain = through_transformers(model, token_types=family_of(folder).token_types)
         if self.device.type != "cpu" or not (target.quantized or can_take(model)):
+            if target.compiled:
+                compile_layers(model)
             return plain
+        if target.compiled:
+            log.warning("torch_compile_ignored", reason="on a CPU this model runs without it")
         kernel = load_kernel(target.attention.removeprefix(REGISTERED_PREFIX))
         if not target.quantized:
             return make_encoder(model, kernel)

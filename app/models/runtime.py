@@ -15,6 +15,7 @@ from app.models.attention import REGISTERED_PREFIX, register_attention
 from app.models.backbone import Target
 from app.models.budget import ChosenBudget, at_most
 from app.models.checkpoint import Hub, locate, read_config
+from app.models.compiled import explained
 from app.models.cross_encoder import load_cross_encoder
 from app.models.device import (
     choose_device,
@@ -48,7 +49,8 @@ def _load_on(device: str, settings: Settings) -> LoadedModels:
     folder = loader.locate(settings.embedding_model)
     embedder = load_m3_embedder(settings.embedding_model, folder, settings.embed_max_length, target)
     dense, reranker = loader.load_dense(), loader.load_reranker()
-    budget = _budget(settings, embedder, [dense, reranker], target.device)
+    with explained():
+        budget = _budget(settings, embedder, [dense, reranker], target.device)
     return LoadedModels(
         embedder=embedder,
         device=_describe(target),
@@ -117,7 +119,13 @@ def _choose_target(name: str, settings: Settings) -> Target:
     device = choose_device(name)
     dtype = choose_dtype(settings.dtype, device)
     attention = register_attention(settings.attention, device, dtype)
-    return Target(device, dtype, attention, quantized=settings.dtype == INT8)
+    return Target(
+        device,
+        dtype,
+        attention,
+        quantized=settings.dtype == INT8,
+        compiled=settings.torch_compile,
+    )
 
 
 def _describe(target: Target) -> DeviceInfo:
