@@ -30,6 +30,7 @@ BARE = {
     "HOME": "/",
     "PIP_NO_INDEX": "1",
     "PYTHON": sys.executable,
+    "PORT": "0",
 }
 
 needs_bash = pytest.mark.skipif(BASH is None, reason="start_server.sh needs bash")
@@ -98,12 +99,23 @@ def add_program(folder: Path, name: str, text: str) -> Path:
     return program
 
 
-def add_docker(folder: Path) -> Path:
-    """A docker that tells its arguments and the variables that compose would pass on."""
+def add_docker(
+    folder: Path, compose: str = "2.24.4", published: str = "127.0.0.1:9000", **facts: object
+) -> Path:
+    """A docker that knows no image yet, and tells what compose would be started with.
+
+    `facts` is what its daemon tells of itself.
+    """
     passed = ("DENSE_EMBEDDING_MODEL", "RERANKER_MODEL")
     tuned = ("QWEN_RERANK_BATCH_SIZE", "QWEN_RERANK_MAX_LENGTH")
     values = " ".join(f"${{{name}-unset}}" for name in passed + tuned)
-    text = f'if [[ $4 == port ]]; then echo 127.0.0.1:9000; else echo "ran $* | {values}"; fi'
+    text = f"""case "$1 $4" in
+"compose port") echo {published} ;;
+"compose ") echo {compose} ;;
+"compose up") echo "ran $* | {values}" ;;
+"info "*) echo '{json.dumps(facts)}' ;;
+"image "*) exit 1 ;;
+esac"""
     return add_program(folder, "docker", text)
 
 

@@ -1,11 +1,24 @@
 """The virtual environment: made, repaired, and installed only where something changed."""
 
+import sys
 from pathlib import Path
+
+import pytest
 
 from launcher import environment
 from tests.launcher.checkout import make_checkout, needs_bash, start, told, write_wheel
 
 pytestmark = needs_bash
+
+HIDE = """
+import importlib.machinery, sys
+class Path(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name == {module!r} else super().find_spec(name, path, target)
+sys.meta_path = [Path if finder.__name__ == "PathFinder" else finder
+                 for finder in sys.meta_path if hasattr(finder, "__name__")]
+"""
 
 
 def test_the_environment_alone_is_enough_for_a_second_start(started: Path, tools: Path) -> None:
@@ -47,8 +60,7 @@ def test_a_half_made_environment_is_repaired_and_a_change_of_device_starts_afres
     )
     failed = start("local", "cpu", script=script, PYTHONPATH=str(tmp_path))
     assert failed.returncode == 1
-    assert "apt-get install python3-venv" in failed.stderr
-    assert "It said: half" in failed.stderr
+    assert "-m venv' could not make .venv. It said: half\n" in failed.stderr
     assert (script.parent / ".venv" / "bin").is_dir()
 
     repaired = start("local", "cpu", script=script)
@@ -56,9 +68,9 @@ def test_a_half_made_environment_is_repaired_and_a_change_of_device_starts_afres
     assert told(repaired)["DEVICE"] == "cpu"
 
     own_python = str(script.with_name(".venv") / "bin" / "python")
-    changed = start("local", "gpu", script=script, PYTHON=own_python)
+    changed = start("local", "gpu", script=script, PYTHON=own_python, DEVICE="cpu")
     assert "Making .venv" in changed.stdout
-    assert told(changed)["DEVICE"] == "cuda"
+    assert told(changed)["prefix"] == str(script.with_name(".venv"))
 
 
 def test_removing_an_environment_that_is_a_link_leaves_what_it_points_to(tmp_path: Path) -> None:
@@ -68,3 +80,27 @@ def test_removing_an_environment_that_is_a_link_leaves_what_it_points_to(tmp_pat
     environment.remove(link)
     assert target.is_dir()
     assert not link.is_symlink()
+
+
+@pytest.mark.parametrize("module", ["ensurepip", "venv"])
+def test_a_python_packaged_without_venv_is_told_what_to_install(
+    tmp_path: Path, module: str
+) -> None:
+    """As Debian packages it: Python finds no such module."""
+    script = make_checkout(tmp_path / "checkout")
+    (tmp_path / "sitecustomize.py").write_text(HIDE.format(module=module))
+    result = start("local", "cpu", script=script, PYTHONPATH=str(tmp_path))
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"start_server: Python {version} lacks its module {module}, which makes virtual "
+        f"environments: on Debian and Ubuntu 'apt-get install python{version}-venv' adds it.\n"
+    )
+
+
+def test_requirements_that_are_not_there_are_told(tmp_path: Path) -> None:
+    script = make_checkout(tmp_path / "checkout")
+    script.with_name("requirements-cpu.txt").unlink()
+    result = start("local", "cpu", script=script)
+    assert result.returncode == 1
+    assert result.stderr.startswith("start_server: requirements-cpu.txt is missing from")
