@@ -19,21 +19,6 @@ from tests.launcher.checkout import (
 pytestmark = needs_bash
 
 
-@pytest.mark.parametrize("line", ["", "Docker GPU", "cpu"])
-def test_without_docker_one_sentence_says_so(tools: Path, line: str) -> None:
-    result = start(*line.split(), PATH=str(tools))
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith("start_server: docker was not found")
-    assert len(result.stderr.splitlines()) == 1
-
-
-def test_without_the_compose_plugin_one_sentence_says_so(tools: Path) -> None:
-    add_program(tools, "docker", "exit 1")
-    result = start(PATH=str(tools))
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith("start_server: 'docker compose' was not found")
-
-
 @pytest.mark.parametrize("python", [sys.executable, ""], ids=["python", "no python"])
 @pytest.mark.parametrize(
     ("line", "nvidia_smi", "flavour"),
