@@ -20,6 +20,23 @@ def test_with_neither_python_nor_docker_one_sentence_says_so(tools: Path, line: 
     assert len(result.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("docker", "sentence"),
+    [
+        ("[[ $1 != compose ]]", "'docker compose' was not found: install Docker's compose plugin"),
+        ("[[ $1 != info ]]", "the Docker daemon does not answer, or you may not use it"),
+    ],
+)
+def test_without_a_python_docker_that_cannot_be_used_is_told(
+    tools: Path, docker: str, sentence: str
+) -> None:
+    add_program(tools, "docker", docker)
+    result = start(PATH=str(tools), PYTHON="")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"start_server: {sentence}")
+    assert len(result.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize("line", ["local cpu", "bogus", "cpu local"])
 def test_without_a_python_one_sentence_says_which_is_needed(
     tmp_path: Path, tools: Path, line: str
