@@ -9,21 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.hub import run_hub
-from tests.server import REPOSITORY, start_process
-
-
-def run_to_the_end(folder: Path, **environment: str) -> tuple[int, str]:
-    process = start_process(folder, **environment)
-    output, _ = process.communicate(timeout=120)
-    return process.returncode, output
-
-
-def failing_start(tmp_path: Path, model: Path, sentence: str, **environment: str) -> None:
-    status, output = run_to_the_end(tmp_path, EMBEDDING_MODEL=str(model), **environment)
-    assert status == 1, output
-    assert sentence in output
-    assert "Traceback" not in output
+from tests.bad_start import failing_start, run_to_the_end
+from tests.server import REPOSITORY
 
 
 @pytest.fixture
@@ -100,20 +87,6 @@ def test_an_address_that_is_not_this_machines_stops_the_start(host: str, tmp_pat
     assert status == 1
     assert output.startswith(f"Smart Embedder cannot start: HOST={host} PORT=0 cannot be listened")
     assert output.count("\n") == 1
-
-
-def test_a_model_cache_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
-    """A file where the folder should be: the superuser may write to any folder."""
-    (tmp_path / "hub").touch()
-    with run_hub() as address:
-        failing_start(
-            tmp_path,
-            Path("example/m3"),
-            f"the model example/m3 cannot be stored in {tmp_path / 'hub'}: ",
-            HF_HOME=str(tmp_path),
-            HF_ENDPOINT=address,
-            HF_HUB_OFFLINE="0",
-        )
 
 
 def test_importing_the_app_does_nothing(tmp_path: Path) -> None:

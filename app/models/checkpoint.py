@@ -6,7 +6,10 @@ what to do.
 
 import json
 import pickle
+import time
 from dataclasses import dataclass, replace
+from functools import partial
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,8 @@ TENSOR_FILE_ERRORS = (
     pickle.UnpicklingError,
     SafetensorError,
 )
+_SECONDS_FOR_THE_HUB = 10.0
+_SECONDS_BETWEEN_TRIES = 1.0
 _WANTED_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 _UNWANTED_FOLDERS = ["onnx/*", "openvino/*", "imgs/*"]
 
@@ -64,7 +69,7 @@ def locate(name: str, hub: Hub) -> Path:
         raise StartupError(f"the model {name} has no revision {hub.revision}") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise StartupError(f"there is no model {name} on the hub or on disk") from error
-    except (HfHubHTTPError, httpx2.HTTPError, ConnectionError):
+    except (HfHubHTTPError, httpx2.HTTPError, ConnectionError, JSONDecodeError):
         return _without_the_hub(name, hub)
     except OSError as error:
         raise StartupError(f"the model {name} cannot be stored in {hub.cache}: {error}") from error
@@ -73,7 +78,7 @@ def locate(name: str, hub: Hub) -> Path:
 def _from_hub(name: str, hub: Hub) -> Path:
     unwanted = [*_UNWANTED_FOLDERS]
     if not hub.offline:
-        files = HfApi().list_repo_files(name, revision=hub.revision)
+        files = _files_on_hub(name, hub)
         if any(file.endswith(".safetensors") and "/" not in file for file in files):
             unwanted.append("*.bin")
     folder = snapshot_download(
@@ -85,6 +90,20 @@ def _from_hub(name: str, hub: Hub) -> Path:
         ignore_patterns=unwanted,
     )
     return Path(folder)
+
+
+def _files_on_hub(name: str, hub: Hub) -> list[str]:
+    """The names of the model's files: the first question, which tells whether the hub is there.
+
+    The hub's library would ask six times, and wait for ever for an answer.
+    """
+    ask = partial(HfApi().model_info, name, revision=hub.revision, timeout=_SECONDS_FOR_THE_HUB)
+    try:
+        info = ask()
+    except httpx2.TransportError:
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+        info = ask()
+    return [file.rfilename for file in info.siblings or ()]
 
 
 def _without_the_hub(name: str, hub: Hub) -> Path:

@@ -1,6 +1,5 @@
 """Docker that cannot be used: missing, too old, not running, forbidden, or without the GPU."""
 
-import os
 import shutil
 import socket
 import subprocess
@@ -145,13 +144,12 @@ def test_the_real_docker_without_its_daemon_is_told(real_docker: dict[str, str])
 def test_the_real_docker_with_a_daemon_that_is_forbidden_is_told(
     real_docker: dict[str, str], tmp_path: Path
 ) -> None:
-    without_rights = give_up_rights()
     with socket.socket(socket.AF_UNIX) as daemon:
         path = Path(real_docker["DOCKER_HOST"].removeprefix("unix://"))
         daemon.bind(str(path))
         daemon.listen()
         path.chmod(0o600)
-        os.chown(path, 65534, 65534)
+        without_rights = give_up_rights(path)
         result = subprocess.run(
             [*without_rights, str(BASH), str(SCRIPT)],
             env=BARE | real_docker,
