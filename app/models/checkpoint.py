@@ -72,7 +72,10 @@ def locate(name: str, hub: Hub) -> Path:
     except (HfHubHTTPError, httpx2.HTTPError, ConnectionError, JSONDecodeError):
         return _without_the_hub(name, hub)
     except OSError as error:
-        raise StartupError(f"the model {name} cannot be stored in {hub.cache}: {error}") from error
+        raise StartupError(
+            f"the model {name} cannot be stored in {hub.cache}: {error}; make it writable, and "
+            "large enough, or set HF_HOME to another folder"
+        ) from error
 
 
 def _from_hub(name: str, hub: Hub) -> Path:
