@@ -13,6 +13,7 @@ from typing import Any
 from launcher.console import SCRIPT, LaunchError
 
 OLDEST_COMPOSE = (2, 24, 4)  # The first to know !reset, which the compose files use.
+SECONDS_TO_ANSWER = 30
 _DESKTOP = "docker-desktop"
 _TOOLKIT = ("nvidia-container-runtime-hook", "nvidia-ctk")
 
@@ -78,15 +79,21 @@ def require_nvidia(engine: Engine) -> None:
 
 
 def docker(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    """Ask docker something, and show nothing of it."""
-    return subprocess.run(
-        ["docker", *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    """Ask docker something, and show nothing of it; a daemon that is silent counts as failed."""
+    command = ["docker", *arguments]
+    try:
+        return subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=SECONDS_TO_ANSWER,
+        )
+    except subprocess.TimeoutExpired:
+        silence = f"no answer in {SECONDS_TO_ANSWER} seconds"
+        return subprocess.CompletedProcess(command, 1, stdout="", stderr=silence)
 
 
 def _require_compose() -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher import engine
+from launcher.console import LaunchError
 from tests.launcher.checkout import (
     BARE,
     BASH,
@@ -77,6 +79,16 @@ def test_a_daemon_that_does_not_answer_is_told_with_its_own_words(tools: Path) -
         f"start_server: the Docker daemon does not answer ({words}): start Docker Desktop, or on "
         "Linux 'sudo systemctl start docker'.\n"
     )
+
+
+def test_a_daemon_that_is_silent_is_told(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not through a real start, which would be as patient as with a daemon that only just began."""
+    (tools / "sleep").symlink_to(str(shutil.which("sleep")))
+    add_program(tools, "docker", "[[ $1 == compose ]] && echo 2.40.3 || exec sleep 600")
+    monkeypatch.setenv("PATH", str(tools))
+    monkeypatch.setattr(engine, "SECONDS_TO_ANSWER", 1)
+    with pytest.raises(LaunchError, match="does not answer \\(no answer in 1 seconds\\): start"):
+        engine.require_docker()
 
 
 def test_a_daemon_that_the_user_may_not_use_is_told(tools: Path) -> None:
