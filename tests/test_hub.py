@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.bad_start import failing_start
+from tests.disks import full, give_up_rights, read_only
 from tests.hub import run_hub
-from tests.rights import give_up_rights, read_only
 from tests.server import run_server
 
 MODEL = Path("example/m3")
@@ -129,6 +129,10 @@ def cache(tmp_path: Path) -> Path:
 
 def test_a_read_only_cache_stops_the_start(tmp_path: Path, cache: Path) -> None:
     assert "Read-only file system" in cannot_be_stored(tmp_path, cache, read_only(cache))
+
+
+def test_a_full_disk_stops_the_start(tmp_path: Path, cache: Path) -> None:
+    assert "No space left on device" in cannot_be_stored(tmp_path, cache, full(cache))
 
 
 def test_a_cache_of_another_user_stops_the_start(tmp_path: Path, cache: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from launcher import engine
 from launcher.console import LaunchError
+from tests.disks import give_up_rights
 from tests.launcher.checkout import (
     BARE,
     BASH,
@@ -18,7 +19,6 @@ from tests.launcher.checkout import (
     needs_bash,
     start,
 )
-from tests.rights import give_up_rights
 
 pytestmark = needs_bash
 

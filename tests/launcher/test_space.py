@@ -1,6 +1,5 @@
 """Disks that are too small, made for real: told before anything is fetched or removed."""
 
-import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -8,23 +7,18 @@ from pathlib import Path
 import pytest
 
 from launcher.space import Need, need_of
+from tests.disks import small
 from tests.launcher.checkout import BARE, BASH, ROOT, add_docker, make_checkout, needs_bash, start
 
 pytestmark = needs_bash
 
-MOUNT = 'mount -t tmpfs -o size=4m tmpfs "$1" || exit 77; shift; exec "$@"'
-NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MOUNT, "sh")
 HUNDRED_TERABYTES = "# Disk space: 100000000 MB, and 100000000 MB for downloads.\n"
 
 
-def run_with_small_disk(
-    folder: Path, command: list[str], **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a command for which `folder` is an empty disk of 4 MiB, in a namespace of its own."""
-    if shutil.which("unshare") is None:
-        pytest.skip("a small disk needs unshare, of util-linux")
-    result = subprocess.run(
-        [*NAMESPACE, str(folder), *command],
+def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as the launcher is run elsewhere."""
+    return subprocess.run(
+        command,
         env=BARE | variables,
         cwd="/",
         stdin=subprocess.DEVNULL,
@@ -32,9 +26,6 @@ def run_with_small_disk(
         text=True,
         check=False,
     )
-    if result.returncode == 77 or "unshare:" in result.stderr:
-        pytest.skip(f"no file system may be mounted here: {result.stderr.strip()}")
-    return result
 
 
 def launcher_in(folder: Path) -> list[str]:
@@ -55,27 +46,27 @@ def script(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Path:
-    folder = tmp_path / "small"
+def disk(tmp_path: Path) -> Path:
+    folder = tmp_path / "disk"
     folder.mkdir()
     return folder
 
 
-def test_a_disk_too_small_for_the_packages_is_told(script: Path, small: Path) -> None:
-    result = run_with_small_disk(small, launcher_in(small))
+def test_a_disk_too_small_for_the_packages_is_told(script: Path, disk: Path) -> None:
+    result = run([*small(disk), *launcher_in(disk)])
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
-        f"start_server: installing takes about 2.0 GB on the disk of {small}, which has 0.0 GB "
+        f"start_server: installing takes about 2.0 GB on the disk of {disk}, which has 0.0 GB "
         "free: make room there.\n"
     )
 
 
-def test_a_disk_too_small_for_the_downloads_is_told(script: Path, small: Path) -> None:
+def test_a_disk_too_small_for_the_downloads_is_told(script: Path, disk: Path) -> None:
     command = [str(BASH), str(script), "local", "cpu"]
-    result = run_with_small_disk(small, command, TMPDIR=str(small))
+    result = run([*small(disk), *command], TMPDIR=str(disk))
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
-        f"start_server: installing takes about 0.5 GB on the disk of {small}, which has 0.0 GB "
+        f"start_server: installing takes about 0.5 GB on the disk of {disk}, which has 0.0 GB "
         "free: make room there, or set TMPDIR to a larger disk.\n"
     )
     assert not script.with_name(".venv").exists()
@@ -96,13 +87,13 @@ def test_an_environment_that_can_be_used_needs_no_room_for_another(script: Path)
     assert start("local", "cpu", script=script).returncode == 0
 
 
-def test_a_disk_too_small_for_the_image_is_told(tools: Path, small: Path) -> None:
-    add_docker(tools, Name=socket.gethostname(), DockerRootDir=str(small))
+def test_a_disk_too_small_for_the_image_is_told(tools: Path, disk: Path) -> None:
+    add_docker(tools, Name=socket.gethostname(), DockerRootDir=str(disk))
     command = [str(BASH), str(ROOT / "start_server.sh"), "docker", "cpu"]
-    result = run_with_small_disk(small, ["env", f"PATH={tools}", *command])
+    result = run([*small(disk), "env", f"PATH={tools}", *command])
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
-        f"start_server: installing takes about 4.0 GB on the disk of {small}, which has 0.0 GB "
+        f"start_server: installing takes about 4.0 GB on the disk of {disk}, which has 0.0 GB "
         "free: make room there ('docker system prune').\n"
     )
 
