@@ -7,7 +7,7 @@ import shutil
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -52,7 +52,9 @@ class Portal(BaseHTTPRequestHandler):
     """Answers everything with a page to log in, as networks for guests do."""
 
     def do_GET(self) -> None:
-        body = b"<html>Please log in</html>"
+        self.answer(b"<html>Please log in</html>")
+
+    def answer(self, body: bytes) -> None:
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -62,19 +64,48 @@ class Portal(BaseHTTPRequestHandler):
         """Keep silent."""
 
 
+class Stalling(Portal):
+    """Answers the first question, and no other until the test ends."""
+
+    ended: threading.Event
+    asked = 0
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        if self.asked > 1:
+            self.ended.wait(120)
+        self.answer(b'{"id": "example/m3", "siblings": [{"rfilename": "config.json"}]}')
+
+    def answer(self, body: bytes) -> None:
+        with suppress(OSError):  # Nobody waited.
+            super().answer(body)
+
+
 @contextmanager
-def portal() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Portal) as server:
+def serve(handler: type[Portal], ended: threading.Event) -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
+            ended.set()
             server.shutdown()
             thread.join(30)
 
 
-@pytest.mark.parametrize("hub", [closed_port, silent_listener, no_route, no_such_name, portal])
+def portal() -> AbstractContextManager[str]:
+    return serve(Portal, threading.Event())
+
+
+def stalling() -> AbstractContextManager[str]:
+    ended = threading.Event()
+    return serve(type("Fresh", (Stalling,), {"ended": ended}), ended)
+
+
+@pytest.mark.parametrize(
+    "hub", [closed_port, silent_listener, no_route, no_such_name, portal, stalling]
+)
 def test_a_hub_that_cannot_be_reached_stops_the_start(hub, tmp_path: Path) -> None:
     with hub() as address:
         failing_start(

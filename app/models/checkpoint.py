@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx2
 import torch
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, get_session, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -62,7 +62,8 @@ def locate(name: str, hub: Hub) -> Path:
     try:
         return _from_hub(name, hub)
     except LocalEntryNotFoundError as error:
-        raise StartupError(_not_on_disk(name, hub)) from error
+        reason = "" if hub.offline else "the hub cannot be reached. "
+        raise StartupError(reason + _not_on_disk(name, hub)) from error
     except GatedRepoError as error:
         raise StartupError(f"the model {name} is gated: accept its terms on the hub") from error
     except RevisionNotFoundError as error:
@@ -98,15 +99,27 @@ def _from_hub(name: str, hub: Hub) -> Path:
 def _files_on_hub(name: str, hub: Hub) -> list[str]:
     """The names of the model's files: the first question, which tells whether the hub is there.
 
-    The hub's library would ask six times, and wait for ever for an answer.
+    Asked any other way, the hub's library would try six times.
     """
-    ask = partial(HfApi().model_info, name, revision=hub.revision, timeout=_SECONDS_FOR_THE_HUB)
+    hooks = get_session().event_hooks["request"]
+    if _limit_waiting not in hooks:
+        hooks.append(_limit_waiting)
+    ask = partial(HfApi().model_info, name, revision=hub.revision)
     try:
         info = ask()
     except httpx2.TransportError:
         time.sleep(_SECONDS_BETWEEN_TRIES)
         info = ask()
     return [file.rfilename for file in info.siblings or ()]
+
+
+def _limit_waiting(request: httpx2.Request) -> None:
+    """Set a time limit where the hub's library would wait for ever for an answer."""
+    limits = request.extensions.get("timeout", {})
+    kinds = ("connect", "read", "write", "pool")
+    request.extensions["timeout"] = {
+        kind: limits.get(kind) or _SECONDS_FOR_THE_HUB for kind in kinds
+    }
 
 
 def _without_the_hub(name: str, hub: Hub) -> Path:
