@@ -43,11 +43,19 @@ class Environment:
         require_venv()
         require_space_to_install(Path.cwd(), need_of(requirements(flavour)))
         say(f"Making {self.folder} with Python {platform.python_version()} ...")
-        remove(self.folder)
-        self.folder.mkdir()
-        self.unfinished.touch()
+        self._clear()
         self._create()
         self.unfinished.unlink()
+
+    def _clear(self) -> None:
+        try:
+            remove(self.folder)
+            self.folder.mkdir()
+            self.unfinished.touch()
+        except OSError as error:
+            raise LaunchError(
+                f"{self.folder} cannot be written in {Path.cwd()}: {error.strerror}."
+            ) from error
 
     def _create(self) -> None:
         python = base_python()

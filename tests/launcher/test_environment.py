@@ -1,12 +1,14 @@
 """The virtual environment: made, repaired, and installed only where something changed."""
 
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from launcher import environment
-from tests.launcher.checkout import make_checkout, needs_bash, start, told, write_wheel
+from tests.disks import give_up_rights, read_only
+from tests.launcher.checkout import BARE, BASH, make_checkout, needs_bash, start, told, write_wheel
 
 pytestmark = needs_bash
 
@@ -104,3 +106,15 @@ def test_requirements_that_are_not_there_are_told(tmp_path: Path) -> None:
     result = start("local", "cpu", script=script)
     assert result.returncode == 1
     assert result.stderr.startswith("start_server: requirements-cpu.txt is missing from")
+
+
+@pytest.mark.parametrize("condition", [read_only, give_up_rights])
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, condition) -> None:
+    script = make_checkout(tmp_path / "checkout")
+    command = [*condition(script.parent), str(BASH), str(script), "local", "cpu"]
+    result = subprocess.run(
+        command, env=BARE, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    (sentence,) = result.stderr.splitlines()
+    assert sentence.startswith(f"start_server: .venv cannot be written in {script.parent}: ")
