@@ -36,4 +36,6 @@ command -v promtool > /dev/null \
   || echo "prometheus is not installed: the tests of the dashboard and the alerts are skipped."
 docker compose version > /dev/null 2>&1 || docker-compose version > /dev/null 2>&1 \
   || echo "docker compose is not installed: the tests of what it makes of its files are skipped."
+command -v wine > /dev/null || command -v wine64 > /dev/null || [[ -x /usr/lib/wine/wine64 ]] \
+  || echo "wine is not installed: the tests that run start_server.bat are skipped."
 echo "== tests";       python -m pytest -q --durations=15 -rs "$@"

@@ -36,6 +36,10 @@ start_container() {
     fail "Python 3.11 or newer was not found: install it, or name one with PYTHON=/path/to/python."
   command -v docker >/dev/null ||
     fail "neither Python 3.11 or newer nor docker was found: install one of them."
+  docker compose version >/dev/null 2>&1 ||
+    fail "'docker compose' was not found: install Docker's compose plugin, 2.24.4 or newer."
+  docker info >/dev/null 2>&1 ||
+    fail "the Docker daemon does not answer, or you may not use it: 'docker info' says why."
   if [[ $* == *gpu ]] || { [[ $* != *cpu ]] && nvidia-smi >/dev/null 2>&1; }; then
     file=docker-compose.gpu.yml
   fi

@@ -41,4 +41,11 @@ def _renderers(log_format: str) -> list[Processor]:
     if log_format == "json":
         dumps = lambda event, **_: orjson.dumps(event, default=str).decode()  # noqa: E731
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(dumps)]
-    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    return [
+        structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(),
+            # Where rich is installed, structlog would print every local variable: a thousand lines,
+            # and the texts and tokens among them.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
+    ]

@@ -97,8 +97,10 @@ def _spare_what_stays() -> None:
 def _report_failure(error: Exception) -> None:
     if isinstance(error, StartupError):
         log.error("start_failed", reason=str(error))
-    else:
-        log.error("start_failed", reason="unexpected error while loading", exc_info=error)
+        return
+    first_line = str(error).partition("\n")[0]
+    reason = f"unexpected error while loading: {type(error).__name__}: {first_line}"
+    log.error("start_failed", reason=reason, exc_info=error)
 
 
 def _announce(server: uvicorn.Server, models: LoadedModels) -> None:

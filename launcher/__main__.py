@@ -6,9 +6,9 @@ from pathlib import Path
 
 from launcher.choices import Request, parse_arguments, settings_in_force
 from launcher.console import SCRIPT, LaunchError, ask_models
-from launcher.docker import require_docker, start_container
+from launcher.docker import require_container, start_container
 from launcher.gpu import choose_flavour, tune_reranker
-from launcher.local import demo_variables, device_variables, install, serve
+from launcher.local import demo_variables, device_variables, install, require_machine, serve
 
 USAGE = f"""Usage: {SCRIPT} [local|docker] [cpu|gpu|auto] [--demo]
   local    run in .venv in this folder, which is made on the first start
@@ -37,9 +37,10 @@ def start(request: Request, root: Path) -> int:
     """Start a container, or install what is missing and become the server."""
     flavour = choose_flavour(request.flavour)
     if request.mode == "docker":
-        require_docker()
+        require_container(flavour, current_settings())
         settle(request, flavour, root)
         return start_container(flavour)
+    require_machine(flavour, current_settings())
     settle(request, flavour, root)
     install(flavour, demo=request.demo)
     return serve(root)

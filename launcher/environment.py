@@ -7,9 +7,11 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.console import WINDOWS, LaunchError, say
+from launcher.space import need_of, require_space_to_install
 
 _WORKS = "import pip, sys; sys.exit(sys.version_info < (3, 11))"
 
@@ -38,12 +40,22 @@ class Environment:
         """Make the environment, unless the one that is there can be used for `flavour`."""
         if self._is_usable(flavour):
             return
+        require_venv()
+        require_space_to_install(Path.cwd(), need_of(requirements(flavour)))
         say(f"Making {self.folder} with Python {platform.python_version()} ...")
-        remove(self.folder)
-        self.folder.mkdir()
-        self.unfinished.touch()
+        self._clear()
         self._create()
         self.unfinished.unlink()
+
+    def _clear(self) -> None:
+        try:
+            remove(self.folder)
+            self.folder.mkdir()
+            self.unfinished.touch()
+        except OSError as error:
+            raise LaunchError(
+                f"{self.folder} cannot be written in {Path.cwd()}: {error.strerror}."
+            ) from error
 
     def _create(self) -> None:
         python = base_python()
@@ -52,8 +64,8 @@ class Environment:
         )
         if made.returncode:
             raise LaunchError(
-                f"'{python} -m venv' could not make {self.folder}; on Debian and Ubuntu install it "
-                f"with 'apt-get install python3-venv'. It said: {made.stdout}{made.stderr}".rstrip()
+                f"'{python} -m venv' could not make {self.folder}. "
+                f"It said: {made.stdout}{made.stderr}".rstrip()
             )
 
     def _is_usable(self, flavour: str) -> bool:
@@ -73,9 +85,7 @@ class Environment:
 
     def install(self, name: str, *options: str) -> None:
         """Install requirements-NAME.txt, unless just that is installed."""
-        file, stamp = Path(f"requirements-{name}.txt"), self.stamp(name)
-        if not file.is_file():
-            raise LaunchError(f"{file} is missing from {Path.cwd()}.")
+        file, stamp = requirements(name), self.stamp(name)
         wanted = hashlib.sha256(file.read_bytes()).hexdigest()
         if stamp.is_file() and stamp.read_text().strip() == wanted:
             return
@@ -105,6 +115,25 @@ class Environment:
             self.unfinished.touch()
         elif "Downloading" in line and ".metadata" not in line:
             say(f"  {line}")
+
+
+def requirements(name: str) -> Path:
+    """Return requirements-NAME.txt, which must be there."""
+    file = Path(f"requirements-{name}.txt")
+    if not file.is_file():
+        raise LaunchError(f"{file} is missing from {Path.cwd()}.")
+    return file
+
+
+def require_venv() -> None:
+    """Raise `LaunchError` where Python was packaged without what makes virtual environments."""
+    missing = [name for name in ("venv", "ensurepip") if find_spec(name) is None]
+    if missing:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        raise LaunchError(
+            f"Python {version} lacks its module {' and '.join(missing)}, which makes virtual "
+            f"environments: on Debian and Ubuntu 'apt-get install python{version}-venv' adds it."
+        )
 
 
 def base_python() -> str:

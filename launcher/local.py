@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.console import WINDOWS, LaunchError
+from launcher.driver import require_gpu
 from launcher.environment import Environment
+from launcher.port import port_of, require_free_port
 
 DEMO_FOLDER = ".demo-model"
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cu130"
@@ -26,6 +28,13 @@ def demo_variables(root: Path) -> dict[str, str]:
         "RERANKER_MODEL": "late-interaction",
         "HF_HUB_OFFLINE": "1",
     }
+
+
+def require_machine(flavour: str, settings: Mapping[str, str]) -> None:
+    """Raise `LaunchError` for what the server will need of this machine and does not find."""
+    require_free_port(settings.get("HOST", "127.0.0.1"), port_of(settings))
+    if flavour == "gpu" and settings.get("DEVICE", "").lower() not in {"cpu", "mps"}:
+        require_gpu()
 
 
 def device_variables(settings: Mapping[str, str], flavour: str) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The process as an operator sees it: one clear sentence and a non-zero status for a bad start."""
 
+import json
 import shutil
 import socket
 import subprocess
@@ -9,21 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.hub import run_hub
-from tests.server import REPOSITORY, start_process
-
-
-def run_to_the_end(folder: Path, **environment: str) -> tuple[int, str]:
-    process = start_process(folder, **environment)
-    output, _ = process.communicate(timeout=120)
-    return process.returncode, output
-
-
-def failing_start(tmp_path: Path, model: Path, sentence: str, **environment: str) -> None:
-    status, output = run_to_the_end(tmp_path, EMBEDDING_MODEL=str(model), **environment)
-    assert status == 1, output
-    assert sentence in output
-    assert "Traceback" not in output
+from tests.bad_start import failing_start, run_to_the_end
+from tests.nvidia_driver import install_driver
+from tests.server import REPOSITORY, run_server
 
 
 @pytest.fixture
@@ -71,6 +60,22 @@ def test_an_unknown_model_type_stops_the_start(tmp_path: Path, broken: Path) -> 
     failing_start(tmp_path, broken, "holds a model of type gpt2; known here:")
 
 
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_an_error_that_nobody_foresaw_is_a_sentence_and_an_ordinary_traceback(
+    tmp_path: Path, broken: Path, log_format: str
+) -> None:
+    """Not one with every local variable, which may be a text or a token."""
+    config = json.loads((broken / "config.json").read_text())
+    (broken / "config.json").write_text(json.dumps(config | {"num_attention_heads": 0}))
+    settings = {"EMBEDDING_MODEL": str(broken), "LOG_FORMAT": log_format}
+    status, output = run_to_the_end(tmp_path, **settings)
+    assert status == 1
+    assert "unexpected error while loading: ZeroDivisionError: integer modulo by zero" in output
+    assert output.count("Traceback (most recent call last)") == 1
+    assert output.count("locals") == 0
+    assert len(output) < 10_000
+
+
 def test_a_model_that_is_not_there_says_what_to_fetch(tmp_path: Path) -> None:
     failing_start(
         tmp_path, Path("BAAI/bge-m3"), "hf download BAAI/bge-m3", HF_HOME=str(tmp_path / "cache")
@@ -81,6 +86,34 @@ def test_a_gpu_that_is_not_there_stops_the_start(tmp_path: Path, tiny_m3: Path) 
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     failing_start(tmp_path, tiny_m3, "DEVICE=cuda needs an NVIDIA GPU", DEVICE="cuda")
+
+
+TOO_OLD = "The NVIDIA driver on your system is too old (found version 12040)"
+
+
+@pytest.fixture
+def old_driver(tmp_path: Path) -> dict[str, str]:
+    """What makes a process meet a driver older than the CUDA of PyTorch's build."""
+    if torch.version.cuda is None:
+        pytest.skip("this PyTorch is the build for CPUs, which asks no driver")
+    return install_driver(tmp_path, 12_040)
+
+
+def test_a_driver_too_old_for_the_wheel_stops_the_start(
+    tmp_path: Path, tiny_m3: Path, old_driver: dict[str, str]
+) -> None:
+    failing_start(tmp_path, tiny_m3, f"it sees none ({TOO_OLD}); ", DEVICE="cuda", **old_driver)
+
+
+def test_a_driver_too_old_for_the_wheel_leaves_the_cpu_to_auto(
+    tmp_path: Path, tiny_m3: Path, old_driver: dict[str, str]
+) -> None:
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "DEVICE": "auto"}
+    with run_server(tmp_path, **settings, **old_driver) as server:
+        server.wait_until_healthy()
+    (line,) = [line for line in server.lines if "[warning " in line]
+    assert "no_gpu_used" in line
+    assert TOO_OLD in line
 
 
 def test_a_port_that_is_taken_stops_the_start_with_one_sentence(tmp_path: Path) -> None:
@@ -100,20 +133,6 @@ def test_an_address_that_is_not_this_machines_stops_the_start(host: str, tmp_pat
     assert status == 1
     assert output.startswith(f"Smart Embedder cannot start: HOST={host} PORT=0 cannot be listened")
     assert output.count("\n") == 1
-
-
-def test_a_model_cache_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
-    """A file where the folder should be: the superuser may write to any folder."""
-    (tmp_path / "hub").touch()
-    with run_hub() as address:
-        failing_start(
-            tmp_path,
-            Path("example/m3"),
-            f"the model example/m3 cannot be stored in {tmp_path / 'hub'}: ",
-            HF_HOME=str(tmp_path),
-            HF_ENDPOINT=address,
-            HF_HUB_OFFLINE="0",
-        )
 
 
 def test_importing_the_app_does_nothing(tmp_path: Path) -> None:

@@ -6,13 +6,16 @@ what to do.
 
 import json
 import pickle
+import time
 from dataclasses import dataclass, replace
+from functools import partial
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import torch
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi, get_session, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -34,6 +37,8 @@ TENSOR_FILE_ERRORS = (
     pickle.UnpicklingError,
     SafetensorError,
 )
+_SECONDS_FOR_THE_HUB = 10.0
+_SECONDS_BETWEEN_TRIES = 1.0
 _WANTED_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 _UNWANTED_FOLDERS = ["onnx/*", "openvino/*", "imgs/*"]
 
@@ -57,23 +62,27 @@ def locate(name: str, hub: Hub) -> Path:
     try:
         return _from_hub(name, hub)
     except LocalEntryNotFoundError as error:
-        raise StartupError(_not_on_disk(name, hub)) from error
+        reason = "" if hub.offline else "the hub cannot be reached. "
+        raise StartupError(reason + _not_on_disk(name, hub)) from error
     except GatedRepoError as error:
         raise StartupError(f"the model {name} is gated: accept its terms on the hub") from error
     except RevisionNotFoundError as error:
         raise StartupError(f"the model {name} has no revision {hub.revision}") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise StartupError(f"there is no model {name} on the hub or on disk") from error
-    except (HfHubHTTPError, httpx2.HTTPError, ConnectionError):
+    except (HfHubHTTPError, httpx2.HTTPError, ConnectionError, JSONDecodeError):
         return _without_the_hub(name, hub)
     except OSError as error:
-        raise StartupError(f"the model {name} cannot be stored in {hub.cache}: {error}") from error
+        raise StartupError(
+            f"the model {name} cannot be stored in {hub.cache}: {error}; make it writable, and "
+            "large enough, or set HF_HOME to another folder"
+        ) from error
 
 
 def _from_hub(name: str, hub: Hub) -> Path:
     unwanted = [*_UNWANTED_FOLDERS]
     if not hub.offline:
-        files = HfApi().list_repo_files(name, revision=hub.revision)
+        files = _files_on_hub(name, hub)
         if any(file.endswith(".safetensors") and "/" not in file for file in files):
             unwanted.append("*.bin")
     folder = snapshot_download(
@@ -85,6 +94,32 @@ def _from_hub(name: str, hub: Hub) -> Path:
         ignore_patterns=unwanted,
     )
     return Path(folder)
+
+
+def _files_on_hub(name: str, hub: Hub) -> list[str]:
+    """The names of the model's files: the first question, which tells whether the hub is there.
+
+    Asked any other way, the hub's library would try six times.
+    """
+    hooks = get_session().event_hooks["request"]
+    if _limit_waiting not in hooks:
+        hooks.append(_limit_waiting)
+    ask = partial(HfApi().model_info, name, revision=hub.revision)
+    try:
+        info = ask()
+    except httpx2.TransportError:
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+        info = ask()
+    return [file.rfilename for file in info.siblings or ()]
+
+
+def _limit_waiting(request: httpx2.Request) -> None:
+    """Set a time limit where the hub's library would wait for ever for an answer."""
+    limits = request.extensions.get("timeout", {})
+    kinds = ("connect", "read", "write", "pool")
+    request.extensions["timeout"] = {
+        kind: limits.get(kind) or _SECONDS_FOR_THE_HUB for kind in kinds
+    }
 
 
 def _without_the_hub(name: str, hub: Hub) -> Path:

@@ -1,6 +1,7 @@
 """Which device and number format to run on, and what the hardware is called."""
 
 import gc
+import warnings
 from collections.abc import Callable
 
 import structlog
@@ -99,8 +100,15 @@ def memory_reader(device: torch.device) -> Callable[[str], int] | None:
     return read
 
 
+def _has_cuda() -> bool:
+    """Whether PyTorch can use a GPU; what it warns of otherwise, `_why_no_cuda` says."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.cuda.is_available()
+
+
 def _best_device() -> str:
-    if torch.cuda.is_available():
+    if _has_cuda():
         return "cuda"
     if torch.backends.mps.is_available():
         return "mps"
@@ -131,7 +139,7 @@ def _require_int8(device: torch.device) -> None:
 
 
 def _require_cuda(name: str, device: torch.device) -> None:
-    if not torch.cuda.is_available():
+    if not _has_cuda():
         raise StartupError(
             f"DEVICE={name} needs an NVIDIA GPU that PyTorch {torch.__version__} can use, and it "
             f"sees none ({_why_no_cuda()}); check nvidia-smi and the driver, or set DEVICE=cpu"

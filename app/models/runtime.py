@@ -1,6 +1,7 @@
 """From settings to warm models: the one entry into this package."""
 
 import logging
+import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def load(settings: Settings) -> LoadedModels:
     transformers.logging.disable_progress_bar()
     # It would report every retry itself; what came of them is one sentence of ours.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="huggingface_hub")
     first, *others = [_load_on(name, settings) for name in settings.devices]
     return replace(first, replicas=tuple(others))
 

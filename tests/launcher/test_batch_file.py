@@ -1,0 +1,183 @@
+"""start_server.bat: read, and run by wine's cmd where that is installed.
+
+Batch files stand in for Windows' Python, docker and nvidia-smi, as pyenv's python is one too.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.checkout import ROOT
+from tests.launcher.wine import Wine, run_wine, windows_path, write_batch_file
+
+BATCH_FILE = ROOT / "start_server.bat"
+PYTHON = ('if "%~1"=="-c" exit /b 0', "echo ran {name} %*", "exit /b 7")
+OLD_PYTHON = ("exit /b 1",)
+DOCKER = (
+    'if "%~1 %~2"=="{fails}" exit /b 1',
+    'if "%~4"=="up" echo ran docker %*',
+    'if "%~4"=="up" exit /b {up}',
+    "exit /b 0",
+)
+NO_PYTHON = "Python 3.11 or newer was not found: install it, or set PYTHON to its path."
+NEITHER = "neither Python 3.11 or newer nor docker was found: install one of them."
+NO_COMPOSE = "'docker compose' was not found: install Docker's compose plugin, 2.24.4 or newer."
+NO_DAEMON = "the Docker daemon does not answer, or you may not use it: 'docker info' says why."
+NOT_UP = "docker compose could not start the service; its message above says why."
+
+
+@pytest.fixture(scope="module")
+def wine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wine]:
+    with run_wine(tmp_path_factory.mktemp("wine")) as running:
+        yield running
+
+
+class Checkout:
+    """A folder with start_server.bat in it, and the programs that it finds."""
+
+    def __init__(self, wine: Wine, folder: Path) -> None:
+        self.wine = wine
+        self.folder = folder / "a checkout (x86) & more"
+        self.programs = folder / "programs"
+        for made in (self.folder, self.programs):
+            made.mkdir()
+        shutil.copy(BATCH_FILE, self.folder)
+
+    def start(self, line: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
+        return self.wine.run(
+            self.folder, BATCH_FILE.name, *line.split(), programs=self.programs, **variables
+        )
+
+    def add(self, name: str, lines: tuple[str, ...]) -> Path:
+        return write_batch_file(self.programs / f"{name}.bat", lines)
+
+    def add_python(self, name: str) -> Path:
+        return self.add(name, tuple(line.format(name=name) for line in PYTHON))
+
+    def add_docker(self, fails: str = "nothing", up: int = 0) -> None:
+        self.add("docker", tuple(line.format(fails=fails, up=up) for line in DOCKER))
+
+
+@pytest.fixture
+def checkout(wine: Wine, tmp_path: Path) -> Checkout:
+    return Checkout(wine, tmp_path)
+
+
+def one_sentence(result: "subprocess.CompletedProcess[str]") -> str:
+    """Return the only thing that was said."""
+    assert (result.returncode, result.stdout) == (1, "")
+    (line,) = result.stderr.splitlines()
+    return line.rstrip().removeprefix("start_server: ")
+
+
+@pytest.mark.parametrize("line", ["", "local", "LOCAL Cpu --demo", "docker gpu", "auto", "bogus x"])
+def test_the_launcher_gets_the_arguments_and_passes_on_its_exit_code(
+    checkout: Checkout, line: str
+) -> None:
+    checkout.add_python("python")
+    result = checkout.start(line)
+    assert (result.returncode, result.stderr) == (7, "")
+    assert result.stdout.split() == f"ran python -m launcher {line}".split()
+
+
+def test_the_first_python_that_works_is_taken(checkout: Checkout) -> None:
+    checkout.add_python("python")
+    assert "ran python -m" in checkout.start().stdout
+    checkout.add_python("python3")
+    assert "ran python3 -m" in checkout.start().stdout
+    checkout.add("py", ('if not "%~1"=="-3.12" exit /b 103', "shift", *PYTHON))
+    assert "-3.12 -m launcher local" in checkout.start("local").stdout
+    for name in ("py", "python3"):
+        checkout.add(name, OLD_PYTHON)
+    assert "ran python -m" in checkout.start().stdout
+
+
+def test_the_python_of_an_earlier_start_is_enough(checkout: Checkout) -> None:
+    """It must be a program; wine's own cmd does for one, which ends well without input."""
+    scripts = checkout.folder / ".venv" / "Scripts"
+    scripts.mkdir(parents=True)
+    windows = checkout.wine.folder / "windows" / "drive_c" / "windows" / "system32"
+    shutil.copy(windows / "cmd.exe", scripts / "python.exe")
+    assert checkout.start("local").returncode == 0
+
+
+def test_a_python_named_by_the_user_is_taken(checkout: Checkout) -> None:
+    checkout.add_python("python")
+    mine = write_batch_file(checkout.folder / "my python.bat", (PYTHON[0], "echo mine %*"))
+    result = checkout.start("local cpu", PYTHON=windows_path(mine))
+    assert result.stdout.split() == ["mine", "-m", "launcher", "local", "cpu"]
+
+
+def test_a_python_named_by_the_user_must_work(checkout: Checkout) -> None:
+    checkout.add_python("python")
+    old = write_batch_file(checkout.folder / "old python.bat", OLD_PYTHON)
+    for named in ("no such python", windows_path(old)):
+        assert one_sentence(checkout.start("local", PYTHON=named)) == (
+            f'"PYTHON={named}" is not a working Python 3.11 or newer.'
+        )
+
+
+@pytest.mark.parametrize(
+    "line", ["local", "local cpu", "bogus", "cpu local", "docker tpu", "docker cpu --demo"]
+)
+def test_without_a_python_one_sentence_says_which_is_needed(checkout: Checkout, line: str) -> None:
+    checkout.add("python", OLD_PYTHON)
+    checkout.add_docker()
+    assert one_sentence(checkout.start(line)) == NO_PYTHON
+
+
+@pytest.mark.parametrize("line", ["", "docker", "Docker GPU", "CPU"])
+def test_with_neither_python_nor_docker_one_sentence_says_so(checkout: Checkout, line: str) -> None:
+    assert one_sentence(checkout.start(line)) == NEITHER
+
+
+@pytest.mark.parametrize(
+    ("fails", "sentence"), [("compose version", NO_COMPOSE), ("info ", NO_DAEMON)]
+)
+def test_docker_that_cannot_be_used_is_told(checkout: Checkout, fails: str, sentence: str) -> None:
+    checkout.add_docker(fails=fails)
+    assert one_sentence(checkout.start()) == sentence
+
+
+@pytest.mark.parametrize(
+    ("line", "nvidia_smi", "flavour"),
+    [
+        ("", None, "cpu"),
+        ("", 0, "gpu"),
+        ("docker AUTO", 9, "cpu"),
+        ("docker CPU", 0, "cpu"),
+        ("gpu", None, "gpu"),
+    ],
+)
+def test_without_a_python_docker_starts_the_compose_file_of_the_device(
+    checkout: Checkout, line: str, nvidia_smi: int | None, flavour: str
+) -> None:
+    checkout.add_docker()
+    if nvidia_smi is not None:
+        checkout.add("nvidia-smi", (f"exit /b {nvidia_smi}",))
+    result = checkout.start(line)
+    assert (result.returncode, result.stderr) == (0, "")
+    file = f"docker-compose.{flavour}.yml"
+    ran, logs = (text.strip() for text in result.stdout.splitlines())
+    assert ran.lower() == f"ran docker compose -f {file} up --build -d"
+    path = windows_path(checkout.folder / file)
+    assert logs == f'Smart Embedder is starting. Logs: docker compose -f "{path}" logs -f'
+
+
+def test_docker_that_cannot_start_is_an_error(checkout: Checkout) -> None:
+    checkout.add_docker(up=14)
+    result = checkout.start()
+    assert result.returncode == 1
+    assert result.stderr.strip() == f"start_server: {NOT_UP}"
+
+
+def test_it_has_windows_line_ends_and_every_label_it_jumps_to() -> None:
+    text = BATCH_FILE.read_bytes()
+    assert text.count(b"\n") == text.count(b"\r\n"), "cmd misses labels in files with bare newlines"
+    labels = set(re.findall(rb"^:(\w+)", text, re.MULTILINE))
+    jumps = set(re.findall(rb"\bgoto (\w+)|\bcall :(\w+)", text))
+    assert {goto or call for goto, call in jumps} <= labels

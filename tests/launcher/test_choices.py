@@ -1,0 +1,74 @@
+"""What the arguments, the environment and .env ask for."""
+
+from pathlib import Path
+
+import pytest
+from dotenv import dotenv_values
+
+from launcher.choices import Request, parse_arguments, read_dotenv, settings_in_force
+from tests.launcher.checkout import needs_bash, start
+
+pytestmark = needs_bash
+
+
+@pytest.mark.parametrize(
+    ("line", "request_"),
+    [
+        ("", Request("docker", "auto", demo=False)),
+        ("DOCKER", Request("docker", "auto", demo=False)),
+        ("Gpu", Request("docker", "gpu", demo=False)),
+        ("local", Request("local", "auto", demo=False)),
+        ("LOCAL Cpu --Demo", Request("local", "cpu", demo=True)),
+        ("--demo local auto", Request("local", "auto", demo=True)),
+    ],
+)
+def test_arguments_in_any_case_have_their_defaults(line: str, request_: Request) -> None:
+    assert parse_arguments(line.split()) == request_
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("bogus", "--help", "local tpu", "cpu local", "local docker", "cpu gpu", "local cpu gpu"),
+        *("--demo", "docker --demo", "cpu --demo", "local local"),
+    ],
+)
+def test_anything_else_is_no_request(line: str) -> None:
+    assert parse_arguments(line.split()) is None
+
+
+@pytest.mark.parametrize("arguments", [("bogus",), ("docker", "--demo"), ("",)])
+def test_anything_else_prints_usage_and_exits_1(arguments: tuple[str, ...]) -> None:
+    result = start(*arguments)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("Usage: start_server.sh [local|docker] [cpu|gpu|auto] [--demo]")
+
+
+DOTENV = """
+# DEVICE=cuda
+PLAIN=a b
+export SPACED = value   # comment
+  SINGLE='it # is'  # comment
+DOUBLE="quoted value"
+'KEY'=key
+HASH=a#b
+TWICE=1
+TWICE=2
+EMPTY=
+no assignment
+"""
+
+
+def test_env_files_are_read_as_the_app_reads_them(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text(DOTENV)
+    theirs = {name: value for name, value in dotenv_values(file).items() if value is not None}
+    assert read_dotenv(DOTENV) == theirs
+    assert len(theirs) == 8
+
+
+def test_the_environment_wins_over_the_env_file_unless_it_is_empty(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    assert settings_in_force({"device": "cpu", "PORT": ""}, file) == {"DEVICE": "cpu"}
+    file.write_text("Device=cuda\nPORT=1\nHOST=\n")
+    assert settings_in_force({"device": "cpu", "PORT": ""}, file) == {"DEVICE": "cpu", "PORT": "1"}

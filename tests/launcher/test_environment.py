@@ -1,0 +1,120 @@
+"""The virtual environment: made, repaired, and installed only where something changed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher import environment
+from tests.disks import give_up_rights, read_only
+from tests.launcher.checkout import BARE, BASH, make_checkout, needs_bash, start, told, write_wheel
+
+pytestmark = needs_bash
+
+HIDE = """
+import importlib.machinery, sys
+class Path(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name == {module!r} else super().find_spec(name, path, target)
+sys.meta_path = [Path if finder.__name__ == "PathFinder" else finder
+                 for finder in sys.meta_path if hasattr(finder, "__name__")]
+"""
+
+
+def test_the_environment_alone_is_enough_for_a_second_start(started: Path, tools: Path) -> None:
+    assert told(start("local", "cpu", script=started, PATH=str(tools), PYTHON=""))["tiny"] == "1.0"
+
+
+def test_a_start_installs_only_what_changed(started: Path, tmp_path: Path) -> None:
+    requirements = started.with_name("requirements-cpu.txt")
+    before = requirements.read_text()
+    assert "Installing" not in start("local", "cpu", script=started).stdout
+    requirements.write_text(str(write_wheel(tmp_path, "2.0")))
+    changed = start("local", "cpu", script=started)
+    assert "Installing" in changed.stdout
+    assert "Making" not in changed.stdout
+    assert told(changed)["tiny"] == "2.0"
+    requirements.write_text(before)
+    assert told(start("local", "cpu", script=started))["tiny"] == "1.0"
+
+
+def test_a_failed_install_is_an_error_and_leaves_the_environment_alone(started: Path) -> None:
+    requirements = started.with_name("requirements-cpu.txt")
+    before = requirements.read_text()
+    requirements.write_text("./missing-1.0-py3-none-any.whl\n")
+    failed = start("local", "cpu", script=started)
+    requirements.write_text(before)
+    assert failed.returncode == 1
+    assert "start_server: pip could not install requirements-cpu.txt" in failed.stderr
+    again = start("local", "cpu", script=started)
+    assert told(again)["tiny"] == "1.0"
+    assert "Making" not in again.stdout
+
+
+def test_a_half_made_environment_is_repaired_and_a_change_of_device_starts_afresh(
+    tmp_path: Path,
+) -> None:
+    script = make_checkout(tmp_path / "checkout")
+    (tmp_path / "venv.py").write_text(
+        "import pathlib, sys\npathlib.Path(sys.argv[1], 'bin').mkdir()\nsys.exit('half')\n"
+    )
+    failed = start("local", "cpu", script=script, PYTHONPATH=str(tmp_path))
+    assert failed.returncode == 1
+    assert "-m venv' could not make .venv. It said: half\n" in failed.stderr
+    assert (script.parent / ".venv" / "bin").is_dir()
+
+    repaired = start("local", "cpu", script=script)
+    assert "Making .venv" in repaired.stdout
+    assert told(repaired)["DEVICE"] == "cpu"
+
+    own_python = str(script.with_name(".venv") / "bin" / "python")
+    changed = start("local", "gpu", script=script, PYTHON=own_python, DEVICE="cpu")
+    assert "Making .venv" in changed.stdout
+    assert told(changed)["prefix"] == str(script.with_name(".venv"))
+
+
+def test_removing_an_environment_that_is_a_link_leaves_what_it_points_to(tmp_path: Path) -> None:
+    target, link = tmp_path / "target", tmp_path / ".venv"
+    target.mkdir()
+    link.symlink_to(target)
+    environment.remove(link)
+    assert target.is_dir()
+    assert not link.is_symlink()
+
+
+@pytest.mark.parametrize("module", ["ensurepip", "venv"])
+def test_a_python_packaged_without_venv_is_told_what_to_install(
+    tmp_path: Path, module: str
+) -> None:
+    """As Debian packages it: Python finds no such module."""
+    script = make_checkout(tmp_path / "checkout")
+    (tmp_path / "sitecustomize.py").write_text(HIDE.format(module=module))
+    result = start("local", "cpu", script=script, PYTHONPATH=str(tmp_path))
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == (
+        f"start_server: Python {version} lacks its module {module}, which makes virtual "
+        f"environments: on Debian and Ubuntu 'apt-get install python{version}-venv' adds it.\n"
+    )
+
+
+def test_requirements_that_are_not_there_are_told(tmp_path: Path) -> None:
+    script = make_checkout(tmp_path / "checkout")
+    script.with_name("requirements-cpu.txt").unlink()
+    result = start("local", "cpu", script=script)
+    assert result.returncode == 1
+    assert result.stderr.startswith("start_server: requirements-cpu.txt is missing from")
+
+
+@pytest.mark.parametrize("condition", [read_only, give_up_rights])
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, condition) -> None:
+    script = make_checkout(tmp_path / "checkout")
+    command = [*condition(script.parent), str(BASH), str(script), "local", "cpu"]
+    result = subprocess.run(
+        command, env=BARE, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    (sentence,) = result.stderr.splitlines()
+    assert sentence.startswith(f"start_server: .venv cannot be written in {script.parent}: ")

