@@ -142,8 +142,12 @@ class Model(Protocol):
     def max_batch_sequences(self) -> int | None:
         """The most sequences in one forward, where there is such a limit."""
 
-    def forward(self, sequences: list[TokenIds], outputs: Outputs) -> Sequence[Any]:
-        """Run one batch; one result for each sequence, in order."""
+    def launch(self, sequences: list[TokenIds], outputs: Outputs) -> Callable[[], Sequence[Any]]:
+        """Begin one batch, in the device thread.
+
+        What is returned waits for it, in any thread, and gives a result for each sequence, in
+        order.
+        """
 
 
 class Embedder(Model, Protocol):
@@ -174,7 +178,7 @@ class Reranker(Model, Protocol):
 class Job:
     """The work of one request for one model.
 
-    `reduce` is applied to each result in the device thread, so that what is large need not be kept.
+    `reduce` is applied to each result off the event loop, so that what is large need not be kept.
 
     Its sequences go to the device in order, over one or more batches. `taken` counts those handed
     to the device, `finished` those that came back; `departed` is set once it has left the queue.
@@ -240,12 +244,15 @@ class Batch:
     model: Model
     shares: list[Share]
 
-    def run(self, model: Model) -> list[Any]:
-        """Run the forward on the calling thread; one result for each sequence.
+    def launch(self, model: Model) -> Callable[[], list[Any]]:
+        """Begin the forward, in the device thread; what is returned waits for its results.
 
         `model` is the batch's own, or its stand-in on another device.
         """
-        results = model.forward(self.sequences, self.outputs)
+        collect = model.launch(self.sequences, self.outputs)
+        return lambda: self._reduce(collect())
+
+    def _reduce(self, results: Sequence[Any]) -> list[Any]:
         reduced: list[Any] = []
         begin = 0
         for share in self.shares:

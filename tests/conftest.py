@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before anything imports huggingface_hub: no test may reach for a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -11,6 +12,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 from app.demo.checkpoint import build_demo_checkpoint
 from tests.checkpoints import save_m3, save_qwen, save_reranker
 from tests.server import RunningServer, run_server
+
+# How long an example takes says nothing on a shared machine.
+settings.register_profile("shared machine", deadline=None)
+settings.load_profile("shared machine")
 
 
 @pytest.fixture(scope="session")

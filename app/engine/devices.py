@@ -7,9 +7,11 @@ from functools import partial
 
 from app.engine.budget import TokenBudget
 from app.engine.device_thread import DeviceThread
+from app.engine.device_threads import DeviceThreads
 from app.engine.executor import DeviceExecutor
 from app.engine.forward_limit import CPU_SECONDS, GPU_SECONDS, ForwardLimit
 from app.engine.loading import LoadedModels, Loader
+from app.engine.memory import MemoryGuard
 from app.engine.queue import JobQueue
 from app.errors import SmartEmbedderError
 from app.jobs import Model
@@ -21,7 +23,7 @@ from app.settings import Settings
 class _Worker:
     """One device at work."""
 
-    thread: DeviceThread
+    threads: DeviceThreads
     executor: DeviceExecutor
     consumer: "asyncio.Task[None]"
 
@@ -70,25 +72,29 @@ class Devices:
         for worker in self._workers:
             worker.consumer.cancel()
             await asyncio.wait({worker.consumer})
-        threads = {self._first_thread, *(worker.thread for worker in self._workers)}
-        await asyncio.gather(*(thread.close(patience) for thread in threads))
+        if not self._workers:
+            await self._first_thread.close(patience)
+        await asyncio.gather(*(worker.threads.close(patience) for worker in self._workers))
 
     def _make_worker(
         self, thread: DeviceThread, models: LoadedModels, replaces: Mapping[Model, Model]
     ) -> _Worker:
-        least = GPU_SECONDS if models.device.gpu_available else CPU_SECONDS
+        on_gpu = models.device.gpu_available
+        collect = DeviceThread(f"{models.device.name}-results") if on_gpu else None
+        threads = DeviceThreads(thread, collect)
+        least = GPU_SECONDS if on_gpu else CPU_SECONDS
         executor = DeviceExecutor(
             self._queue,
-            thread,
+            threads,
             TokenBudget(models.max_batch_tokens),
             ForwardLimit(self._settings.gpu_process_timeout, least, models.seconds_per_token),
             self._metrics,
-            free_memory=models.free_memory,
+            memory=MemoryGuard(models.free_memory),
             stand_ins=replaces,
             batch_wait=self._settings.batch_wait_ms / 1000,
         )
         consumer = asyncio.create_task(executor.run(), name=f"{models.device.name}-consumer")
-        return _Worker(thread, executor, consumer)
+        return _Worker(threads, executor, consumer)
 
 
 def stand_ins(models: LoadedModels, replica: LoadedModels) -> dict[Model, Model]:

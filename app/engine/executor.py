@@ -1,58 +1,66 @@
-"""The consumer: takes a batch, runs it on the device thread, hands every result to its request."""
+"""The consumer: takes a batch, has it computed on the device, hands every result to its request."""
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import structlog
 
 from app.engine.budget import TokenBudget
-from app.engine.device_thread import DeviceThread
+from app.engine.delivery import deliver, fail, fail_job
+from app.engine.device_threads import DeviceThreads
 from app.engine.forward_limit import ForwardLimit, Watch
+from app.engine.memory import MemoryGuard
 from app.engine.queue import JobQueue
 from app.engine.service_rate import ServiceRate
-from app.errors import (
-    InferenceError,
-    InferenceTimeoutError,
-    OutOfMemoryError,
-    SmartEmbedderError,
-)
-from app.jobs import Batch, Job, Model
+from app.errors import InferenceTimeoutError, OutOfMemoryError, SmartEmbedderError
+from app.jobs import Batch, Model
 from app.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
-_MEMORY_RETRY_AFTER = 30
-# What PyTorch's allocators and libraries say in a plain RuntimeError.
-_MEMORY_MESSAGES = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Flight:
+    """A batch between the queue and its requests; `after` is when the one before has landed."""
+
+    batch: Batch
+    after: asyncio.Event
+    launched: asyncio.Event = field(default_factory=asyncio.Event)
+    landed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class DeviceExecutor:
-    """Runs batches one after the other on one device thread until it is cancelled."""
+    """Runs batches one after the other on one device until it is cancelled."""
 
     def __init__(
         self,
         queue: JobQueue,
-        thread: DeviceThread,
+        threads: DeviceThreads,
         budget: TokenBudget,
         limit: ForwardLimit,
         metrics: Metrics,
         *,
-        free_memory: Callable[[], object],
+        memory: MemoryGuard,
         stand_ins: Mapping[Model, Model] = MappingProxyType({}),
         batch_wait: float = 0.0,
     ) -> None:
         self._queue = queue
-        self._thread = thread
+        self._threads = threads
         self._budget = budget
         self._limit = limit
         self._metrics = metrics
-        self._free_memory = free_memory
+        self._memory = memory
         self._stand_ins = stand_ins
         self._batch_wait = batch_wait
-        self._running: Batch | None = None
+        self._slots = asyncio.Semaphore(threads.most_batches)
+        self._flights: set[_Flight] = set()
+        self._last_landed = asyncio.Event()
+        self._last_landed.set()
+        self._free_since = 0.0
         self._watch = Watch()
         self.rate = ServiceRate()
 
@@ -64,48 +72,74 @@ class DeviceExecutor:
     async def run(self) -> None:
         """Serve the queue for ever. A batch that fails fails its own requests and no other."""
         try:
-            while True:
-                await self._serve_once()
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    await self._serve_once(tasks)
         except Exception:
             log.exception("consumer_ended")
             raise
 
-    async def _serve_once(self) -> None:
+    async def _serve_once(self, tasks: asyncio.TaskGroup) -> None:
         await self._queue.wait()
         if self._batch_wait:
             await asyncio.sleep(self._batch_wait)
+        await self._slots.acquire()
+        # As late as can be: whoever comes meanwhile may be in it.
         batch = self._queue.take(self._budget.limits)
-        if batch is not None:
-            _mark_taken(batch, time.perf_counter(), self._metrics)
-            await self._run_batch(batch)
+        if batch is None:
+            self._slots.release()
+            return
+        _mark_taken(batch, time.perf_counter(), self._metrics)
+        flight = _Flight(batch, after=self._last_landed)
+        self._last_landed = flight.landed
+        tasks.create_task(self._fly(flight))
+        await flight.launched.wait()
 
     def abort(self, error: SmartEmbedderError) -> None:
         """Fail every job that waits or is on the device; the thread is left to itself."""
         for job in self._queue.close():
-            _fail_job(job, error)
-        if self._running is not None:
-            _fail(self._running, error)
+            fail_job(job, error)
+        for flight in self._flights:
+            fail(flight.batch, error)
 
-    async def _run_batch(self, batch: Batch) -> None:
+    async def _fly(self, flight: _Flight) -> None:
+        self._flights.add(flight)
+        try:
+            await self._run_batch(flight.batch, flight)
+        finally:
+            self._flights.discard(flight)
+            flight.launched.set()
+            flight.landed.set()
+            self._slots.release()
+
+    async def _run_batch(self, batch: Batch, flight: _Flight) -> None:
         started = time.perf_counter()
         try:
-            results = await self._on_device(batch)
+            results = await self._on_device(batch, flight)
         except OutOfMemoryError as error:
-            await self._run_in_halves(batch, error)
+            # What was on the device beside it has given its memory back then.
+            await flight.after.wait()
+            await self._run_in_halves(batch, error, flight)
         except Exception as error:  # noqa: BLE001 - these requests must hear of it
-            _fail(batch, error)
+            fail(batch, error)
         else:
-            seconds = time.perf_counter() - started
+            seconds = self._device_seconds(started)
             self.rate.observe(batch.tokens, seconds)
             self._budget.recover()
             self._observe(batch, len(results), seconds)
-            _deliver(batch, results, seconds)
+            deliver(batch, results, seconds)
 
-    async def _run_in_halves(self, batch: Batch, error: OutOfMemoryError) -> None:
+    def _device_seconds(self, started: float) -> float:
+        """How long the device was at this batch: not while it still was at the one before."""
+        now = time.perf_counter()
+        seconds, self._free_since = now - max(started, self._free_since), now
+        return seconds
+
+    async def _run_in_halves(self, batch: Batch, error: OutOfMemoryError, flight: _Flight) -> None:
         """Try each half by itself; a single sequence that does not fit is its request's failure."""
         halves = batch.halves()
         if not halves[0].shares:
-            _fail(batch, error)
+            fail(batch, error)
             return
         self._metrics.splits.inc()
         self._budget.shrink(batch.tokens)
@@ -114,7 +148,7 @@ class DeviceExecutor:
         for half in halves:
             waited_for = half.without_departed()
             if waited_for.shares:
-                await self._run_batch(waited_for)
+                await self._run_batch(waited_for, flight)
 
     def _observe(self, batch: Batch, sequences: int, seconds: float) -> None:
         self._metrics.tokens.labels(batch.model.name).inc(batch.tokens)
@@ -125,30 +159,26 @@ class DeviceExecutor:
         else:
             self._metrics.rerank_inference.observe(seconds)
 
-    async def _on_device(self, batch: Batch) -> list[Any]:
-        running = asyncio.ensure_future(self._thread.run(lambda: self._forward(batch)))
+    async def _on_device(self, batch: Batch, flight: _Flight) -> list[Any]:
         limits = [self._limit.of_job(share.job, batch) for share in batch.shares]
-        self._running = batch
-        self._watch.begin(self._limit.of_device(batch))
-        try:
-            await _release_overdue(batch, limits, running)
-            return await running
-        finally:
-            self._watch.end()
-            self._running = None
+        with self._watch.over(self._limit.of_device(batch)):
+            running = asyncio.ensure_future(self._compute(batch, flight))
+            try:
+                # The limits are for this forward and not for the one before.
+                await flight.after.wait()
+                await _release_overdue(batch, limits, running)
+                return await running
+            finally:
+                running.cancel()
 
-    def _forward(self, batch: Batch) -> list[Any]:
-        """Run the batch, in the device thread; raise `OutOfMemoryError` with the memory freed."""
-        try:
-            return batch.run(self._stand_ins.get(batch.model, batch.model))
-        except Exception as error:
-            if not _is_out_of_memory(error):
-                raise
-        # Outside the handler, where the error no longer keeps the failed forward's tensors.
-        self._free_memory()
-        raise OutOfMemoryError(
-            "the device has too little memory for this", retry_after=_MEMORY_RETRY_AFTER
-        )
+    async def _compute(self, batch: Batch, flight: _Flight) -> list[Any]:
+        model = self._stand_ins.get(batch.model, batch.model)
+
+        def launch() -> Callable[[], list[Any]]:
+            collect = self._memory.guard(lambda: batch.launch(model))
+            return lambda: self._memory.guard(collect)
+
+        return await self._threads.compute(launch, flight.launched)
 
 
 async def _release_overdue(
@@ -168,7 +198,7 @@ async def _release_overdue(
         job = batch.shares[place].job
         seconds = limits[place] if job.time_limit is None else job.time_limit
         what = "forward" if job.time_limit is None else "forwards"
-        _fail_job(job, InferenceTimeoutError(f"the {what} took longer than {seconds:g} seconds"))
+        fail_job(job, InferenceTimeoutError(f"the {what} took longer than {seconds:g} seconds"))
 
 
 def _mark_taken(batch: Batch, now: float, metrics: Metrics) -> None:
@@ -176,44 +206,3 @@ def _mark_taken(batch: Batch, now: float, metrics: Metrics) -> None:
         if share.job.first_taken_at is None:
             share.job.first_taken_at = now
             metrics.queue_wait.observe(now - share.job.enqueued_at)
-
-
-def _deliver(batch: Batch, results: list[Any], seconds: float) -> None:
-    begin, now = 0, time.perf_counter()
-    for share in batch.shares:
-        job, count = share.job, share.stop - share.start
-        job.results[share.start : share.stop] = results[begin : begin + count]
-        job.finished += count
-        job.inference_seconds += seconds
-        job.last_back_at = now
-        begin += count
-        if job.finished == len(job.sequences) and not job.future.done():
-            job.future.set_result(job.results)
-
-
-def _fail(batch: Batch, error: Exception) -> None:
-    if not isinstance(error, SmartEmbedderError):
-        log.error("batch_failed", model=batch.model.name, tokens=batch.tokens, exc_info=error)
-    for share in batch.shares:
-        _fail_job(share.job, error)
-
-
-def _fail_job(job: Job, error: Exception) -> None:
-    if not job.future.done():
-        job.future.set_exception(_as_domain_error(error))
-
-
-def _as_domain_error(error: Exception) -> SmartEmbedderError:
-    """An error of its own for each job: a shared one would gather everybody's tracebacks."""
-    if isinstance(error, SmartEmbedderError):
-        return type(error)(str(error), retry_after=error.retry_after)
-    wrapped = InferenceError("the model failed on this request")
-    wrapped.__cause__ = error
-    return wrapped
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Told by name and words: the engine does not import torch."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and any(w in str(error) for w in _MEMORY_MESSAGES)

@@ -1,6 +1,8 @@
 """How long one forward may take, and whether one has taken so long that the device is stuck."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from app.jobs import Batch, Job
@@ -41,24 +43,28 @@ class ForwardLimit:
 
 
 class Watch:
-    """Knows since when the device has been in a forward, and until when it may be."""
+    """Knows since when the device has been away, and until when it may be."""
 
     def __init__(self) -> None:
-        self._began: float | None = None
-        self._limit = 0.0
+        self._limits: list[float] = []
+        self._since = 0.0
 
-    def begin(self, limit: float) -> None:
-        """A forward begins, which may take `limit` seconds."""
-        self._began, self._limit = time.monotonic(), limit
-
-    def end(self) -> None:
-        """The forward came back."""
-        self._began = None
+    @contextmanager
+    def over(self, limit: float) -> Iterator[None]:
+        """A forward that may take `limit` seconds once the one before it is back."""
+        if not self._limits:
+            self._since = time.monotonic()
+        self._limits.append(limit)
+        try:
+            yield
+        finally:
+            self._limits.remove(limit)
+            self._since = time.monotonic()
 
     @property
     def stuck_seconds(self) -> float:
-        """How long the device has been away, once that is twice what it may take; else 0."""
-        if self._began is None:
+        """How long no forward has come back, once that is twice what one may take; else 0."""
+        if not self._limits:
             return 0.0
-        away = time.monotonic() - self._began
-        return away if away > 2 * self._limit else 0.0
+        away = time.monotonic() - self._since
+        return away if away > 2 * max(self._limits) else 0.0

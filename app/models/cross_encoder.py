@@ -3,6 +3,7 @@
 The pair's layout and the way it is cut follow FlagEmbedding's `FlagReranker`.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 
-from app.errors import InferenceError, StartupError
+from app.errors import StartupError
 from app.jobs import Outputs, TokenIds, TokenizedPair
 from app.models.backbone import (
     Backbone,
@@ -20,13 +21,15 @@ from app.models.backbone import (
     refuse_missing,
 )
 from app.models.checkpoint import read_config
+from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
 from app.models.tokenizer import TextTokenizer
+from app.models.transfer import start_copies
 
 _CLASSIFIER_TYPES = ("xlm-roberta", "roberta")
 
 
-class CrossEncoder:
+class CrossEncoder(DeviceModel[float]):
     """Implements `app.jobs.Reranker`; a score is the raw logit."""
 
     max_batch_sequences = None
@@ -76,12 +79,12 @@ class CrossEncoder:
         )
 
     @torch.inference_mode()
-    def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[float]:
-        """The logit of each pair."""
+    def launch(self, sequences: list[TokenIds], outputs: Outputs) -> Callable[[], list[float]]:
+        """Implement `DeviceModel`: the logit of each pair."""
         del outputs
         packed = self._backbone.pack(sequences)
         logits = self._classify(self._backbone.forward(packed), packed)
-        return in_given_order(logits, packed)
+        return start_scores(logits, packed)
 
     def _classify(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
         first = hidden[packed.cu_seqlens[:-1].long()]
@@ -109,13 +112,13 @@ def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target)
     return CrossEncoder(name, backbone, classifier.eval().to(backbone.dtype), tokenizer)
 
 
-def in_given_order(scores: Tensor, packed: PackedBatch) -> list[float]:
-    """Scores `[N]` in packed order to those of the sequences that were given, as numbers.
+def start_scores(scores: Tensor, packed: PackedBatch) -> Callable[[], list[float]]:
+    """Begin to bring scores `[N]`, in packed order, to the host; collected in the order given."""
+    arrive = start_copies([scores])
 
-    Raises `InferenceError` where one is not finite.
-    """
-    ordered = scores.cpu().numpy()[packed.unpack_order]
-    if not np.isfinite(ordered).all():
-        raise InferenceError("the model returned a number that is not finite")
-    numbers: list[float] = ordered.tolist()
-    return numbers
+    def collect() -> list[float]:
+        (arrived,) = arrive()
+        ordered: list[float] = arrived[packed.unpack_order].tolist()
+        return ordered
+
+    return collect

@@ -1,5 +1,6 @@
 """bge-m3, and any checkpoint of its shape: one packed forward, three kinds of vectors."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from app.jobs import FloatArray, Outputs, SparseVector, TextEmbedding, TokenIds,
 from app.models import heads
 from app.models.backbone import Backbone, Target, load_backbone
 from app.models.checkpoint import read_linear, read_pooling
+from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
 from app.models.tokenizer import TextTokenizer
-from app.models.transfer import to_host
+from app.models.transfer import start_copies
 
 _FRAME_TOKENS = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
 
@@ -22,12 +24,12 @@ _FRAME_TOKENS = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[U
 class _Vectors:
     """What the device computed for a packed batch, on the host; None where not asked for."""
 
-    dense: FloatArray | None
-    token_weights: FloatArray | None
-    token_vectors: FloatArray | None
+    dense: FloatArray | None = None
+    token_weights: FloatArray | None = None
+    token_vectors: FloatArray | None = None
 
 
-class M3Embedder:
+class M3Embedder(DeviceModel[TextEmbedding]):
     """Implements `app.jobs.Embedder` for checkpoints of bge-m3's shape."""
 
     max_batch_sequences = None
@@ -65,20 +67,26 @@ class M3Embedder:
         return self._tokenizer.encode(texts)
 
     @torch.inference_mode()
-    def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[TextEmbedding]:
-        """One forward for all sequences; every sequence gets every kind in `outputs`.
-
-        Raises `InferenceError` where a result is not a finite number.
-        """
+    def launch(
+        self, sequences: list[TokenIds], outputs: Outputs
+    ) -> Callable[[], list[TextEmbedding]]:
+        """Implement `DeviceModel`."""
         packed = self._backbone.pack(sequences)
-        vectors = self._run_heads(self._backbone.forward(packed), packed, outputs)
-        return self._unpack(sequences, packed, vectors)
+        arrive = self._run_heads(self._backbone.forward(packed), packed, outputs)
+        return lambda: self._unpack(sequences, packed, arrive())
 
-    def _run_heads(self, hidden: Tensor, packed: PackedBatch, outputs: Outputs) -> _Vectors:
-        dense = heads.dense_vectors(hidden, packed, self._pooling) if outputs.dense else None
-        weights = heads.token_weights(hidden, self._sparse_head) if outputs.sparse else None
-        vectors = heads.token_vectors(hidden, self._colbert_head) if outputs.colbert else None
-        return _Vectors(*to_host([dense, weights, vectors]))
+    def _run_heads(
+        self, hidden: Tensor, packed: PackedBatch, outputs: Outputs
+    ) -> Callable[[], _Vectors]:
+        kinds: dict[str, Tensor] = {}
+        if outputs.dense:
+            kinds["dense"] = heads.dense_vectors(hidden, packed, self._pooling)
+        if outputs.sparse:
+            kinds["token_weights"] = heads.token_weights(hidden, self._sparse_head)
+        if outputs.colbert:
+            kinds["token_vectors"] = heads.token_vectors(hidden, self._colbert_head)
+        arrive = start_copies(list(kinds.values()))
+        return lambda: _Vectors(**dict(zip(kinds, arrive(), strict=True)))
 
     def _unpack(
         self, sequences: list[TokenIds], packed: PackedBatch, vectors: _Vectors

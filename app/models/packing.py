@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -150,12 +151,20 @@ def pack(
     else:
         position_ids = _roberta_positions(input_ids, offsets, roberta_padding)
     return PackedBatch(
-        input_ids=torch.from_numpy(input_ids)[None].to(device, non_blocking=True),
-        position_ids=torch.from_numpy(position_ids)[None].to(device, non_blocking=True),
-        cu_seqlens=torch.from_numpy(offsets.astype(np.int32)).to(device, non_blocking=True),
+        input_ids=_on(device, input_ids)[None],
+        position_ids=_on(device, position_ids)[None],
+        cu_seqlens=_on(device, offsets.astype(np.int32)),
         offsets=offsets,
         unpack_order=np.argsort(order),
     )
+
+
+def _on(device: torch.device, array: npt.NDArray[Any]) -> torch.Tensor:
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        # From pageable memory the copy would wait for the forward that still runs.
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def _roberta_positions(input_ids: TokenIds, offsets: TokenIds, padding: int) -> TokenIds:

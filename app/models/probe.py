@@ -98,7 +98,7 @@ def _forward(model: Model, tokens: int) -> None:
     """Run about `tokens` tokens with every output, in sequences of at most 256."""
     length = min(_SEQUENCE_TOKENS, tokens, model.max_length)
     sequences = [np.full(length, _ANY_TOKEN)] * max(1, tokens // length)
-    model.forward(sequences, Outputs(dense=True, sparse=True, colbert=True))
+    model.launch(sequences, Outputs(dense=True, sparse=True, colbert=True))()
 
 
 def _is_cuda(device: torch.device) -> bool:

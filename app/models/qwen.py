@@ -4,6 +4,7 @@ The template, the default instruction and the score are those of the Qwen3-Reran
 """
 
 from bisect import bisect_right
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ from tokenizers import Encoding
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from app.errors import InferenceError, StartupError
-from app.jobs import FloatArray, Outputs, TextEmbedding, TokenIds, TokenizedPair, TokenizedText
+from app.errors import StartupError
+from app.jobs import Outputs, TextEmbedding, TokenIds, TokenizedPair, TokenizedText
 from app.models.backbone import (
     Backbone,
     Target,
@@ -22,9 +23,11 @@ from app.models.backbone import (
     refuse_missing,
 )
 from app.models.checkpoint import read_config
-from app.models.cross_encoder import in_given_order
+from app.models.cross_encoder import start_scores
+from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
 from app.models.tokenizer import TextTokenizer
+from app.models.transfer import start_copies
 
 END_TOKEN = "<|endoftext|>"  # noqa: S105 - a token of the vocabulary
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -36,7 +39,7 @@ PREFIX = (
 SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
-class QwenEmbedder:
+class QwenEmbedder(DeviceModel[TextEmbedding]):
     """Implements `app.jobs.Embedder` for dense vectors alone: the raw last-token state."""
 
     max_batch_sequences = None
@@ -57,17 +60,22 @@ class QwenEmbedder:
         return self._tokenizer.encode(texts)
 
     @torch.inference_mode()
-    def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[TextEmbedding]:
-        """The last token's state of each text, float32, not normalised."""
+    def launch(
+        self, sequences: list[TokenIds], outputs: Outputs
+    ) -> Callable[[], list[TextEmbedding]]:
+        """Implement `DeviceModel`: the last token's state of each text, float32, not normalised."""
         del outputs
         packed = self._backbone.pack(sequences)
-        states: FloatArray = _last_states(self._backbone.forward(packed), packed).cpu().numpy()
-        if not np.isfinite(states).all():
-            raise InferenceError("the model returned a number that is not finite")
-        return [TextEmbedding(dense=states[place]) for place in packed.unpack_order]
+        arrive = start_copies([_last_states(self._backbone.forward(packed), packed)])
+
+        def collect() -> list[TextEmbedding]:
+            (states,) = arrive()
+            return [TextEmbedding(dense=states[place]) for place in packed.unpack_order]
+
+        return collect
 
 
-class QwenReranker:
+class QwenReranker(DeviceModel[float]):
     """Implements `app.jobs.Reranker`; a score is the probability of yes against no."""
 
     scores_are_logits = False
@@ -131,12 +139,12 @@ class QwenReranker:
         )
 
     @torch.inference_mode()
-    def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[float]:
-        """The probability of yes for each pair, from two rows of the vocabulary's head."""
+    def launch(self, sequences: list[TokenIds], outputs: Outputs) -> Callable[[], list[float]]:
+        """Implement `DeviceModel`: the probability of yes, from two rows of the head."""
         del outputs
         packed = self._backbone.pack(sequences)
         states = _last_states(self._backbone.forward(packed), packed)
-        return in_given_order(torch.sigmoid(states @ self._yes_minus_no), packed)
+        return start_scores(torch.sigmoid(states @ self._yes_minus_no), packed)
 
 
 def load_qwen_embedder(name: str, folder: Path, max_length: int, target: Target) -> QwenEmbedder:

@@ -1,6 +1,8 @@
 """The device boundary, faked: a model whose forward a test can hold, fail and watch."""
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -9,7 +11,10 @@ from app.jobs import Outputs, TextEmbedding, TokenizedPair, TokenizedText
 
 
 class HeldDevice:
-    """A forward that a test can hold at a gate, fail, and watch."""
+    """A forward that a test can hold at a gate, fail, and watch.
+
+    An `asynchronous` one computes while others are launched, as a GPU does.
+    """
 
     name = "fake"
     max_length = 100
@@ -21,17 +26,28 @@ class HeldDevice:
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
         self.held = False
+        self.asynchronous = False
         self.failures: list[Exception | None] = []
 
-    def run(self, sequences: list[np.ndarray], outputs: Outputs) -> None:
+    def launch(self, sequences: list[np.ndarray], outputs: Outputs) -> Callable[[], list[Any]]:
         self.batches.append([len(ids) for ids in sequences])
         self.outputs.append(outputs)
         self.entered.release()
+        if self.asynchronous:
+            return lambda: self.finish(sequences)
+        results = self.finish(sequences)
+        return lambda: results
+
+    def finish(self, sequences: list[np.ndarray]) -> list[Any]:
         if self.held:
             self.gate.acquire()
         failure = self.failures.pop(0) if self.failures else None
         if failure is not None:
             raise failure
+        return self.results(sequences)
+
+    def results(self, sequences: list[np.ndarray]) -> list[Any]:
+        raise NotImplementedError
 
 
 class FakeModel(HeldDevice):
@@ -45,8 +61,7 @@ class FakeModel(HeldDevice):
             for text in texts
         ]
 
-    def forward(self, sequences: list[np.ndarray], outputs: Outputs) -> list[TextEmbedding]:
-        self.run(sequences, outputs)
+    def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
         return [TextEmbedding(dense=np.float32([ids.sum()])) for ids in sequences]
 
 
@@ -66,15 +81,16 @@ class FakeReranker(HeldDevice):
             for text in passages
         ]
 
-    def forward(self, sequences: list[np.ndarray], outputs: Outputs) -> list[float]:
-        self.run(sequences, outputs)
+    def results(self, sequences: list[np.ndarray]) -> list[float]:
         return [len(ids) - 1 + self.offset for ids in sequences]
 
 
 def loaded(
     model: FakeModel, max_batch_tokens: int = 10, reranker: FakeReranker | None = None
 ) -> LoadedModels:
-    device = DeviceInfo("cpu", "fake", "float32", "sdpa")
+    device = DeviceInfo(
+        "cpu", "fake", "float32", "sdpa", gpu_available=getattr(model, "asynchronous", False)
+    )
     return LoadedModels(
         embedder=model, device=device, max_batch_tokens=max_batch_tokens, reranker=reranker
     )

@@ -33,7 +33,7 @@ class FaultyModel:
     def __getattr__(self, name: str):
         return getattr(self._model, name)
 
-    def forward(self, sequences, outputs):
+    def launch(self, sequences, outputs):
         self._forwards += 1
         match self._plan.get(str(self._forwards)):
             case "raise":
@@ -44,7 +44,7 @@ class FaultyModel:
                 _wait_for(Path(os.environ["GATE"]))
         if self._memory and sum(map(len, sequences)) > self._memory:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return self._model.forward(sequences, outputs)
+        return self._model.launch(sequences, outputs)
 
 
 def _wait_for(path: Path) -> None:

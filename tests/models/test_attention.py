@@ -74,7 +74,7 @@ LENGTHS = st.lists(st.integers(1, 9) | st.integers(14, 18), min_size=1, max_size
 
 @pytest.mark.parametrize("kernel", [attention.eager, attention.sdpa, attention.matmul])
 @given(lengths=LENGTHS, kv_heads=st.sampled_from([4, 2, 1]), causal=st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_kernel_follows_the_definition(kernel, lengths, kv_heads, causal) -> None:
     check(kernel, lengths, kv_heads, causal=causal)
 

@@ -34,7 +34,7 @@ def attend(states: States, scale: float, mask: torch.Tensor | None) -> torch.Ten
     most_scores=st.integers(1, 4000),
     masked=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_blocks_of_any_size_give_what_the_whole_gives(count, length, most_scores, masked) -> None:
     states = random_states(count, length, torch.float32)
     mask = None
