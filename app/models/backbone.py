@@ -24,8 +24,10 @@ from app.models.quantized import Calibration, make_quantized_encoder
 log = structlog.get_logger(__name__)
 
 # oneDNN compiles a kernel for every new number of rows, milliseconds for each matrix in bfloat16;
-# rounded up there are so few numbers that the compiled ones are found again.
-_CPU_TOKEN_MULTIPLE = 32
+# rounded up there are few numbers, and the compiled ones are found again. The fewer the rows, the
+# more those cost that nobody asked for: (tokens up to, multiple).
+_CPU_MULTIPLES = ((32, 1), (512, 8))
+_CPU_LARGE_MULTIPLE = 32
 
 
 # A packed batch to the last hidden state of every token, `[T, hidden]`.
@@ -81,7 +83,8 @@ class Backbone:
 
     def pack(self, sequences: list[TokenIds]) -> PackedBatch:
         """Join token sequences as this transformer reads them."""
-        multiple = _CPU_TOKEN_MULTIPLE if self.device.type == "cpu" else 1
+        on_cpu = self.device.type == "cpu"
+        multiple = cpu_multiple(sum(map(len, sequences))) if on_cpu else 1
         return pack(sequences, device=self.device, roberta_padding=self._padding, multiple=multiple)
 
     def forward(self, packed: PackedBatch) -> torch.Tensor:
@@ -106,6 +109,11 @@ class Backbone:
         with torch.inference_mode():
             plain(self.pack(calibration_sequences(folder)))
         return make_quantized_encoder(model, kernel, target.dtype, calibration)
+
+
+def cpu_multiple(tokens: int) -> int:
+    """What the rows of a forward of `tokens` are rounded up to a multiple of on a CPU."""
+    return next((by for most, by in _CPU_MULTIPLES if tokens <= most), _CPU_LARGE_MULTIPLE)
 
 
 def _refuse_unquantizable(model: PreTrainedModel) -> None:

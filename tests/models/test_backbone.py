@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
@@ -18,7 +20,7 @@ from transformers import (
 
 from app.errors import StartupError
 from app.models.attention import register_attention
-from app.models.backbone import Target, load_backbone
+from app.models.backbone import Target, cpu_multiple, load_backbone
 
 CPU = torch.device("cpu")
 SIZE = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -152,3 +154,12 @@ def test_a_pickle_with_code_in_it_is_refused_and_not_run(tmp_path: Path, capsys)
     with pytest.raises(StartupError, match="weights in .* cannot be loaded"):
         load_backbone(folder, target())
     assert "arbitrary code ran" not in capsys.readouterr().out
+
+
+@given(st.integers(1, 20_000))
+def test_a_cpu_computes_few_rows_more_than_asked_for_in_few_sizes(tokens) -> None:
+    multiple = cpu_multiple(tokens)
+    rounded = tokens + -tokens % multiple
+    assert rounded - tokens <= tokens / 4
+    assert rounded <= 32 or rounded % 8 == 0
+    assert rounded <= 512 or rounded % 32 == 0

@@ -37,7 +37,7 @@ def test_the_pieces_are_the_text(text: str, characters: int) -> None:
     pieces = list(pieces_of(text, characters))
     assert "".join(pieces) == text
     assert all(piece.startswith(" ") for piece in pieces[1:])
-    assert all(len(piece) > characters for piece in pieces[:-1])
+    assert all(len(piece) >= characters for piece in pieces[:-1])
 
 
 def test_a_text_without_a_border_is_one_piece() -> None:
