@@ -10,6 +10,9 @@ from app.jobs import Batch, Job
 GPU_SECONDS = 15.0
 CPU_SECONDS = 30.0
 _GENEROSITY = 5.0
+# A sequence this long takes twice the time for each token that the probe's short ones take, because
+# attention grows with the length (bge-m3 on a CPU; other models and GPUs reach that later).
+_DOUBLED_LENGTH = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,9 @@ class ForwardLimit:
         """For a whole batch."""
         if self.fixed is not None:
             return self.fixed
-        return max(self.least, _GENEROSITY * batch.tokens * self.seconds_per_token)
+        lengths = [len(ids) for ids in batch.sequences]
+        tokens = sum(length * (1 + length / _DOUBLED_LENGTH) for length in lengths)
+        return max(self.least, _GENEROSITY * tokens * self.seconds_per_token)
 
     def of_job(self, job: Job, batch: Batch) -> float:
         """What is left to one job in this batch."""

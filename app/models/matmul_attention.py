@@ -2,8 +2,11 @@
 
 There PyTorch's fused kernel multiplies in small tiles that oneDNN does not speed up, and takes 2.5
 times as long as this from 64 tokens on. What the fused kernel avoids, scores of the whole sequence
-at once, is avoided here by taking the queries in blocks.
+at once, is avoided here by taking the queries in blocks; of a long sequence a few heads at a time,
+so that their keys and values stay in the cache for all blocks.
 """
+
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -12,6 +15,8 @@ from app.models.block_attention import States
 
 # Scores held at once, 4 MiB of them: they stay in the cache.
 _MOST_SCORES = 2**21
+# Fewer queries at once would read all keys and values too often.
+_FEWEST_QUERIES = 256
 
 
 def is_faster(device: torch.device, dtype: torch.dtype) -> bool:
@@ -35,10 +40,11 @@ def _attend_at_once(states: States, output: Tensor, *, scale: float, mask: Tenso
     # Side by side in memory: the products below are far slower on a view of the projection.
     query, key, value = (each.contiguous() for each in (states[0] * scale, *states[1:]))
     count, heads, length, _ = query.shape
-    rows = max(1, _MOST_SCORES // (count * heads * length))
-    for start in range(0, length, rows):
-        block = slice(start, start + rows)
-        scores = query[:, :, block] @ key.transpose(-1, -2)
+    at_once = max(1, min(heads, _MOST_SCORES // (count * _FEWEST_QUERIES * length)))
+    rows = max(1, _MOST_SCORES // (count * at_once * length))
+    for head, row in product(range(0, heads, at_once), range(0, length, rows)):
+        some, block = slice(head, head + at_once), slice(row, row + rows)
+        scores = query[:, some, block] @ key[:, some].transpose(-1, -2)
         if mask is not None:
             scores += mask
-        output[:, :, block] = scores.softmax(dim=-1) @ value
+        output[:, some, block] = scores.softmax(dim=-1) @ value[:, some]

@@ -22,7 +22,13 @@ def test_what_was_set_holds_whatever_the_probe_says() -> None:
 def test_unset_it_grows_to_five_times_the_predicted_time() -> None:
     limit = ForwardLimit(None, least=30.0, seconds_per_token=0.01)
     assert limit.of_batch(batch_of(100)) == 30.0
-    assert limit.of_batch(batch_of(8192)) == pytest.approx(409.6)
+    assert limit.of_batch(batch_of(1024)) == pytest.approx(5 * 10.24 * 1.5)
+
+
+def test_a_long_sequence_is_given_the_time_that_its_attention_takes() -> None:
+    limit = ForwardLimit(None, least=0.0, seconds_per_token=0.01)
+    short = [batch_of(512) for _ in range(16)]
+    assert limit.of_batch(batch_of(8192)) > 3 * sum(map(limit.of_batch, short))
 
 
 def test_a_request_with_a_limit_of_its_own_is_held_to_what_is_left_of_it() -> None:

@@ -32,10 +32,13 @@ def attend(states: States, scale: float, mask: torch.Tensor | None) -> torch.Ten
     count=st.integers(1, 9),
     length=st.integers(1, 40),
     most_scores=st.integers(1, 4000),
+    fewest=st.integers(1, 50),
     masked=st.booleans(),
 )
 @settings(max_examples=60)
-def test_blocks_of_any_size_give_what_the_whole_gives(count, length, most_scores, masked) -> None:
+def test_blocks_of_any_size_give_what_the_whole_gives(
+    count, length, most_scores, fewest, masked
+) -> None:
     states = random_states(count, length, torch.float32)
     mask = None
     if masked:
@@ -43,6 +46,7 @@ def test_blocks_of_any_size_give_what_the_whole_gives(count, length, most_scores
         mask = torch.where(torch.arange(length) < lengths, 0.0, -torch.inf)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matmul_attention, "_MOST_SCORES", most_scores)
+        patch.setattr(matmul_attention, "_FEWEST_QUERIES", fewest)
         actual = attend(states, 0.3, mask)
     exact = (each.double() for each in states)
     wide = None if mask is None else mask.double()
