@@ -11,10 +11,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from app.models.block_attention import States
+from app.models.block_attention import States, fused
 
 # Scores held at once, 4 MiB of them: they stay in the cache.
 _MOST_SCORES = 2**21
+# Below this PyTorch's one call costs less than the several here: a query alone, or a small model.
+_FEW_SCORES = 2**16
 # Fewer queries at once would read all keys and values too often.
 _FEWEST_QUERIES = 256
 
@@ -28,6 +30,9 @@ def is_faster(device: torch.device, dtype: torch.dtype) -> bool:
 def attend(states: States, output: Tensor, *, scale: float, mask: Tensor | None) -> None:
     """Implement `app.models.block_attention.Attend`; not causal, as many key heads as queries'."""
     count, heads, length, _ = output.shape
+    if count * heads * length * length < _FEW_SCORES:
+        fused(states, output, scale=scale, mask=mask, causal=False)
+        return
     sequences = max(1, _MOST_SCORES // (heads * length * length))
     for start in range(0, count, sequences):
         part = slice(start, start + sequences)

@@ -47,11 +47,19 @@ def test_blocks_of_any_size_give_what_the_whole_gives(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matmul_attention, "_MOST_SCORES", most_scores)
         patch.setattr(matmul_attention, "_FEWEST_QUERIES", fewest)
+        patch.setattr(matmul_attention, "_FEW_SCORES", 0)
         actual = attend(states, 0.3, mask)
     exact = (each.double() for each in states)
     wide = None if mask is None else mask.double()
     expected = functional.scaled_dot_product_attention(*exact, attn_mask=wide, scale=0.3)
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_few_scores_are_left_to_pytorch_and_come_out_the_same() -> None:
+    states = random_states(2, 9, torch.float32)
+    mask = torch.tensor([[0.0] * 9, [0.0] * 6 + [-torch.inf] * 3])[:, None, None]
+    expected = functional.scaled_dot_product_attention(*states, attn_mask=mask, scale=0.3)
+    torch.testing.assert_close(attend(states, 0.3, mask), expected)
 
 
 def test_bfloat16_costs_no_more_than_its_own_rounding() -> None:
