@@ -17,7 +17,8 @@ from app.engine.loading import LoadedModels, Loader, load_models
 from app.errors import StartupError
 from app.logs import configure_logs
 from app.main import create_app
-from app.server import DrainingServer, require_port
+from app.ports import require_port
+from app.server import DrainingServer
 from app.settings import Settings, load_settings
 
 log = structlog.get_logger(__name__)

@@ -1,6 +1,7 @@
 """The device boundary, faked: a model whose forward a test can hold, fail and watch."""
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ from app.engine.loading import DeviceInfo, LoadedModels
 from app.jobs import Outputs, TextEmbedding, TokenizedPair, TokenizedText
 
 
-class HeldDevice:
+class HeldDevice(ABC):
     """A forward that a test can hold at a gate, fail, and watch.
 
     An `asynchronous` one computes while others are launched, as a GPU does.
@@ -46,8 +47,9 @@ class HeldDevice:
             raise failure
         return self.results(sequences)
 
+    @abstractmethod
     def results(self, sequences: list[np.ndarray]) -> list[Any]:
-        raise NotImplementedError
+        """What the forward computes for each sequence."""
 
 
 class FakeModel(HeldDevice):

@@ -40,8 +40,13 @@ def start(
     *arguments: str, script: Path = SCRIPT, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the launcher from another folder, with no terminal and little of our environment."""
+    return run([str(BASH), str(script), *arguments], **variables)
+
+
+def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with no terminal and little of our environment."""
     return subprocess.run(
-        [str(BASH), str(script), *arguments],
+        command,
         env=BARE | variables,
         cwd="/",
         stdin=subprocess.DEVNULL,
@@ -147,6 +152,9 @@ def make_checkout(folder: Path) -> Path:
     (folder / "app" / "demo" / "__main__.py").write_text(
         "import pathlib, sys\npathlib.Path(sys.argv[1]).mkdir(exist_ok=True)\n"
     )
+    # What the launcher asks of the real app.
+    for name in ("__init__.py", "errors.py", "ports.py"):
+        shutil.copy(ROOT / "app" / name, folder / "app")
     wheel = write_wheel(folder, "1.0")
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     for flavour in ("cpu", "gpu"):

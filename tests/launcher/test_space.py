@@ -1,31 +1,17 @@
 """Disks that are too small, made for real: told before anything is fetched or removed."""
 
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from launcher.space import Need, need_of
 from tests.disks import small
-from tests.launcher.checkout import BARE, BASH, ROOT, add_docker, make_checkout, needs_bash, start
+from tests.launcher.checkout import BASH, ROOT, add_docker, make_checkout, needs_bash, run, start
 
 pytestmark = needs_bash
 
 HUNDRED_TERABYTES = "# Disk space: 100000000 MB, and 100000000 MB for downloads.\n"
-
-
-def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command as the launcher is run elsewhere."""
-    return subprocess.run(
-        command,
-        env=BARE | variables,
-        cwd="/",
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def launcher_in(folder: Path) -> list[str]:

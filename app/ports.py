@@ -1,0 +1,36 @@
+"""Whether a port can be listened on, asked before anything depends on it.
+
+Needs nothing installed: the launcher asks too.
+"""
+
+import errno
+import os
+import socket
+
+from app.errors import StartupError
+
+
+def require_port(host: str, port: int) -> None:
+    """Raise `StartupError` where nobody could listen; uvicorn would say so in its log alone."""
+    try:
+        for family, kind, number, _, address in socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        ):
+            with socket.socket(family, kind, number) as probe:
+                _bind(probe, address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise StartupError(
+                f"port {port} of {host} is taken: end what listens there, or set another PORT"
+            ) from error
+        raise StartupError(
+            f"HOST={host} PORT={port} cannot be listened on: {error.strerror}"
+        ) from error
+
+
+def _bind(probe: socket.socket, address: tuple[object, ...]) -> None:
+    if os.name == "posix":  # As asyncio does: elsewhere it would take another's port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if probe.family == socket.AF_INET6:
+        probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    probe.bind(address)
