@@ -6,7 +6,8 @@ None of these is waited for longer than half a minute, and each is told in one s
 import shutil
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.hub import run_hub
 from tests.server import run_server
 
 MODEL = Path("example/m3")
+Hub = Callable[[], AbstractContextManager[str]]
 NOT_REACHED = "the hub cannot be reached. The model example/m3 is not on this machine: fetch it"
 
 
@@ -103,19 +105,31 @@ def stalling() -> AbstractContextManager[str]:
     return serve(type("Fresh", (Stalling,), {"ended": ended}), ended)
 
 
-@pytest.mark.parametrize(
-    "hub", [closed_port, silent_listener, no_route, no_such_name, portal, stalling]
-)
-def test_a_hub_that_cannot_be_reached_stops_the_start(hub, tmp_path: Path) -> None:
+HUBS = (closed_port, silent_listener, no_route, no_such_name, portal, stalling)
+
+
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Hub, Future[str]]]:
+    """A start with each hub, all at once, since most of the time is spent waiting."""
+    with ThreadPoolExecutor(len(HUBS)) as pool:
+        yield {hub: pool.submit(start_with, hub, tmp_path_factory.mktemp("hub")) for hub in HUBS}
+
+
+def start_with(hub: Hub, folder: Path) -> str:
     with hub() as address:
-        failing_start(
-            tmp_path,
+        return failing_start(
+            folder,
             MODEL,
             NOT_REACHED,
-            HF_HOME=str(tmp_path),
+            HF_HOME=str(folder),
             HF_ENDPOINT=address,
             HF_HUB_OFFLINE="0",
         )
+
+
+@pytest.mark.parametrize("hub", HUBS)
+def test_a_hub_that_cannot_be_reached_stops_the_start(hub: Hub, starts) -> None:
+    assert NOT_REACHED in starts[hub].result()
 
 
 def test_a_model_from_an_earlier_download_is_served_without_the_hub(

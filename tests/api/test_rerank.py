@@ -44,6 +44,7 @@ def qwen_client(tiny_m3: Path, tiny_qwen: Path, tmp_path_factory):
         "QWEN_RERANK_BATCH_SIZE": "4",
         "QWEN_RERANK_MAX_LENGTH": "400",
         "QWEN_EMBED_MAX_LENGTH": "50",
+        "MAX_BATCH_TOKENS": "8192",
     }
     with run_server(folder, **settings) as server, server.client() as client:
         server.wait_until_healthy()
