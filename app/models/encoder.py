@@ -19,6 +19,7 @@ from app.models.packing import PackedBatch
 
 # `[T, hidden]` of a packed batch to the same of the next layer.
 Step = Callable[[Tensor, PackedBatch, Kernel], Tensor]
+_ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,9 @@ class Layer:
     def __call__(self, states: Tensor, packed: PackedBatch, kernel: Kernel) -> Tensor:
         """The next states."""
         attended = attend(self.to_query_key_value(states), self.heads, packed, kernel)
+        return in_blocks(self._feed_forward, attended, states)
+
+    def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
         states = self.attention_norm(self.from_attended(attended).add_(states))
         return self.output_norm(self.from_inner(self.to_inner(states)).add_(states))
 
@@ -65,6 +69,18 @@ def attend(projected: Tensor, heads: int, packed: PackedBatch, kernel: Kernel) -
     query, key, value = projected.view(len(projected), 3, heads, -1).permute(1, 2, 0, 3)
     scale = query.shape[-1] ** -0.5
     return kernel(query, key, value, packed, scale=scale, causal=False).flatten(1)
+
+
+def in_blocks(step: Callable[[Tensor, Tensor], Tensor], attended: Tensor, states: Tensor) -> Tensor:
+    """`step`, which looks at each row by itself, a few rows at a time.
+
+    What it holds between two products would else be too large for the cache, and at 32 MiB too
+    large for what the allocator keeps: pages that are new cost more than a pass over them.
+    """
+    if len(states) <= _ROWS_AT_ONCE:
+        return step(attended, states)
+    parts = (torch.split(each, _ROWS_AT_ONCE) for each in (attended, states))
+    return torch.cat([step(*part) for part in zip(*parts, strict=True)])
 
 
 class Encoder:

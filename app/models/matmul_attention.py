@@ -49,7 +49,13 @@ def _attend_at_once(states: States, output: Tensor, *, scale: float, mask: Tenso
     rows = max(1, _MOST_SCORES // (count * at_once * length))
     for head, row in product(range(0, heads, at_once), range(0, length, rows)):
         some, block = slice(head, head + at_once), slice(row, row + rows)
-        scores = query[:, some, block] @ key[:, some].transpose(-1, -2)
+        scores = _multiply(query[:, some, block], key[:, some].transpose(-1, -2))
         if mask is not None:
             scores += mask
-        output[:, some, block] = scores.softmax(dim=-1) @ value[:, some]
+        output[:, some, block] = _multiply(scores.softmax(dim=-1), value[:, some])
+
+
+def _multiply(left: Tensor, right: Tensor) -> Tensor:
+    """What `@` does for `[N, H, ...]`, which would lay the keys of a long text out anew."""
+    product = torch.bmm(left.flatten(0, 1), right.flatten(0, 1))
+    return product.view(*left.shape[:2], *product.shape[1:])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from app.models.attention import Kernel
-from app.models.encoder import Embeddings, Encoder, Norm, Step, attend
+from app.models.encoder import Embeddings, Encoder, Norm, Step, attend, in_blocks
 from app.models.int8 import ZERO, FromAny, FromNorm, choose_unit
 from app.models.packing import PackedBatch
 
@@ -33,6 +33,9 @@ class QuantizedLayer:
     def __call__(self, states: Tensor, packed: PackedBatch, kernel: Kernel) -> Tensor:
         """The next states."""
         attended = attend(self.to_query_key_value(states), self.heads, packed, kernel)
+        return in_blocks(self._feed_forward, attended, states)
+
+    def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
         states = self.attention_norm(self.from_attended(attended.float(), states))
         return self.output_norm(self.from_inner(self.to_inner(states), states))
 
