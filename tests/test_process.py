@@ -62,15 +62,20 @@ def test_an_unknown_model_type_stops_the_start(tmp_path: Path, broken: Path) -> 
 
 @pytest.mark.parametrize("log_format", ["console", "json"])
 def test_an_error_that_nobody_foresaw_is_a_sentence_and_an_ordinary_traceback(
-    tmp_path: Path, broken: Path, log_format: str
+    tmp_path: Path, tiny_m3: Path, tiny_qwen: Path, log_format: str
 ) -> None:
     """Not one with every local variable, which may be a text or a token."""
+    broken = shutil.copytree(tiny_qwen, tmp_path / "qwen")
     config = json.loads((broken / "config.json").read_text())
-    (broken / "config.json").write_text(json.dumps(config | {"num_attention_heads": 0}))
-    settings = {"EMBEDDING_MODEL": str(broken), "LOG_FORMAT": log_format}
-    status, output = run_to_the_end(tmp_path, **settings)
+    (broken / "config.json").write_text(json.dumps(config | {"num_key_value_heads": 0}))
+    status, output = run_to_the_end(
+        tmp_path,
+        EMBEDDING_MODEL=str(tiny_m3),
+        DENSE_EMBEDDING_MODEL=str(broken),
+        LOG_FORMAT=log_format,
+    )
     assert status == 1
-    assert "unexpected error while loading: ZeroDivisionError: integer modulo by zero" in output
+    assert "unexpected error while loading: ZeroDivisionError: integer" in output
     assert output.count("Traceback (most recent call last)") == 1
     assert output.count("locals") == 0
     assert len(output) < 10_000

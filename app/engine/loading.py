@@ -81,8 +81,8 @@ Loader = Callable[[Settings], LoadedModels]
 def load_models(settings: Settings) -> LoadedModels:
     """Load and warm what the settings name; called in the device thread.
 
-    torch and transformers are imported here and not with this module: that takes seconds, and the
-    port must answer before it is done. Meanwhile the weights come from the disk.
+    torch is imported here and not with this module: that takes seconds, and the port must answer
+    before it is done. Meanwhile the weights come from the disk.
     """
     read_ahead(settings)
     load: Loader = importlib.import_module("app.models.runtime").load

@@ -3,26 +3,20 @@
 A kernel takes query `[H, T, D]`, key and value `[Hkv, T, D]` with H a multiple of Hkv, and the
 packed batch whose sequence borders attention must not cross; it returns `[T, H, D]`. `eager` is the
 reference that the others must agree with.
-
-transformers calls what is registered under a model's `attn_implementation` in every layer and hands
-the keyword arguments of the model call through to it: that is how `packed` arrives.
 """
 
 import importlib
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
 
 from app.errors import StartupError
 from app.models import matmul_attention
 from app.models.block_attention import attend_in_blocks, fused
 from app.models.packing import PackedBatch
 
-REGISTERED_PREFIX = "packed_"
 _FLASH_MODULES = {
     "flash_attention_2": ("flash_attn", "the package flash-attn"),
     "flash_attention_3": ("flash_attn_interface", "FlashAttention 3 (flash_attn_interface)"),
@@ -45,16 +39,14 @@ class Kernel(Protocol):
         """`[T, H, D]`: every query's mean of the values of its own sequence."""
 
 
-def register_attention(name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Register the kernel that the setting ATTENTION names; return its name for transformers.
+def choose_attention(name: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The kernel that the setting ATTENTION names, of which `auto` is the fastest.
 
-    Raises `StartupError` where the kernel cannot run on `device` in `dtype`.
+    Raises `StartupError` where it cannot run on `device` in `dtype`.
     """
     chosen = resolve_name(name, device, dtype)
-    registered = REGISTERED_PREFIX + chosen
-    AttentionInterface.register(registered, _for_transformers(load_kernel(chosen)))
-    AttentionMaskInterface.register(registered, _no_mask)
-    return registered
+    load_kernel(chosen)
+    return chosen
 
 
 def resolve_name(name: str, device: torch.device, dtype: torch.dtype) -> str:
@@ -175,31 +167,6 @@ def _token_major(*states: Tensor) -> list[Tensor]:
 def _borders(packed: PackedBatch) -> tuple[Tensor, Tensor, int, int]:
     """Borders and longest sequence, of queries and of keys: here the same."""
     return packed.cu_seqlens, packed.cu_seqlens, packed.max_length, packed.max_length
-
-
-def _for_transformers(kernel: Kernel) -> Any:
-    """`kernel` behind the signature that transformers calls: `[1, H, T, D]` in, `[1, T, H, D]`."""
-
-    def attention(
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        _mask: None,
-        *,
-        packed: PackedBatch,
-        scaling: float | None = None,
-        **_: Any,
-    ) -> tuple[Tensor, None]:
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        causal = bool(getattr(module, "is_causal", False))
-        return kernel(query[0], key[0], value[0], packed, scale=scale, causal=causal)[None], None
-
-    return attention
-
-
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Kernels take the borders from `packed`; a mask tensor would only cost memory."""
 
 
 def _pad(states: Tensor, packed: PackedBatch) -> Tensor:

@@ -185,10 +185,11 @@ def read_linear(path: Path, in_features: int, out_features: int | None = None) -
             f"the head {path} has the wrong shape: weight {list(weight.shape)} and bias "
             f"{list(bias.shape)}, but [{out_features}, {in_features}] and [{out_features}] fit"
         )
-    return _linear(weight, bias)
+    return linear_of(weight, bias)
 
 
-def _linear(weight: torch.Tensor, bias: torch.Tensor) -> torch.nn.Linear:
+def linear_of(weight: torch.Tensor, bias: torch.Tensor) -> torch.nn.Linear:
+    """A linear layer of these very tensors."""
     linear = torch.nn.Linear(weight.shape[1], weight.shape[0], device="meta")
     linear.load_state_dict({"weight": weight, "bias": bias}, assign=True)
     return linear

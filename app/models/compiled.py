@@ -1,30 +1,36 @@
-"""TORCH_COMPILE: a model's layers through PyTorch's compiler.
+"""TORCH_COMPILE: a model's layers through PyTorch's compiler, once for all numbers of tokens.
 
 It fuses what lies between the matrix products. Attention stays as it is, since its shapes are new
-in every batch; the encoder that bge-m3 has on a CPU (`app.models.encoder`) leaves nothing to fuse
-that would be worth it.
+in every batch; what an encoder does on a CPU leaves nothing to fuse that would be worth it.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, PreTrainedModel
 
 from app.errors import StartupError
+from app.models.attention import Kernel
+from app.models.encoder import Encoder, Step
 
 
-def compile_layers(model: PreTrainedModel) -> None:
-    """Compile each layer of `model` at its first forward, once for all numbers of tokens."""
-    name = model.config._attn_implementation  # noqa: SLF001 - transformers has no other name for it
-    attention = AttentionInterface()[name]
-    apart = torch.compiler.disable(attention)  # type: ignore[no-untyped-call]
-    AttentionInterface.register(name, apart)
-    parts: Any = model
-    layers = parts.encoder.layer if hasattr(parts, "encoder") else parts.layers
-    for layer in layers:
-        layer.compile(dynamic=True)
+def compile_encoder(encoder: Encoder) -> Encoder:
+    """The same encoder, each layer of which is compiled at its first forward."""
+    layers = [_compile(layer) for layer in encoder.layers]
+    return replace(encoder, layers=layers, kernel=leave_out(encoder.kernel))
+
+
+def leave_out(kernel: Kernel) -> Kernel:
+    """The kernel as the compiler must not look into it."""
+    apart: Kernel = torch.compiler.disable(kernel)  # type: ignore[no-untyped-call]
+    return apart
+
+
+def _compile(layer: Any) -> Step:
+    compiled: Step = torch.compile(layer.__call__, dynamic=True)
+    return compiled
 
 
 @contextmanager

@@ -5,28 +5,23 @@ The pair's layout and the way it is cut follow FlagEmbedding's `FlagReranker`.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification
 
 from app.errors import StartupError
 from app.jobs import Outputs, TokenIds, TokenizedPair
-from app.models.backbone import (
-    Backbone,
-    Target,
-    load_transformer,
-    refuse_missing,
-)
+from app.models.backbone import Backbone, Target, load_backbone
 from app.models.checkpoint import read_config
 from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
 from app.models.tokenizer import TextTokenizer
 from app.models.transfer import start_copies
+from app.models.weights import Weights
 
 _CLASSIFIER_TYPES = ("xlm-roberta", "roberta")
+_LOGITS = "classifier.out_proj.weight"
 
 
 class CrossEncoder(DeviceModel[float]):
@@ -88,8 +83,7 @@ class CrossEncoder(DeviceModel[float]):
 
     def _classify(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
         first = hidden[packed.cu_seqlens[:-1].long()]
-        # The head picks the first token of each row by itself.
-        return self._classifier(first[:, None]).float().squeeze(-1)  # type: ignore[no-any-return]
+        return self._classifier(first).float().squeeze(-1)  # type: ignore[no-any-return]
 
 
 def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target) -> CrossEncoder:
@@ -98,18 +92,33 @@ def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target)
         raise StartupError(
             f"{folder} is no reranker known here: use bge-reranker or Qwen3-Reranker"
         )
-    model, missing = load_transformer(AutoModelForSequenceClassification, folder, target)
-    if any(key.startswith("classifier.") for key in missing):
-        raise StartupError(
-            f"{folder} holds an embedding model and not a reranker: it has no classification head"
-        )
-    refuse_missing(folder, missing)
-    if model.config.num_labels != 1:
-        raise StartupError(f"{folder} gives {model.config.num_labels} logits; a reranker gives one")
-    backbone = Backbone(model.base_model, folder, target)
+    weights = Weights.read(folder)
+    _require_one_logit(weights)
+    backbone = load_backbone(folder, target, weights)
     tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
-    classifier: Any = model.classifier
-    return CrossEncoder(name, backbone, classifier.eval().to(backbone.dtype), tokenizer)
+    return CrossEncoder(name, backbone, _classifier(weights, backbone), tokenizer)
+
+
+def _require_one_logit(weights: Weights) -> None:
+    if _LOGITS not in weights:
+        raise StartupError(
+            f"{weights.folder} holds an embedding model and not a reranker: it has no "
+            "classification head"
+        )
+    logits = len(weights.tensors[_LOGITS])
+    if logits != 1:
+        raise StartupError(f"{weights.folder} gives {logits} logits; a reranker gives one")
+
+
+def _classifier(weights: Weights, backbone: Backbone) -> nn.Module:
+    """From the state of a pair's first token to its logit."""
+    width = backbone.hidden_size
+    layers = (
+        weights.linear("classifier.dense", width, width),
+        nn.Tanh(),
+        weights.linear("classifier.out_proj", width, 1),
+    )
+    return nn.Sequential(*layers).to(backbone.device, backbone.dtype)
 
 
 def start_scores(scores: Tensor, packed: PackedBatch) -> Callable[[], list[float]]:

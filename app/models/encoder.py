@@ -1,45 +1,25 @@
-"""BERT's and RoBERTa's encoder as a plain loop over packed tokens: the fast path of the CPU.
+"""BERT's and RoBERTa's encoder as a plain loop over packed tokens.
 
-It computes what transformers' own modules compute, with their weights; what those cost beside the
-matrix products, call by call and layer by layer, is gone. The tests compare the two.
+It computes what transformers' own modules compute; what those cost beside the matrix products, call
+by call and layer by layer, is not there. The tests compare the two.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn import functional
-from transformers import PreTrainedModel
 
 from app.models.attention import Kernel
-from app.models.linear import ACTIVATIONS, Linear, make_linear
+from app.models.embeddings import Embeddings
+from app.models.encoder_parameters import EncoderParameters
+from app.models.linear import Linear, make_linear
 from app.models.packing import PackedBatch
 
 # `[T, hidden]` of a packed batch to the same of the next layer.
 Step = Callable[[Tensor, PackedBatch, Kernel], Tensor]
-_ROWS_AT_ONCE = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Norm:
-    """Layer normalisation over the last dimension, in float32 whatever it is given."""
-
-    weight: Tensor
-    bias: Tensor
-    epsilon: float
-
-    @classmethod
-    def of(cls, module: Any) -> Self:
-        """The parameters of transformers' module."""
-        return cls(module.weight.detach().float(), module.bias.detach().float(), module.eps)
-
-    def __call__(self, states: Tensor) -> Tensor:
-        """In the dtype of `states`."""
-        return functional.layer_norm(
-            states, self.weight.shape, self.weight, self.bias, self.epsilon
-        )
+Normalise = Callable[[Tensor], Tensor]
+_ROWS_OF_A_THREAD = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +29,10 @@ class Layer:
     heads: int
     to_query_key_value: Linear
     from_attended: Linear
-    attention_norm: Norm
+    attention_norm: Normalise
     to_inner: Linear
     from_inner: Linear
-    output_norm: Norm
+    output_norm: Normalise
 
     def __call__(self, states: Tensor, packed: PackedBatch, kernel: Kernel) -> Tensor:
         """The next states."""
@@ -72,94 +52,50 @@ def attend(projected: Tensor, heads: int, packed: PackedBatch, kernel: Kernel) -
 
 
 def in_blocks(step: Callable[[Tensor, Tensor], Tensor], attended: Tensor, states: Tensor) -> Tensor:
-    """`step`, which looks at each row by itself, a few rows at a time.
+    """`step`, which looks at each row by itself, on a CPU a few rows at a time.
 
     What it holds between two products would else be too large for the cache, and at 32 MiB too
     large for what the allocator keeps: pages that are new cost more than a pass over them.
     """
-    if len(states) <= _ROWS_AT_ONCE:
+    at_once = _ROWS_OF_A_THREAD * torch.get_num_threads()
+    if states.device.type != "cpu" or len(states) <= at_once:
         return step(attended, states)
-    parts = (torch.split(each, _ROWS_AT_ONCE) for each in (attended, states))
+    parts = (torch.split(each, at_once) for each in (attended, states))
     return torch.cat([step(*part) for part in zip(*parts, strict=True)])
 
 
+@dataclass(frozen=True, slots=True)
 class Encoder:
     """Maps a packed batch to the hidden state of every token, in `dtype`."""
 
-    def __init__(
-        self, embeddings: "Embeddings", layers: list[Step], kernel: Kernel, dtype: torch.dtype
-    ) -> None:
-        self._embeddings = embeddings
-        self._layers = layers
-        self._kernel = kernel
-        self._dtype = dtype
+    embeddings: Embeddings
+    layers: Sequence[Step]
+    kernel: Kernel
+    dtype: torch.dtype
 
     def __call__(self, packed: PackedBatch) -> Tensor:
         """`[T, hidden]`: the last hidden state of every token."""
-        states = self._embeddings(packed)
-        for layer in self._layers:
-            states = layer(states, packed, self._kernel)
-        return states.to(self._dtype)
+        states = self.embeddings(packed)
+        for layer in self.layers:
+            states = layer(states, packed, self.kernel)
+        return states.to(self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Embeddings:
-    """The sum of what a token, its place and its type mean, normalised."""
-
-    tokens: Tensor
-    places: Tensor
-    # Every token is of type 0.
-    type: Tensor
-    norm: Norm
-
-    @classmethod
-    def of(cls, module: Any) -> Self:
-        """The parameters of transformers' module."""
-        return cls(
-            module.word_embeddings.weight.detach(),
-            module.position_embeddings.weight.detach(),
-            module.token_type_embeddings.weight.detach()[0],
-            Norm.of(module.LayerNorm),
-        )
-
-    def __call__(self, packed: PackedBatch) -> Tensor:
-        """`[T, hidden]`: the states that the first layer reads."""
-        states = functional.embedding(packed.input_ids[0], self.tokens).to(self.places.dtype)
-        # The order of the sum is that of transformers.
-        states = states.add_(self.type)
-        return self.norm(states.add_(functional.embedding(packed.position_ids[0], self.places)))
+def make_encoder(parameters: EncoderParameters, kernel: Kernel) -> Encoder:
+    """The encoder with the parameters of a checkpoint, in their dtype and on their device."""
+    layers = [make_layer(parameters, index) for index in range(parameters.config.layers)]
+    return Encoder(parameters.embeddings(), layers, kernel, parameters.dtype)
 
 
-def make_encoder(model: PreTrainedModel, kernel: Kernel) -> Encoder:
-    """Take the weights of `model` over, layer by layer: it is of no use afterwards."""
-    parts: Any = model
-    layers: list[Step] = []
-    for module in parts.encoder.layer:
-        layers.append(_layer_of(module, model.config.hidden_act))
-        # Weights laid out anew would otherwise be held twice until the last layer.
-        module.to_empty(device="meta")
-    return Encoder(Embeddings.of(parts.embeddings), layers, kernel, model.dtype)
-
-
-def can_take(model: PreTrainedModel) -> bool:
-    """Whether `Encoder` computes what this model computes."""
-    config = model.config
-    return (
-        config.model_type in {"xlm-roberta", "roberta", "bert"}
-        and config.hidden_act in ACTIVATIONS
-        and not config.is_decoder
-    )
-
-
-def _layer_of(module: Any, activation: str) -> Layer:
-    """The layer that transformers' module holds the weights of."""
-    attention = module.attention.self
+def make_layer(parameters: EncoderParameters, index: int) -> Layer:
+    """The layer number `index`."""
+    layer = parameters.layer(index)
     return Layer(
-        heads=attention.num_attention_heads,
-        to_query_key_value=make_linear([attention.query, attention.key, attention.value]),
-        from_attended=make_linear([module.attention.output.dense]),
-        attention_norm=Norm.of(module.attention.output.LayerNorm),
-        to_inner=make_linear([module.intermediate.dense], activation),
-        from_inner=make_linear([module.output.dense]),
-        output_norm=Norm.of(module.output.LayerNorm),
+        heads=parameters.config.heads,
+        to_query_key_value=make_linear(layer.projections),
+        from_attended=make_linear([layer.attended]),
+        attention_norm=layer.attention_norm,
+        to_inner=make_linear([layer.inner], parameters.config.activation),
+        from_inner=make_linear([layer.output]),
+        output_norm=layer.output_norm,
     )

@@ -1,4 +1,4 @@
-"""Linear layers for the CPU: weights laid out once, bias and activation within the product.
+"""Linear layers: on a CPU weights laid out once, bias and activation within the product.
 
 A layer takes `[T, in]` and returns `[T, out]`. `reference` is what the others must agree with.
 """
@@ -26,7 +26,10 @@ def make_linear(layers: list[nn.Linear], activation: str | None = None) -> Linea
     """The fastest way to compute `layers`, which read the same input, side by side."""
     weight = _join([layer.weight for layer in layers]).detach()
     bias = _join([layer.bias for layer in layers]).detach()
-    make = packed if weight.dtype is torch.bfloat16 and can_pack_bfloat16() else reference
+    on_cpu = weight.device.type == "cpu"
+    make = (
+        packed if on_cpu and weight.dtype is torch.bfloat16 and can_pack_bfloat16() else reference
+    )
     return make(weight, bias, activation)
 
 

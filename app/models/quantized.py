@@ -1,21 +1,23 @@
-"""BERT's and RoBERTa's encoder with every product in 8 bits, made from a model in float32.
+"""BERT's and RoBERTa's encoder with every product in 8 bits, made from parameters in float32.
 
 Between the layers the states are levels in float32: each channel in the unit in which the next
 products read it, from `ZERO` on. The norm before them gives them so.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from app.models.attention import Kernel
-from app.models.encoder import Embeddings, Encoder, Norm, Step, attend, in_blocks
+from app.models.embeddings import Embeddings
+from app.models.encoder import Encoder, Step, attend, in_blocks
+from app.models.encoder_parameters import EncoderParameters, LayerParameters
 from app.models.int8 import ZERO, FromAny, FromNorm, choose_unit
+from app.models.norm import Norm
 from app.models.packing import PackedBatch
+from app.models.reach import Reach, reach_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,47 +42,23 @@ class QuantizedLayer:
         return self.output_norm(self.from_inner(self.to_inner(states), states))
 
 
-class Calibration:
-    """How far each channel of every layer norm's output reaches in the forwards it watches."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._reach: dict[nn.Module, Tensor] = {}
-        for module in model.modules():
-            if isinstance(module, nn.LayerNorm):
-                module.register_forward_hook(self._note)
-
-    def _note(self, norm: nn.Module, _: Any, output: Tensor) -> None:
-        reach = output.abs().flatten(0, -2).amax(0)
-        before = self._reach.get(norm)
-        self._reach[norm] = reach if before is None else torch.maximum(before, reach)
-
-    def unit(self, norm: nn.Module, readers: Sequence[nn.Linear]) -> Tensor:
-        """`[hidden]`: in which `readers` should read the output of `norm`."""
-        return choose_unit(self._reach[norm], readers)
-
-
 def make_quantized_encoder(
-    model: PreTrainedModel, kernel: Kernel, dtype: torch.dtype, calibration: Calibration
+    parameters: EncoderParameters, kernel: Kernel, dtype: torch.dtype, calibration: PackedBatch
 ) -> Encoder:
-    """Take the weights of a float32 `model` over, layer by layer: it is of no use afterwards.
+    """The encoder with `parameters`, which are float32, in units that fit the `calibration` texts.
 
     Attention runs in `dtype`, which is also that of the result.
     """
-    parts: Any = model
-    modules = list(parts.encoder.layer)
-    norms = [parts.embeddings.LayerNorm, *(module.output.LayerNorm for module in modules)]
-    units = [
-        calibration.unit(norm, _projections(module))
-        for norm, module in zip(norms, modules, strict=False)
+    exact = parameters.embeddings()
+    with torch.inference_mode():
+        reach = reach_of(parameters, exact, kernel, calibration)
+    units = list(_units(parameters, reach))
+    activation = parameters.config.activation
+    layers: list[Step] = [
+        _quantize(parameters.layer(index), parameters.config.heads, activation, dtype, of_layer)
+        for index, of_layer in enumerate(units)
     ]
-    embeddings = _embeddings(parts.embeddings, dtype, units[0])
-    layers: list[Step] = []
-    for module, before, after in zip(modules, units, [*units[1:], None], strict=True):
-        between = calibration.unit(module.attention.output.LayerNorm, [module.intermediate.dense])
-        units_of_layer = _Units(before, between, after)
-        layers.append(_quantize(module, model.config.hidden_act, dtype, units_of_layer))
-        module.to_empty(device="meta")
-    return Encoder(embeddings, layers, kernel, dtype)
+    return Encoder(_embeddings(exact, dtype, units[0].before), layers, kernel, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,38 +70,46 @@ class _Units:
     after: Tensor | None
 
 
-def _embeddings(module: Any, dtype: torch.dtype, unit: Tensor) -> Embeddings:
-    exact = Embeddings.of(module)
+def _units(parameters: EncoderParameters, reach: Reach) -> Iterator[_Units]:
+    layers = [parameters.layer(index) for index in range(parameters.config.layers)]
+    before = [
+        choose_unit(of_norm, layer.projections)
+        for of_norm, layer in zip(reach.before, layers, strict=True)
+    ]
+    between = [
+        choose_unit(of_norm, [layer.inner])
+        for of_norm, layer in zip(reach.between, layers, strict=True)
+    ]
+    for three in zip(before, between, [*before[1:], None], strict=True):
+        yield _Units(*three)
+
+
+def _embeddings(exact: Embeddings, dtype: torch.dtype, unit: Tensor) -> Embeddings:
     # Copies, because a view of one tensor keeps the whole file mapped.
     return replace(
         exact,
         tokens=exact.tokens.to(dtype, copy=True),
-        places=exact.places.clone(),
+        positions=exact.positions.clone(),
         type=exact.type.clone(),
-        norm=_as_levels(module.LayerNorm, unit),
+        norm=_as_levels(exact.norm, unit),
     )
 
 
-def _quantize(module: Any, activation: str, dtype: torch.dtype, units: _Units) -> QuantizedLayer:
-    attention = module.attention
+def _quantize(
+    exact: LayerParameters, heads: int, activation: str, dtype: torch.dtype, units: _Units
+) -> QuantizedLayer:
     return QuantizedLayer(
-        heads=attention.self.num_attention_heads,
-        to_query_key_value=FromNorm(_projections(module), units.before, dtype=dtype),
-        from_attended=FromAny(attention.output.dense, units.before),
-        attention_norm=_as_levels(attention.output.LayerNorm, units.between),
-        to_inner=FromNorm([module.intermediate.dense], units.between, activation=activation),
-        from_inner=FromAny(module.output.dense, units.between),
-        output_norm=_as_levels(module.output.LayerNorm, units.after),
+        heads=heads,
+        to_query_key_value=FromNorm(exact.projections, units.before, dtype=dtype),
+        from_attended=FromAny(exact.attended, units.before),
+        attention_norm=_as_levels(exact.attention_norm, units.between),
+        to_inner=FromNorm([exact.inner], units.between, activation=activation),
+        from_inner=FromAny(exact.output, units.between),
+        output_norm=_as_levels(exact.output_norm, units.after),
     )
 
 
-def _projections(module: Any) -> list[nn.Linear]:
-    attention = module.attention.self
-    return [attention.query, attention.key, attention.value]
-
-
-def _as_levels(module: Any, unit: Tensor | None) -> Norm:
-    norm = Norm.of(module)
+def _as_levels(norm: Norm, unit: Tensor | None) -> Norm:
     if unit is None:
         return Norm(norm.weight.clone(), norm.bias.clone(), norm.epsilon)
     return Norm(norm.weight / unit, norm.bias / unit + ZERO, norm.epsilon)

@@ -11,23 +11,18 @@ import numpy as np
 import torch
 from tokenizers import Encoding
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
 from app.errors import StartupError
 from app.jobs import Outputs, TextEmbedding, TokenIds, TokenizedPair, TokenizedText
-from app.models.backbone import (
-    Backbone,
-    Target,
-    load_backbone,
-    load_transformer,
-    refuse_missing,
-)
+from app.models.backbone import Backbone, Target
 from app.models.checkpoint import read_config
 from app.models.cross_encoder import start_scores
 from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
 from app.models.tokenizer import TextTokenizer
 from app.models.transfer import start_copies
+from app.models.transformers_model import load_transformer, make_backbone
 
 END_TOKEN = "<|endoftext|>"  # noqa: S105 - a token of the vocabulary
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -150,7 +145,7 @@ class QwenReranker(DeviceModel[float]):
 def load_qwen_embedder(name: str, folder: Path, max_length: int, target: Target) -> QwenEmbedder:
     """Load Qwen3-Embedding; raises `StartupError` for whatever is wrong with the folder."""
     _require_qwen3(folder)
-    backbone = load_backbone(folder, target)
+    backbone = make_backbone(load_transformer(AutoModel, folder, target), target)
     limit = min(max_length, backbone.max_length)
     return QwenEmbedder(name, backbone, TextTokenizer.from_folder(folder, limit, closing=END_TOKEN))
 
@@ -164,9 +159,8 @@ def load_qwen_reranker(
         raise StartupError(
             f"{folder} holds an embedding model and not a reranker: it has a pooling"
         )
-    model, missing = load_transformer(AutoModelForCausalLM, folder, target)
-    refuse_missing(folder, missing)
-    backbone = Backbone(model.base_model, folder, target)
+    model = load_transformer(AutoModelForCausalLM, folder, target)
+    backbone = make_backbone(model.base_model, target)
     tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
     return QwenReranker(
         name=name,

@@ -1,18 +1,19 @@
 """From settings to warm models: the one entry into this package."""
 
+import importlib
 import logging
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import structlog
 import torch
-import transformers
 
 from app.demo.checkpoint import DEMO_KEY
 from app.engine.loading import DeviceInfo, LoadedModels
 from app.jobs import Embedder, Model, Reranker
-from app.models.attention import REGISTERED_PREFIX, register_attention
+from app.models.attention import choose_attention
 from app.models.backbone import Target
 from app.models.budget import ChosenBudget, at_most
 from app.models.checkpoint import Hub, locate, read_config
@@ -28,7 +29,6 @@ from app.models.device import (
 )
 from app.models.embedder import load_m3_embedder
 from app.models.probe import probe, tokens_that_fit, warm_up
-from app.models.qwen import load_qwen_embedder, load_qwen_reranker
 from app.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
 
 log = structlog.get_logger(__name__)
@@ -36,8 +36,6 @@ log = structlog.get_logger(__name__)
 
 def load(settings: Settings) -> LoadedModels:
     """Load and warm what the settings name; raise `StartupError` for whatever stands in the way."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
     # It would report every retry itself; what came of them is one sentence of ours.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="huggingface_hub")
@@ -97,7 +95,8 @@ class _Loader:
         if name == self.settings.embedding_model:
             return None
         limit = self.settings.qwen_embed_max_length
-        return load_qwen_embedder(name, self.locate(name), limit, self.target)
+        embedder: Embedder = _qwen().load_qwen_embedder(name, self.locate(name), limit, self.target)
+        return embedder
 
     def load_reranker(self) -> Reranker | None:
         """The reranker, where it is a model of its own."""
@@ -108,7 +107,13 @@ class _Loader:
         if read_config(folder).get("model_type") != "qwen3":
             return load_cross_encoder(name, folder, settings.bge_rerank_max_length, self.target)
         limit, batch = settings.qwen_rerank_max_length, settings.qwen_rerank_batch_size
-        return load_qwen_reranker(name, folder, limit, batch, self.target)
+        reranker: Reranker = _qwen().load_qwen_reranker(name, folder, limit, batch, self.target)
+        return reranker
+
+
+def _qwen() -> Any:
+    """Imported where it is needed: it brings transformers, seconds of every start."""
+    return importlib.import_module("app.models.qwen")
 
 
 def hub_for(name: str, settings: Settings) -> Hub:
@@ -120,7 +125,7 @@ def hub_for(name: str, settings: Settings) -> Hub:
 def _choose_target(name: str, settings: Settings) -> Target:
     device = choose_device(name)
     dtype = choose_dtype(settings.dtype, device)
-    attention = register_attention(settings.attention, device, dtype)
+    attention = choose_attention(settings.attention, device, dtype)
     return Target(
         device,
         dtype,
@@ -135,7 +140,7 @@ def _describe(target: Target) -> DeviceInfo:
         name=str(target.device),
         description=describe_device(target.device),
         dtype=INT8 if target.quantized else str(target.dtype).removeprefix("torch."),
-        attention=target.attention.removeprefix(REGISTERED_PREFIX),
+        attention=target.attention,
         gpu_available=target.device.type != "cpu",
         device_count=torch.cuda.device_count(),
         memory_bytes=memory_bytes(target.device),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from app.jobs import Outputs
-from app.models.attention import register_attention
+from app.models.attention import choose_attention
 from app.models.backbone import Target
 from app.models.cross_encoder import load_cross_encoder
 from app.models.device import choose_device, choose_dtype
@@ -55,7 +55,7 @@ def qwen_client(tiny_m3: Path, tiny_qwen: Path, tmp_path_factory):
 def target() -> Target:
     device = choose_device("cpu")
     dtype = choose_dtype("float32", device)
-    return Target(device, dtype, register_attention("sdpa", device, dtype))
+    return Target(device, dtype, choose_attention("sdpa", device, dtype))
 
 
 def post(client, **body) -> dict:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.models.attention import register_attention
+from app.models.attention import choose_attention
 from app.models.backbone import Target
 from app.models.embedder import M3Embedder, load_m3_embedder
 
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="session")
 def float32_target() -> Target:
-    return Target(CPU, torch.float32, register_attention("sdpa", CPU, torch.float32))
+    return Target(CPU, torch.float32, choose_attention("sdpa", CPU, torch.float32))
 
 
 @pytest.fixture(scope="session")

@@ -115,9 +115,9 @@ def test_auto_in_bfloat16_on_a_cpu_depends_on_amx(monkeypatch, amx, expected) ->
 @pytest.mark.parametrize("name", ["varlen", "flash_attention_2", "flash_attention_3"])
 def test_a_gpu_kernel_on_a_cpu_stops_the_start(name) -> None:
     with pytest.raises(StartupError, match=f"ATTENTION={name} needs an NVIDIA GPU"):
-        attention.register_attention(name, CPU, torch.float32)
+        attention.choose_attention(name, CPU, torch.float32)
 
 
 def test_a_flash_package_that_is_not_installed_is_named() -> None:
     with pytest.raises(StartupError, match="needs the package flash-attn, which is not installed"):
-        attention.register_attention("flash_attention_2", CUDA, torch.float16)
+        attention.choose_attention("flash_attention_2", CUDA, torch.float16)

@@ -111,7 +111,7 @@ def test_a_missing_layer_is_named(folder, float32_target, tmp_path: Path) -> Non
     weights = load_file(folder / "model.safetensors")
     del weights["roberta.encoder.layer.1.output.dense.bias"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(StartupError, match="lacks 1 tensors: roberta.encoder.layer.1"):
+    with pytest.raises(StartupError, match="lacks the tensor roberta.encoder.layer.1"):
         load_cross_encoder("broken", tmp_path, LIMIT, float32_target)
 
 

@@ -1,0 +1,52 @@
+"""How far the states of an exact encoder reach, channel by channel."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from app.models.attention import Kernel
+from app.models.embeddings import Embeddings
+from app.models.encoder import make_layer
+from app.models.encoder_parameters import EncoderParameters
+from app.models.packing import PackedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The largest absolute value of each channel, `[hidden]`, in the output of each norm.
+
+    `before` are those that the layers read, `between` those between their halves.
+    """
+
+    before: list[Tensor]
+    between: list[Tensor]
+
+
+def reach_of(
+    parameters: EncoderParameters, embeddings: Embeddings, kernel: Kernel, packed: PackedBatch
+) -> Reach:
+    """Run `packed` through the exact encoder, of which one layer at a time is in memory."""
+    before, between = [], []
+    states = embeddings(packed)
+    for index in range(parameters.config.layers):
+        layer = make_layer(parameters, index)
+        watched = _Watched(layer.attention_norm)
+        before.append(states.abs().amax(0))
+        states = replace(layer, attention_norm=watched)(states, packed, kernel)
+        between.append(watched.reach)
+    return Reach(before, between)
+
+
+class _Watched:
+    """A norm that remembers how far its output reached."""
+
+    def __init__(self, norm: Callable[[Tensor], Tensor]) -> None:
+        self._norm = norm
+        self.reach = torch.zeros(())
+
+    def __call__(self, states: Tensor) -> Tensor:
+        output = self._norm(states)
+        self.reach = torch.maximum(self.reach, output.abs().amax(0))
+        return output
