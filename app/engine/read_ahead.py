@@ -1,19 +1,21 @@
 """Bringing the weights from the disk while Python still imports what will read them."""
 
-import os
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from app.settings import Settings
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+_AT_ONCE = 2**23
 
 
 def read_ahead(settings: Settings) -> threading.Thread:
-    """Ask the system, on a thread of its own, for the weights of every model that lies on the disk.
+    """Read, on a thread of its own, the weights of every model that lies on the disk.
 
-    It only fills the system's cache: what cannot be read will be told when it is loaded.
+    It only fills the system's cache: what cannot be read will be told when it is loaded. Only to
+    tell the system what will be needed (posix_fadvise) gained nothing.
     """
     names = {settings.embedding_model, settings.dense_model, settings.reranker_model}
     thread = threading.Thread(
@@ -24,16 +26,12 @@ def read_ahead(settings: Settings) -> threading.Thread:
 
 
 def _read_all(names: set[str], hub_cache: Path) -> None:
-    if not hasattr(os, "posix_fadvise"):
-        # To read and throw away would take from the import what this is to gain.
-        return
+    buffer = bytearray(_AT_ONCE)
     for name in names:
         for path in _weights(name, hub_cache):
-            try:
-                with path.open("rb") as file:
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-            except OSError:
-                continue
+            with suppress(OSError), path.open("rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
 
 
 def _weights(name: str, hub_cache: Path) -> Iterator[Path]:

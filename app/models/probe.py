@@ -9,13 +9,14 @@ import torch
 from app.jobs import Model, Outputs
 from app.models.budget import ChosenBudget, Measurement, choose_budget, promised_tokens
 
-# The whole probe may take ten seconds.
-_SECONDS = 8.0
+# Whoever comes waits for the forward that runs: no throughput is worth more than this, in seconds.
+# It also keeps the whole probe short.
+_LONGEST_FORWARD = 1.0
 _SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 _WORTH_GOING_ON = 1.03
 # A busy moment may make a smaller size look like the last.
 _WEIGHTY_SIZE = 1024
-_LONG_SECONDS = 0.5
+_LONG_SECONDS = 0.2
 _MEMORY_SHARE = 0.8
 _MEMORY_TOKENS = 4096
 _SEQUENCE_TOKENS = 256
@@ -44,25 +45,24 @@ def _worth_measuring(promised: int, most: int | None) -> list[int]:
 
 
 def measure(
-    timed_forward: Callable[[int], float], sizes: list[int], seconds: float = _SECONDS
+    timed_forward: Callable[[int], float], sizes: list[int], longest: float = _LONGEST_FORWARD
 ) -> Iterator[Measurement]:
     """The better of two forwards of each size, the first of which chooses or compiles its kernels.
 
     One is enough where that is lost in the time of the forward itself.
 
-    Ends when a size of some weight is no faster than the one before, or before a size that would
-    take more than `seconds`.
+    Ends when a size of some weight is no faster than the one before, or before a size whose forward
+    would take more than `longest` seconds.
     """
-    best_rate, spent = 0.0, 0.0
-    for size in sizes:
+    best_rate = 0.0
+    for size, next_size in zip(sizes, [*sizes[1:], 0], strict=True):
         tries = [timed_forward(size)]
         if tries[0] < _LONG_SECONDS:
             tries.append(timed_forward(size))
         measured = Measurement(size, min(tries))
         yield measured
-        spent += sum(tries)
         no_faster = size >= _WEIGHTY_SIZE and measured.rate < _WORTH_GOING_ON * best_rate
-        if no_faster or spent + 2 * sum(tries) > seconds:
+        if no_faster or next_size / measured.rate > longest:
             return
         best_rate = measured.rate
 

@@ -9,31 +9,36 @@ CPU = torch.device("cpu")
 
 
 def test_it_takes_the_better_of_two_forwards_of_each_size() -> None:
-    seconds = iter([0.2, 0.1, 0.3, 0.15, 0.2, 0.4])
-    found = list(measure(lambda _: next(seconds), [128, 256, 512], seconds=100))
-    assert [(one.tokens, one.seconds) for one in found] == [(128, 0.1), (256, 0.15), (512, 0.2)]
+    seconds = iter([0.15, 0.1, 0.19, 0.15, 0.15, 0.4])
+    found = list(measure(lambda _: next(seconds), [128, 256, 512]))
+    assert [(one.tokens, one.seconds) for one in found] == [(128, 0.1), (256, 0.15), (512, 0.15)]
 
 
 def test_one_forward_is_enough_where_it_is_long() -> None:
     seconds = iter([0.1, 0.2, 0.6])
-    found = list(measure(lambda _: next(seconds), [128, 512], seconds=100))
+    found = list(measure(lambda _: next(seconds), [128, 512]))
     assert [(one.tokens, one.seconds) for one in found] == [(128, 0.1), (512, 0.6)]
 
 
-def test_it_stops_before_a_size_that_would_take_too_long() -> None:
-    found = list(measure(lambda tokens: tokens**0.9, [128, 256, 512, 1024], seconds=900))
+def test_it_stops_before_a_size_whose_forward_would_take_too_long() -> None:
+    found = list(measure(lambda tokens: tokens / 1000, [128, 256, 512, 1024]))
     assert [one.tokens for one in found] == [128, 256, 512]
+
+
+def test_the_first_size_is_measured_however_long_it_takes() -> None:
+    (found,) = measure(lambda tokens: tokens / 10, [512, 1024])
+    assert (found.tokens, found.seconds) == (512, 51.2)
 
 
 def test_it_stops_where_a_larger_batch_is_no_faster() -> None:
     seconds = {512: 1.0, 1024: 1.5, 2048: 2.95, 4096: 5.0}
-    found = list(measure(seconds.__getitem__, list(seconds), seconds=1000))
+    found = list(measure(seconds.__getitem__, list(seconds), longest=100))
     assert [one.tokens for one in found] == [512, 1024, 2048]
 
 
 def test_a_busy_moment_at_a_small_size_does_not_end_it() -> None:
     seconds = {128: 1.0, 256: 9.0, 512: 2.0, 1024: 3.0, 2048: 6.5}
-    found = list(measure(seconds.__getitem__, list(seconds), seconds=1000))
+    found = list(measure(seconds.__getitem__, list(seconds), longest=100))
     assert [one.tokens for one in found] == [128, 256, 512, 1024, 2048]
 
 
