@@ -89,7 +89,8 @@ class EncoderParameters:
     def _bring_norm(self, tensor: Tensor) -> Tensor:
         # PyTorch takes parameters that are more exact than the states on a CPU alone.
         dtype = torch.float32 if self.device.type == "cpu" else self.dtype
-        return tensor.to(self.device, dtype)
+        # One small tensor left as it is would keep the whole file mapped.
+        return tensor.to(self.device, dtype, copy=True)
 
     def _bring(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.device, self.dtype)

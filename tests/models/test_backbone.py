@@ -1,6 +1,9 @@
 """The packed forward of every family against transformers' own padded forward."""
 
 import copy
+import gc
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +23,7 @@ from transformers import (
 from app.errors import StartupError
 from app.models.attention import choose_attention
 from app.models.backbone import Target, cpu_multiple, load_backbone
+from app.models.device import cpu_has_int8
 
 CPU = torch.device("cpu")
 SIZE = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -99,6 +103,32 @@ def test_a_bin_file_gives_the_same_numbers_as_safetensors(tmp_path: Path) -> Non
     packed = from_bin.pack(random_sequences())
     with torch.inference_mode():
         assert torch.equal(from_bin.forward(packed), from_safetensors.forward(packed))
+
+
+MAPS = Path("/proc/self/maps")
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="the system does not tell what is mapped")
+@pytest.mark.parametrize(
+    ("how", "mapped"),
+    [
+        (target(), True),
+        (target(dtype=torch.bfloat16), False),
+        (replace(target(dtype=torch.bfloat16), quantized=True), False),
+    ],
+    ids=["float32", "bfloat16", "int8"],
+)
+def test_the_file_stays_mapped_only_where_its_own_numbers_are_used(
+    how: Target, mapped: bool, tiny_m3: Path, tmp_path: Path
+) -> None:
+    if how.quantized and not cpu_has_int8():
+        pytest.skip("needs a processor with VNNI or AMX")
+    # A copy, because other tests hold theirs.
+    folder = shutil.copytree(tiny_m3, tmp_path / "model")
+    backbone = load_backbone(folder, how)
+    gc.collect()
+    assert (str(folder / "model.safetensors") in MAPS.read_text()) is mapped
+    assert backbone.dtype == how.dtype
 
 
 def test_an_unknown_model_type_is_named(tmp_path: Path) -> None:
