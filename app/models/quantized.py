@@ -71,17 +71,14 @@ class _Units:
 
 
 def _units(parameters: EncoderParameters, reach: Reach) -> Iterator[_Units]:
-    layers = [parameters.layer(index) for index in range(parameters.config.layers)]
-    before = [
-        choose_unit(of_norm, layer.projections)
-        for of_norm, layer in zip(reach.before, layers, strict=True)
+    layers = map(parameters.layer, range(parameters.config.layers))
+    units = [
+        (choose_unit(before, layer.projections), choose_unit(between, [layer.inner]))
+        for before, between, layer in zip(reach.before, reach.between, layers, strict=True)
     ]
-    between = [
-        choose_unit(of_norm, [layer.inner])
-        for of_norm, layer in zip(reach.between, layers, strict=True)
-    ]
-    for three in zip(before, between, [*before[1:], None], strict=True):
-        yield _Units(*three)
+    following = [before for before, _ in units[1:]]
+    for (before, between), after in zip(units, [*following, None], strict=True):
+        yield _Units(before, between, after)
 
 
 def _embeddings(exact: Embeddings, dtype: torch.dtype, unit: Tensor) -> Embeddings:

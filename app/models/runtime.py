@@ -9,6 +9,7 @@ from typing import Any
 
 import structlog
 import torch
+from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from app.demo.checkpoint import DEMO_KEY
 from app.engine.loading import DeviceInfo, LoadedModels
@@ -38,6 +39,7 @@ def load(settings: Settings) -> LoadedModels:
     """Load and warm what the settings name; raise `StartupError` for whatever stands in the way."""
     # It would report every retry itself; what came of them is one sentence of ours.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    disable_progress_bars()
     warnings.filterwarnings("ignore", module="huggingface_hub")
     first, *others = [_load_on(name, settings) for name in settings.devices]
     return replace(first, replicas=tuple(others))
