@@ -125,7 +125,8 @@ def _quantized(folder: Path, weights: Weights, config: EncoderConfig, target: Ta
         )
     # Rounded once, from what the file holds.
     parameters = EncoderParameters(weights, config, target.device, torch.float32)
-    texts = pack(
-        calibration_sequences(folder), device=target.device, roberta_padding=config.padding
-    )
-    return make_quantized_encoder(parameters, load_kernel(target.attention), target.dtype, texts)
+    texts = calibration_sequences(folder)
+    # What fills a forward up has no attention and reaches far: it must not be computed twice.
+    multiple = sum(map(len, texts)) + _CPU_LARGE_MULTIPLE
+    packed = pack(texts, device=target.device, roberta_padding=config.padding, multiple=multiple)
+    return make_quantized_encoder(parameters, load_kernel(target.attention), target.dtype, packed)
