@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from launcher.console import WINDOWS, LaunchError, say
 from launcher.space import need_of, require_space_to_install
 
+KERNELS = Path("app/models/kernels")
 _WORKS = "import pip, sys; sys.exit(sys.version_info < (3, 11))"
 
 
@@ -33,7 +35,7 @@ class Environment:
         return self.folder / ".unfinished"
 
     def stamp(self, name: str) -> Path:
-        """Return the file that holds the digest of the requirements-NAME.txt last installed."""
+        """Return the file that holds the digest of what was last installed or built."""
         return self.folder / f".installed-{name}"
 
     def make(self, flavour: str) -> None:
@@ -85,15 +87,29 @@ class Environment:
 
     def install(self, name: str, *options: str) -> None:
         """Install requirements-NAME.txt, unless just that is installed."""
-        file, stamp = requirements(name), self.stamp(name)
-        wanted = hashlib.sha256(file.read_bytes()).hexdigest()
-        if stamp.is_file() and stamp.read_text().strip() == wanted:
+        file = requirements(name)
+        wanted = digest_of(file)
+        if self._is_stamped(name, wanted):
             return
         say(f"Installing dependencies from {file} (first start only, a few minutes) ...")
         if self._pip_install("-r", str(file), *options):
             raise LaunchError(f"pip could not install {file}; its message above says why.")
         self.unfinished.unlink(missing_ok=True)
-        stamp.write_text(f"{wanted}\n")
+        self.stamp(name).write_text(f"{wanted}\n")
+
+    def build_kernels(self) -> None:
+        """Build them, and try once for each state of them: without them the service is slower."""
+        wanted = digest_of(requirements("kernels"), *sorted(KERNELS.glob("*.[chp]*")))
+        if self._is_stamped("kernels", wanted):
+            return
+        build = [str(self.python), "-m", "app.models.kernels.build"]
+        if subprocess.run(build, check=False).returncode:
+            say(f"The service will run without them, slower. To try again: {shlex.join(build)}")
+        self.stamp("kernels").write_text(f"{wanted}\n")
+
+    def _is_stamped(self, name: str, wanted: str) -> bool:
+        stamp = self.stamp(name)
+        return stamp.is_file() and stamp.read_text().strip() == wanted
 
     def _pip_install(self, *arguments: str) -> int:
         # Where PyTorch's own index is out of reach, pip would ask it five times for every package.
@@ -115,6 +131,11 @@ class Environment:
             self.unfinished.touch()
         elif "Downloading" in line and ".metadata" not in line:
             say(f"  {line}")
+
+
+def digest_of(*files: Path) -> str:
+    """Return what changes when a file does."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def requirements(name: str) -> Path:

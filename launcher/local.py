@@ -49,6 +49,8 @@ def install(flavour: str, *, demo: bool) -> None:
     environment = Environment(Path(".venv"))
     environment.make(flavour)
     environment.install(flavour, *index_options(flavour))
+    if flavour == "cpu":
+        environment.build_kernels()
     if not demo:
         return
     environment.install("demo", "--no-deps", "--require-hashes")

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from app.errors import StartupError
-from app.models import matmul_attention
+from app.models import matmul_attention, native_attention
 from app.models.block_attention import attend_in_blocks, fused
+from app.models.kernels.library import load_library
 from app.models.packing import PackedBatch
 
 _FLASH_MODULES = {
@@ -53,7 +54,7 @@ def resolve_name(name: str, device: torch.device, dtype: torch.dtype) -> str:
     """What `auto` means on `device`, and whether a named kernel can run there at all."""
     flash_runs = device.type == "cuda" and dtype in {torch.float16, torch.bfloat16}
     if name == "auto" and not flash_runs:
-        return "matmul" if matmul_attention.is_faster(device, dtype) else "sdpa"
+        return _fastest_elsewhere(device, dtype)
     if name == "auto":
         return "varlen"
     if name in {"varlen", *_FLASH_MODULES} and not flash_runs:
@@ -62,6 +63,12 @@ def resolve_name(name: str, device: torch.device, dtype: torch.dtype) -> str:
             f"{str(dtype).removeprefix('torch.')} on {device.type}; set ATTENTION to auto"
         )
     return name
+
+
+def _fastest_elsewhere(device: torch.device, dtype: torch.dtype) -> str:
+    if not matmul_attention.is_faster(device, dtype):
+        return "sdpa"
+    return "matmul" if load_library() is None else "native"
 
 
 def eager(
@@ -102,8 +109,35 @@ def load_kernel(name: str) -> Kernel:
         return _pytorch_varlen()
     if name in _FLASH_MODULES:
         return _flash_attention(name)
+    if name == "native":
+        return _native()
     kernels: dict[str, Kernel] = {"sdpa": sdpa, "matmul": matmul, "eager": eager}
     return kernels[name]
+
+
+def _native() -> Kernel:
+    """The kernel in C; what does not fit it, as Qwen's attention, goes to PyTorch's own."""
+    library = load_library()
+    if library is None:
+        raise StartupError(
+            "the kernels are not built, or not for this processor: "
+            "python -m app.models.kernels.build builds them"
+        )
+
+    def native(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        packed: PackedBatch,
+        *,
+        scale: float,
+        causal: bool,
+    ) -> Tensor:
+        if not native_attention.fits(query, key, value, causal=causal):
+            return sdpa(query, key, value, packed, scale=scale, causal=causal)
+        return native_attention.attend(library, query, key, value, packed, scale=scale)
+
+    return native
 
 
 def _pytorch_varlen() -> Kernel:

@@ -14,11 +14,11 @@ from app.models.attention import Kernel
 from app.models.embeddings import Embeddings
 from app.models.encoder_parameters import EncoderParameters
 from app.models.linear import Linear, make_linear
+from app.models.norm import SumNorm, make_sum_norm
 from app.models.packing import PackedBatch
 
 # `[T, hidden]` of a packed batch to the same of the next layer.
 Step = Callable[[Tensor, PackedBatch, Kernel], Tensor]
-Normalise = Callable[[Tensor], Tensor]
 _ROWS_OF_A_THREAD = 256
 
 
@@ -29,10 +29,10 @@ class Layer:
     heads: int
     to_query_key_value: Linear
     from_attended: Linear
-    attention_norm: Normalise
+    attention_norm: SumNorm
     to_inner: Linear
     from_inner: Linear
-    output_norm: Normalise
+    output_norm: SumNorm
 
     def __call__(self, states: Tensor, packed: PackedBatch, kernel: Kernel) -> Tensor:
         """The next states."""
@@ -40,8 +40,8 @@ class Layer:
         return in_blocks(self._feed_forward, attended, states)
 
     def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
-        states = self.attention_norm(self.from_attended(attended).add_(states))
-        return self.output_norm(self.from_inner(self.to_inner(states)).add_(states))
+        states = self.attention_norm(self.from_attended(attended), states)
+        return self.output_norm(self.from_inner(self.to_inner(states)), states)
 
 
 def attend(projected: Tensor, heads: int, packed: PackedBatch, kernel: Kernel) -> Tensor:
@@ -94,8 +94,8 @@ def make_layer(parameters: EncoderParameters, index: int) -> Layer:
         heads=parameters.config.heads,
         to_query_key_value=make_linear(layer.projections),
         from_attended=make_linear([layer.attended]),
-        attention_norm=layer.attention_norm,
+        attention_norm=make_sum_norm(layer.attention_norm, parameters.dtype),
         to_inner=make_linear([layer.inner], parameters.config.activation),
         from_inner=make_linear([layer.output]),
-        output_norm=layer.output_norm,
+        output_norm=make_sum_norm(layer.output_norm, parameters.dtype),
     )

@@ -8,8 +8,8 @@ unit for each channel, found by calibration: 127 units reach a little beyond wha
 activation and scales are within the product. A row that reaches farther is computed again with
 wider units.
 
-`FromAny` takes what may vary widely from row to row, each with its own range in u8, and adds the
-product to the residual.
+`ToNorm` takes what may vary widely from row to row, each with its own range in u8, adds the product
+to the residual and normalises the sum.
 
 Activations are u8: without AMX, oneDNN has no fast product of s8 with s8.
 """
@@ -22,14 +22,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from app.models.linear import ACTIVATIONS
+from app.models.native_rows import choose_rows
+from app.models.norm import Norm
+from app.models.rows import Ending
 
 LARGEST = 127.0
 _MIDDLE = 128
 # The level of 0 before rounding: the half makes truncation round to the nearest.
 ZERO = _MIDDLE + 0.5
-# What lies between them is rounded to within LARGEST of the middle.
-_LOWEST, _HIGHEST = ZERO - LARGEST - 0.5, ZERO + LARGEST + 0.5
-# A row is stored behind its levels as two float32 numbers: scale and minimum.
+# What lies between them is cut down to within LARGEST of the middle: 1 to 255. The higher one is
+# the last float32 below 256.
+_LOWEST, _HIGHEST = 1.0, 256 - 2**-16
+# What `PyTorchRows` needs: a row's range is two float32 numbers behind its levels.
 _ROW_ALIGNMENT = 4
 _ROWS_MULTIPLE = 32
 _ROWS_AT_ONCE = 64
@@ -129,21 +133,19 @@ class FromNorm:
         self._shifted_bias = self._bias - _MIDDLE * self._weights.sums
         self._activation = activation
         self._dtype = dtype
+        self._rows = choose_rows(layers[0].in_features)
 
     def __call__(self, states: Tensor) -> Tensor:
         """`activation(x W + b)` of `states`, which are levels of x, float32 and not rounded yet."""
-        levels = states.clamp(ZERO - LARGEST, ZERO + LARGEST).to(torch.uint8)
+        rounded = self._rows.round_levels(states, _LOWEST, _HIGHEST)
         output = self._weights.multiply(
-            levels, self._shifted_bias, dtype=self._dtype, activation=self._activation
+            rounded.levels, self._shifted_bias, dtype=self._dtype, activation=self._activation
         )
-        low, high = torch.aminmax(states)
-        if low < _LOWEST or high > _HIGHEST:
-            self._compute_far_rows(states, output)
+        if rounded.far.any():
+            self._compute_far_rows(states, output, rounded.far.nonzero().squeeze(1))
         return output
 
-    def _compute_far_rows(self, states: Tensor, output: Tensor) -> None:
-        low, high = torch.aminmax(states, dim=1)
-        rows = ((low < _LOWEST) | (high > _HIGHEST)).nonzero().squeeze(1)
+    def _compute_far_rows(self, states: Tensor, output: Tensor, rows: Tensor) -> None:
         # oneDNN compiles a kernel for every new number of rows.
         padded = functional.pad(rows, (0, -len(rows) % _ROWS_MULTIPLE), value=int(rows[0]))
         in_units = states[padded] - ZERO
@@ -154,25 +156,20 @@ class FromNorm:
         output[rows] = _activate(exact, self._activation).to(self._dtype)[: len(rows)]
 
 
-class FromAny:
-    """`[T, in]`, and levels `[T, out]` of a residual in units `[out]`, to their sum."""
+class ToNorm:
+    """`[T, in]`, and levels `[T, out]` of a residual in units `[out]`, to the norm of their sum."""
 
-    def __init__(self, layer: nn.Linear, unit: Tensor) -> None:
+    def __init__(self, layer: nn.Linear, unit: Tensor, norm: Norm) -> None:
         self._weights = quantize_weights([layer])
-        self._bias = join_biases([layer]) - ZERO * unit
-        self._unit = unit
+        constant = join_biases([layer]) - ZERO * unit
+        self._ending = Ending(self._weights.sums, unit, constant, norm)
+        self._rows = choose_rows(layer.in_features, layer.out_features)
 
     def __call__(self, states: Tensor, residual: Tensor) -> Tensor:
-        """`residual + states W + b`, float32; of the residual its levels are given."""
-        # Row by row: levels in u8, then the row's scale and minimum as float32.
-        rows = torch.ops.quantized.embedding_bag_byte_prepack(states)
-        width = states.shape[1]
-        ranges = rows.view(torch.float32)[:, width // _ROW_ALIGNMENT :]
-        product = self._weights.multiply(rows[:, :width])
-        scale, minimum = ranges.split(1, dim=1)
-        # In place: memory that is touched for the first time costs more than a pass over it.
-        product.mul_(scale).addcmul_(minimum, self._weights.sums)
-        return product.addcmul_(residual, self._unit).add_(self._bias)
+        """`norm(residual + states W + b)`, float32; of the residual its levels are given."""
+        rows = self._rows.round_rows(states)
+        product = self._weights.multiply(rows.levels)
+        return self._rows.norm_product(product, rows, residual, self._ending)
 
 
 def _activate(states: Tensor, activation: str | None) -> Tensor:

@@ -1,9 +1,16 @@
 """Layer normalisation."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional
+
+from app.models.kernels.library import Library, load_library, place
+
+# `[T, width]` twice: the norm of their sum, perhaps written over the first.
+SumNorm = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +26,26 @@ class Norm:
         return functional.layer_norm(
             states, self.weight.shape, self.weight, self.bias, self.epsilon
         )
+
+    def of_sum(self, states: Tensor, residual: Tensor) -> Tensor:
+        """Normalise the sum, which is written over `states`."""
+        return self(states.add_(residual))
+
+
+def make_sum_norm(norm: Norm, dtype: torch.dtype) -> SumNorm:
+    """The fastest way to compute `norm.of_sum` in `dtype`."""
+    library = load_library()
+    if library is None or norm.weight.is_cuda or dtype is not torch.bfloat16:
+        return norm.of_sum
+    return _native(norm, library)
+
+
+def _native(norm: Norm, library: Library) -> SumNorm:
+    parameters = norm.weight.data_ptr(), norm.bias.data_ptr()
+
+    def of_sum(states: Tensor, residual: Tensor) -> Tensor:
+        places = (place(each, torch.bfloat16) for each in (states, residual))
+        library.run("norm_sum", *places, *parameters, norm.epsilon, *states.shape)
+        return states
+
+    return of_sum

@@ -14,7 +14,7 @@ from app.models.attention import Kernel
 from app.models.embeddings import Embeddings
 from app.models.encoder import Encoder, Step, attend, in_blocks
 from app.models.encoder_parameters import EncoderParameters, LayerParameters
-from app.models.int8 import ZERO, FromAny, FromNorm, choose_unit
+from app.models.int8 import ZERO, FromNorm, ToNorm, choose_unit
 from app.models.norm import Norm
 from app.models.packing import PackedBatch
 from app.models.reach import Reach, reach_of
@@ -26,11 +26,9 @@ class QuantizedLayer:
 
     heads: int
     to_query_key_value: FromNorm
-    from_attended: FromAny
-    attention_norm: Norm
+    from_attended: ToNorm
     to_inner: FromNorm
-    from_inner: FromAny
-    output_norm: Norm
+    from_inner: ToNorm
 
     def __call__(self, states: Tensor, packed: PackedBatch, kernel: Kernel) -> Tensor:
         """The next states."""
@@ -38,8 +36,8 @@ class QuantizedLayer:
         return in_blocks(self._feed_forward, attended, states)
 
     def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
-        states = self.attention_norm(self.from_attended(attended.float(), states))
-        return self.output_norm(self.from_inner(self.to_inner(states), states))
+        states = self.from_attended(attended, states)
+        return self.from_inner(self.to_inner(states), states)
 
 
 def make_quantized_encoder(
@@ -98,11 +96,11 @@ def _quantize(
     return QuantizedLayer(
         heads=heads,
         to_query_key_value=FromNorm(exact.projections, units.before, dtype=dtype),
-        from_attended=FromAny(exact.attended, units.before),
-        attention_norm=_as_levels(exact.attention_norm, units.between),
+        from_attended=ToNorm(
+            exact.attended, units.before, _as_levels(exact.attention_norm, units.between)
+        ),
         to_inner=FromNorm([exact.inner], units.between, activation=activation),
-        from_inner=FromAny(exact.output, units.between),
-        output_norm=_as_levels(exact.output_norm, units.after),
+        from_inner=ToNorm(exact.output, units.between, _as_levels(exact.output_norm, units.after)),
     )
 
 

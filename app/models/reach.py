@@ -1,6 +1,5 @@
 """How far the states of an exact encoder reach, channel by channel."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,6 +9,7 @@ from app.models.attention import Kernel
 from app.models.embeddings import Embeddings
 from app.models.encoder import make_layer
 from app.models.encoder_parameters import EncoderParameters
+from app.models.norm import SumNorm
 from app.models.packing import PackedBatch
 
 
@@ -42,11 +42,11 @@ def reach_of(
 class _Watched:
     """A norm that remembers how far its output reached."""
 
-    def __init__(self, norm: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, norm: SumNorm) -> None:
         self._norm = norm
         self.reach = torch.zeros(())
 
-    def __call__(self, states: Tensor) -> Tensor:
-        output = self._norm(states)
+    def __call__(self, states: Tensor, residual: Tensor) -> Tensor:
+        output = self._norm(states, residual)
         self.reach = torch.maximum(self.reach, output.abs().amax(0))
         return output

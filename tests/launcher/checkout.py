@@ -24,6 +24,11 @@ print(json.dumps({name: os.environ[name] for name in names if name in os.environ
                  | {"tiny": tiny.version, "prefix": sys.prefix, "folder": os.getcwd(),
                     "pid": str(os.getpid())}))
 """
+BUILD = """
+import os, sys
+print("building the kernels")
+sys.exit(int(os.environ.get("BUILD_FAILS", "0")))
+"""
 
 BARE = {
     "PATH": os.environ["PATH"],
@@ -152,6 +157,10 @@ def make_checkout(folder: Path) -> Path:
     (folder / "app" / "demo" / "__main__.py").write_text(
         "import pathlib, sys\npathlib.Path(sys.argv[1]).mkdir(exist_ok=True)\n"
     )
+    kernels = folder / "app" / "models" / "kernels"
+    kernels.mkdir(parents=True)
+    (kernels / "build.py").write_text(BUILD)
+    (folder / "requirements-kernels.txt").touch()
     # What the launcher asks of the real app.
     for name in ("__init__.py", "errors.py", "ports.py"):
         shutil.copy(ROOT / "app" / name, folder / "app")

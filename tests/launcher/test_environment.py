@@ -40,6 +40,24 @@ def test_a_start_installs_only_what_changed(started: Path, tmp_path: Path) -> No
     assert told(start("local", "cpu", script=started))["tiny"] == "1.0"
 
 
+def test_the_kernels_are_built_once_for_each_state_of_them(started: Path) -> None:
+    assert "building" not in start("local", "cpu", script=started).stdout
+    (started.parent / environment.KERNELS / "rows.c").write_text("changed")
+    changed = start("local", "cpu", script=started)
+    assert "building the kernels" in changed.stdout
+    assert told(changed)
+    assert "building" not in start("local", "cpu", script=started).stdout
+
+
+def test_kernels_that_cannot_be_built_cost_speed_alone(started: Path) -> None:
+    source = started.parent / environment.KERNELS / "attention.c"
+    source.write_text("changed")
+    failed = start("local", "cpu", script=started, BUILD_FAILS="1")
+    assert "The service will run without them, slower. To try again:" in failed.stdout
+    assert told(failed)
+    source.unlink()
+
+
 def test_a_failed_install_is_an_error_and_leaves_the_environment_alone(started: Path) -> None:
     requirements = started.with_name("requirements-cpu.txt")
     before = requirements.read_text()

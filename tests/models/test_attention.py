@@ -106,10 +106,22 @@ def test_auto_takes_the_fastest_kernel_that_runs(device, dtype, expected) -> Non
     assert attention.resolve_name("auto", device, dtype) == expected
 
 
-@pytest.mark.parametrize(("amx", "expected"), [(True, "sdpa"), (False, "matmul")])
-def test_auto_in_bfloat16_on_a_cpu_depends_on_amx(monkeypatch, amx, expected) -> None:
+@pytest.mark.parametrize(
+    ("amx", "library", "expected"),
+    [(True, object(), "sdpa"), (False, object(), "native"), (False, None, "matmul")],
+)
+def test_auto_in_bfloat16_on_a_cpu_depends_on_amx_and_the_kernels(
+    monkeypatch, amx, library, expected
+) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
+    monkeypatch.setattr(attention, "load_library", lambda: library)
     assert attention.resolve_name("auto", CPU, torch.bfloat16) == expected
+
+
+def test_without_the_kernels_theirs_cannot_be_had(monkeypatch) -> None:
+    monkeypatch.setattr(attention, "load_library", lambda: None)
+    with pytest.raises(StartupError, match=r"python -m app\.models\.kernels\.build builds them"):
+        attention.load_kernel("native")
 
 
 @pytest.mark.parametrize("name", ["varlen", "flash_attention_2", "flash_attention_3"])

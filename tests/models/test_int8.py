@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional
 
 from app.models.device import cpu_has_int8
-from app.models.int8 import LARGEST, ZERO, FromAny, FromNorm, choose_unit
+from app.models.int8 import LARGEST, ZERO, FromNorm, ToNorm, choose_unit
+from app.models.norm import Norm
 
 pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs a processor with VNNI or AMX")
 SHAPES = [(64, 192), (40, 24), (36, 7), (1024, 256)]
@@ -18,6 +19,10 @@ def random_layer(width: int, out: int) -> nn.Linear:
     # Channels of very different size, as real ones are.
     layer.weight.data *= torch.rand(out, 1) * 10
     return layer
+
+
+def plain_norm(width: int) -> Norm:
+    return Norm(torch.ones(width), torch.zeros(width), 1e-12)
 
 
 def worst_cosine(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -80,13 +85,15 @@ def test_a_row_beyond_the_units_is_as_exact_as_any(activation) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_rows_of_any_range_are_multiplied_and_added(width, out, dtype) -> None:
+    norm = plain_norm(out)
     layer = random_layer(width, out)
     states = (torch.randn(50, width) + torch.randn(50, 1)) * torch.logspace(-3, 3, 50)[:, None]
     states = functional.gelu(states).to(dtype)
-    residual = torch.randn(50, out)
     unit = torch.rand(out)
-    actual = FromAny(layer, unit)(states.float(), residual + ZERO) - residual * unit
-    assert worst_cosine(actual[5:], layer(states.float())[5:]) > 0.999
+    residual = torch.randn(50, out) * layer(states.float()).std(1, keepdim=True) / unit
+    exact = norm(layer(states.float()) + residual * unit)
+    actual = ToNorm(layer, unit, norm)(states, residual + ZERO)
+    assert worst_cosine(actual[5:], exact[5:]) > 0.999
 
 
 @pytest.mark.parametrize("fill", [0.0, -0.17, 5.0])
@@ -94,8 +101,9 @@ def test_rows_of_any_range_are_multiplied_and_added(width, out, dtype) -> None:
 def test_a_row_of_one_value_is_multiplied(fill: float) -> None:
     layer = random_layer(64, 32)
     states = torch.full((3, 64), fill)
-    actual = FromAny(layer, torch.ones(32))(states, torch.full((3, 32), ZERO))
-    torch.testing.assert_close(actual, layer(states), rtol=0.02, atol=0.3)
+    norm = plain_norm(32)
+    actual = ToNorm(layer, torch.ones(32), norm)(states, torch.full((3, 32), ZERO))
+    torch.testing.assert_close(actual, norm(layer(states)), rtol=0.02, atol=0.1)
 
 
 @torch.inference_mode()
@@ -103,13 +111,13 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
     layer = random_layer(64, 128)
     states = torch.randn(70, 64) * torch.logspace(-1, 2, 70)[:, None]
     from_norm = FromNorm([layer], torch.full((64,), 0.1), activation="gelu")
-    from_any = FromAny(layer, torch.ones(128))
-    together = from_norm(states / 0.1 + ZERO), from_any(states, torch.full((70, 128), ZERO))
+    to_norm = ToNorm(layer, torch.ones(128), plain_norm(128))
+    together = from_norm(states / 0.1 + ZERO), to_norm(states, torch.full((70, 128), ZERO))
     for row in range(70):
         alone = states[row : row + 1]
         torch.testing.assert_close(from_norm(alone / 0.1 + ZERO), together[0][row : row + 1])
         torch.testing.assert_close(
-            from_any(alone, torch.full((1, 128), ZERO)), together[1][row : row + 1]
+            to_norm(alone, torch.full((1, 128), ZERO)), together[1][row : row + 1]
         )
 
 

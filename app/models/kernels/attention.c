@@ -1,0 +1,304 @@
+/* Attention within each sequence of a packed batch, in bfloat16, with sums in float32.
+ *
+ * What FlashAttention does (Dao et al. 2022): scores never leave the cache. A share of the work is
+ * a few hundred queries of one head of one sequence. For one block of keys after another, laid out
+ * for the processor's instruction, six queries at a time are multiplied with the keys, weighed, and
+ * multiplied with the values; the sums are scaled down whenever a greater score is met.
+ */
+#include <immintrin.h>
+#include <math.h>
+#include <stdatomic.h>
+
+#include "bfloat16.h"
+#include "threads.h"
+
+enum {
+  LANES = 16,           /* floats in a register */
+  TILE = 64,            /* columns of a product computed at once: four registers */
+  ROWS = 6,             /* rows of a product computed at once: 24 registers of sums */
+  KEYS = 512,           /* of a block: with their values 128 KiB where a head is 64 wide */
+  QUERIES = 512,        /* of a share of the work */
+  WIDEST = 128,         /* a head; also a multiple of LANES */
+};
+static const float LOG2_E = 1.44269504f;
+
+/* Two numbers of one column, one below the other: what the instruction multiplies and adds. */
+typedef uint32_t Pair;
+
+typedef struct {
+  const bfloat16 *query, *key, *value;
+  bfloat16 *output;
+  long token, head;               /* from one to the next, of query, key and value */
+  long output_token, output_head; /* of the output */
+  const int64_t *offsets;         /* where sequences begin; one more for the end */
+  long sequences, heads, width;
+  float scale; /* of scores, which are powers of two */
+  atomic_long next;
+} Batch;
+
+/* What a thread works on: queries of one head of one sequence, and all keys of that. */
+typedef struct {
+  const bfloat16 *query, *key, *value;
+  bfloat16 *output;
+  long queries, keys;
+} Share;
+
+/* A thread's own memory. */
+typedef struct {
+  _Alignas(64) Pair keys[KEYS / TILE][WIDEST / 2][TILE];
+  Pair values[WIDEST / TILE][KEYS / 2][TILE];
+  float scores[ROWS][KEYS];
+  bfloat16 weights[ROWS][KEYS];
+  bfloat16 query[ROWS][WIDEST];
+  float sums[QUERIES + ROWS][WIDEST];
+  float highest[QUERIES + ROWS], total[QUERIES + ROWS];
+} Room;
+
+static inline long smaller(long a, long b) { return a < b ? a : b; }
+static inline long whole(long count, long of) { return (count + of - 1) / of; }
+
+/* ROWS rows of `left`, `pairs` pairs wide, times the first registers of the columns of `right`. */
+static inline __attribute__((always_inline)) void multiply_registers(
+    const int registers, long pairs, const bfloat16 *left, long left_row, const Pair *right,
+    float *product, long product_row, int add) {
+  __m512 sum[ROWS][TILE / LANES];
+  for (int row = 0; row < ROWS; row++)
+    for (int part = 0; part < registers; part++)
+      sum[row][part] = add ? _mm512_loadu_ps(product + row * product_row + part * LANES)
+                           : _mm512_setzero_ps();
+  for (long pair = 0; pair < pairs; pair++) {
+    __m512bh columns[TILE / LANES];
+    for (int part = 0; part < registers; part++)
+      columns[part] = (__m512bh)_mm512_loadu_si512(right + pair * TILE + part * LANES);
+    for (int row = 0; row < ROWS; row++) {
+      int two;
+      memcpy(&two, left + row * left_row + 2 * pair, sizeof two);
+      for (int part = 0; part < registers; part++)
+        sum[row][part] =
+            _mm512_dpbf16_ps(sum[row][part], (__m512bh)_mm512_set1_epi32(two), columns[part]);
+    }
+  }
+  for (int row = 0; row < ROWS; row++)
+    for (int part = 0; part < registers; part++)
+      _mm512_storeu_ps(product + row * product_row + part * LANES, sum[row][part]);
+}
+
+/* The same for `columns` of them, rounded up to whole registers, at most TILE. */
+static void multiply(
+    long columns, long pairs, const bfloat16 *left, long left_row, const Pair *right,
+    float *product, long product_row, int add) {
+  switch (whole(columns, LANES)) {
+    case 1: multiply_registers(1, pairs, left, left_row, right, product, product_row, add); break;
+    case 2: multiply_registers(2, pairs, left, left_row, right, product, product_row, add); break;
+    case 3: multiply_registers(3, pairs, left, left_row, right, product, product_row, add); break;
+    default: multiply_registers(4, pairs, left, left_row, right, product, product_row, add);
+  }
+}
+
+/* Sixteen rows of sixteen pairs: rows become columns. */
+static inline void transpose(__m512i row[LANES]) {
+  __m512i part[LANES];
+  for (int i = 0; i < LANES; i += 2) {
+    part[i] = _mm512_unpacklo_epi32(row[i], row[i + 1]);
+    part[i + 1] = _mm512_unpackhi_epi32(row[i], row[i + 1]);
+  }
+  for (int i = 0; i < LANES; i += 4) {
+    row[i] = _mm512_unpacklo_epi64(part[i], part[i + 2]);
+    row[i + 1] = _mm512_unpackhi_epi64(part[i], part[i + 2]);
+    row[i + 2] = _mm512_unpacklo_epi64(part[i + 1], part[i + 3]);
+    row[i + 3] = _mm512_unpackhi_epi64(part[i + 1], part[i + 3]);
+  }
+  for (int i = 0; i < 4; i++)
+    for (int half = 0; half < LANES; half += 8) {
+      part[half + i] = _mm512_shuffle_i32x4(row[half + i], row[half + i + 4], 0x88);
+      part[half + i + 4] = _mm512_shuffle_i32x4(row[half + i], row[half + i + 4], 0xdd);
+    }
+  for (int i = 0; i < 8; i++) {
+    row[i] = _mm512_shuffle_i32x4(part[i], part[i + 8], 0x88);
+    row[i + 8] = _mm512_shuffle_i32x4(part[i], part[i + 8], 0xdd);
+  }
+}
+
+/* Keys become columns; what fills the last register up is zero. */
+static void lay_out_keys(const Batch *batch, const bfloat16 *key, long count, Room *room) {
+  for (long first = 0; first < count; first += LANES)
+    for (long place = 0; place < batch->width; place += 2 * LANES) {
+      long pairs = smaller(batch->width - place, 2 * LANES) / 2;
+      __mmask16 within = (__mmask16)((1u << pairs) - 1);
+      __m512i rows[LANES];
+      for (long i = 0; i < LANES; i++)
+        rows[i] = _mm512_maskz_loadu_epi32(
+            first + i < count ? within : 0, key + (first + i) * batch->token + place);
+      transpose(rows);
+      for (long i = 0; i < pairs; i++)
+        _mm512_storeu_si512(&room->keys[first / TILE][place / 2 + i][first % TILE], rows[i]);
+    }
+}
+
+static inline __m512i load_wide(const bfloat16 *numbers) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)numbers));
+}
+
+/* Values are columns already: two neighbours become pairs, the last one perhaps with zeros. */
+static void lay_out_values(const Batch *batch, const bfloat16 *value, long count, Room *room) {
+  for (long first = 0; first < count; first += 2)
+    for (long place = 0; place < batch->width; place += LANES) {
+      const bfloat16 *upper = value + first * batch->token + place;
+      __m512i lower =
+          first + 1 < count ? load_wide(upper + batch->token) : _mm512_setzero_si512();
+      __m512i pairs = _mm512_or_si512(load_wide(upper), _mm512_slli_epi32(lower, 16));
+      _mm512_storeu_si512(&room->values[place / TILE][first / 2][place % TILE], pairs);
+    }
+}
+
+/* 2 to the power of `x`, to 2e-7 of it, which is far below what bfloat16 tells apart. */
+static inline __m512 power_of_two(__m512 x) {
+  __m512 nearest = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  __m512 rest = _mm512_sub_ps(x, nearest);
+  /* The Taylor series of 2^rest for -0.5 to 0.5: ln(2)^n / n!. */
+  __m512 power = _mm512_set1_ps(1.33335581e-3f);
+  power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(9.61812911e-3f));
+  power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(5.55041087e-2f));
+  power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(2.40226507e-1f));
+  power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(6.93147181e-1f));
+  power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(1.0f));
+  return _mm512_scalef_ps(power, nearest);
+}
+
+/* The highest score of each row. All rows at a time: one after the other they would wait. */
+static void find_highest(Room *room, long count, float highest[ROWS]) {
+  const __m512 none = _mm512_set1_ps(-INFINITY);
+  const long last = (count - 1) / LANES * LANES;
+  const __mmask16 within = (__mmask16)(0xffffu >> (LANES - (count - last)));
+  __m512 found[ROWS];
+  for (int row = 0; row < ROWS; row++) {
+    float *end = room->scores[row] + last;
+    found[row] = _mm512_mask_blend_ps(within, none, _mm512_loadu_ps(end));
+    _mm512_storeu_ps(end, found[row]);
+  }
+  for (long key = 0; key < last; key += LANES)
+    for (int row = 0; row < ROWS; row++)
+      found[row] = _mm512_max_ps(_mm512_loadu_ps(room->scores[row] + key), found[row]);
+  for (int row = 0; row < ROWS; row++) highest[row] = _mm512_reduce_max_ps(found[row]);
+}
+
+/* The weights of each row's scores relative to its highest, and their total. */
+static void weigh(Room *room, long count, float scale, const float highest[ROWS], float total[ROWS]) {
+  const __m512 by = _mm512_set1_ps(scale);
+  __m512 sum[ROWS], shift[ROWS];
+  for (int row = 0; row < ROWS; row++) {
+    sum[row] = _mm512_setzero_ps();
+    shift[row] = _mm512_set1_ps(-highest[row]);
+  }
+  for (long key = 0; key < count; key += LANES)
+    for (int row = 0; row < ROWS; row++) {
+      __m512 score = _mm512_loadu_ps(room->scores[row] + key);
+      __m512 weight = power_of_two(_mm512_fmadd_ps(score, by, shift[row]));
+      sum[row] = _mm512_add_ps(sum[row], weight);
+      _mm256_storeu_si256(
+          (__m256i *)(room->weights[row] + key), (__m256i)_mm512_cvtneps_pbh(weight));
+    }
+  for (int row = 0; row < ROWS; row++) total[row] = _mm512_reduce_add_ps(sum[row]);
+}
+
+/* Weigh the scores of ROWS queries, and scale down what earlier blocks of keys gave. */
+static void weigh_rows(const Batch *batch, Room *room, long first, long count, int is_first_block) {
+  float highest[ROWS], total[ROWS];
+  find_highest(room, count, highest);
+  for (int row = 0; row < ROWS; row++) {
+    highest[row] *= batch->scale;
+    if (!is_first_block) highest[row] = fmaxf(highest[row], room->highest[first + row]);
+  }
+  weigh(room, count, batch->scale, highest, total);
+  for (int row = 0; row < ROWS; row++) {
+    long query = first + row;
+    if (!is_first_block) {
+      float shrunk = exp2f(room->highest[query] - highest[row]);
+      for (long place = 0; place < batch->width; place++) room->sums[query][place] *= shrunk;
+      total[row] += room->total[query] * shrunk;
+    }
+    room->highest[query] = highest[row];
+    room->total[query] = total[row];
+  }
+}
+
+/* ROWS queries from `first` on with the block of keys that is laid out. */
+static void attend_rows(
+    const Batch *batch, const Share *share, Room *room, long first, long keys, int is_first_block) {
+  for (int row = 0; row < ROWS; row++) /* behind the last query it stands again */
+    memcpy(
+        room->query[row], share->query + smaller(first + row, share->queries - 1) * batch->token,
+        sizeof(bfloat16) * (size_t)batch->width);
+  for (long key = 0; key < keys; key += TILE)
+    multiply(
+        smaller(keys - key, TILE), batch->width / 2, room->query[0], WIDEST,
+        room->keys[key / TILE][0], room->scores[0] + key, KEYS, 0);
+  weigh_rows(batch, room, first, keys, is_first_block);
+  for (long place = 0; place < batch->width; place += TILE)
+    multiply(
+        smaller(batch->width - place, TILE), whole(keys, 2), room->weights[0], KEYS,
+        room->values[place / TILE][0], room->sums[first] + place, WIDEST, !is_first_block);
+}
+
+static void write_output(const Batch *batch, const Share *share, const Room *room) {
+  for (long query = 0; query < share->queries; query++) {
+    bfloat16 *output = share->output + query * batch->output_token;
+    __m512 by = _mm512_set1_ps(1 / room->total[query]);
+    for (long place = 0; place < batch->width; place += LANES) {
+      __m512 mean = _mm512_mul_ps(_mm512_loadu_ps(room->sums[query] + place), by);
+      _mm256_storeu_si256((__m256i *)(output + place), (__m256i)_mm512_cvtneps_pbh(mean));
+    }
+  }
+}
+
+static void attend_share(const Batch *batch, const Share *share, Room *room) {
+  for (long key = 0; key < share->keys; key += KEYS) {
+    long keys = smaller(share->keys - key, KEYS);
+    lay_out_keys(batch, share->key + key * batch->token, keys, room);
+    lay_out_values(batch, share->value + key * batch->token, keys, room);
+    for (long query = 0; query < share->queries; query += ROWS)
+      attend_rows(batch, share, room, query, keys, key == 0);
+  }
+  write_output(batch, share, room);
+}
+
+static Share share_of(const Batch *batch, long sequence, long head, long first) {
+  long start = batch->offsets[sequence], length = batch->offsets[sequence + 1] - start;
+  long place = start * batch->token + head * batch->head;
+  return (Share){
+      .query = batch->query + place + first * batch->token,
+      .key = batch->key + place,
+      .value = batch->value + place,
+      .output = batch->output + (start + first) * batch->output_token + head * batch->output_head,
+      .queries = smaller(length - first, QUERIES),
+      .keys = length,
+  };
+}
+
+/* Every thread counts all shares, and takes the next that no other has. */
+static void attend_my_shares(void *work) {
+  static _Thread_local Room room;
+  Batch *batch = work;
+  long mine = atomic_fetch_add(&batch->next, 1), index = 0;
+  for (long sequence = 0; sequence < batch->sequences; sequence++) {
+    long length = batch->offsets[sequence + 1] - batch->offsets[sequence];
+    for (long first = 0; first < length; first += QUERIES)
+      for (long head = 0; head < batch->heads; head++)
+        if (index++ == mine) {
+          Share share = share_of(batch, sequence, head, first);
+          attend_share(batch, &share, &room);
+          mine = atomic_fetch_add(&batch->next, 1);
+        }
+  }
+}
+
+/* `token`, `head`, `output_token` and `output_head` are strides in numbers; a head's numbers are
+ * neighbours. `width` is a multiple of 16, at most 128. */
+void attend(
+    const bfloat16 *query, const bfloat16 *key, const bfloat16 *value, bfloat16 *output, long token,
+    long head, long output_token, long output_head, const int64_t *offsets, long sequences,
+    long heads, long width, float scale, int threads) {
+  Batch batch = {query,       key,     value,     output, token, head,  output_token,
+                 output_head, offsets, sequences, heads,  width, scale * LOG2_E, 0};
+  on_threads(threads, attend_my_shares, &batch);
+}

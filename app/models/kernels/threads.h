@@ -1,0 +1,38 @@
+/* Work for the threads of PyTorch's own pool: a second pool would fight it for the cores.
+ *
+ * PyTorch for Linux computes with GNU OpenMP. These are the entry points that GCC emits for a
+ * parallel region; in this process they are those of the library that PyTorch brought.
+ */
+#ifndef THREADS_H
+#define THREADS_H
+
+void GOMP_parallel(void (*task)(void *), void *work, unsigned threads, unsigned flags);
+int omp_get_thread_num(void);
+int omp_get_num_threads(void);
+
+/* `task(work)` on each of `threads` threads. */
+static inline void on_threads(int threads, void (*task)(void *), void *work) {
+  GOMP_parallel(task, work, (unsigned)threads, 0);
+}
+
+typedef struct {
+  long rows;
+  void (*task)(const void *work, long row);
+  const void *work;
+} Rows;
+
+static void run_my_rows(void *shared) {
+  const Rows *all = shared;
+  long part = omp_get_thread_num(), parts = omp_get_num_threads();
+  long stop = all->rows * (part + 1) / parts;
+  for (long row = all->rows * part / parts; row < stop; row++) all->task(all->work, row);
+}
+
+/* `task(work, row)` for each of `rows` rows, shared out among `threads` threads. */
+static inline void for_rows(
+    long rows, int threads, void (*task)(const void *work, long row), const void *work) {
+  Rows all = {rows, task, work};
+  on_threads(threads, run_my_rows, &all);
+}
+
+#endif

@@ -1,0 +1,138 @@
+"""Attention in C against its definition in float64, at the sizes where its blocks end."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from app.models import attention
+from app.models.kernels.library import load_library
+from app.models.packing import PackedBatch, pack
+
+pytestmark = pytest.mark.skipif(load_library() is None, reason="the kernels are not built")
+CPU = torch.device("cpu")
+States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def pack_lengths(lengths: list[int], multiple: int = 1) -> PackedBatch:
+    ids = [np.zeros(length, np.int64) for length in lengths]
+    return pack(ids, device=CPU, multiple=multiple)
+
+
+def random_states(tokens: int, heads: int, width: int) -> States:
+    """Views of one projection `[tokens, 3, heads, width]`, as the encoder gives them."""
+    torch.manual_seed(tokens * heads * width)
+    projected = torch.randn(tokens, 3, heads, width).bfloat16()
+    query, key, value = projected.permute(1, 2, 0, 3)
+    return query, key, value
+
+
+def attend(states: States, packed: PackedBatch, scale: float) -> torch.Tensor:
+    return attention.load_kernel("native")(*states, packed, scale=scale, causal=False)
+
+
+def by_definition(states: States, packed: PackedBatch, scale: float) -> torch.Tensor:
+    parts = []
+    for start, stop in zip(packed.offsets[:-1], packed.offsets[1:], strict=True):
+        query, key, value = (each[:, start:stop].double() for each in states)
+        parts.append(functional.scaled_dot_product_attention(query, key, value, scale=scale))
+    return torch.cat(parts, dim=1).transpose(0, 1)
+
+
+def check(lengths: list[int], heads: int, width: int, scale: float) -> None:
+    packed = pack_lengths(lengths)
+    states = random_states(packed.tokens, heads, width)
+    actual, expected = attend(states, packed, scale), by_definition(states, packed, scale)
+    # Weights and output are rounded to bfloat16, everything else is float32.
+    torch.testing.assert_close(actual.double(), expected, rtol=2**-7, atol=2**-7)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 140), min_size=1, max_size=6),
+    heads=st.integers(1, 5),
+    width=st.sampled_from([16, 32, 48, 64, 80, 112, 128]),
+    scale=st.sampled_from([0.02, 0.125, 1.0]),
+)
+@settings(max_examples=60, deadline=None)
+def test_it_follows_the_definition(lengths, heads, width, scale) -> None:
+    check(lengths, heads, width, scale)
+
+
+@pytest.mark.parametrize("length", [511, 512, 513, 528, 1023, 1025, 1600])
+def test_long_texts_are_whole_across_blocks(length: int) -> None:
+    check([3, length], heads=2, width=64, scale=0.125)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_any_number_of_threads_gives_the_same(threads: int) -> None:
+    packed = pack_lengths([7, 300, 40, 600])
+    states = random_states(packed.tokens, 3, 32)
+    before, alone = torch.get_num_threads(), attend(states, packed, 0.2)
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(attend(states, packed, 0.2), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_text_does_not_depend_on_its_company() -> None:
+    together = pack_lengths([20, 20, 333])
+    states = random_states(together.tokens, 2, 64)
+    alone = pack_lengths([333])
+    part = tuple(each[:, 40:] for each in states)
+    assert torch.equal(attend(part, alone, 0.1), attend(states, together, 0.1)[40:])
+
+
+@pytest.mark.parametrize("length", [40, 700])
+def test_scores_of_any_size_have_weights(length: int) -> None:
+    packed = pack_lengths([length])
+    query, key, value = random_states(length, 2, 64)
+    states = (query * 100, key * 100, value)
+    actual = attend(states, packed, 1.0)
+    torch.testing.assert_close(
+        actual.double(), by_definition(states, packed, 1.0), rtol=2**-6, atol=2**-6
+    )
+
+
+def test_equal_keys_weigh_the_same() -> None:
+    packed = pack_lengths([515])
+    query, _, value = random_states(515, 2, 32)
+    states = (query, torch.zeros_like(query), value)
+    expected = value.float().mean(1)[None].expand(515, 2, 32)
+    torch.testing.assert_close(attend(states, packed, 1.0).float(), expected, rtol=0.01, atol=1e-3)
+
+
+def test_what_is_not_a_number_stays_in_its_text_and_head() -> None:
+    packed = pack_lengths([9, 30])
+    states = random_states(39, 2, 16)
+    states[1][1, 4] = math.nan
+    odd = attend(states, packed, 1.0).isnan().all(-1)
+    assert odd[:9, 1].all()
+    assert not odd[:9, 0].any()
+    assert not odd[9:].any()
+
+
+def test_what_rounds_the_row_up_is_zero() -> None:
+    packed = pack_lengths([5], multiple=32)
+    output = attend(random_states(32, 2, 16), packed, 1.0)
+    assert not output[5:].any()
+    assert output[:5].any()
+
+
+@pytest.mark.parametrize(
+    ("width", "kv_heads", "causal"), [(24, 4, False), (32, 2, False), (16, 4, True)]
+)
+def test_what_does_not_fit_it_goes_to_pytorch(width, kv_heads, causal) -> None:
+    packed = pack_lengths([3, 12, 12])
+    query, key, value = (
+        torch.randn(heads, 27, width).bfloat16() for heads in (4, kv_heads, kv_heads)
+    )
+    kernels = [attention.load_kernel(name) for name in ("native", "eager")]
+    actual, expected = (
+        kernel(query, key, value, packed, scale=0.3, causal=causal).float() for kernel in kernels
+    )
+    torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.02)
