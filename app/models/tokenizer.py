@@ -12,6 +12,7 @@ from tokenizers import Encoding, Tokenizer
 
 from app.errors import StartupError
 from app.jobs import TokenIds, TokenizedText
+from app.models.checkpoint import read_config
 from app.models.pieces import pieces_of
 
 _PIECE_CHARACTERS = 65_536
@@ -72,7 +73,7 @@ class TextTokenizer:
         closing: str | None = None,
         piece_characters: int = _PIECE_CHARACTERS,
     ) -> "TextTokenizer":
-        """Read `tokenizer.json`; raise `StartupError` where it is missing or damaged.
+        """Read `tokenizer.json`; raise `StartupError` where it is missing, damaged or another's.
 
         `closing` is a token that must end every text, whether the file's own template adds it or
         not. Texts longer than `piece_characters` are tokenised in pieces of that size.
@@ -82,6 +83,7 @@ class TextTokenizer:
             raise StartupError(f"{folder} holds no tokenizer.json")
         try:
             tokenizer = Tokenizer.from_file(str(path))
+            _require_embeddings(tokenizer, folder)
             return cls(tokenizer, max_length, closing=closing, piece_characters=piece_characters)
         except StartupError:
             raise
@@ -127,6 +129,17 @@ class TextTokenizer:
         kept = ids[: self.max_length - len(self._template)]
         whole = np.concatenate((self._template.prefix, kept, self._template.suffix))
         return TokenizedText(whole, original_tokens=len(ids) + len(self._template))
+
+
+def _require_embeddings(tokenizer: Tokenizer, folder: Path) -> None:
+    """Raise `StartupError` where a token has no embedding, at which a whole batch would fail."""
+    tokens = tokenizer.get_vocab_size(with_added_tokens=True)
+    embedded = read_config(folder).get("vocab_size", tokens)
+    if tokens > embedded:
+        raise StartupError(
+            f"the tokenizer in {folder} has {tokens} tokens, and the model only {embedded}: "
+            "they are not of one model"
+        )
 
 
 def _template_of(tokenizer: Tokenizer) -> Template:

@@ -1,5 +1,7 @@
 """Tokenisation: equal to transformers' own, cut exactly, counted exactly."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -62,4 +64,12 @@ def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
 def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": ')
     with pytest.raises(StartupError, match=r"tokenizer\.json cannot be read"):
+        TextTokenizer.from_folder(tmp_path, 10)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tiny_m3: Path, tmp_path) -> None:
+    config = json.loads((tiny_m3 / "config.json").read_text())
+    shutil.copy(tiny_m3 / "tokenizer.json", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
+    with pytest.raises(StartupError, match=r"tokens, and the model only 20: they are not of one"):
         TextTokenizer.from_folder(tmp_path, 10)
