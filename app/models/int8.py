@@ -15,88 +15,29 @@ Activations are u8: without AMX, oneDNN has no fast product of s8 with s8.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from app.models.int8_weights import LARGEST, TINY, quantize_weights
 from app.models.linear import ACTIVATIONS
 from app.models.native_rows import choose_rows
 from app.models.norm import Norm
 from app.models.rows import Ending
 
-LARGEST = 127.0
 _MIDDLE = 128
 # The level of 0 before rounding: the half makes truncation round to the nearest.
 ZERO = _MIDDLE + 0.5
 # What lies between them is cut down to within LARGEST of the middle: 1 to 255. The higher one is
 # the last float32 below 256.
 _LOWEST, _HIGHEST = 1.0, 256 - 2**-16
-# What `PyTorchRows` needs: a row's range is two float32 numbers behind its levels.
-_ROW_ALIGNMENT = 4
 _ROWS_MULTIPLE = 32
-_ROWS_AT_ONCE = 64
-_TINY = 1e-30
 # How much farther than in calibration a row may reach before it is computed apart. On real weights
 # 1.5 instead of 1.1 cost 0.0002 of the worst cosine; 1.1 left a third of the products a second run.
 _MARGIN = 1.5
 # How far the units follow what the channels reach (1), or even out the weights (0).
 _SMOOTHING = 0.7
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """`[out, in]` in oneDNN's layout: levels of `scale` `[out]`. `sums` `[out]` are its rows'."""
-
-    levels: Tensor
-    scale: Tensor
-    zero: Tensor
-    sums: Tensor
-
-    def multiply(
-        self,
-        levels: Tensor,
-        bias: Tensor | None = None,
-        *,
-        dtype: torch.dtype = torch.float32,
-        activation: str | None = None,
-    ) -> Tensor:
-        """`activation(scale x levels x weights + bias)` in `dtype`, for levels `[T, in]`."""
-        operation, algorithm = ACTIVATIONS[activation]
-        product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
-            levels, 1.0, 0, self.levels, self.scale, self.zero, bias,
-            1.0, 0, dtype, operation, [], algorithm,
-        )  # fmt: skip
-        return product
-
-
-def can_quantize(width: int) -> bool:
-    """Whether an input of that width can be quantized row by row."""
-    return width % _ROW_ALIGNMENT == 0
-
-
-def quantize_weights(layers: Sequence[nn.Linear], unit: Tensor | None = None) -> Weights:
-    """Round the weights of `layers`, one below the other, each output channel to its own scale.
-
-    `unit` `[in]` is that of the input.
-    """
-    # Part by part: large temporary tensors would leave the memory full of holes.
-    parts = [part for layer in layers for part in torch.split(layer.weight.detach(), _ROWS_AT_ONCE)]
-    exact = [part.float() if unit is None else part.float() * unit for part in parts]
-    scales = [part.abs().amax(1).clamp_min(_TINY) / LARGEST for part in exact]
-    scale = torch.cat(scales)
-    levels = torch.empty(len(scale), exact[0].shape[1], dtype=torch.int8)
-    start = 0
-    for part, by in zip(exact, scales, strict=True):
-        levels[start : start + len(part)] = (part / by[:, None]).round_()
-        start += len(part)
-    return Weights(
-        levels=torch.ops.onednn.qlinear_prepack(levels, None),
-        scale=scale,
-        zero=torch.zeros(len(scale), dtype=torch.int32),
-        sums=scale * levels.sum(1, dtype=torch.int32),
-    )
 
 
 def choose_unit(reach: Tensor, readers: Sequence[nn.Linear]) -> Tensor:
@@ -107,7 +48,7 @@ def choose_unit(reach: Tensor, readers: Sequence[nn.Linear]) -> Tensor:
     (SmoothQuant, Xiao et al. 2023).
     """
     weight = torch.stack([layer.weight.detach().abs().amax(0) for layer in readers]).amax(0)
-    reach, weight = reach.float().clamp_min(_TINY), weight.float().clamp_min(_TINY)
+    reach, weight = reach.float().clamp_min(TINY), weight.float().clamp_min(TINY)
     relative = reach**_SMOOTHING / weight ** (1 - _SMOOTHING)
     return relative * ((reach / relative).max() * _MARGIN / LARGEST)
 
@@ -128,7 +69,7 @@ class FromNorm:
         activation: str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self._weights = quantize_weights(layers, unit)
+        self._weights = quantize_weights(layers, unit, activation)
         self._bias = join_biases(layers)
         self._shifted_bias = self._bias - _MIDDLE * self._weights.sums
         self._activation = activation

@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from app.models import native_products
+from app.models.kernels.library import load_without_amx
+
 Linear = Callable[[Tensor], Tensor]
 # How oneDNN names the activations of transformers: (operation, algorithm).
 ACTIVATIONS = {
@@ -26,10 +29,12 @@ def make_linear(layers: list[nn.Linear], activation: str | None = None) -> Linea
     """The fastest way to compute `layers`, which read the same input, side by side."""
     weight = _join([layer.weight for layer in layers]).detach()
     bias = _join([layer.bias for layer in layers]).detach()
-    on_cpu = weight.device.type == "cpu"
-    make = (
-        packed if on_cpu and weight.dtype is torch.bfloat16 and can_pack_bfloat16() else reference
-    )
+    if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16:
+        return reference(weight, bias, activation)
+    library = load_without_amx()
+    if library is not None and native_products.fits(weight.shape, activation):
+        return native_products.make_linear(library, weight, bias, activation)
+    make = packed if can_pack_bfloat16() else reference
     return make(weight, bias, activation)
 
 

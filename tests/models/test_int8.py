@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional
 
 from app.models.device import cpu_has_int8
-from app.models.int8 import LARGEST, ZERO, FromNorm, ToNorm, choose_unit
+from app.models.int8 import ZERO, FromNorm, ToNorm, choose_unit
+from app.models.int8_weights import LARGEST
 from app.models.norm import Norm
 
 pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs a processor with VNNI or AMX")

@@ -5,25 +5,19 @@
  * for the processor's instruction, six queries at a time are multiplied with the keys, weighed, and
  * multiplied with the values; the sums are scaled down whenever a greater score is met.
  */
-#include <immintrin.h>
 #include <math.h>
 #include <stdatomic.h>
 
 #include "bfloat16.h"
 #include "threads.h"
+#include "tile.h"
 
 enum {
-  LANES = 16,           /* floats in a register */
-  TILE = 64,            /* columns of a product computed at once: four registers */
-  ROWS = 6,             /* rows of a product computed at once: 24 registers of sums */
-  KEYS = 512,           /* of a block: with their values 128 KiB where a head is 64 wide */
-  QUERIES = 512,        /* of a share of the work */
-  WIDEST = 128,         /* a head; also a multiple of LANES */
+  KEYS = 512,    /* of a block: with their values 128 KiB where a head is 64 wide */
+  QUERIES = 512, /* of a share of the work */
+  WIDEST = 128,  /* a head; also a multiple of LANES */
 };
 static const float LOG2_E = 1.44269504f;
-
-/* Two numbers of one column, one below the other: what the instruction multiplies and adds. */
-typedef uint32_t Pair;
 
 typedef struct {
   const bfloat16 *query, *key, *value;
@@ -45,8 +39,8 @@ typedef struct {
 
 /* A thread's own memory. */
 typedef struct {
-  _Alignas(64) Pair keys[KEYS / TILE][WIDEST / 2][TILE];
-  Pair values[WIDEST / TILE][KEYS / 2][TILE];
+  _Alignas(64) Word keys[KEYS / TILE][WIDEST / 2][TILE];
+  Word values[WIDEST / TILE][KEYS / 2][TILE];
   float scores[ROWS][KEYS];
   bfloat16 weights[ROWS][KEYS];
   bfloat16 query[ROWS][WIDEST];
@@ -54,44 +48,19 @@ typedef struct {
   float highest[QUERIES + ROWS], total[QUERIES + ROWS];
 } Room;
 
-static inline long smaller(long a, long b) { return a < b ? a : b; }
-static inline long whole(long count, long of) { return (count + of - 1) / of; }
-
-/* ROWS rows of `left`, `pairs` pairs wide, times the first registers of the columns of `right`. */
-static inline __attribute__((always_inline)) void multiply_registers(
-    const int registers, long pairs, const bfloat16 *left, long left_row, const Pair *right,
-    float *product, long product_row, int add) {
-  __m512 sum[ROWS][TILE / LANES];
-  for (int row = 0; row < ROWS; row++)
-    for (int part = 0; part < registers; part++)
-      sum[row][part] = add ? _mm512_loadu_ps(product + row * product_row + part * LANES)
-                           : _mm512_setzero_ps();
-  for (long pair = 0; pair < pairs; pair++) {
-    __m512bh columns[TILE / LANES];
-    for (int part = 0; part < registers; part++)
-      columns[part] = (__m512bh)_mm512_loadu_si512(right + pair * TILE + part * LANES);
-    for (int row = 0; row < ROWS; row++) {
-      int two;
-      memcpy(&two, left + row * left_row + 2 * pair, sizeof two);
-      for (int part = 0; part < registers; part++)
-        sum[row][part] =
-            _mm512_dpbf16_ps(sum[row][part], (__m512bh)_mm512_set1_epi32(two), columns[part]);
-    }
-  }
-  for (int row = 0; row < ROWS; row++)
-    for (int part = 0; part < registers; part++)
-      _mm512_storeu_ps(product + row * product_row + part * LANES, sum[row][part]);
-}
-
-/* The same for `columns` of them, rounded up to whole registers, at most TILE. */
+/* ROWS rows of `left`, `pairs` pairs wide, times `columns` columns, rounded up to registers. */
 static void multiply(
-    long columns, long pairs, const bfloat16 *left, long left_row, const Pair *right,
+    long columns, long pairs, const bfloat16 *left, long left_row, const Word *right,
     float *product, long product_row, int add) {
+#define MULTIPLY(REGISTERS)                                                                      \
+  multiply_tile(                                                                                 \
+      ROWS, REGISTERS, 0, pairs, left, left_row / 2, right, product, product_row, add);          \
+  break
   switch (whole(columns, LANES)) {
-    case 1: multiply_registers(1, pairs, left, left_row, right, product, product_row, add); break;
-    case 2: multiply_registers(2, pairs, left, left_row, right, product, product_row, add); break;
-    case 3: multiply_registers(3, pairs, left, left_row, right, product, product_row, add); break;
-    default: multiply_registers(4, pairs, left, left_row, right, product, product_row, add);
+    case 1: MULTIPLY(1);
+    case 2: MULTIPLY(2);
+    case 3: MULTIPLY(3);
+    default: MULTIPLY(4);
   }
 }
 

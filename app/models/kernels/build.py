@@ -18,7 +18,8 @@ from tempfile import TemporaryDirectory
 from app.models.kernels.location import FLAGS, FOLDER, library_path, sources
 
 _COMPILER = FOLDER.parents[2] / "requirements-kernels.txt"
-_FLAGS_OF_LINUX = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd", "avx512_bf16"}
+_BASE = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
+_FLAGS_OF_LINUX = _BASE | {"avx512_bf16", "avx512_vnni"}
 _SECONDS = 600
 
 

@@ -20,9 +20,12 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "round_rows": [_POINTER, _INT] + [_POINTER] * 3 + [_LONG] * 2,
     "norm_sum": [_POINTER] * 4 + [_FLOAT] + [_LONG] * 2,
     "norm_product": [_POINTER] * 9 + [_FLOAT] + [_LONG] * 2,
+    "multiply_bfloat16": [_POINTER] * 4 + [_LONG] * 3 + [_INT],
+    "multiply_levels": [_POINTER] * 5 + [_INT] + [_LONG] * 3 + [_INT],
 }
 # A register's numbers: rows are taken so many at a time.
 LANES = 16
+_WANTED = ("avx512_bf16", "avx512_vnni")
 
 
 class Library:
@@ -43,8 +46,8 @@ class Library:
 @cache
 def load_library() -> Library | None:
     """The library, if it is built and this processor can run it."""
-    path = library_path()
-    if not torch.cpu.get_capabilities().get("avx512_bf16"):
+    path, capabilities = library_path(), torch.cpu.get_capabilities()
+    if not all(capabilities.get(name) for name in _WANTED):
         return None
     if not path.exists():
         log.info("kernels_not_built", build="python -m app.models.kernels.build")
@@ -54,6 +57,11 @@ def load_library() -> Library | None:
     except OSError as error:
         log.warning("kernels_not_loaded", reason=str(error))
         return None
+
+
+def load_without_amx() -> Library | None:
+    """The library where its products are the fastest: with AMX those of oneDNN are."""
+    return None if torch.cpu.get_capabilities().get("amx_tile") else load_library()
 
 
 def place(tensor: Tensor, dtype: torch.dtype) -> int:

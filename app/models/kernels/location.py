@@ -7,7 +7,7 @@ FOLDER = Path(__file__).parent
 FLAGS = (
     # The C library of PyTorch's own builds for Linux, or any newer one.
     *("-target", "x86_64-linux-gnu.2.28"),
-    *("-mcpu=x86_64_v4+avx512bf16", "-mprefer-vector-width=512"),
+    *("-mcpu=x86_64_v4+avx512bf16+avx512vnni", "-mprefer-vector-width=512"),
     *("-std=c17", "-O3", "-Wall", "-Wextra", "-Werror"),
     # Sums may be computed in any order; what is not a number stays that.
     *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"),

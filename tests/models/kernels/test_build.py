@@ -14,7 +14,7 @@ from app.models.kernels.library import load_library
 from app.models.kernels.location import FOLDER, library_path
 
 ROOT = Path(__file__).parents[3]
-FITTING = "flags\t\t: fpu avx512f avx512bw avx512dq avx512vl avx512cd avx512_bf16 clzero\n"
+FITTING = "flags\t\t: fpu avx512f avx512bw avx512dq avx512vl avx512cd avx512_bf16 avx512_vnni\n"
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from app.models.kernels import library
 @pytest.fixture
 def processor(monkeypatch):
     """One that can run the kernels, whatever this one is."""
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    names = ("avx512_bf16", "avx512_vnni")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(names, True))
 
 
 def load(monkeypatch, path) -> tuple[object, list]:
@@ -38,6 +39,14 @@ def test_a_broken_library_costs_speed_alone(monkeypatch, processor, tmp_path) ->
 def test_another_processor_is_not_told_to_build_anything(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
     assert load(monkeypatch, tmp_path / "missing.so") == (None, [])
+
+
+@pytest.mark.parametrize("amx", [False, True])
+def test_with_amx_products_are_left_to_onednn(monkeypatch, amx: bool) -> None:
+    built = object()
+    monkeypatch.setattr(library, "load_library", lambda: built)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": amx})
+    assert library.load_without_amx() is (None if amx else built)
 
 
 @pytest.mark.parametrize(

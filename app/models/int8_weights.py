@@ -1,0 +1,129 @@
+"""Weights in 8 bits, each output channel with a scale of its own, and the product with them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from app.models import native_products
+from app.models.kernels.library import Library, load_without_amx
+from app.models.linear import ACTIVATIONS
+
+LARGEST = 127.0
+TINY = 1e-30
+# What `PyTorchRows` needs: a row's range is two float32 numbers behind its levels.
+_ROW_ALIGNMENT = 4
+_ROWS_AT_ONCE = 64
+
+
+class Weights(Protocol):
+    """`[out, in]` in levels; `sums` `[out]` are those of its rows, times their scale."""
+
+    @property
+    def sums(self) -> Tensor:
+        """`[out]` float32."""
+
+    def multiply(
+        self,
+        levels: Tensor,
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        activation: str | None = None,
+    ) -> Tensor:
+        """`activation(scale x levels x weights + bias)` in `dtype`, for levels `[T, in]` u8."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneDnnWeights:
+    """In the layout of oneDNN, which runs on every processor that has 8-bit products."""
+
+    levels: Tensor
+    scale: Tensor
+    zero: Tensor
+    sums: Tensor
+
+    def multiply(
+        self,
+        levels: Tensor,
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        activation: str | None = None,
+    ) -> Tensor:
+        """Implement `Weights`."""
+        operation, algorithm = ACTIVATIONS[activation]
+        product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+            levels, 1.0, 0, self.levels, self.scale, self.zero, bias,
+            1.0, 0, dtype, operation, [], algorithm,
+        )  # fmt: skip
+        return product
+
+
+@dataclass(frozen=True, slots=True)
+class NativeWeights:
+    """In the layout of the kernel in C."""
+
+    library: Library
+    panels: Tensor
+    scale: Tensor
+    sums: Tensor
+    zeros: Tensor
+
+    def multiply(
+        self,
+        levels: Tensor,
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        activation: str | None = None,
+    ) -> Tensor:
+        """Implement `Weights`."""
+        return native_products.multiply_levels(
+            self.library,
+            levels,
+            self.panels,
+            self.scale,
+            self.zeros if bias is None else bias,
+            dtype=dtype,
+            activation=activation,
+        )
+
+
+def can_quantize(width: int) -> bool:
+    """Whether an input of that width can be quantized row by row."""
+    return width % _ROW_ALIGNMENT == 0
+
+
+def quantize_weights(
+    layers: Sequence[nn.Linear], unit: Tensor | None = None, activation: str | None = None
+) -> Weights:
+    """Round the weights of `layers`, one below the other, each output channel to its own scale.
+
+    `unit` `[in]` is that of the input, `activation` what the product will be asked for.
+    """
+    levels, scale = _round(layers, unit)
+    sums = scale * levels.sum(1, dtype=torch.int32)
+    library = load_without_amx()
+    if library is not None and native_products.fits(levels.shape, activation):
+        panels = native_products.lay_out(levels)
+        return NativeWeights(library, panels, scale, sums, torch.zeros_like(scale))
+    packed = torch.ops.onednn.qlinear_prepack(levels, None)
+    return OneDnnWeights(packed, scale, torch.zeros(len(scale), dtype=torch.int32), sums)
+
+
+def _round(layers: Sequence[nn.Linear], unit: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Levels `[out, in]` s8 and their scale `[out]`."""
+    # Part by part: large temporary tensors would leave the memory full of holes.
+    parts = [part for layer in layers for part in torch.split(layer.weight.detach(), _ROWS_AT_ONCE)]
+    exact = [part.float() if unit is None else part.float() * unit for part in parts]
+    scales = [part.abs().amax(1).clamp_min(TINY) / LARGEST for part in exact]
+    scale = torch.cat(scales)
+    levels = torch.empty(len(scale), exact[0].shape[1], dtype=torch.int8)
+    start = 0
+    for part, by in zip(exact, scales, strict=True):
+        levels[start : start + len(part)] = (part / by[:, None]).round_()
+        start += len(part)
+    return levels, scale
