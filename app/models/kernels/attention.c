@@ -267,7 +267,20 @@ void attend(
     const bfloat16 *query, const bfloat16 *key, const bfloat16 *value, bfloat16 *output, long token,
     long head, long output_token, long output_head, const int64_t *offsets, long sequences,
     long heads, long width, float scale, int threads) {
-  Batch batch = {query,       key,     value,     output, token, head,  output_token,
-                 output_head, offsets, sequences, heads,  width, scale * LOG2_E, 0};
+  Batch batch = {
+      .query = query,
+      .key = key,
+      .value = value,
+      .output = output,
+      .token = token,
+      .head = head,
+      .output_token = output_token,
+      .output_head = output_head,
+      .offsets = offsets,
+      .sequences = sequences,
+      .heads = heads,
+      .width = width,
+      .scale = scale * LOG2_E,
+  };
   on_threads(threads, attend_my_shares, &batch);
 }

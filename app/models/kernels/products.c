@@ -144,7 +144,16 @@ static void run(Product product, int threads) {
 void multiply_bfloat16(
     const Word *left, const Word *right, const float *bias, bfloat16 *output, long rows, long depth,
     long columns, int activation, int threads) {
-  Product product = {left, right, 0, bias, output, rows, depth / 2, columns, 0, activation, 0, 0, 0};
+  Product product = {
+      .left = left,
+      .right = right,
+      .bias = bias,
+      .output = output,
+      .rows = rows,
+      .words = depth / 2,
+      .columns = columns,
+      .activation = activation,
+  };
   run(product, threads);
 }
 
@@ -153,7 +162,18 @@ void multiply_bfloat16(
 void multiply_levels(
     const Word *left, const Word *right, const float *scale, const float *bias, void *output,
     int is_output_float, long rows, long depth, long columns, int activation, int threads) {
-  Product product = {left,    right, scale,      bias,           output, rows, depth / 4,
-                     columns, 1,     activation, is_output_float, 0,     0};
+  Product product = {
+      .left = left,
+      .right = right,
+      .scale = scale,
+      .bias = bias,
+      .output = output,
+      .rows = rows,
+      .words = depth / 4,
+      .columns = columns,
+      .bytes = 1,
+      .activation = activation,
+      .is_output_float = is_output_float,
+  };
   run(product, threads);
 }
