@@ -16,9 +16,9 @@ from app.models.cpu_threads import CpuThreads
 from app.models.encoder import Encoder, make_encoder
 from app.models.encoder_config import EncoderConfig
 from app.models.encoder_parameters import EncoderParameters
-from app.models.int8_weights import can_quantize
 from app.models.packing import PackedBatch, pack
 from app.models.quantized import make_quantized_encoder
+from app.models.rows import can_quantize
 from app.models.weights import Weights
 
 log = structlog.get_logger(__name__)

@@ -13,8 +13,6 @@ from app.models.linear import ACTIVATIONS
 
 LARGEST = 127.0
 TINY = 1e-30
-# What `PyTorchRows` needs: a row's range is two float32 numbers behind its levels.
-_ROW_ALIGNMENT = 4
 _ROWS_AT_ONCE = 64
 
 
@@ -90,11 +88,6 @@ class NativeWeights:
             dtype=dtype,
             activation=activation,
         )
-
-
-def can_quantize(width: int) -> bool:
-    """Whether an input of that width can be quantized row by row."""
-    return width % _ROW_ALIGNMENT == 0
 
 
 def quantize_weights(

@@ -34,10 +34,10 @@ class Norm:
 
 def make_sum_norm(norm: Norm, dtype: torch.dtype) -> SumNorm:
     """The fastest way to compute `norm.of_sum` in `dtype`."""
-    library = load_library()
-    if library is None or norm.weight.is_cuda or dtype is not torch.bfloat16:
+    if norm.weight.device.type != "cpu" or dtype is not torch.bfloat16:
         return norm.of_sum
-    return _native(norm, library)
+    library = load_library()
+    return norm.of_sum if library is None else _native(norm, library)
 
 
 def _native(norm: Norm, library: Library) -> SumNorm:

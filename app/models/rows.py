@@ -47,6 +47,11 @@ class Ending:
     norm: Norm
 
 
+def can_quantize(width: int) -> bool:
+    """Whether an input of that width can be quantized row by row."""
+    return width % _ROW_ALIGNMENT == 0
+
+
 class Rows(Protocol):
     """One way to compute them."""
 

@@ -58,3 +58,10 @@ def test_states_with_gaps_are_refused() -> None:
     states = torch.randn(4, 64).bfloat16()[:, ::2]
     with pytest.raises(ValueError, match="numbers without gaps"):
         make_sum_norm(random_norm(32), torch.bfloat16)(states, states)
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("cpu", torch.float32), ("meta", torch.bfloat16)])
+def test_where_the_kernels_are_of_no_use_nobody_looks_for_them(monkeypatch, device, dtype) -> None:
+    monkeypatch.setattr("app.models.norm.load_library", pytest.fail)
+    plain = Norm(torch.ones(8, device=device), torch.zeros(8, device=device), 1e-5)
+    assert make_sum_norm(plain, dtype) == plain.of_sum

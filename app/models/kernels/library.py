@@ -66,6 +66,6 @@ def load_without_amx() -> Library | None:
 
 def place(tensor: Tensor, dtype: torch.dtype) -> int:
     """Where the numbers of a tensor lie; raises `ValueError` for others than a kernel reads."""
-    if tensor.dtype is not dtype or not tensor.is_contiguous() or tensor.is_cuda:
+    if tensor.dtype is not dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError(f"a kernel needs {dtype} numbers without gaps, not {tensor.dtype}")
     return tensor.data_ptr()
