@@ -149,6 +149,9 @@ class Model(Protocol):
         order.
         """
 
+    def settle(self) -> None:
+        """Finish of the loading what need not be done before the first forward, beside others."""
+
 
 class Embedder(Model, Protocol):
     """A model whose results are `TextEmbedding`s with at least the kinds asked for."""

@@ -1,6 +1,5 @@
 """The service as a process: from settings to an exit status."""
 
-import gc
 import logging
 import os
 import signal
@@ -15,6 +14,7 @@ from app.api.service import Service
 from app.connections import bounded_connection
 from app.engine.loading import LoadedModels, Loader, load_models
 from app.errors import StartupError
+from app.garbage import collect_rarely, spare_what_stays
 from app.logs import configure_logs
 from app.main import create_app
 from app.ports import require_port
@@ -28,6 +28,7 @@ def run(loader: Loader = load_models) -> None:
     """Serve until SIGTERM or SIGINT; the exit status tells whether the start succeeded."""
     # Until the server has its own handlers: as PID 1 a process without any cannot be stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    collect_rarely()
     # Read by the hub's library, which is imported later.
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     try:
@@ -47,7 +48,7 @@ def serve(settings: Settings, loader: Loader) -> int:
     failures: list[Exception] = []
 
     def on_ready(models: LoadedModels) -> None:
-        _spare_what_stays()
+        spare_what_stays()
         _announce(server, models)
 
     def on_failure(error: Exception) -> None:
@@ -83,16 +84,6 @@ def _exit(status: int) -> None:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(status)
-
-
-def _spare_what_stays() -> None:
-    """Let the garbage collector pass over models and libraries from now on.
-
-    They are 400,000 objects and more, and looking at all of them stopped every thread for 0.3
-    seconds, /health included, whenever a full collection fell due.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def _report_failure(error: Exception) -> None:

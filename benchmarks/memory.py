@@ -5,6 +5,7 @@ python -m benchmarks.memory FOLDER --reranker RERANKER_FOLDER --dtype bfloat16
 
 import argparse
 import asyncio
+import threading
 from pathlib import Path
 
 import psutil
@@ -42,7 +43,14 @@ async def resident_bytes(folder: Path, reranker: str, dtype: str) -> int:
         }
     )
     async with Engine(settings):
+        _wait_for_thread("settle")
         return int(psutil.Process().memory_info().rss)
+
+
+def _wait_for_thread(name: str) -> None:
+    for thread in threading.enumerate():
+        if thread.name == name:
+            thread.join()
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.engine.read_ahead import read_ahead
+from app.engine.read_ahead import Half, read_ahead
 from app.jobs import Embedder, Model, Reranker
 from app.settings import Settings
 
@@ -84,6 +84,8 @@ def load_models(settings: Settings) -> LoadedModels:
     torch is imported here and not with this module: that takes seconds, and the port must answer
     before it is done. Meanwhile the weights come from the disk.
     """
-    read_ahead(settings)
+    read_ahead(settings, Half.SECOND)
     load: Loader = importlib.import_module("app.models.runtime").load
-    return load(settings)
+    models = load(settings)
+    read_ahead(settings, Half.FIRST)
+    return models

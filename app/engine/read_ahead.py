@@ -1,37 +1,47 @@
-"""Bringing the weights from the disk while Python still imports what will read them."""
+"""Bringing the weights from the disk before they are needed."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from enum import Enum
 from pathlib import Path
 
 from app.settings import Settings
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-_AT_ONCE = 2**23
+# Large, because after each the thread may wait for Python's lock.
+_AT_ONCE = 2**25
 
 
-def read_ahead(settings: Settings) -> threading.Thread:
-    """Read, on a thread of its own, the weights of every model that lies on the disk.
+class Half(Enum):
+    """Of a file of weights: the first holds the vocabulary's table, which can wait."""
+
+    FIRST = "first"
+    SECOND = "second"
+
+
+def read_ahead(settings: Settings, half: Half) -> threading.Thread:
+    """Read, on a thread of its own, a half of each model's weights that lie on the disk.
 
     It only fills the system's cache: what cannot be read will be told when it is loaded. Only to
     tell the system what will be needed (posix_fadvise) gained nothing.
     """
     names = {settings.embedding_model, settings.dense_model, settings.reranker_model}
-    thread = threading.Thread(
-        target=_read_all, args=(names, settings.hub_cache), name="read-ahead", daemon=True
-    )
+    paths = [path for name in names for path in _weights(name, settings.hub_cache)]
+    thread = threading.Thread(target=_read_all, args=(paths, half), name="read-ahead", daemon=True)
     thread.start()
     return thread
 
 
-def _read_all(names: set[str], hub_cache: Path) -> None:
+def _read_all(paths: list[Path], half: Half) -> None:
     buffer = bytearray(_AT_ONCE)
-    for name in names:
-        for path in _weights(name, hub_cache):
-            with suppress(OSError), path.open("rb", buffering=0) as file:
-                while file.readinto(buffer):
-                    pass
+    for path in paths:
+        with suppress(OSError), path.open("rb", buffering=0) as file:
+            size = path.stat().st_size
+            start, end = (0, size // 2) if half is Half.FIRST else (size // 2, size)
+            file.seek(start)
+            while file.tell() < end and file.readinto(buffer):
+                pass
 
 
 def _weights(name: str, hub_cache: Path) -> Iterator[Path]:

@@ -1,6 +1,7 @@
 """The transformer between the token ids and the heads, run packed."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +84,19 @@ class Backbone:
         if self.device.type == "cpu":
             self._cpu_threads.set_for(packed.tokens)
         return self._run(packed)
+
+    def settle(self) -> None:
+        """Finish the loading; forwards may run beside it."""
+        if isinstance(self._run, Encoder):
+            self._run.settle()
+
+    def shallow(self) -> tuple["Backbone", float]:
+        """One of fewer layers, where it can be cut, and how many times as deep this one is."""
+        if not isinstance(self._run, Encoder):
+            return self, 1.0
+        part = copy(self)
+        part._run = self._run.shallow()  # noqa: SLF001 - its own
+        return part, len(self._run.layers) / len(part._run.layers)  # noqa: SLF001
 
 
 def cpu_multiple(tokens: int) -> int:

@@ -73,6 +73,10 @@ class CrossEncoder(DeviceModel[float]):
             passage_kept=len(kept),
         )
 
+    def settle(self) -> None:
+        """Implement `DeviceModel`."""
+        self._backbone.settle()
+
     @torch.inference_mode()
     def launch(self, sequences: list[TokenIds], outputs: Outputs) -> Callable[[], list[float]]:
         """Implement `DeviceModel`: the logit of each pair."""

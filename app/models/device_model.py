@@ -12,6 +12,9 @@ Result = TypeVar("Result")
 class DeviceModel(ABC, Generic[Result]):
     """The part of `app.jobs.Model` that touches the device."""
 
+    def settle(self) -> None:
+        """Implement `app.jobs.Model`: results are the same before and after."""
+
     @abstractmethod
     def launch(self, sequences: list[TokenIds], outputs: Outputs) -> Callable[[], list[Result]]:
         """Begin one forward for all sequences, with every kind in `outputs`.

@@ -1,6 +1,7 @@
 """bge-m3, and any checkpoint of its shape: one packed forward, three kinds of vectors."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,6 +66,16 @@ class M3Embedder(DeviceModel[TextEmbedding]):
     def tokenize(self, texts: list[str]) -> list[TokenizedText]:
         """Token ids of each text, cut from the end to `max_length`."""
         return self._tokenizer.encode(texts)
+
+    def settle(self) -> None:
+        """Implement `DeviceModel`."""
+        self._backbone.settle()
+
+    def shallow(self) -> tuple["M3Embedder", float]:
+        """One of fewer layers, for measuring only, and how many times as deep this one is."""
+        part = copy(self)
+        part._backbone, times = self._backbone.shallow()  # noqa: SLF001 - its own
+        return part, times
 
     @torch.inference_mode()
     def launch(

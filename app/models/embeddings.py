@@ -7,24 +7,25 @@ from torch.nn import functional
 
 from app.models.norm import Norm
 from app.models.packing import PackedBatch
+from app.models.token_table import TokenTable
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
     """The sum of what a token, its position and its type mean, normalised.
 
-    `tokens` is `[vocabulary, width]`, `positions` `[positions, width]` and `type` `[width]`, that
-    of type 0, which every token is of.
+    `positions` is `[positions, width]` and `type` `[width]`, that of type 0, which every token is
+    of.
     """
 
-    tokens: Tensor
+    tokens: TokenTable
     positions: Tensor
     type: Tensor
     norm: Norm
 
     def __call__(self, packed: PackedBatch) -> Tensor:
         """`[T, width]`: the states that the first layer reads."""
-        states = functional.embedding(packed.input_ids[0], self.tokens).to(self.positions.dtype)
+        states = self.tokens(packed.input_ids[0]).to(self.positions.dtype)
         # The order of the sum is that of transformers.
         states = states.add_(self.type)
         return self.norm(states.add_(functional.embedding(packed.position_ids[0], self.positions)))

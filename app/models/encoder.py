@@ -5,7 +5,7 @@ by call and layer by layer, is not there. The tests compare the two.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from app.models.packing import PackedBatch
 # `[T, hidden]` of a packed batch to the same of the next layer.
 Step = Callable[[Tensor, PackedBatch, Kernel], Tensor]
 _ROWS_OF_A_THREAD = 256
+_SHALLOW = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,14 @@ class Encoder:
         for layer in self.layers:
             states = layer(states, packed, self.kernel)
         return states.to(self.dtype)
+
+    def settle(self) -> None:
+        """Copy what was left in the file; forwards may run beside it."""
+        self.embeddings.tokens.settle()
+
+    def shallow(self) -> "Encoder":
+        """The same with few of its layers, each of which costs what any other does."""
+        return replace(self, layers=self.layers[: max(2, len(self.layers) // _SHALLOW)])
 
 
 def make_encoder(parameters: EncoderParameters, kernel: Kernel) -> Encoder:

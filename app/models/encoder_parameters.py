@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from app.models.embeddings import Embeddings
 from app.models.encoder_config import EncoderConfig
 from app.models.norm import Norm
+from app.models.token_table import TokenTable
 from app.models.weights import Weights
 
 _TOKENS = "embeddings.word_embeddings.weight"
@@ -55,11 +56,17 @@ class EncoderParameters:
             "embeddings.position_embeddings.weight", config.positions, config.width
         )
         return Embeddings(
-            tokens=self._bring(weights.get(_TOKENS, config.vocabulary, config.width)),
+            tokens=self._token_table(),
             positions=self._bring(positions),
             type=self._bring(types[0]),
             norm=self._norm("embeddings"),
         )
+
+    def _token_table(self) -> TokenTable:
+        rows = self._weights.get(_TOKENS, self.config.vocabulary, self.config.width)
+        if self.device.type != "cpu":
+            rows = self._bring(rows)
+        return TokenTable(rows, self.dtype, stays=rows.dtype is self.dtype)
 
     def layer(self, index: int) -> LayerParameters:
         """The layer number `index`."""

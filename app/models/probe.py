@@ -8,6 +8,7 @@ import torch
 
 from app.jobs import Model, Outputs
 from app.models.budget import ChosenBudget, Measurement, choose_budget, promised_tokens
+from app.models.embedder import M3Embedder
 
 # Whoever comes waits for the forward that runs: no throughput is worth more than this, in seconds.
 # It also keeps the whole probe short.
@@ -16,25 +17,24 @@ _SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 _WORTH_GOING_ON = 1.03
 # A busy moment may make a smaller size look like the last.
 _WEIGHTY_SIZE = 1024
+_TRIES = 3
 _LONG_SECONDS = 0.2
 _MEMORY_SHARE = 0.8
 _MEMORY_TOKENS = 4096
 _SEQUENCE_TOKENS = 256
 _ANY_TOKEN = 5
+_ALL_KINDS = Outputs(dense=True, sparse=True, colbert=True)
 
 
-def probe(model: Model, device: torch.device) -> ChosenBudget:
+def probe(model: M3Embedder, device: torch.device) -> ChosenBudget:
     """Measure forwards of growing size and choose the token budget from them."""
     total = torch.cuda.get_device_properties(device).total_memory if _is_cuda(device) else None
     most = tokens_that_fit(model, device)
     promised = promised_tokens(model.max_length, total)
     warm_up(model, _SIZES[0])
-    measured = list(
-        measure(
-            lambda tokens: _timed_forward(model, tokens, device), _worth_measuring(promised, most)
-        )
-    )
-    return choose_budget(measured, promised, most)
+    sizes = _worth_measuring(promised, most)
+    timed = _on_gpu(model, device) if _is_cuda(device) else _on_few_layers(model)
+    return choose_budget(list(measure(timed, sizes)), promised, most)
 
 
 def _worth_measuring(promised: int, most: int | None) -> list[int]:
@@ -47,19 +47,14 @@ def _worth_measuring(promised: int, most: int | None) -> list[int]:
 def measure(
     timed_forward: Callable[[int], float], sizes: list[int], longest: float = _LONGEST_FORWARD
 ) -> Iterator[Measurement]:
-    """The better of two forwards of each size, the first of which chooses or compiles its kernels.
-
-    One is enough where that is lost in the time of the forward itself.
+    """A forward of each size.
 
     Ends when a size of some weight is no faster than the one before, or before a size whose forward
     would take more than `longest` seconds.
     """
     best_rate = 0.0
     for size, next_size in zip(sizes, [*sizes[1:], 0], strict=True):
-        tries = [timed_forward(size)]
-        if tries[0] < _LONG_SECONDS:
-            tries.append(timed_forward(size))
-        measured = Measurement(size, min(tries))
+        measured = Measurement(size, timed_forward(size))
         yield measured
         no_faster = size >= _WEIGHTY_SIZE and measured.rate < _WORTH_GOING_ON * best_rate
         if no_faster or next_size / measured.rate > longest:
@@ -86,19 +81,44 @@ def tokens_that_fit(model: Model, device: torch.device) -> int | None:
     return max(1, int(free * _MEMORY_SHARE * _MEMORY_TOKENS / max(1, used)))
 
 
-def _timed_forward(model: Model, tokens: int, device: torch.device) -> float:
-    began = time.perf_counter()
-    _forward(model, tokens)
-    if _is_cuda(device):
+def _on_gpu(model: Model, device: torch.device) -> Callable[[int], float]:
+    """Seconds of a forward of so many tokens."""
+
+    def run(tokens: int) -> None:
+        _forward(model, tokens)
         torch.cuda.synchronize(device)
-    return time.perf_counter() - began
+
+    return lambda tokens: shortest(lambda: run(tokens))
 
 
-def _forward(model: Model, tokens: int) -> None:
-    """Run about `tokens` tokens with every output, in sequences of at most 256."""
+def _on_few_layers(model: M3Embedder) -> Callable[[int], float]:
+    """Seconds of a forward of so many tokens, from a few of its layers, because it may be long.
+
+    Without the heads of every token, whose share would look larger than it is.
+    """
+    few, times = model.shallow()
+    dense = Outputs(dense=True)
+    return lambda tokens: times * shortest(lambda: _forward(few, tokens, dense))
+
+
+def shortest(run: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> float:
+    """The seconds of the best of a few runs, the first of which chooses or compiles its kernels.
+
+    Fewer are enough where that is lost in the time of the run itself.
+    """
+    tries: list[float] = []
+    while len(tries) < _TRIES and sum(tries) < _LONG_SECONDS:
+        began = clock()
+        run()
+        tries.append(clock() - began)
+    return min(tries)
+
+
+def _forward(model: Model, tokens: int, outputs: Outputs = _ALL_KINDS) -> None:
+    """Run about `tokens` tokens in sequences of at most 256."""
     length = min(_SEQUENCE_TOKENS, tokens, model.max_length)
     sequences = [np.full(length, _ANY_TOKEN)] * max(1, tokens // length)
-    model.launch(sequences, Outputs(dense=True, sparse=True, colbert=True))()
+    model.launch(sequences, outputs)()
 
 
 def _is_cuda(device: torch.device) -> bool:

@@ -83,7 +83,7 @@ def _embeddings(exact: Embeddings, dtype: torch.dtype, unit: Tensor) -> Embeddin
     # Copies, because a view of one tensor keeps the whole file mapped.
     return replace(
         exact,
-        tokens=exact.tokens.to(dtype, copy=True),
+        tokens=exact.tokens.copied_to(dtype),
         positions=exact.positions.clone(),
         type=exact.type.clone(),
         norm=_as_levels(exact.norm, unit),

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import threading
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from app.models.device import (
     memory_freer,
     memory_reader,
 )
-from app.models.embedder import load_m3_embedder
+from app.models.embedder import M3Embedder, load_m3_embedder
 from app.models.probe import probe, tokens_that_fit, warm_up
 from app.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
 
@@ -53,6 +54,7 @@ def _load_on(device: str, settings: Settings) -> LoadedModels:
     dense, reranker = loader.load_dense(), loader.load_reranker()
     with explained():
         budget = _budget(settings, embedder, [dense, reranker], target.device)
+    _settle_beside([embedder, dense, reranker])
     return LoadedModels(
         embedder=embedder,
         device=_describe(target),
@@ -66,8 +68,23 @@ def _load_on(device: str, settings: Settings) -> LoadedModels:
     )
 
 
+def _settle_beside(models: list[Model | None]) -> None:
+    """Finish the loading while the first requests come.
+
+    The thread is no daemon, as the device's is: an interpreter that ends while such a thread is
+    inside PyTorch may crash.
+    """
+
+    def settle() -> None:
+        for model in models:
+            if model is not None:
+                model.settle()
+
+    threading.Thread(target=settle, name="settle", daemon=False).start()
+
+
 def _budget(
-    settings: Settings, embedder: Embedder, others: list[Model | None], device: torch.device
+    settings: Settings, embedder: M3Embedder, others: list[Model | None], device: torch.device
 ) -> ChosenBudget:
     """Warm every model up, and say what one forward may hold and why."""
     budget = probe(embedder, device)

@@ -105,6 +105,15 @@ def test_a_bin_file_gives_the_same_numbers_as_safetensors(tmp_path: Path) -> Non
         assert torch.equal(from_bin.forward(packed), from_safetensors.forward(packed))
 
 
+@pytest.mark.parametrize(("layers", "times"), [(36, 12), (24, 12), (12, 6), (2, 1)])
+def test_it_tells_how_many_times_as_deep_as_a_shallow_one_it_is(
+    layers: int, times: float, tmp_path: Path
+) -> None:
+    config = copy.deepcopy(CONFIGS["bert"])
+    config.num_hidden_layers = layers
+    assert load_backbone(save(config, tmp_path), target()).shallow()[1] == times
+
+
 MAPS = Path("/proc/self/maps")
 
 
@@ -126,6 +135,11 @@ def test_the_file_stays_mapped_only_where_its_own_numbers_are_used(
     # A copy, because other tests hold theirs.
     folder = shutil.copytree(tiny_m3, tmp_path / "model")
     backbone = load_backbone(folder, how)
+    packed = backbone.pack(random_sequences())
+    with torch.inference_mode():
+        before = backbone.forward(packed)
+        backbone.settle()
+        assert torch.equal(backbone.forward(packed), before)
     gc.collect()
     assert (str(folder / "model.safetensors") in MAPS.read_text()) is mapped
     assert backbone.dtype == how.dtype

@@ -1,5 +1,6 @@
 """The lean encoder against transformers' own modules, packed alike, for any shape of checkpoint."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -119,3 +120,15 @@ def test_bfloat16_states_point_where_those_in_float32_do(family: str) -> None:
     worst = functional.cosine_similarity(actual.float(), exact).min()
     assert worst > 0.9995
     assert worst > functional.cosine_similarity(transformers.float(), exact).min() - 1e-4
+
+
+def test_a_shallow_encoder_is_the_beginning_of_a_deep_one() -> None:
+    parameters = parameters_of(make_model(make_config("xlm-roberta", width=32, layers=37)))
+    packed = pack(random_sequences(), device=CPU, roberta_padding=1, multiple=1)
+    first = replace(parameters.config, layers=3)
+    encoders = []
+    for config in (parameters.config, first):
+        parameters.config = config
+        encoders.append(make_encoder(parameters, load_kernel("sdpa")))
+    deep, three_layers = encoders
+    assert torch.equal(deep.shallow()(packed), three_layers(packed))

@@ -1,23 +1,31 @@
 """The start-up probe: what it measures, and that it ends in time."""
 
+import pytest
 import torch
 
 from app.models import probe
-from app.models.probe import measure
+from app.models.probe import measure, shortest
 
 CPU = torch.device("cpu")
 
 
-def test_it_takes_the_better_of_two_forwards_of_each_size() -> None:
-    seconds = iter([0.15, 0.1, 0.19, 0.15, 0.15, 0.4])
-    found = list(measure(lambda _: next(seconds), [128, 256, 512]))
-    assert [(one.tokens, one.seconds) for one in found] == [(128, 0.1), (256, 0.15), (512, 0.15)]
+def best_of(*seconds: float) -> tuple[float, int]:
+    """What `shortest` makes of runs that take so many seconds, and how many it wanted."""
+    clock, waiting = [0.0], list(seconds)
+
+    def run() -> None:
+        clock[0] += waiting.pop(0)
+
+    return shortest(run, lambda: clock[0]), len(seconds) - len(waiting)
 
 
-def test_one_forward_is_enough_where_it_is_long() -> None:
-    seconds = iter([0.1, 0.2, 0.6])
-    found = list(measure(lambda _: next(seconds), [128, 512]))
-    assert [(one.tokens, one.seconds) for one in found] == [(128, 0.1), (512, 0.6)]
+def test_the_best_of_three_runs_counts() -> None:
+    assert best_of(0.0625, 0.03125, 0.046875, 0.015625) == (0.03125, 3)
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [((0.125, 0.25, 0.125), 2), ((1.5, 1.0), 1)])
+def test_fewer_are_enough_where_they_are_long(seconds: tuple[float, ...], runs: int) -> None:
+    assert best_of(*seconds) == (seconds[0], runs)
 
 
 def test_it_stops_before_a_size_whose_forward_would_take_too_long() -> None:
