@@ -97,8 +97,7 @@ def quantize_weights(
 
     `unit` `[in]` is that of the input, `activation` what the product will be asked for.
     """
-    levels, scale = _round(layers, unit)
-    sums = scale * levels.sum(1, dtype=torch.int32)
+    levels, scale, sums = _round(layers, unit)
     library = load_without_amx()
     if library is not None and native_products.fits(levels.shape, activation):
         panels = native_products.lay_out(levels)
@@ -107,16 +106,17 @@ def quantize_weights(
     return OneDnnWeights(packed, scale, torch.zeros(len(scale), dtype=torch.int32), sums)
 
 
-def _round(layers: Sequence[nn.Linear], unit: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Levels `[out, in]` s8 and their scale `[out]`."""
+def _round(layers: Sequence[nn.Linear], unit: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Levels `[out, in]` s8, their scale `[out]`, and the sum of each row times its scale."""
     # Part by part: large temporary tensors would leave the memory full of holes.
     parts = [part for layer in layers for part in torch.split(layer.weight.detach(), _ROWS_AT_ONCE)]
-    exact = [part.float() if unit is None else part.float() * unit for part in parts]
-    scales = [part.abs().amax(1).clamp_min(TINY) / LARGEST for part in exact]
-    scale = torch.cat(scales)
-    levels = torch.empty(len(scale), exact[0].shape[1], dtype=torch.int8)
-    start = 0
-    for part, by in zip(exact, scales, strict=True):
-        levels[start : start + len(part)] = (part / by[:, None]).round_()
-        start += len(part)
-    return levels, scale
+    levels, scale, sums = zip(*(_round_part(part, unit) for part in parts), strict=True)
+    return torch.cat(levels), torch.cat(scale), torch.cat(sums)
+
+
+def _round_part(weight: Tensor, unit: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    exact = weight.float() if unit is None else weight.float() * unit
+    scale = exact.abs().amax(1).clamp_min(TINY) / LARGEST
+    levels = exact.div(scale[:, None]).round_()
+    # Below 2^24 float32 is exact in whole numbers, and sums them faster than bytes are summed.
+    return levels.to(torch.int8), scale, scale * levels.sum(1)

@@ -45,11 +45,11 @@ def make_quantized_encoder(
 ) -> Encoder:
     """The encoder with `parameters`, which are float32, in units that fit the `calibration` texts.
 
-    Attention runs in `dtype`, which is also that of the result.
+    Attention runs in `dtype`, which is also that of the result and of the calibration.
     """
     exact = parameters.embeddings()
     with torch.inference_mode():
-        reach = reach_of(parameters, exact, kernel, calibration)
+        reach = reach_of(parameters.rounded_to(dtype), kernel, calibration)
     units = list(_units(parameters, reach))
     activation = parameters.config.activation
     layers: list[Step] = [

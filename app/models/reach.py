@@ -1,4 +1,4 @@
-"""How far the states of an exact encoder reach, channel by channel."""
+"""How far the states of an encoder reach, channel by channel."""
 
 from dataclasses import dataclass, replace
 
@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from app.models.attention import Kernel
-from app.models.embeddings import Embeddings
 from app.models.encoder import make_layer
 from app.models.encoder_parameters import EncoderParameters
 from app.models.norm import SumNorm
@@ -24,12 +23,10 @@ class Reach:
     between: list[Tensor]
 
 
-def reach_of(
-    parameters: EncoderParameters, embeddings: Embeddings, kernel: Kernel, packed: PackedBatch
-) -> Reach:
-    """Run `packed` through the exact encoder, of which one layer at a time is in memory."""
+def reach_of(parameters: EncoderParameters, kernel: Kernel, packed: PackedBatch) -> Reach:
+    """Run `packed` through the encoder, of which one layer at a time is in memory."""
     before, between = [], []
-    states = embeddings(packed)
+    states = parameters.embeddings()(packed)
     for index in range(parameters.config.layers):
         layer = make_layer(parameters, index)
         watched = _Watched(layer.attention_norm)
