@@ -21,9 +21,10 @@ _READY = "Smart Embedder is ready"
 _AT_ONCE = 2**24
 
 
-def weights_of(folder: Path) -> list[Path]:
-    """The files that hold the weights."""
-    return [*folder.glob("*.safetensors"), *folder.glob("pytorch_model*.bin")]
+def weights_of(*folders: Path) -> list[Path]:
+    """The files that hold the weights of models."""
+    patterns = ("*.safetensors", "pytorch_model*.bin")
+    return [path for folder in folders for pattern in patterns for path in folder.glob(pattern)]
 
 
 def drop(paths: list[Path]) -> None:
@@ -47,7 +48,7 @@ def start(folder: Path, reranker: str, dtype: str) -> None:
     """Start the service and wait for its word that it is ready; it is ended afterwards."""
     settings = {
         "EMBEDDING_MODEL": str(folder.resolve()),
-        "RERANKER_MODEL": reranker,
+        "RERANKER_MODEL": str(Path(reranker).resolve()) if Path(reranker).is_dir() else reranker,
         "DTYPE": dtype,
         "HF_HUB_OFFLINE": "1",
         "HOST": "127.0.0.1",
@@ -76,13 +77,13 @@ def main() -> None:
     """Print the seconds of every round, and the ratio of the medians."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--reranker", default="late-interaction")
+    parser.add_argument("--reranker", default="late-interaction", help="or a folder")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--pause", type=float, default=5.0, help="seconds before each turn")
     parser.add_argument("--warm", action="store_true")
     arguments = parser.parse_args()
-    paths = weights_of(arguments.folder)
+    paths = weights_of(arguments.folder, Path(arguments.reranker))
     turns: dict[str, Callable[[], None]] = {
         "read": lambda: read(paths),
         "start": lambda: start(arguments.folder, arguments.reranker, arguments.dtype),

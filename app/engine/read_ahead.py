@@ -26,8 +26,9 @@ def read_ahead(settings: Settings, half: Half) -> threading.Thread:
     It only fills the system's cache: what cannot be read will be told when it is loaded. Only to
     tell the system what will be needed (posix_fadvise) gained nothing.
     """
-    names = {settings.embedding_model, settings.dense_model, settings.reranker_model}
-    paths = [path for name in names for path in _weights(name, settings.hub_cache)]
+    # In the order in which they are loaded, each once.
+    names = (settings.embedding_model, settings.dense_model, settings.reranker_model)
+    paths = [path for name in dict.fromkeys(names) for path in _weights(name, settings.hub_cache)]
     thread = threading.Thread(target=_read_all, args=(paths, half), name="read-ahead", daemon=True)
     thread.start()
     return thread
