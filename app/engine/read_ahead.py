@@ -4,8 +4,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
+from app.background import run_in_background
 from app.settings import Settings
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -29,7 +31,10 @@ def read_ahead(settings: Settings, half: Half) -> threading.Thread:
     # In the order in which they are loaded, each once.
     names = (settings.embedding_model, settings.dense_model, settings.reranker_model)
     paths = [path for name in dict.fromkeys(names) for path in _weights(name, settings.hub_cache)]
-    thread = threading.Thread(target=_read_all, args=(paths, half), name="read-ahead", daemon=True)
+    work = partial(_read_all, paths, half)
+    if half is Half.FIRST:  # For which nobody waits.
+        return run_in_background(work, "read-ahead", daemon=True)
+    thread = threading.Thread(target=work, name="read-ahead", daemon=True)
     thread.start()
     return thread
 

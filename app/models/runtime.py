@@ -2,7 +2,6 @@
 
 import importlib
 import logging
-import threading
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import structlog
 import torch
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from app.background import run_in_background
 from app.demo.checkpoint import DEMO_KEY
 from app.engine.loading import DeviceInfo, LoadedModels
 from app.jobs import Embedder, Model, Reranker
@@ -80,7 +80,7 @@ def _settle_beside(models: list[Model | None]) -> None:
             if model is not None:
                 model.settle()
 
-    threading.Thread(target=settle, name="settle", daemon=False).start()
+    run_in_background(settle, "settle", daemon=False)
 
 
 def _budget(
