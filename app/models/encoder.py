@@ -20,6 +20,7 @@ from app.models.packing import PackedBatch
 # `[T, hidden]` of a packed batch to the same of the next layer.
 Step = Callable[[Tensor, PackedBatch, Kernel], Tensor]
 _ROWS_OF_A_THREAD = 256
+# A shallow encoder has one of so many layers.
 _SHALLOW = 12
 
 
