@@ -10,7 +10,10 @@ _LOWEST = 19
 
 
 def run_in_background(work: Callable[[], None], name: str, *, daemon: bool) -> threading.Thread:
-    """Start `work` on a thread of its own, on Linux of the lowest priority."""
+    """Start `work` on a thread of its own, on Linux of the lowest priority.
+
+    It should seldom run Python: whoever wants the lock that it holds waits until it gets a turn.
+    """
 
     def run() -> None:
         if sys.platform == "linux":  # Elsewhere that would be the whole process's priority.

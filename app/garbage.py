@@ -4,7 +4,7 @@ import gc
 
 # New objects before the youngest are looked through, and so on for the older ones.
 _RARELY = (20_000, 1000, 1000)
-_USUALLY = (700, 10, 10)
+_USUALLY = gc.get_threshold()
 
 
 def collect_rarely() -> None:

@@ -1,13 +1,14 @@
 """Bringing the weights from the disk before they are needed."""
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum
-from functools import partial
+from io import FileIO
+from mmap import mmap
 from pathlib import Path
 
-from app.background import run_in_background
 from app.settings import Settings
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
@@ -31,23 +32,25 @@ def read_ahead(settings: Settings, half: Half) -> threading.Thread:
     # In the order in which they are loaded, each once.
     names = (settings.embedding_model, settings.dense_model, settings.reranker_model)
     paths = [path for name in dict.fromkeys(names) for path in _weights(name, settings.hub_cache)]
-    work = partial(_read_all, paths, half)
-    if half is Half.FIRST:  # For which nobody waits.
-        return run_in_background(work, "read-ahead", daemon=True)
-    thread = threading.Thread(target=work, name="read-ahead", daemon=True)
+    thread = threading.Thread(target=_read_all, args=(paths, half), name="read-ahead", daemon=True)
     thread.start()
     return thread
 
 
 def _read_all(paths: list[Path], half: Half) -> None:
-    buffer = bytearray(_AT_ONCE)
-    for path in paths:
-        with suppress(OSError), path.open("rb", buffering=0) as file:
-            size = path.stat().st_size
-            start, end = (0, size // 2) if half is Half.FIRST else (size // 2, size)
-            file.seek(start)
-            while file.tell() < end and file.readinto(buffer):
-                pass
+    # Not a bytearray, which would be filled with zeros under Python's lock.
+    with mmap(-1, _AT_ONCE) as buffer:
+        for path in paths:
+            with suppress(OSError), path.open("rb", buffering=0) as file:
+                _read(file, half, buffer)
+
+
+def _read(file: FileIO, half: Half, buffer: mmap) -> None:
+    size = os.fstat(file.fileno()).st_size
+    start, end = (0, size // 2) if half is Half.FIRST else (size // 2, size)
+    file.seek(start)
+    while file.tell() < end and file.readinto(buffer):
+        pass
 
 
 def _weights(name: str, hub_cache: Path) -> Iterator[Path]:
