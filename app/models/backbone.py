@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -20,6 +21,7 @@ from app.models.encoder_parameters import EncoderParameters
 from app.models.packing import PackedBatch, pack
 from app.models.quantized import make_quantized_encoder
 from app.models.rows import can_quantize
+from app.models.tokenizer import TextTokenizer
 from app.models.weights import Weights
 
 log = structlog.get_logger(__name__)
@@ -104,18 +106,28 @@ def cpu_multiple(tokens: int) -> int:
     return next((by for most, by in _CPU_MULTIPLES if tokens <= most), _CPU_LARGE_MULTIPLE)
 
 
-def load_backbone(folder: Path, target: Target, weights: Weights | None = None) -> Backbone:
-    """Load an encoder of BERT's or RoBERTa's kind, from `weights` where they are read already.
+def load_tokenizer(folder: Path, max_length: int) -> TextTokenizer:
+    """That of an encoder: texts are cut to `max_length`, or to as many tokens as have a position.
 
     Raises `StartupError` for whatever is wrong with the folder.
+    """
+    return TextTokenizer.from_folder(folder, min(max_length, EncoderConfig.read(folder).max_length))
+
+
+def load_backbone(
+    folder: Path, target: Target, tokenizer: TextTokenizer, weights: Weights | None = None
+) -> Backbone:
+    """Load an encoder of BERT's or RoBERTa's kind, from `weights` where they are read already.
+
+    The tokenizer is the model's own. Raises `StartupError` for whatever is wrong with the folder.
     """
     config = EncoderConfig.read(folder)
     weights = Weights.read(folder) if weights is None else weights
     if target.compiled and target.device.type == "cpu":
         log.warning("torch_compile_ignored", reason="on a CPU this model runs without it")
-    make = _quantized if target.quantized else _exact
+    make = partial(_quantized, tokenizer) if target.quantized else _exact
     return Backbone(
-        make(folder, weights, config, target),
+        make(weights, config, target),
         target,
         hidden_size=config.width,
         max_length=config.max_length,
@@ -124,14 +136,16 @@ def load_backbone(folder: Path, target: Target, weights: Weights | None = None) 
     )
 
 
-def _exact(_: Path, weights: Weights, config: EncoderConfig, target: Target) -> Encoder:
+def _exact(weights: Weights, config: EncoderConfig, target: Target) -> Encoder:
     parameters = EncoderParameters(weights, config, target.device, target.dtype)
     on_gpu = target.device.type != "cpu"
     encoder = make_encoder(parameters, load_kernel(target.attention))
     return compile_encoder(encoder) if target.compiled and on_gpu else encoder
 
 
-def _quantized(folder: Path, weights: Weights, config: EncoderConfig, target: Target) -> Encoder:
+def _quantized(
+    tokenizer: TextTokenizer, weights: Weights, config: EncoderConfig, target: Target
+) -> Encoder:
     if not (can_quantize(config.width) and can_quantize(config.inner_width)):
         raise StartupError(
             f"DTYPE=int8 needs widths that are multiples of 4, not {config.width} and "
@@ -139,7 +153,7 @@ def _quantized(folder: Path, weights: Weights, config: EncoderConfig, target: Ta
         )
     # Rounded once, from what the file holds.
     parameters = EncoderParameters(weights, config, target.device, torch.float32)
-    texts = calibration_sequences(folder)
+    texts = calibration_sequences(tokenizer)
     # What fills a forward up has no attention and reaches far: it must not be computed twice.
     multiple = sum(map(len, texts)) + _CPU_LARGE_MULTIPLE
     packed = pack(texts, device=target.device, roberta_padding=config.padding, multiple=multiple)

@@ -3,12 +3,9 @@
 They decide how fine the steps are and how often a row is computed apart, never what is right.
 """
 
-from pathlib import Path
-
 from app.jobs import TokenIds
 from app.models.tokenizer import TextTokenizer
 
-_MOST_TOKENS = 128
 _TEXTS = (
     "",
     "Hybrid search joins dense vectors with lexical weights.",
@@ -34,7 +31,6 @@ _TEXTS = (
 )
 
 
-def calibration_sequences(folder: Path) -> list[TokenIds]:
-    """The texts as token ids of the model in `folder`."""
-    tokenizer = TextTokenizer.from_folder(folder, _MOST_TOKENS)
+def calibration_sequences(tokenizer: TextTokenizer) -> list[TokenIds]:
+    """The texts as token ids."""
     return [text.ids for text in tokenizer.encode(list(_TEXTS))]

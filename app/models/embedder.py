@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from app.jobs import FloatArray, Outputs, SparseVector, TextEmbedding, TokenIds, TokenizedText
 from app.models import heads
-from app.models.backbone import Backbone, Target, load_backbone
+from app.models.backbone import Backbone, Target, load_backbone, load_tokenizer
 from app.models.checkpoint import read_linear, read_pooling
 from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
@@ -123,11 +123,12 @@ class M3Embedder(DeviceModel[TextEmbedding]):
 
 def load_m3_embedder(name: str, folder: Path, max_length: int, target: Target) -> M3Embedder:
     """Load a checkpoint of bge-m3's shape; raise `StartupError` for whatever is wrong with it."""
-    backbone = load_backbone(folder, target)
+    tokenizer = load_tokenizer(folder, max_length)
+    backbone = load_backbone(folder, target, tokenizer)
     return M3Embedder(
         name=name,
         backbone=backbone,
-        tokenizer=TextTokenizer.from_folder(folder, min(max_length, backbone.max_length)),
+        tokenizer=tokenizer,
         sparse_head=read_linear(folder / "sparse_linear.pt", backbone.hidden_size, 1),
         colbert_head=read_linear(folder / "colbert_linear.pt", backbone.hidden_size),
         pooling=read_pooling(folder),

@@ -48,10 +48,6 @@ class EncoderParameters:
         # A classifier's encoder has a name of its own before those of its parts.
         self._weights = weights.before(_TOKENS)
 
-    def rounded_to(self, dtype: torch.dtype) -> "EncoderParameters":
-        """The same in another dtype."""
-        return EncoderParameters(self._weights, self.config, self.device, dtype)
-
     def embeddings(self) -> Embeddings:
         """What the tokens are looked up in."""
         config, weights = self.config, self._weights

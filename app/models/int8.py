@@ -15,6 +15,9 @@ Activations are u8: without AMX, oneDNN has no fast product of s8 with s8.
 """
 
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +40,7 @@ _ROWS_MULTIPLE = 32
 # 1.5 instead of 1.1 cost 0.0002 of the worst cosine; 1.1 left a third of the products a second run.
 _MARGIN = 1.5
 # How far the units follow what the channels reach (1), or even out the weights (0).
-_SMOOTHING = 0.7
+_SMOOTHING = 0.75
 
 
 def choose_unit(reach: Tensor, readers: Sequence[nn.Linear]) -> Tensor:
@@ -47,10 +50,26 @@ def choose_unit(reach: Tensor, readers: Sequence[nn.Linear]) -> Tensor:
     otherwise the few that reach farthest, which every model has, would leave the others few levels
     (SmoothQuant, Xiao et al. 2023).
     """
-    weight = torch.stack([layer.weight.detach().abs().amax(0) for layer in readers]).amax(0)
+    weight = torch.stack([_largest(layer.weight.detach()) for layer in readers]).amax(0)
     reach, weight = reach.float().clamp_min(TINY), weight.float().clamp_min(TINY)
     relative = reach**_SMOOTHING / weight ** (1 - _SMOOTHING)
     return relative * ((reach / relative).max() * _MARGIN / LARGEST)
+
+
+def _largest(weight: Tensor) -> Tensor:
+    """`[in]`: the largest absolute value of each column."""
+    # Absolute values of all of them would be a large temporary tensor.
+    return torch.maximum(weight.amax(0), -weight.amin(0))
+
+
+def to_levels(states: Tensor, unit: Tensor) -> Tensor:
+    """States `[T, hidden]` as levels, float32 and not rounded yet."""
+    return states / unit + ZERO
+
+
+def as_levels(norm: Norm, unit: Tensor) -> Norm:
+    """`norm` with its output in levels."""
+    return Norm(norm.weight / unit, norm.bias / unit + ZERO, norm.epsilon)
 
 
 def join_biases(layers: Sequence[nn.Linear]) -> Tensor:
@@ -111,6 +130,12 @@ class ToNorm:
         rows = self._rows.round_rows(states)
         product = self._weights.multiply(rows.levels)
         return self._rows.norm_product(product, rows, residual, self._ending)
+
+    def ending_in(self, unit: Tensor) -> Self:
+        """The same with the norm's output as levels."""
+        same = copy(self)
+        same._ending = replace(self._ending, norm=as_levels(self._ending.norm, unit))  # noqa: SLF001 - its own
+        return same
 
 
 def _activate(states: Tensor, activation: str | None) -> Tensor:

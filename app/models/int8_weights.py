@@ -13,7 +13,8 @@ from app.models.linear import ACTIVATIONS
 
 LARGEST = 127.0
 TINY = 1e-30
-_ROWS_AT_ONCE = 64
+# Weights rounded at once: larger temporary tensors would leave the memory full of holes.
+_AT_ONCE = 2**18
 
 
 class Weights(Protocol):
@@ -108,8 +109,8 @@ def quantize_weights(
 
 def _round(layers: Sequence[nn.Linear], unit: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Levels `[out, in]` s8, their scale `[out]`, and the sum of each row times its scale."""
-    # Part by part: large temporary tensors would leave the memory full of holes.
-    parts = [part for layer in layers for part in torch.split(layer.weight.detach(), _ROWS_AT_ONCE)]
+    rows = max(1, _AT_ONCE // layers[0].in_features)
+    parts = [part for layer in layers for part in torch.split(layer.weight.detach(), rows)]
     levels, scale, sums = zip(*(_round_part(part, unit) for part in parts), strict=True)
     return torch.cat(levels), torch.cat(scale), torch.cat(sums)
 

@@ -2,10 +2,14 @@
 
 Between the layers the states are levels in float32: each channel in the unit in which the next
 products read it, from `ZERO` on. The norm before them gives them so.
+
+How wide a unit has to be is seen on texts for calibration. They run through each layer as soon as
+it is made, so that every weight is read once.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -13,11 +17,9 @@ from torch import Tensor
 from app.models.attention import Kernel
 from app.models.embeddings import Embeddings
 from app.models.encoder import Encoder, Step, attend, in_blocks
-from app.models.encoder_parameters import EncoderParameters, LayerParameters
-from app.models.int8 import ZERO, FromNorm, ToNorm, choose_unit
-from app.models.norm import Norm
+from app.models.encoder_parameters import EncoderParameters
+from app.models.int8 import FromNorm, ToNorm, as_levels, choose_unit, to_levels
 from app.models.packing import PackedBatch
-from app.models.reach import Reach, reach_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,72 +41,67 @@ class QuantizedLayer:
         states = self.from_attended(attended, states)
         return self.from_inner(self.to_inner(states), states)
 
+    def ending_in(self, unit: Tensor) -> Self:
+        """The same with the next states in levels of `unit`."""
+        return replace(self, from_inner=self.from_inner.ending_in(unit))
+
 
 def make_quantized_encoder(
     parameters: EncoderParameters, kernel: Kernel, dtype: torch.dtype, calibration: PackedBatch
 ) -> Encoder:
     """The encoder with `parameters`, which are float32, in units that fit the `calibration` texts.
 
-    Attention runs in `dtype`, which is also that of the result and of the calibration.
+    Attention runs in `dtype`, which is also that of the result.
     """
-    exact = parameters.embeddings()
+    embeddings = _own_embeddings(parameters.embeddings(), dtype)
     with torch.inference_mode():
-        reach = reach_of(parameters.rounded_to(dtype), kernel, calibration)
-    units = list(_units(parameters, reach))
-    activation = parameters.config.activation
-    layers: list[Step] = [
-        _quantize(parameters.layer(index), parameters.config.heads, activation, dtype, of_layer)
-        for index, of_layer in enumerate(units)
+        made = _layers(parameters, kernel, dtype, calibration, embeddings(calibration))
+        units, layers = zip(*made, strict=True)
+    embeddings = replace(embeddings, norm=as_levels(embeddings.norm, units[0]))
+    steps: list[Step] = [
+        *(layer.ending_in(unit) for layer, unit in zip(layers[:-1], units[1:], strict=True)),
+        layers[-1],
     ]
-    return Encoder(_embeddings(exact, dtype, units[0].before), layers, kernel, dtype)
+    return Encoder(embeddings, steps, kernel, dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class _Units:
-    """Those of the states before a layer, between its halves and after it (the last has none)."""
-
-    before: Tensor
-    between: Tensor
-    after: Tensor | None
-
-
-def _units(parameters: EncoderParameters, reach: Reach) -> Iterator[_Units]:
-    layers = map(parameters.layer, range(parameters.config.layers))
-    units = [
-        (choose_unit(before, layer.projections), choose_unit(between, [layer.inner]))
-        for before, between, layer in zip(reach.before, reach.between, layers, strict=True)
-    ]
-    following = [before for before, _ in units[1:]]
-    for (before, between), after in zip(units, [*following, None], strict=True):
-        yield _Units(before, between, after)
-
-
-def _embeddings(exact: Embeddings, dtype: torch.dtype, unit: Tensor) -> Embeddings:
+def _own_embeddings(embeddings: Embeddings, dtype: torch.dtype) -> Embeddings:
     # Copies, because a view of one tensor keeps the whole file mapped.
     return replace(
-        exact,
-        tokens=exact.tokens.copied_to(dtype),
-        positions=exact.positions.clone(),
-        type=exact.type.clone(),
-        norm=_as_levels(exact.norm, unit),
+        embeddings,
+        tokens=embeddings.tokens.copied_to(dtype),
+        positions=embeddings.positions.clone(),
+        type=embeddings.type.clone(),
     )
 
 
-def _quantize(
-    exact: LayerParameters, heads: int, activation: str, dtype: torch.dtype, units: _Units
-) -> QuantizedLayer:
-    return QuantizedLayer(
-        heads=heads,
-        to_query_key_value=FromNorm(exact.projections, units.before, dtype=dtype),
-        from_attended=ToNorm(
-            exact.attended, units.before, _as_levels(exact.attention_norm, units.between)
-        ),
-        to_inner=FromNorm([exact.inner], units.between, activation=activation),
-        from_inner=ToNorm(exact.output, units.between, _as_levels(exact.output_norm, units.after)),
-    )
+def _layers(
+    parameters: EncoderParameters,
+    kernel: Kernel,
+    dtype: torch.dtype,
+    packed: PackedBatch,
+    states: Tensor,
+) -> Iterator[tuple[Tensor, QuantizedLayer]]:
+    """Each layer, its last norm not in levels yet, and the unit of what it reads.
+
+    `states` are those of `packed` that the first layer reads.
+    """
+    config = parameters.config
+    for exact in map(parameters.layer, range(config.layers)):
+        before = choose_unit(_reach(states), exact.projections)
+        project = FromNorm(exact.projections, before, dtype=dtype)
+        join = ToNorm(exact.attended, before, exact.attention_norm)
+        levels = to_levels(states, before)
+        states = join(attend(project(levels), config.heads, packed, kernel), levels)
+
+        between = choose_unit(_reach(states), [exact.inner])
+        widen = FromNorm([exact.inner], between, activation=config.activation)
+        narrow = ToNorm(exact.output, between, exact.output_norm)
+        levels = to_levels(states, between)
+        states = narrow(widen(levels), levels)
+
+        yield before, QuantizedLayer(config.heads, project, join.ending_in(between), widen, narrow)
 
 
-def _as_levels(norm: Norm, unit: Tensor | None) -> Norm:
-    if unit is None:
-        return Norm(norm.weight.clone(), norm.bias.clone(), norm.epsilon)
-    return Norm(norm.weight / unit, norm.bias / unit + ZERO, norm.epsilon)
+def _reach(states: Tensor) -> Tensor:
+    return states.abs().amax(0)

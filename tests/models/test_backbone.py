@@ -12,6 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
     AutoModel,
     BertConfig,
@@ -22,8 +24,9 @@ from transformers import (
 
 from app.errors import StartupError
 from app.models.attention import choose_attention
-from app.models.backbone import Target, cpu_multiple, load_backbone
+from app.models.backbone import Backbone, Target, cpu_multiple, load_backbone, load_tokenizer
 from app.models.device import cpu_has_int8
+from app.models.tokenizer import TextTokenizer
 
 CPU = torch.device("cpu")
 SIZE = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -40,6 +43,12 @@ CONFIGS = {
 
 def target(attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> Target:
     return Target(CPU, dtype, choose_attention(attention, CPU, dtype))
+
+
+def load(folder: Path, how: Target) -> Backbone:
+    """For what is not in 8 bits: calibration alone reads texts."""
+    tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="b"))
+    return load_backbone(folder, how, TextTokenizer(tokenizer, 16))
 
 
 def save(config: PretrainedConfig, folder: Path) -> Path:
@@ -70,7 +79,7 @@ def random_sequences() -> list[np.ndarray]:
 def test_packed_forward_equals_the_padded_one(family, attention, tmp_path: Path) -> None:
     folder = save(CONFIGS[family], tmp_path)
     sequences = random_sequences()
-    backbone = load_backbone(folder, target(attention))
+    backbone = load(folder, target(attention))
     packed = backbone.pack(sequences)
     with torch.inference_mode():
         hidden = backbone.forward(packed)
@@ -82,24 +91,24 @@ def test_packed_forward_equals_the_padded_one(family, attention, tmp_path: Path)
 
 @pytest.mark.parametrize(("family", "longest"), [("xlm-roberta", 68), ("bert", 70)])
 def test_max_length_is_what_the_position_table_holds(family, longest, tmp_path: Path) -> None:
-    assert load_backbone(save(CONFIGS[family], tmp_path), target()).max_length == longest
+    assert load(save(CONFIGS[family], tmp_path), target()).max_length == longest
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_forward_runs_in_the_target_dtype(dtype, family, tmp_path: Path) -> None:
-    backbone = load_backbone(save(CONFIGS[family], tmp_path), target(dtype=dtype))
+    backbone = load(save(CONFIGS[family], tmp_path), target(dtype=dtype))
     with torch.inference_mode():
         assert backbone.forward(backbone.pack(random_sequences())).dtype == backbone.dtype == dtype
 
 
 def test_a_bin_file_gives_the_same_numbers_as_safetensors(tmp_path: Path) -> None:
     folder = save(CONFIGS["xlm-roberta"], tmp_path)
-    from_safetensors = load_backbone(folder, target())
+    from_safetensors = load(folder, target())
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
-    from_bin = load_backbone(folder, target())
+    from_bin = load(folder, target())
     packed = from_bin.pack(random_sequences())
     with torch.inference_mode():
         assert torch.equal(from_bin.forward(packed), from_safetensors.forward(packed))
@@ -111,7 +120,7 @@ def test_it_tells_how_many_times_as_deep_as_a_shallow_one_it_is(
 ) -> None:
     config = copy.deepcopy(CONFIGS["bert"])
     config.num_hidden_layers = layers
-    assert load_backbone(save(config, tmp_path), target()).shallow()[1] == times
+    assert load(save(config, tmp_path), target()).shallow()[1] == times
 
 
 MAPS = Path("/proc/self/maps")
@@ -134,7 +143,7 @@ def test_the_file_stays_mapped_only_where_its_own_numbers_are_used(
         pytest.skip("needs a processor with VNNI or AMX")
     # A copy, because other tests hold theirs.
     folder = shutil.copytree(tiny_m3, tmp_path / "model")
-    backbone = load_backbone(folder, how)
+    backbone = load_backbone(folder, how, load_tokenizer(folder, 8192))
     packed = backbone.pack(random_sequences())
     with torch.inference_mode():
         before = backbone.forward(packed)
@@ -148,20 +157,20 @@ def test_the_file_stays_mapped_only_where_its_own_numbers_are_used(
 def test_an_unknown_model_type_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(StartupError, match="of type gpt2; known here: xlm-roberta, roberta, bert"):
-        load_backbone(tmp_path, target())
+        load(tmp_path, target())
 
 
 def test_a_truncated_weight_file_is_an_error(tmp_path: Path) -> None:
     path = save(CONFIGS["bert"], tmp_path) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(StartupError, match="weights in .* cannot be loaded"):
-        load_backbone(tmp_path, target())
+        load(tmp_path, target())
 
 
 def test_missing_weight_file_is_an_error(tmp_path: Path) -> None:
     (save(CONFIGS["bert"], tmp_path) / "model.safetensors").unlink()
     with pytest.raises(StartupError, match="weights in .* cannot be loaded"):
-        load_backbone(tmp_path, target())
+        load(tmp_path, target())
 
 
 def test_a_missing_tensor_is_never_filled_with_random_numbers(tmp_path: Path) -> None:
@@ -170,7 +179,7 @@ def test_a_missing_tensor_is_never_filled_with_random_numbers(tmp_path: Path) ->
     del weights["encoder.layer.1.output.dense.weight"]
     save_file(weights, path, metadata={"format": "pt"})
     with pytest.raises(StartupError, match="lacks the tensor encoder.layer.1.output.dense.weight"):
-        load_backbone(tmp_path, target())
+        load(tmp_path, target())
 
 
 def test_a_tensor_of_another_shape_is_an_error(tmp_path: Path) -> None:
@@ -181,7 +190,7 @@ def test_a_tensor_of_another_shape_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         StartupError, match=r"another shape for the tensor .*\.0\.output\.dense\.bias"
     ):
-        load_backbone(tmp_path, target())
+        load(tmp_path, target())
 
 
 class Payload:
@@ -196,7 +205,7 @@ def test_a_pickle_with_code_in_it_is_refused_and_not_run(tmp_path: Path, capsys)
     (folder / "model.safetensors").unlink()
     torch.save({"embeddings.word_embeddings.weight": Payload()}, folder / "pytorch_model.bin")
     with pytest.raises(StartupError, match="weights in .* cannot be loaded"):
-        load_backbone(folder, target())
+        load(folder, target())
     assert "arbitrary code ran" not in capsys.readouterr().out
 
 

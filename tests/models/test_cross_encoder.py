@@ -107,7 +107,8 @@ def test_a_classifier_with_several_logits_is_no_reranker(folder, float32_target,
 
 
 def test_a_missing_layer_is_named(folder, float32_target, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
     weights = load_file(folder / "model.safetensors")
     del weights["roberta.encoder.layer.1.output.dense.bias"]
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})

@@ -50,8 +50,9 @@ def test_a_norms_output_is_multiplied_with_its_activation(
     unit = choose_unit(states.abs().amax(0), [layer])
     actual = FromNorm([layer], unit, activation=activation, dtype=dtype)(states / unit + ZERO)
     assert actual.dtype == dtype
-    # Few channels average out little of the rounding.
-    assert worst_cosine(actual, function(layer(states))) > (0.999 if out > 100 else 0.995)
+    expected = function(layer(states))
+    # Not row by row: where all channels of one are near 0, rounding is all there is to compare.
+    assert (actual.float() - expected).norm() < 0.015 * expected.norm()
 
 
 @torch.inference_mode()

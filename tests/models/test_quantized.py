@@ -12,7 +12,7 @@ from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 from app.errors import StartupError
 from app.jobs import Outputs
 from app.models.attention import choose_attention
-from app.models.backbone import Target, load_backbone
+from app.models.backbone import Target, load_backbone, load_tokenizer
 from app.models.cross_encoder import load_cross_encoder
 from app.models.device import cpu_has_int8
 from app.models.embedder import M3Embedder, load_m3_embedder
@@ -38,13 +38,12 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def save_model(folder: Path, tokenizer_folder: Path, family: str, **changes) -> Path:
-    size = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 192} | changes
+    size = {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 192}
     config = CONFIGS[family](
         vocab_size=1200,
         num_hidden_layers=3,
-        max_position_embeddings=8194,
         pad_token_id=0 if family == "bert" else 1,
-        **size,
+        **(size | {"max_position_embeddings": 8194} | changes),
     )
     torch.manual_seed(0)
     model = AutoModel.from_config(config)
@@ -56,7 +55,7 @@ def save_model(folder: Path, tokenizer_folder: Path, family: str, **changes) -> 
 
 
 def states_of(folder: Path, sequences, how: Target) -> torch.Tensor:
-    backbone = load_backbone(folder, how)
+    backbone = load_backbone(folder, how, load_tokenizer(folder, 8192))
     with torch.inference_mode():
         packed = backbone.pack(sequences)
         hidden = backbone.forward(packed)
@@ -87,6 +86,14 @@ def test_states_point_where_those_in_float32_do(
 def test_other_activations_are_computed(activation, tokenizer_folder, tmp_path) -> None:
     folder = save_model(tmp_path, tokenizer_folder, "bert", hidden_act=activation)
     sequences = random_sequences((9, 30))
+    exact = states_of(folder, sequences, target())
+    actual = states_of(folder, sequences, target(quantized=True))
+    assert functional.cosine_similarity(actual, exact).min() > 0.99
+
+
+def test_a_model_of_few_positions_is_calibrated(tokenizer_folder, tmp_path) -> None:
+    folder = save_model(tmp_path, tokenizer_folder, "roberta", max_position_embeddings=50)
+    sequences = random_sequences((48, 3))
     exact = states_of(folder, sequences, target())
     actual = states_of(folder, sequences, target(quantized=True))
     assert functional.cosine_similarity(actual, exact).min() > 0.99
@@ -150,4 +157,4 @@ def test_a_qwen_model_is_refused(tiny_qwen: Path) -> None:
 def test_a_width_that_is_no_multiple_of_four_is_refused(tokenizer_folder, tmp_path) -> None:
     folder = save_model(tmp_path, tokenizer_folder, "bert", hidden_size=66, num_attention_heads=2)
     with pytest.raises(StartupError, match="widths that are multiples of 4, not 66 and 192"):
-        load_backbone(folder, target(quantized=True))
+        load_backbone(folder, target(quantized=True), load_tokenizer(folder, 8192))
