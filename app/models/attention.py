@@ -116,7 +116,7 @@ def load_kernel(name: str) -> Kernel:
 
 
 def _native() -> Kernel:
-    """The kernel in C; what does not fit it, as Qwen's attention, goes to PyTorch's own."""
+    """The kernel in C; what does not fit it goes to PyTorch's own."""
     library = load_library()
     if library is None:
         raise StartupError(
@@ -133,9 +133,10 @@ def _native() -> Kernel:
         scale: float,
         causal: bool,
     ) -> Tensor:
-        if not native_attention.fits(query, key, value, causal=causal):
-            return sdpa(query, key, value, packed, scale=scale, causal=causal)
-        return native_attention.attend(library, query, key, value, packed, scale=scale)
+        attend = sdpa
+        if native_attention.fits(query, key, value):
+            attend = partial(native_attention.attend, library)
+        return attend(query, key, value, packed, scale=scale, causal=causal)
 
     return native
 

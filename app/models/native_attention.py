@@ -14,17 +14,16 @@ from app.models.packing import PackedBatch
 _WIDEST_HEAD = 128
 
 
-def fits(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> bool:
+def fits(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether the kernel can compute this."""
     width = query.shape[-1]
     return (
-        not causal
-        and query.dtype is torch.bfloat16
+        query.dtype is torch.bfloat16
         and width % LANES == 0
         and width <= _WIDEST_HEAD
-        and query.stride() == key.stride() == value.stride()
-        and query.shape == key.shape == value.shape
-        and query.stride(-1) == 1
+        and query.stride(-1) == key.stride(-1) == 1
+        and key.shape == value.shape
+        and key.stride() == value.stride()
     )
 
 
@@ -36,15 +35,21 @@ def attend(
     packed: PackedBatch,
     *,
     scale: float,
+    causal: bool,
 ) -> Tensor:
-    """`[T, H, D]` of query, key and value `[H, T, D]` that fit; zeros for what rounds T up."""
+    """`[T, H, D]` of query `[H, T, D]`, key and value `[Hkv, T, D]` that fit.
+
+    There are zeros for what rounds T up.
+    """
     heads, tokens, width = query.shape
     output = query.new_empty(tokens, heads, width)
     output[packed.asked_tokens :] = 0
     library.run(
         "attend",
         *(each.data_ptr() for each in (query, key, value, output)),
-        query.stride(1), query.stride(0), output.stride(0), output.stride(1),
-        packed.offsets.ctypes.data, len(packed.unpack_order), heads, width, scale,
+        query.stride(1), query.stride(0), key.stride(1), key.stride(0),
+        output.stride(0), output.stride(1),
+        packed.offsets.ctypes.data, len(packed.unpack_order),
+        heads, heads // len(key), width, scale, causal,
     )  # fmt: skip
     return output

@@ -23,30 +23,47 @@ def pack_lengths(lengths: list[int], multiple: int = 1) -> PackedBatch:
     return pack(ids, device=CPU, multiple=multiple)
 
 
-def random_states(tokens: int, heads: int, width: int) -> States:
-    """Views of one projection `[tokens, 3, heads, width]`, as the encoder gives them."""
+def random_states(tokens: int, heads: int, width: int, group: int = 1) -> States:
+    """Views of one projection, as the layers give them; `group` heads read the same keys."""
     torch.manual_seed(tokens * heads * width)
-    projected = torch.randn(tokens, 3, heads, width).bfloat16()
-    query, key, value = projected.permute(1, 2, 0, 3)
+    projected = torch.randn(tokens, (group + 2) * heads, width).bfloat16().transpose(0, 1)
+    query, key, value = projected.split([group * heads, heads, heads])
     return query, key, value
 
 
-def attend(states: States, packed: PackedBatch, scale: float) -> torch.Tensor:
-    return attention.load_kernel("native")(*states, packed, scale=scale, causal=False)
+def attend(
+    states: States, packed: PackedBatch, scale: float, *, causal: bool = False
+) -> torch.Tensor:
+    return attention.load_kernel("native")(*states, packed, scale=scale, causal=causal)
 
 
-def by_definition(states: States, packed: PackedBatch, scale: float) -> torch.Tensor:
+def by_definition(
+    states: States, packed: PackedBatch, scale: float, *, causal: bool = False
+) -> torch.Tensor:
     parts = []
     for start, stop in zip(packed.offsets[:-1], packed.offsets[1:], strict=True):
         query, key, value = (each[:, start:stop].double() for each in states)
-        parts.append(functional.scaled_dot_product_attention(query, key, value, scale=scale))
+        parts.append(
+            functional.scaled_dot_product_attention(
+                query, key, value, scale=scale, is_causal=causal, enable_gqa=True
+            )
+        )
     return torch.cat(parts, dim=1).transpose(0, 1)
 
 
-def check(lengths: list[int], heads: int, width: int, scale: float) -> None:
+def check(
+    lengths: list[int],
+    heads: int,
+    width: int,
+    scale: float,
+    *,
+    group: int = 1,
+    causal: bool = False,
+) -> None:
     packed = pack_lengths(lengths)
-    states = random_states(packed.tokens, heads, width)
-    actual, expected = attend(states, packed, scale), by_definition(states, packed, scale)
+    states = random_states(packed.tokens, heads, width, group)
+    actual = attend(states, packed, scale, causal=causal)
+    expected = by_definition(states, packed, scale, causal=causal)
     # Weights and output are rounded to bfloat16, everything else is float32.
     torch.testing.assert_close(actual.double(), expected, rtol=2**-7, atol=2**-7)
 
@@ -56,15 +73,18 @@ def check(lengths: list[int], heads: int, width: int, scale: float) -> None:
     heads=st.integers(1, 5),
     width=st.sampled_from([16, 32, 48, 64, 80, 112, 128]),
     scale=st.sampled_from([0.02, 0.125, 1.0]),
+    group=st.integers(1, 3),
+    causal=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
-def test_it_follows_the_definition(lengths, heads, width, scale) -> None:
-    check(lengths, heads, width, scale)
+@settings(max_examples=100, deadline=None)
+def test_it_follows_the_definition(lengths, heads, width, scale, group, causal) -> None:
+    check(lengths, heads, width, scale, group=group, causal=causal)
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("length", [511, 512, 513, 528, 1023, 1025, 1600])
-def test_long_texts_are_whole_across_blocks(length: int) -> None:
-    check([3, length], heads=2, width=64, scale=0.125)
+def test_long_texts_are_whole_across_blocks(length: int, causal: bool) -> None:
+    check([3, length], heads=2, width=64, scale=0.125, causal=causal)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -123,14 +143,23 @@ def test_what_rounds_the_row_up_is_zero() -> None:
     assert output[:5].any()
 
 
-@pytest.mark.parametrize(
-    ("width", "kv_heads", "causal"), [(24, 4, False), (32, 2, False), (16, 4, True)]
-)
-def test_what_does_not_fit_it_goes_to_pytorch(width, kv_heads, causal) -> None:
+@pytest.mark.parametrize("length", [30, 700, 1100])
+def test_a_causal_query_does_not_see_what_comes_after_it(length: int) -> None:
+    packed = pack_lengths([length])
+    query, key, value = random_states(length, 2, 32)
+    before = attend((query, key, value), packed, 0.3, causal=True)
+    later = length * 2 // 3
+    key[:, later:] *= -1000
+    value[:, later:] *= 1000
+    after = attend((query, key, value), packed, 0.3, causal=True)
+    assert torch.equal(after[:later], before[:later])
+    assert not torch.equal(after[later:], before[later:])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_does_not_fit_it_goes_to_pytorch(causal: bool) -> None:
     packed = pack_lengths([3, 12, 12])
-    query, key, value = (
-        torch.randn(heads, 27, width).bfloat16() for heads in (4, kv_heads, kv_heads)
-    )
+    query, key, value = (torch.randn(4, 27, 24).bfloat16() for _ in range(3))
     kernels = [attention.load_kernel(name) for name in ("native", "eager")]
     actual, expected = (
         kernel(query, key, value, packed, scale=0.3, causal=causal).float() for kernel in kernels

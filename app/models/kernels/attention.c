@@ -19,22 +19,29 @@ enum {
 };
 static const float LOG2_E = 1.44269504f;
 
+/* From one to the next, in numbers. */
+typedef struct {
+  long token, head;
+} Steps;
+
 typedef struct {
   const bfloat16 *query, *key, *value;
   bfloat16 *output;
-  long token, head;               /* from one to the next, of query, key and value */
-  long output_token, output_head; /* of the output */
-  const int64_t *offsets;         /* where sequences begin; one more for the end */
-  long sequences, heads, width;
+  Steps of_query, of_key, of_output; /* those of the values are of_key */
+  const int64_t *offsets;            /* where sequences begin; one more for the end */
+  long sequences, heads, group;      /* group: heads that read the same keys */
+  long width;
   float scale; /* of scores, which are powers of two */
+  int causal;  /* whether a query sees no key behind it */
   atomic_long next;
 } Batch;
 
-/* What a thread works on: queries of one head of one sequence, and all keys of that. */
+/* What a thread works on: queries of one head of one sequence, from its `first` on, and the keys
+ * that they see. */
 typedef struct {
   const bfloat16 *query, *key, *value;
   bfloat16 *output;
-  long queries, keys;
+  long first, queries, keys;
 } Share;
 
 /* A thread's own memory. */
@@ -97,7 +104,7 @@ static void lay_out_keys(const Batch *batch, const bfloat16 *key, long count, Ro
       __m512i rows[LANES];
       for (long i = 0; i < LANES; i++)
         rows[i] = _mm512_maskz_loadu_epi32(
-            first + i < count ? within : 0, key + (first + i) * batch->token + place);
+            first + i < count ? within : 0, key + (first + i) * batch->of_key.token + place);
       transpose(rows);
       for (long i = 0; i < pairs; i++)
         _mm512_storeu_si512(&room->keys[first / TILE][place / 2 + i][first % TILE], rows[i]);
@@ -112,9 +119,9 @@ static inline __m512i load_wide(const bfloat16 *numbers) {
 static void lay_out_values(const Batch *batch, const bfloat16 *value, long count, Room *room) {
   for (long first = 0; first < count; first += 2)
     for (long place = 0; place < batch->width; place += LANES) {
-      const bfloat16 *upper = value + first * batch->token + place;
+      const bfloat16 *upper = value + first * batch->of_key.token + place;
       __m512i lower =
-          first + 1 < count ? load_wide(upper + batch->token) : _mm512_setzero_si512();
+          first + 1 < count ? load_wide(upper + batch->of_key.token) : _mm512_setzero_si512();
       __m512i pairs = _mm512_or_si512(load_wide(upper), _mm512_slli_epi32(lower, 16));
       _mm512_storeu_si512(&room->values[place / TILE][first / 2][place % TILE], pairs);
     }
@@ -191,17 +198,31 @@ static void weigh_rows(const Batch *batch, Room *room, long first, long count, i
   }
 }
 
-/* ROWS queries from `first` on with the block of keys that is laid out. */
+/* Of `keys` keys the first row sees `seen` and each row after it one more. */
+static void hide_later_keys(Room *room, long seen, long keys) {
+  for (long row = 0; row < ROWS; row++)
+    for (long key = seen + row < 0 ? 0 : seen + row; key < keys; key++)
+      room->scores[row][key] = -INFINITY;
+}
+
+/* ROWS queries from `first` on with the block of keys that is laid out, `before` keys behind the
+ * first one of the sequence. */
 static void attend_rows(
-    const Batch *batch, const Share *share, Room *room, long first, long keys, int is_first_block) {
+    const Batch *batch, const Share *share, Room *room, long first, long before, long keys) {
+  const int is_first_block = before == 0;
+  const long seen = share->first + first + 1 - before; /* of the block, by the first row */
+  if (batch->causal) keys = smaller(keys, seen + ROWS - 1);
+  if (keys <= 0) return;
   for (int row = 0; row < ROWS; row++) /* behind the last query it stands again */
     memcpy(
-        room->query[row], share->query + smaller(first + row, share->queries - 1) * batch->token,
+        room->query[row],
+        share->query + smaller(first + row, share->queries - 1) * batch->of_query.token,
         sizeof(bfloat16) * (size_t)batch->width);
   for (long key = 0; key < keys; key += TILE)
     multiply(
         smaller(keys - key, TILE), batch->width / 2, room->query[0], WIDEST,
         room->keys[key / TILE][0], room->scores[0] + key, KEYS, 0);
+  if (batch->causal) hide_later_keys(room, seen, keys);
   weigh_rows(batch, room, first, keys, is_first_block);
   for (long place = 0; place < batch->width; place += TILE)
     multiply(
@@ -211,7 +232,7 @@ static void attend_rows(
 
 static void write_output(const Batch *batch, const Share *share, const Room *room) {
   for (long query = 0; query < share->queries; query++) {
-    bfloat16 *output = share->output + query * batch->output_token;
+    bfloat16 *output = share->output + query * batch->of_output.token;
     __m512 by = _mm512_set1_ps(1 / room->total[query]);
     for (long place = 0; place < batch->width; place += LANES) {
       __m512 mean = _mm512_mul_ps(_mm512_loadu_ps(room->sums[query] + place), by);
@@ -223,24 +244,30 @@ static void write_output(const Batch *batch, const Share *share, const Room *roo
 static void attend_share(const Batch *batch, const Share *share, Room *room) {
   for (long key = 0; key < share->keys; key += KEYS) {
     long keys = smaller(share->keys - key, KEYS);
-    lay_out_keys(batch, share->key + key * batch->token, keys, room);
-    lay_out_values(batch, share->value + key * batch->token, keys, room);
+    lay_out_keys(batch, share->key + key * batch->of_key.token, keys, room);
+    lay_out_values(batch, share->value + key * batch->of_key.token, keys, room);
     for (long query = 0; query < share->queries; query += ROWS)
-      attend_rows(batch, share, room, query, keys, key == 0);
+      attend_rows(batch, share, room, query, key, keys);
   }
   write_output(batch, share, room);
 }
 
+static inline long place_of(Steps steps, long token, long head) {
+  return token * steps.token + head * steps.head;
+}
+
 static Share share_of(const Batch *batch, long sequence, long head, long first) {
   long start = batch->offsets[sequence], length = batch->offsets[sequence + 1] - start;
-  long place = start * batch->token + head * batch->head;
+  long queries = smaller(length - first, QUERIES);
+  long key = place_of(batch->of_key, start, head / batch->group);
   return (Share){
-      .query = batch->query + place + first * batch->token,
-      .key = batch->key + place,
-      .value = batch->value + place,
-      .output = batch->output + (start + first) * batch->output_token + head * batch->output_head,
-      .queries = smaller(length - first, QUERIES),
-      .keys = length,
+      .query = batch->query + place_of(batch->of_query, start + first, head),
+      .key = batch->key + key,
+      .value = batch->value + key,
+      .output = batch->output + place_of(batch->of_output, start + first, head),
+      .first = first,
+      .queries = queries,
+      .keys = batch->causal ? first + queries : length,
   };
 }
 
@@ -261,26 +288,28 @@ static void attend_my_shares(void *work) {
   }
 }
 
-/* `token`, `head`, `output_token` and `output_head` are strides in numbers; a head's numbers are
- * neighbours. `width` is a multiple of 16, at most 128. */
+/* Steps from token to token and from head to head are in numbers; a head's numbers are neighbours.
+ * `group` heads of the query read one of the keys, `width` is a multiple of 16, at most 128. */
 void attend(
-    const bfloat16 *query, const bfloat16 *key, const bfloat16 *value, bfloat16 *output, long token,
-    long head, long output_token, long output_head, const int64_t *offsets, long sequences,
-    long heads, long width, float scale, int threads) {
+    const bfloat16 *query, const bfloat16 *key, const bfloat16 *value, bfloat16 *output,
+    long query_token, long query_head, long key_token, long key_head, long output_token,
+    long output_head, const int64_t *offsets, long sequences, long heads, long group, long width,
+    float scale, int causal, int threads) {
   Batch batch = {
       .query = query,
       .key = key,
       .value = value,
       .output = output,
-      .token = token,
-      .head = head,
-      .output_token = output_token,
-      .output_head = output_head,
+      .of_query = {query_token, query_head},
+      .of_key = {key_token, key_head},
+      .of_output = {output_token, output_head},
       .offsets = offsets,
       .sequences = sequences,
       .heads = heads,
+      .group = group,
       .width = width,
       .scale = scale * LOG2_E,
+      .causal = causal,
   };
   on_threads(threads, attend_my_shares, &batch);
 }

@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 # As the C files declare them; each function's last argument, the number of threads, is left out.
 _ARGUMENTS: dict[str, list[Any]] = {
-    "attend": [_POINTER] * 4 + [_LONG] * 4 + [_POINTER] + [_LONG] * 3 + [_FLOAT],
+    "attend": [_POINTER] * 4 + [_LONG] * 6 + [_POINTER] + [_LONG] * 4 + [_FLOAT, _INT],
     "round_levels": [_POINTER] * 3 + [_LONG] * 2 + [_FLOAT] * 2,
     "round_rows": [_POINTER, _INT] + [_POINTER] * 3 + [_LONG] * 2,
     "norm_sum": [_POINTER] * 4 + [_FLOAT] + [_LONG] * 2,
