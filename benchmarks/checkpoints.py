@@ -2,6 +2,7 @@
 
 python -m benchmarks.checkpoints bge-m3 FOLDER         # 2.2 GiB in float32
 python -m benchmarks.checkpoints bge-reranker FOLDER   # as large, with a one-logit head
+python -m benchmarks.checkpoints qwen-reranker FOLDER  # Qwen3-Reranker-0.6B's, in bfloat16
 python -m benchmarks.checkpoints two-layer FOLDER      # bge-m3's, 64 wide and 2 layers deep
 """
 
@@ -15,6 +16,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
     XLMRobertaModel,
@@ -39,6 +42,8 @@ SHAPES = {
     "two-layer": Shape(hidden=64, layers=2, heads=4, inner=256),
 }
 VOCABULARY = 250_002
+# What Qwen3-Reranker's template and score need; its own vocabulary is smaller, which costs no time.
+_QWEN_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "yes", "no")
 
 
 def save_bge_m3(folder: Path, shape: Shape, *, seed: int = 0) -> Path:
@@ -72,6 +77,29 @@ def save_classifier(folder: Path, shape: Shape, *, vocabulary: int, seed: int = 
     config = _config(shape, vocabulary)
     config.num_labels = 1
     XLMRobertaForSequenceClassification(config).save_pretrained(folder)
+
+
+def save_qwen_reranker(folder: Path, *, seed: int = 2) -> Path:
+    """A checkpoint of Qwen3-Reranker-0.6B's architecture, in bfloat16."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens(list(_QWEN_TOKENS))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(folder)
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=tokenizer.get_vocab_size(),
+        hidden_size=1024,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        intermediate_size=3072,
+        max_position_embeddings=40_960,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        tie_word_embeddings=True,
+    )
+    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    return folder
 
 
 def _config(shape: Shape, vocabulary: int) -> XLMRobertaConfig:
@@ -117,13 +145,19 @@ def _save_json(file: Path, content: object) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def save_tokenizer(folder: Path) -> None:
+def make_tokenizer() -> Tokenizer:
     """A unigram tokenizer of bge-m3's size: the words of benchmark.py, and made-up syllables."""
     tokenizer = Tokenizer(models.Unigram(_pieces(), unk_id=3, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
     )
     tokenizer.decoder = decoders.Metaspace()
+    return tokenizer
+
+
+def save_tokenizer(folder: Path) -> None:
+    """`make_tokenizer` with bge-m3's template."""
+    tokenizer = make_tokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>",
         pair="<s> $A </s> </s> $B </s>",
@@ -164,9 +198,12 @@ def _pieces() -> list[tuple[str, float]]:
 def main() -> None:
     """Make the checkpoint that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("shape", choices=[*sorted(SHAPES), "qwen-reranker"])
     parser.add_argument("folder", type=Path)
     arguments = parser.parse_args()
+    if arguments.shape == "qwen-reranker":
+        print(save_qwen_reranker(arguments.folder))
+        return
     save = save_bge_reranker if arguments.shape == "bge-reranker" else save_bge_m3
     print(save(arguments.folder, SHAPES[arguments.shape]))
 

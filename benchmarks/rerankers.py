@@ -1,6 +1,9 @@
-"""This engine and FlagReranker on the same files and passages, in turn, in one process.
+"""This engine and a reranker's reference implementation, in turn, in one process.
 
 python -m benchmarks.rerankers EMBEDDER_FOLDER RERANKER_FOLDER --rounds 3
+
+Both read the same files and passages. The reference of bge-reranker is FlagReranker in float32, its
+default on a CPU; that of Qwen3-Reranker is transformers, in the same dtype.
 """
 
 import argparse
@@ -8,11 +11,16 @@ import asyncio
 from pathlib import Path
 
 import numpy as np
+import torch
 from FlagEmbedding import FlagReranker
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from app.engine import Engine, RerankRequest
 from app.jobs import FloatArray
+from app.models.checkpoint import read_config
+from app.models.qwen import DEFAULT_INSTRUCTION
 from app.settings import Settings
+from app.verify.references import padded, qwen_rows, yes_and_no
 from benchmarks.turns import Compute, measure, print_table
 from benchmarks.workload import PASSAGES, QUERIES, draw_texts
 
@@ -48,6 +56,34 @@ def flag_reranker(folder: Path) -> Compute:
     return score
 
 
+def transformers_reranker(folder: Path, dtype: str) -> Compute:
+    """Qwen3-Reranker by transformers, pairs of near lengths together in batches of 8.
+
+    The model card's code is slower: it computes the vocabulary's logits for every token.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    limit, answers = model.config.max_position_embeddings, yes_and_no(tokenizer)
+
+    def score(passages: list[str]) -> FloatArray:
+        rows = qwen_rows(tokenizer, QUERY, passages, limit, DEFAULT_INSTRUCTION)
+        order = sorted(range(len(rows)), key=lambda place: len(rows[place]))
+        outputs = padded(model, [rows[place] for place in order], logits_to_keep=1)
+        logits = torch.cat([output.logits[:, -1, answers] for output in outputs])
+        scores = np.empty(len(rows), np.float32)
+        scores[order] = logits.float().softmax(1)[:, 0].numpy()
+        return scores
+
+    return score
+
+
+def reference(folder: Path, dtype: str) -> tuple[str, Compute]:
+    """Its name, and how it computes scores."""
+    if read_config(folder).get("model_type") == "qwen3":
+        return f"transformers {dtype}", transformers_reranker(folder, dtype)
+    return "FlagReranker float32", flag_reranker(folder)
+
+
 def main() -> None:
     """Run the comparison that the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -58,10 +94,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     with asyncio.Runner() as runner:
-        engines = {
-            f"smart-embedder {arguments.dtype}": this_engine(arguments, runner.get_loop()),
-            "FlagReranker float32": flag_reranker(arguments.reranker),
-        }
+        ours = this_engine(arguments, runner.get_loop())
+        name, theirs = reference(arguments.reranker, arguments.dtype)
+        engines = {f"smart-embedder {arguments.dtype}": ours, name: theirs}
         passages = draw_texts(PASSAGES, arguments.passages)
         print_table(measure(engines, passages, arguments.rounds), len(passages), "Pairs/s")
 

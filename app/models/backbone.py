@@ -1,6 +1,5 @@
 """The transformer between the token ids and the heads, run packed."""
 
-from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +12,11 @@ from app.errors import StartupError
 from app.jobs import TokenIds
 from app.models.attention import load_kernel
 from app.models.calibration import calibration_sequences
-from app.models.compiled import compile_encoder
+from app.models.compiled import Transformer, compile_layers
 from app.models.cpu_threads import CpuThreads
+from app.models.decoder import Decoder, make_decoder
+from app.models.decoder_config import DecoderConfig
+from app.models.decoder_parameters import DecoderParameters
 from app.models.encoder import Encoder, make_encoder
 from app.models.encoder_config import EncoderConfig
 from app.models.encoder_parameters import EncoderParameters
@@ -31,10 +33,6 @@ log = structlog.get_logger(__name__)
 # more those cost that nobody asked for: (tokens up to, multiple).
 _CPU_MULTIPLES = ((32, 1), (512, 8))
 _CPU_LARGE_MULTIPLE = 32
-
-
-# A packed batch to the last hidden state of every token, `[T, hidden]`.
-Forward = Callable[[PackedBatch], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class Backbone:
 
     def __init__(
         self,
-        run: Forward,
+        transformer: Encoder | Decoder,
         target: Target,
         *,
         hidden_size: int,
@@ -71,7 +69,7 @@ class Backbone:
         self.dtype = target.dtype
         self.hidden_size = hidden_size
         self.max_length = max_length
-        self._run = run
+        self._transformer = transformer
         self._padding = padding
         self._cpu_threads = CpuThreads(parameters)
 
@@ -85,20 +83,18 @@ class Backbone:
         """`[T, hidden]`: the last hidden state of every token, in the model's dtype."""
         if self.device.type == "cpu":
             self._cpu_threads.set_for(packed.tokens)
-        return self._run(packed)
+        return self._transformer(packed)
 
     def settle(self) -> None:
         """Finish the loading; forwards may run beside it."""
-        if isinstance(self._run, Encoder):
-            self._run.settle()
+        self._transformer.settle()
 
     def shallow(self) -> tuple["Backbone", float]:
-        """One of fewer layers, where it can be cut, and how many times as deep this one is."""
-        if not isinstance(self._run, Encoder):
-            return self, 1.0
+        """One of fewer layers, and how many times as deep this one is."""
+        whole = self._transformer
         part = copy(self)
-        part._run = self._run.shallow()  # noqa: SLF001 - its own
-        return part, len(self._run.layers) / len(part._run.layers)  # noqa: SLF001
+        part._transformer = whole.shallow()  # noqa: SLF001 - its own
+        return part, len(whole.layers) / len(part._transformer.layers)  # noqa: SLF001
 
 
 def cpu_multiple(tokens: int) -> int:
@@ -123,8 +119,6 @@ def load_backbone(
     """
     config = EncoderConfig.read(folder)
     weights = Weights.read(folder) if weights is None else weights
-    if target.compiled and target.device.type == "cpu":
-        log.warning("torch_compile_ignored", reason="on a CPU this model runs without it")
     make = partial(_quantized, tokenizer) if target.quantized else _exact
     return Backbone(
         make(weights, config, target),
@@ -136,11 +130,35 @@ def load_backbone(
     )
 
 
+def load_decoder(folder: Path, target: Target, weights: Weights) -> Backbone:
+    """Load a decoder of Qwen3's kind; raises `StartupError` for whatever is wrong with it."""
+    config = DecoderConfig.read(folder)
+    if target.quantized:
+        raise StartupError(
+            "DTYPE=int8 is for models of bge-m3's and bge-reranker's kind, and this is one of type "
+            "qwen3; set DTYPE to auto"
+        )
+    parameters = DecoderParameters(weights, config, target.device, target.dtype)
+    return Backbone(
+        _maybe_compiled(make_decoder(parameters, load_kernel(target.attention)), target),
+        target,
+        hidden_size=config.width,
+        max_length=config.positions,
+        parameters=config.parameters,
+    )
+
+
 def _exact(weights: Weights, config: EncoderConfig, target: Target) -> Encoder:
     parameters = EncoderParameters(weights, config, target.device, target.dtype)
-    on_gpu = target.device.type != "cpu"
-    encoder = make_encoder(parameters, load_kernel(target.attention))
-    return compile_encoder(encoder) if target.compiled and on_gpu else encoder
+    return _maybe_compiled(make_encoder(parameters, load_kernel(target.attention)), target)
+
+
+def _maybe_compiled(transformer: Transformer, target: Target) -> Transformer:
+    if target.compiled and target.device.type == "cpu":
+        log.warning("torch_compile_ignored", reason="on a CPU models run without it")
+    elif target.compiled:
+        return compile_layers(transformer)
+    return transformer
 
 
 def _quantized(

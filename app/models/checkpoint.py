@@ -188,10 +188,11 @@ def read_linear(path: Path, in_features: int, out_features: int | None = None) -
     return linear_of(weight, bias)
 
 
-def linear_of(weight: torch.Tensor, bias: torch.Tensor) -> torch.nn.Linear:
+def linear_of(weight: torch.Tensor, bias: torch.Tensor | None) -> torch.nn.Linear:
     """A linear layer of these very tensors."""
-    linear = torch.nn.Linear(weight.shape[1], weight.shape[0], device="meta")
-    linear.load_state_dict({"weight": weight, "bias": bias}, assign=True)
+    linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    linear.load_state_dict(parameters, assign=True)
     return linear
 
 

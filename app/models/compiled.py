@@ -1,36 +1,38 @@
 """TORCH_COMPILE: a model's layers through PyTorch's compiler, once for all numbers of tokens.
 
 It fuses what lies between the matrix products. Attention stays as it is, since its shapes are new
-in every batch; what an encoder does on a CPU leaves nothing to fuse that would be worth it.
+in every batch. On a CPU little is left to fuse, and it cannot read the kernels in C.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from app.errors import StartupError
 from app.models.attention import Kernel
-from app.models.encoder import Encoder, Step
+from app.models.decoder import Decoder
+from app.models.encoder import Encoder
+
+Transformer = TypeVar("Transformer", Encoder, Decoder)
 
 
-def compile_encoder(encoder: Encoder) -> Encoder:
-    """The same encoder, each layer of which is compiled at its first forward."""
-    layers = [_compile(layer) for layer in encoder.layers]
-    return replace(encoder, layers=layers, kernel=leave_out(encoder.kernel))
+def compile_layers(transformer: Transformer) -> Transformer:
+    """The same transformer, each layer of which is compiled at its first forward."""
+    layers: Any = [_compile(layer) for layer in transformer.layers]
+    return replace(transformer, layers=layers, kernel=_leave_out(transformer.kernel))
 
 
-def leave_out(kernel: Kernel) -> Kernel:
+def _leave_out(kernel: Kernel) -> Kernel:
     """The kernel as the compiler must not look into it."""
     apart: Kernel = torch.compiler.disable(kernel)  # type: ignore[no-untyped-call]
     return apart
 
 
-def _compile(layer: Any) -> Step:
-    compiled: Step = torch.compile(layer.__call__, dynamic=True)
-    return compiled
+def _compile(layer: Any) -> Any:
+    return torch.compile(layer.__call__, dynamic=True)
 
 
 @contextmanager

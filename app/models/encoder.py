@@ -13,15 +13,13 @@ from torch import Tensor
 from app.models.attention import Kernel
 from app.models.embeddings import Embeddings
 from app.models.encoder_parameters import EncoderParameters
+from app.models.layers import few_of, in_blocks
 from app.models.linear import Linear, make_linear
 from app.models.norm import SumNorm, make_sum_norm
 from app.models.packing import PackedBatch
 
 # `[T, hidden]` of a packed batch to the same of the next layer.
 Step = Callable[[Tensor, PackedBatch, Kernel], Tensor]
-_ROWS_OF_A_THREAD = 256
-# A shallow encoder has one of so many layers.
-_SHALLOW = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +51,6 @@ def attend(projected: Tensor, heads: int, packed: PackedBatch, kernel: Kernel) -
     return kernel(query, key, value, packed, scale=scale, causal=False).flatten(1)
 
 
-def in_blocks(step: Callable[[Tensor, Tensor], Tensor], attended: Tensor, states: Tensor) -> Tensor:
-    """`step`, which looks at each row by itself, on a CPU a few rows at a time.
-
-    What it holds between two products would else be too large for the cache, and at 32 MiB too
-    large for what the allocator keeps: pages that are new cost more than a pass over them.
-    """
-    at_once = _ROWS_OF_A_THREAD * torch.get_num_threads()
-    if states.device.type != "cpu" or len(states) <= at_once:
-        return step(attended, states)
-    parts = (torch.split(each, at_once) for each in (attended, states))
-    return torch.cat([step(*part) for part in zip(*parts, strict=True)])
-
-
 @dataclass(frozen=True, slots=True)
 class Encoder:
     """Maps a packed batch to the hidden state of every token, in `dtype`."""
@@ -88,7 +73,7 @@ class Encoder:
 
     def shallow(self) -> "Encoder":
         """The same with few of its layers, each of which costs what any other does."""
-        return replace(self, layers=self.layers[: max(2, len(self.layers) // _SHALLOW)])
+        return replace(self, layers=few_of(self.layers))
 
 
 def make_encoder(parameters: EncoderParameters, kernel: Kernel) -> Encoder:

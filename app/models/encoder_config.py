@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from app.errors import StartupError
 from app.models.checkpoint import read_config
+from app.models.config_numbers import number, whole_number
 from app.models.linear import ACTIVATIONS
 
 _ROBERTA = ("xlm-roberta", "roberta")
@@ -45,7 +46,7 @@ class EncoderConfig:
         return cls(
             **size,
             activation=_activation(folder, config),
-            epsilon=_epsilon(folder, config),
+            epsilon=number(folder, config, "layer_norm_eps", _DEFAULT_EPSILON),
             padding=_whole_number(folder, config, "pad_token_id", least=0) if roberta else None,
         )
 
@@ -81,22 +82,7 @@ def _require_encoder(folder: Path, config: dict[str, Any]) -> None:
 
 
 def _whole_number(folder: Path, config: dict[str, Any], key: str, least: int = 1) -> int:
-    number = config.get(key, _DEFAULTS.get(key))
-    if type(number) is not int or number < least:
-        raise _unusable(folder, key, number)
-    return number
-
-
-def _epsilon(folder: Path, config: dict[str, Any]) -> float:
-    key = "layer_norm_eps"
-    epsilon = config.get(key, _DEFAULT_EPSILON)
-    if type(epsilon) not in {int, float} or epsilon < 0:
-        raise _unusable(folder, key, epsilon)
-    return float(epsilon)
-
-
-def _unusable(folder: Path, key: str, value: Any) -> StartupError:
-    return StartupError(f"{folder / 'config.json'} has no usable {key}: {value}")
+    return whole_number(folder, config, key, _DEFAULTS.get(key), least=least)
 
 
 def _activation(folder: Path, config: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ _LAYOUT_ROWS = 256
 def make_linear(layers: list[nn.Linear], activation: str | None = None) -> Linear:
     """The fastest way to compute `layers`, which read the same input, side by side."""
     weight = _join([layer.weight for layer in layers]).detach()
-    bias = _join([layer.bias for layer in layers]).detach()
+    bias = None if layers[0].bias is None else _join([layer.bias for layer in layers]).detach()
     if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16:
         return reference(weight, bias, activation)
     library = load_without_amx()
@@ -44,7 +44,7 @@ def can_pack_bfloat16() -> bool:
     return bool(native and torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
-def reference(weight: Tensor, bias: Tensor, activation: str | None) -> Linear:
+def reference(weight: Tensor, bias: Tensor | None, activation: str | None) -> Linear:
     """PyTorch's own product, then the activation."""
     operation, algorithm = ACTIVATIONS[activation]
 
@@ -60,7 +60,7 @@ def reference(weight: Tensor, bias: Tensor, activation: str | None) -> Linear:
     return linear
 
 
-def packed(weight: Tensor, bias: Tensor, activation: str | None) -> Linear:
+def packed(weight: Tensor, bias: Tensor | None, activation: str | None) -> Linear:
     """The product on weights in oneDNN's own layout, into which each call else reorders them.
 
     These are the operators that PyTorch's compiler emits for frozen weights.

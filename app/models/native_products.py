@@ -29,11 +29,12 @@ def lay_out(weight: Tensor) -> Tensor:
 
 
 def make_linear(
-    library: Library, weight: Tensor, bias: Tensor, activation: str | None
+    library: Library, weight: Tensor, bias: Tensor | None, activation: str | None
 ) -> Callable[[Tensor], Tensor]:
     """`activation(x W + b)` in bfloat16; `weight` is `[columns, depth]`."""
     columns, depth = weight.shape
-    panels, exact_bias = lay_out(weight), bias.float().contiguous()
+    panels = lay_out(weight)
+    exact_bias = torch.zeros(columns) if bias is None else bias.float().contiguous()
     code = _ACTIVATIONS[activation]
 
     def linear(states: Tensor) -> Tensor:

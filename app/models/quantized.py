@@ -16,9 +16,10 @@ from torch import Tensor
 
 from app.models.attention import Kernel
 from app.models.embeddings import Embeddings
-from app.models.encoder import Encoder, Step, attend, in_blocks
+from app.models.encoder import Encoder, Step, attend
 from app.models.encoder_parameters import EncoderParameters
 from app.models.int8 import FromNorm, ToNorm, as_levels, choose_unit, to_levels
+from app.models.layers import in_blocks
 from app.models.packing import PackedBatch
 
 

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from tokenizers import Encoding
 from torch import Tensor
-from transformers import AutoModel, AutoModelForCausalLM
 
 from app.errors import StartupError
 from app.jobs import Outputs, TextEmbedding, TokenIds, TokenizedPair, TokenizedText
-from app.models.backbone import Backbone, Target
-from app.models.checkpoint import read_config
+from app.models.backbone import Backbone, Target, load_decoder
 from app.models.cross_encoder import start_scores
+from app.models.decoder_config import DecoderConfig, require_qwen3
+from app.models.decoder_parameters import vocabulary_head
 from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
 from app.models.tokenizer import TextTokenizer
 from app.models.transfer import start_copies
-from app.models.transformers_model import load_transformer, make_backbone
+from app.models.weights import Weights
 
 END_TOKEN = "<|endoftext|>"  # noqa: S105 - a token of the vocabulary
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -144,8 +144,8 @@ class QwenReranker(DeviceModel[float]):
 
 def load_qwen_embedder(name: str, folder: Path, max_length: int, target: Target) -> QwenEmbedder:
     """Load Qwen3-Embedding; raises `StartupError` for whatever is wrong with the folder."""
-    _require_qwen3(folder)
-    backbone = make_backbone(load_transformer(AutoModel, folder, target), target)
+    require_qwen3(folder)
+    backbone = load_decoder(folder, target, Weights.read(folder))
     limit = min(max_length, backbone.max_length)
     return QwenEmbedder(name, backbone, TextTokenizer.from_folder(folder, limit, closing=END_TOKEN))
 
@@ -154,29 +154,30 @@ def load_qwen_reranker(
     name: str, folder: Path, max_length: int, max_batch_sequences: int, target: Target
 ) -> QwenReranker:
     """Load Qwen3-Reranker; raises `StartupError` where the folder holds something else."""
-    _require_qwen3(folder)
+    require_qwen3(folder)
     if (folder / "1_Pooling").is_dir():
         raise StartupError(
             f"{folder} holds an embedding model and not a reranker: it has a pooling"
         )
-    model = load_transformer(AutoModelForCausalLM, folder, target)
-    backbone = make_backbone(model.base_model, target)
+    weights = Weights.read(folder)
+    backbone = load_decoder(folder, target, weights)
     tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
     return QwenReranker(
         name=name,
         backbone=backbone,
-        yes_minus_no=_yes_minus_no(model.lm_head.weight, tokenizer, folder),
+        yes_minus_no=_yes_minus_no(weights, tokenizer).to(target.device),
         tokenizer=tokenizer,
         max_batch_sequences=max_batch_sequences,
     )
 
 
-def _yes_minus_no(head: Tensor, tokenizer: TextTokenizer, folder: Path) -> Tensor:
+def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:
     """`[hidden]` float32: the one direction of the vocabulary's head that the score needs."""
     yes, no = tokenizer.token_id("yes"), tokenizer.token_id("no")
     if yes is None or no is None:
-        raise StartupError(f"the vocabulary in {folder} has no tokens yes and no")
-    return (head[yes].float() - head[no].float()).detach()
+        raise StartupError(f"the vocabulary in {weights.folder} has no tokens yes and no")
+    head = vocabulary_head(weights, DecoderConfig.read(weights.folder))
+    return head[yes].float() - head[no].float()
 
 
 def _last_states(hidden: Tensor, packed: PackedBatch) -> Tensor:
@@ -187,9 +188,3 @@ def _last_states(hidden: Tensor, packed: PackedBatch) -> Tensor:
 def _tokens_before(content: Encoding, character: int) -> int:
     """How many tokens begin before `character`."""
     return sum(start < character for start, _ in content.offsets)
-
-
-def _require_qwen3(folder: Path) -> None:
-    model_type = read_config(folder).get("model_type")
-    if model_type != "qwen3":
-        raise StartupError(f"{folder} holds a model of type {model_type}, not a Qwen3 model")

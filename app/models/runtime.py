@@ -1,11 +1,9 @@
 """From settings to warm models: the one entry into this package."""
 
-import importlib
 import logging
 import warnings
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import structlog
 import torch
@@ -31,6 +29,7 @@ from app.models.device import (
 )
 from app.models.embedder import M3Embedder, load_m3_embedder
 from app.models.probe import probe, tokens_that_fit, warm_up
+from app.models.qwen import load_qwen_embedder, load_qwen_reranker
 from app.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
 
 log = structlog.get_logger(__name__)
@@ -114,8 +113,7 @@ class _Loader:
         if name == self.settings.embedding_model:
             return None
         limit = self.settings.qwen_embed_max_length
-        embedder: Embedder = _qwen().load_qwen_embedder(name, self.locate(name), limit, self.target)
-        return embedder
+        return load_qwen_embedder(name, self.locate(name), limit, self.target)
 
     def load_reranker(self) -> Reranker | None:
         """The reranker, where it is a model of its own."""
@@ -126,13 +124,7 @@ class _Loader:
         if read_config(folder).get("model_type") != "qwen3":
             return load_cross_encoder(name, folder, settings.bge_rerank_max_length, self.target)
         limit, batch = settings.qwen_rerank_max_length, settings.qwen_rerank_batch_size
-        reranker: Reranker = _qwen().load_qwen_reranker(name, folder, limit, batch, self.target)
-        return reranker
-
-
-def _qwen() -> Any:
-    """Imported where it is needed: it brings transformers, seconds of every start."""
-    return importlib.import_module("app.models.qwen")
+        return load_qwen_reranker(name, folder, limit, batch, self.target)
 
 
 def hub_for(name: str, settings: Settings) -> Hub:

@@ -57,10 +57,12 @@ class Weights:
             )
         return tensor
 
-    def linear(self, name: str, in_features: int, out_features: int) -> nn.Linear:
+    def linear(
+        self, name: str, in_features: int, out_features: int, *, bias: bool = True
+    ) -> nn.Linear:
         """The linear layer of that name."""
         weight = self.get(f"{name}.weight", out_features, in_features)
-        return linear_of(weight, self.get(f"{name}.bias", out_features))
+        return linear_of(weight, self.get(f"{name}.bias", out_features) if bias else None)
 
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:

@@ -105,7 +105,7 @@ def qwen_states(folder: Path, texts: list[str], max_length: int) -> FloatArray:
         for text in texts
     ]
     model = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    states = [output.last_hidden_state[:, -1] for output in _padded(model.eval(), rows)]
+    states = [output.last_hidden_state[:, -1] for output in padded(model.eval(), rows)]
     return torch.cat(states).numpy()
 
 
@@ -118,21 +118,45 @@ def qwen_scores(
 ) -> list[float]:
     """The probability of yes, from the whole vocabulary's logits as the model card does it."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    prefix = tokenizer.encode(PREFIX, add_special_tokens=False)
-    suffix = tokenizer.encode(SUFFIX, add_special_tokens=False)
-    room = max_length - len(prefix) - len(suffix)
-    rows = []
-    for passage in passages:
-        content = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {passage}"
-        ids = tokenizer(content, add_special_tokens=False)["input_ids"][:room]
-        rows.append(prefix + ids + suffix)
+    rows = qwen_rows(tokenizer, query, passages, max_length, instruction)
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
-    answers = [tokenizer.convert_tokens_to_ids(word) for word in ("no", "yes")]
-    logits = [output.logits[:, -1, answers] for output in _padded(model.eval(), rows)]
-    scores: list[float] = torch.cat(logits).log_softmax(dim=1)[:, 1].exp().tolist()
+    answers = yes_and_no(tokenizer)
+    logits = [output.logits[:, -1, answers] for output in padded(model.eval(), rows)]
+    scores: list[float] = torch.cat(logits).softmax(dim=1)[:, 0].tolist()
     return scores
+
+
+def yes_and_no(tokenizer: Any) -> list[int]:
+    """The ids of the two answers."""
+    return [tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no")]
+
+
+def qwen_rows(
+    tokenizer: Any, query: str, passages: list[str], max_length: int, instruction: str
+) -> list[list[int]]:
+    """The model card's template filled in, token ids."""
+    prefix = tokenizer.encode(PREFIX, add_special_tokens=False)
+    suffix = tokenizer.encode(SUFFIX, add_special_tokens=False)
+    room = max_length - len(prefix) - len(suffix)
+    head = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
+    contents = [
+        tokenizer(head + passage, add_special_tokens=False)["input_ids"] for passage in passages
+    ]
+    return [prefix + content[:room] + suffix for content in contents]
+
+
+def padded(model: Any, rows: list[list[int]], **inputs: Any) -> Iterator[Any]:
+    """Transformers' own forward over left-padded batches."""
+    for begin in range(0, len(rows), _BATCH):
+        batch = rows[begin : begin + _BATCH]
+        longest = max(map(len, batch))
+        ids = torch.tensor([[0] * (longest - len(row)) + row for row in batch])
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in batch])
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        with torch.inference_mode():
+            yield model(input_ids=ids, attention_mask=mask, position_ids=positions, **inputs)
 
 
 def _m3(folder: Path, pooling: str) -> Any:
@@ -153,15 +177,3 @@ def _encode(model: Any, texts: list[str], max_length: int) -> dict[str, Any]:
 
 def _without(separator: int, weights: dict[str, float]) -> dict[int, float]:
     return {int(key): float(value) for key, value in weights.items() if int(key) != separator}
-
-
-def _padded(model: Any, rows: list[list[int]]) -> Iterator[Any]:
-    """Transformers' own forward over left-padded batches."""
-    for begin in range(0, len(rows), _BATCH):
-        batch = rows[begin : begin + _BATCH]
-        longest = max(map(len, batch))
-        ids = torch.tensor([[0] * (longest - len(row)) + row for row in batch])
-        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in batch])
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        with torch.inference_mode():
-            yield model(input_ids=ids, attention_mask=mask, position_ids=positions)

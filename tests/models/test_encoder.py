@@ -14,8 +14,8 @@ from app.models.encoder import make_encoder
 from app.models.encoder_config import EncoderConfig
 from app.models.encoder_parameters import EncoderParameters
 from app.models.packing import pack
-from app.models.transformers_model import packed_forward, register
 from app.models.weights import Weights
+from tests.packed_reference import packed_states, register
 
 CPU = torch.device("cpu")
 CONFIGS = {"xlm-roberta": XLMRobertaConfig, "roberta": RobertaConfig, "bert": BertConfig}
@@ -37,9 +37,7 @@ def make_config(family: str, *, width: int = 64, heads: int = 4, layers: int = 3
 
 def make_model(config, dtype: torch.dtype = torch.float32):
     torch.manual_seed(0)
-    model = AutoModel.from_config(
-        config, attn_implementation=register("eager"), add_pooling_layer=False
-    )
+    model = AutoModel.from_config(config, attn_implementation=register(), add_pooling_layer=False)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     return model.to(dtype).eval()
@@ -79,7 +77,7 @@ def states_of(model, sequences, kernel: str = "sdpa") -> tuple[torch.Tensor, tor
     packed = pack(sequences, device=CPU, roberta_padding=parameters.config.padding, multiple=32)
     with torch.inference_mode():
         types = torch.zeros_like(packed.input_ids)
-        expected = packed_forward(model, token_type_ids=types)(packed)
+        expected = packed_states(model, packed, token_type_ids=types)
         actual = make_encoder(parameters, load_kernel(kernel))(packed)
     assert actual.dtype == model.dtype
     # What rounds the row up belongs to nobody.

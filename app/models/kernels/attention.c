@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 
 #include "bfloat16.h"
+#include "power.h"
 #include "threads.h"
 #include "tile.h"
 
@@ -17,7 +18,6 @@ enum {
   QUERIES = 512, /* of a share of the work */
   WIDEST = 128,  /* a head; also a multiple of LANES */
 };
-static const float LOG2_E = 1.44269504f;
 
 /* From one to the next, in numbers. */
 typedef struct {
@@ -125,20 +125,6 @@ static void lay_out_values(const Batch *batch, const bfloat16 *value, long count
       __m512i pairs = _mm512_or_si512(load_wide(upper), _mm512_slli_epi32(lower, 16));
       _mm512_storeu_si512(&room->values[place / TILE][first / 2][place % TILE], pairs);
     }
-}
-
-/* 2 to the power of `x`, to 2e-7 of it, which is far below what bfloat16 tells apart. */
-static inline __m512 power_of_two(__m512 x) {
-  __m512 nearest = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  __m512 rest = _mm512_sub_ps(x, nearest);
-  /* The Taylor series of 2^rest for -0.5 to 0.5: ln(2)^n / n!. */
-  __m512 power = _mm512_set1_ps(1.33335581e-3f);
-  power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(9.61812911e-3f));
-  power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(5.55041087e-2f));
-  power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(2.40226507e-1f));
-  power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(6.93147181e-1f));
-  power = _mm512_fmadd_ps(power, rest, _mm512_set1_ps(1.0f));
-  return _mm512_scalef_ps(power, nearest);
 }
 
 /* The highest score of each row. All rows at a time: one after the other they would wait. */

@@ -20,6 +20,9 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "round_rows": [_POINTER, _INT] + [_POINTER] * 3 + [_LONG] * 2,
     "norm_sum": [_POINTER] * 4 + [_FLOAT] + [_LONG] * 2,
     "norm_product": [_POINTER] * 9 + [_FLOAT] + [_LONG] * 2,
+    "rms_norm": [_POINTER] * 3 + [_FLOAT] + [_LONG] * 2,
+    "turn_heads": [_POINTER] * 4 + [_FLOAT] + [_LONG] * 4,
+    "gate_rows": [_POINTER] * 2 + [_LONG] * 2,
     "multiply_bfloat16": [_POINTER] * 4 + [_LONG] * 3 + [_INT],
     "multiply_levels": [_POINTER] * 5 + [_INT] + [_LONG] * 3 + [_INT],
 }
