@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from app.errors import StartupError
 from app.models.checkpoint import TENSOR_FILE_ERRORS, linear_of
 
+_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _FILES = ("model.safetensors", "pytorch_model.bin")
 
 
@@ -45,7 +46,10 @@ class Weights:
         return type(self)(self.folder, self.tensors, next(found, self.prefix))
 
     def get(self, name: str, *shape: int) -> Tensor:
-        """The tensor, of that shape; raises `StartupError` where it is missing or another's."""
+        """The tensor, of that shape.
+
+        Raises `StartupError` where it is missing, another's, or not in a known dtype.
+        """
         full_name = self.prefix + name
         tensor = self.tensors.get(full_name)
         # Anything in its place would be random numbers, and the results with them.
@@ -54,6 +58,13 @@ class Weights:
         if tensor.shape != shape:
             raise StartupError(
                 f"the checkpoint in {self.folder} has another shape for the tensor {full_name}"
+            )
+        # Others are parts of a quantized weight, which without its scales would be random, too.
+        if tensor.dtype not in _DTYPES:
+            raise StartupError(
+                f"the checkpoint in {self.folder} has the tensor {full_name} in "
+                f"{str(tensor.dtype).removeprefix('torch.')}; take one in float32, float16 or "
+                "bfloat16"
             )
         return tensor
 

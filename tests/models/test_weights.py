@@ -57,6 +57,22 @@ def test_every_kind_of_file_gives_the_same_tensors(save, tmp_path: Path) -> None
         assert torch.equal(weights.get(name, *tensor.shape), tensor)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_part_of_a_quantized_weight_is_no_weight(dtype: torch.dtype, tmp_path: Path) -> None:
+    save_file({"dense.weight": torch.ones(3, 2).to(dtype)}, tmp_path / "model.safetensors")
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(StartupError, match=f"the tensor dense.weight in {name}; take one in float"):
+        Weights.read(tmp_path).get("dense.weight", 3, 2)
+
+
+def test_a_layer_may_have_no_bias(tmp_path: Path) -> None:
+    save_whole(tmp_path)
+    name, states = "encoder.layer.0.output.dense", torch.rand(5, 2)
+    with torch.inference_mode():
+        actual = Weights.read(tmp_path).linear(name, 2, 3, bias=False)(states)
+    torch.testing.assert_close(actual, states @ TENSORS[f"{name}.weight"].T)
+
+
 def test_a_linear_layer_is_its_weight_and_its_bias(tmp_path: Path) -> None:
     save_whole(tmp_path)
     states = torch.rand(5, 2)
