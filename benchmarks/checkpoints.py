@@ -9,11 +9,12 @@ python -m benchmarks.checkpoints two-layer FOLDER      # bge-m3's, 64 wide and 2
 import argparse
 import itertools
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
@@ -23,6 +24,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
+from app.models.qwen import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
 from benchmark import WORDS
 
 
@@ -43,7 +45,8 @@ SHAPES = {
 }
 VOCABULARY = 250_002
 # What Qwen3-Reranker's template and score need; its own vocabulary is smaller, which costs no time.
-_QWEN_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "yes", "no")
+_QWEN_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+_ANSWERS = [AddedToken(word, single_word=True) for word in ("yes", "no")]
 
 
 def save_bge_m3(folder: Path, shape: Shape, *, seed: int = 0) -> Path:
@@ -82,8 +85,10 @@ def save_classifier(folder: Path, shape: Shape, *, vocabulary: int, seed: int = 
 def save_qwen_reranker(folder: Path, *, seed: int = 2) -> Path:
     """A checkpoint of Qwen3-Reranker-0.6B's architecture, in bfloat16."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_tokenizer()
-    tokenizer.add_special_tokens(list(_QWEN_TOKENS))
+    # So that the template is about as long as in the model's own vocabulary.
+    tokenizer = make_tokenizer((PREFIX + SUFFIX + DEFAULT_INSTRUCTION).split())
+    tokenizer.add_special_tokens(_QWEN_TOKENS)
+    tokenizer.add_tokens(_ANSWERS)
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(folder)
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -145,9 +150,10 @@ def _save_json(file: Path, content: object) -> None:
     file.write_text(json.dumps(content, indent=2) + "\n")
 
 
-def make_tokenizer() -> Tokenizer:
-    """A unigram tokenizer of bge-m3's size: the words of benchmark.py, and made-up syllables."""
-    tokenizer = Tokenizer(models.Unigram(_pieces(), unk_id=3, byte_fallback=False))
+def make_tokenizer(words: Sequence[str] = ()) -> Tokenizer:
+    """A unigram tokenizer of bge-m3's size: these words, benchmark.py's, and made-up syllables."""
+    pieces = _pieces(sorted({*WORDS, *words}))
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=3, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
     )
@@ -182,13 +188,12 @@ def _name_tokenizer_class(file: Path) -> None:
     _save_json(file, config | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
-def _pieces() -> list[tuple[str, float]]:
+def _pieces(known: list[str]) -> list[tuple[str, float]]:
     special = ["<s>", "<pad>", "</s>", "<unk>"]
     letters = [chr(code) for code in range(33, 127)]
     syllables = [a + b for a in "bcdfghjklmnprstvwz" for b in "aeiou"]
     words = ("".join(parts) for parts in itertools.product(syllables, repeat=3))
     parts = [*special, "▁", *letters, *syllables]
-    known = sorted(set(WORDS))
     coined = itertools.islice(words, VOCABULARY - len(parts) - len(known) - 1)
     whole = [f"▁{word}" for word in (*known, *coined)]
     # A word as one piece is always likelier than the same word in parts.
