@@ -77,7 +77,13 @@ class Backbone:
         """Join token sequences as this transformer reads them."""
         on_cpu = self.device.type == "cpu"
         multiple = cpu_multiple(sum(map(len, sequences))) if on_cpu else 1
-        return pack(sequences, device=self.device, roberta_padding=self._padding, multiple=multiple)
+        return pack(
+            sequences,
+            device=self.device,
+            roberta_padding=self._padding,
+            multiple=multiple,
+            causal=isinstance(self._transformer, Decoder),
+        )
 
     def forward(self, packed: PackedBatch) -> torch.Tensor:
         """`[T, hidden]`: the last hidden state of every token, in the model's dtype."""

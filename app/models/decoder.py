@@ -41,10 +41,11 @@ class DecoderLayer:
     ) -> Tensor:
         """The next states."""
         projected = in_blocks(self._project, states, rotation.cosines, rotation.sines)
-        turned, width = self.head_norm.weight.shape
-        heads = [turned - self.key_heads, self.key_heads, self.key_heads]
-        query, key, value = torch.split(projected.transpose(0, 1), heads)
-        attended = kernel(query, key, value, packed, scale=width**-0.5, causal=True).flatten(1)
+        if packed.sharing is None:
+            attended = self._attend(projected, packed, kernel)
+        else:
+            of_all = projected.index_select(0, packed.sharing.spread)
+            attended = self._attend(of_all, packed, kernel).index_select(0, packed.sharing.rows)
         return in_blocks(self._feed_forward, attended, states)
 
     def _project(self, states: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
@@ -54,6 +55,12 @@ class DecoderLayer:
         projected = projected.view(len(states), -1, width)
         self.rows.turn(projected, self.head_norm, Rotation(cosines, sines))
         return projected
+
+    def _attend(self, projected: Tensor, packed: PackedBatch, kernel: Kernel) -> Tensor:
+        turned, width = self.head_norm.weight.shape
+        heads = [turned - self.key_heads, self.key_heads, self.key_heads]
+        query, key, value = torch.split(projected.transpose(0, 1), heads)
+        return kernel(query, key, value, packed, scale=width**-0.5, causal=True).flatten(1)
 
     def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
         states = self.from_attended(attended).add_(states)
@@ -74,11 +81,15 @@ class Decoder:
 
     def __call__(self, packed: PackedBatch) -> Tensor:
         """`[T, hidden]`: the last hidden state of every token."""
-        states = self.tokens(packed.input_ids[0])
-        rotation = Rotation.of(packed.position_ids[0], self.head_width, self.theta)
+        token_ids, positions, sharing = packed.input_ids[0], packed.position_ids[0], packed.sharing
+        if sharing is not None:
+            token_ids, positions = token_ids[sharing.rows], positions[sharing.rows]
+        states = self.tokens(token_ids)
+        rotation = Rotation.of(positions, self.head_width, self.theta)
         for layer in self.layers:
             states = layer(states, packed, self.kernel, rotation)
-        return self.final_norm(states)
+        states = self.final_norm(states)
+        return states if sharing is None else states.index_select(0, sharing.spread)
 
     def settle(self) -> None:
         """Copy what was left in the file; forwards may run beside it."""

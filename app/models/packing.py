@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from app.jobs import TokenIds
+from app.models.sharing import Sharing, shared_places
 
 # A call for every length costs more than padding does while sequences are this short.
 _LONGEST_PADDED = 64
@@ -60,7 +61,7 @@ class PackedBatch:
 
     `input_ids` and `position_ids` are `[1, T]` int64 on the device, `cu_seqlens` is `[N + 1]` int32
     on the device; `offsets` is the same on the host. `unpack_order[i]` is the packed place of the
-    i-th sequence given to `pack`.
+    i-th sequence given to `pack`. `sharing` says what of them is computed once, if anything is.
     """
 
     input_ids: torch.Tensor
@@ -68,6 +69,7 @@ class PackedBatch:
     cu_seqlens: torch.Tensor
     offsets: npt.NDArray[np.int64]
     unpack_order: npt.NDArray[np.intp]
+    sharing: Sharing | None = None
 
     @property
     def asked_tokens(self) -> int:
@@ -133,11 +135,13 @@ def pack(
     device: torch.device,
     roberta_padding: int | None = None,
     multiple: int = 1,
+    causal: bool = False,
 ) -> PackedBatch:
     """Join non-empty token sequences end to end; positions restart in each.
 
     Positions count from 0, or as RoBERTa's do where its padding id is given. T is rounded up to a
-    multiple of `multiple` by one more sequence at the end, which `unpack_order` does not name.
+    multiple of `multiple` by one more sequence at the end, which `unpack_order` does not name. In a
+    `causal` model sequences share what they begin with.
     """
     order = np.argsort([len(ids) for ids in sequences], kind="stable")
     rows = [sequences[i] for i in order]
@@ -156,7 +160,18 @@ def pack(
         cu_seqlens=_on(device, offsets.astype(np.int32)),
         offsets=offsets,
         unpack_order=np.argsort(order),
+        sharing=_share(rows, device, multiple) if causal else None,
     )
+
+
+def _share(rows: list[TokenIds], device: torch.device, multiple: int) -> Sharing | None:
+    """The tokens that are computed are rounded up by the first one."""
+    places = shared_places(rows)
+    if places is None:
+        return None
+    computed, spread = places
+    padded = np.pad(computed, (0, -len(computed) % multiple), constant_values=computed[0])
+    return Sharing(_on(device, padded), _on(device, spread))
 
 
 def _on(device: torch.device, array: npt.NDArray[Any]) -> torch.Tensor:

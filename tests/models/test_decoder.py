@@ -82,6 +82,29 @@ def test_float32_states_are_those_of_transformers(folder: Path, attention, lengt
     torch.testing.assert_close(actual, expected_states(folder, lengths), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("attention", NAMES)
+@torch.inference_mode()
+def test_what_is_shared_has_the_states_of_each_text_alone(folder: Path, attention: str) -> None:
+    half = attention in {"matmul", "native"}
+    backbone = load(folder, target(attention, torch.bfloat16 if half else torch.float32))
+    (query,) = random_sequences((40,))
+    tails = random_sequences((9, 1, 70, 30))
+    texts = [query, *(np.concatenate((query, tail)) for tail in tails), query[:14:-1]]
+    packed = backbone.pack(texts)
+    assert packed.sharing is not None
+    # Rounded up, as the row is.
+    assert len(packed.sharing.rows) == 40 + 9 + 1 + 70 + 30 + 25 + 1
+    states = backbone.forward(packed)
+    for place, ids in zip(packed.unpack_order, texts, strict=True):
+        alone = backbone.pack([ids])
+        assert alone.sharing is None
+        torch.testing.assert_close(
+            states[packed.offsets[place] : packed.offsets[place + 1]],
+            backbone.forward(alone)[: len(ids)],
+            **({"rtol": 0.05, "atol": 0.05} if half else {"rtol": 0, "atol": 1e-5}),
+        )
+
+
 @pytest.mark.parametrize(
     "changes",
     [
