@@ -193,11 +193,13 @@ def _largest(ours: FloatArray, theirs: FloatArray) -> float:
 
 def _largest_sparse(ours: list[dict[int, float]], theirs: list[dict[int, float]]) -> float:
     """Over the tokens of either side: one that the other lacks counts with its whole weight."""
-    return max(
+    differences = (
         abs(mine.get(token, 0.0) - other.get(token, 0.0))
         for mine, other in zip(ours, theirs, strict=True)
         for token in mine.keys() | other.keys()
     )
+    # A model may give no token of these texts a weight.
+    return max(differences, default=0.0)
 
 
 def _unit(vectors: FloatArray) -> FloatArray:

@@ -1,5 +1,6 @@
 """`python -m app.verify` as a user runs it: parity proved, and a difference noticed."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,14 @@ def test_qwen_models_agree_with_theirs(tiny_m3: Path, tiny_qwen: Path, tmp_path:
     )
     assert status == 0, output
     assert output.count("transformers") >= 2
+
+
+def test_a_model_that_weighs_no_token_agrees(tiny_m3: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_m3, tmp_path / "model")
+    head = torch.load(folder / "sparse_linear.pt")
+    torch.save(head | {"bias": torch.full((1,), -1e4)}, folder / "sparse_linear.pt")
+    status, output = run_verify(tmp_path, EMBEDDING_MODEL=str(folder), RERANKER_MODEL="none")
+    assert status == 0, output
 
 
 def test_the_demo_agrees(demo_checkpoint: Path, tmp_path: Path) -> None:
