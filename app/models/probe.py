@@ -22,7 +22,8 @@ _LONG_SECONDS = 0.2
 _MEMORY_SHARE = 0.8
 _MEMORY_TOKENS = 4096
 _SEQUENCE_TOKENS = 256
-_ANY_TOKEN = 5
+# Ids that every vocabulary has.
+_TOKENS = (5, 100)
 _ALL_KINDS = Outputs(dense=True, sparse=True, colbert=True)
 
 
@@ -117,8 +118,9 @@ def shortest(run: Callable[[], None], clock: Callable[[], float] = time.perf_cou
 def _forward(model: Model, tokens: int, outputs: Outputs = _ALL_KINDS) -> None:
     """Run about `tokens` tokens in sequences of at most 256."""
     length = min(_SEQUENCE_TOKENS, tokens, model.max_length)
-    sequences = [np.full(length, _ANY_TOKEN)] * max(1, tokens // length)
-    model.launch(sequences, outputs)()
+    # At random, because a causal model computes what begins alike once only.
+    drawn = np.random.default_rng(0).integers(*_TOKENS, (max(1, tokens // length), length))
+    model.launch(list(drawn), outputs)()
 
 
 def _is_cuda(device: torch.device) -> bool:

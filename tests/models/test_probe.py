@@ -1,10 +1,12 @@
 """The start-up probe: what it measures, and that it ends in time."""
 
+import numpy as np
 import pytest
 import torch
 
 from app.models import probe
 from app.models.probe import measure, shortest
+from app.models.sharing import shared_places
 
 CPU = torch.device("cpu")
 
@@ -54,6 +56,27 @@ def test_on_a_real_model_it_chooses_one_of_the_sizes(embedder) -> None:
     budget = probe.probe(embedder, CPU)
     assert budget.tokens in probe._SIZES  # the sizes are its own affair
     assert budget.seconds_per_token > 0
+
+
+class Recorder:
+    """Takes note of what it is asked for."""
+
+    def __init__(self, max_length: int) -> None:
+        self.max_length = max_length
+        self.sequences: list[np.ndarray] = []
+
+    def launch(self, sequences, outputs):
+        self.sequences = sequences
+        return list
+
+
+@pytest.mark.parametrize("longest", [16, 8192])
+def test_no_text_that_is_measured_begins_like_another(longest: int) -> None:
+    """A causal model would compute it once, and look far faster and smaller than it is."""
+    model = Recorder(longest)
+    probe.warm_up(model, 4096)
+    assert sum(map(len, model.sequences)) == 4096
+    assert shared_places(model.sequences) is None
 
 
 def test_a_cpu_does_not_tell_how_many_tokens_fit(embedder) -> None:
