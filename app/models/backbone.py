@@ -116,7 +116,7 @@ def load_tokenizer(folder: Path, max_length: int) -> TextTokenizer:
     return TextTokenizer.from_folder(folder, min(max_length, EncoderConfig.read(folder).max_length))
 
 
-def load_backbone(
+def load_encoder(
     folder: Path, target: Target, tokenizer: TextTokenizer, weights: Weights | None = None
 ) -> Backbone:
     """Load an encoder of BERT's or RoBERTa's kind, from `weights` where they are read already.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from app.errors import StartupError
 from app.jobs import Outputs, TokenIds, TokenizedPair
-from app.models.backbone import Backbone, Target, load_backbone, load_tokenizer
+from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
 from app.models.checkpoint import read_config
 from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
@@ -99,7 +99,7 @@ def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target)
     weights = Weights.read(folder)
     _require_one_logit(weights)
     tokenizer = load_tokenizer(folder, max_length)
-    backbone = load_backbone(folder, target, tokenizer, weights)
+    backbone = load_encoder(folder, target, tokenizer, weights)
     return CrossEncoder(name, backbone, _classifier(weights, backbone), tokenizer)
 
 

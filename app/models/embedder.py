@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from app.jobs import FloatArray, Outputs, SparseVector, TextEmbedding, TokenIds, TokenizedText
 from app.models import heads
-from app.models.backbone import Backbone, Target, load_backbone, load_tokenizer
+from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
 from app.models.checkpoint import read_linear, read_pooling
 from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
@@ -124,7 +124,7 @@ class M3Embedder(DeviceModel[TextEmbedding]):
 def load_m3_embedder(name: str, folder: Path, max_length: int, target: Target) -> M3Embedder:
     """Load a checkpoint of bge-m3's shape; raise `StartupError` for whatever is wrong with it."""
     tokenizer = load_tokenizer(folder, max_length)
-    backbone = load_backbone(folder, target, tokenizer)
+    backbone = load_encoder(folder, target, tokenizer)
     return M3Embedder(
         name=name,
         backbone=backbone,

@@ -24,7 +24,7 @@ from transformers import (
 
 from app.errors import StartupError
 from app.models.attention import choose_attention
-from app.models.backbone import Backbone, Target, cpu_multiple, load_backbone, load_tokenizer
+from app.models.backbone import Backbone, Target, cpu_multiple, load_encoder, load_tokenizer
 from app.models.device import cpu_has_int8
 from app.models.tokenizer import TextTokenizer
 
@@ -48,7 +48,7 @@ def target(attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> Targe
 def load(folder: Path, how: Target) -> Backbone:
     """For what is not in 8 bits: calibration alone reads texts."""
     tokenizer = Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="b"))
-    return load_backbone(folder, how, TextTokenizer(tokenizer, 16))
+    return load_encoder(folder, how, TextTokenizer(tokenizer, 16))
 
 
 def save(config: PretrainedConfig, folder: Path) -> Path:
@@ -143,7 +143,7 @@ def test_the_file_stays_mapped_only_where_its_own_numbers_are_used(
         pytest.skip("needs a processor with VNNI or AMX")
     # A copy, because other tests hold theirs.
     folder = shutil.copytree(tiny_m3, tmp_path / "model")
-    backbone = load_backbone(folder, how, load_tokenizer(folder, 8192))
+    backbone = load_encoder(folder, how, load_tokenizer(folder, 8192))
     packed = backbone.pack(random_sequences())
     with torch.inference_mode():
         before = backbone.forward(packed)

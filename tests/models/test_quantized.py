@@ -12,7 +12,7 @@ from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 from app.errors import StartupError
 from app.jobs import Outputs
 from app.models.attention import choose_attention
-from app.models.backbone import Target, load_backbone, load_tokenizer
+from app.models.backbone import Target, load_encoder, load_tokenizer
 from app.models.cross_encoder import load_cross_encoder
 from app.models.device import cpu_has_int8
 from app.models.embedder import M3Embedder, load_m3_embedder
@@ -55,7 +55,7 @@ def save_model(folder: Path, tokenizer_folder: Path, family: str, **changes) -> 
 
 
 def states_of(folder: Path, sequences, how: Target) -> torch.Tensor:
-    backbone = load_backbone(folder, how, load_tokenizer(folder, 8192))
+    backbone = load_encoder(folder, how, load_tokenizer(folder, 8192))
     with torch.inference_mode():
         packed = backbone.pack(sequences)
         hidden = backbone.forward(packed)
@@ -157,4 +157,4 @@ def test_a_qwen_model_is_refused(tiny_qwen: Path) -> None:
 def test_a_width_that_is_no_multiple_of_four_is_refused(tokenizer_folder, tmp_path) -> None:
     folder = save_model(tmp_path, tokenizer_folder, "bert", hidden_size=66, num_attention_heads=2)
     with pytest.raises(StartupError, match="widths that are multiples of 4, not 66 and 192"):
-        load_backbone(folder, target(quantized=True), load_tokenizer(folder, 8192))
+        load_encoder(folder, target(quantized=True), load_tokenizer(folder, 8192))
