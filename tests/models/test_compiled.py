@@ -62,10 +62,12 @@ def test_what_is_compiled_gives_the_same_states(
     plain, padding = make(request.getfixturevalue(checkpoint))
     compiled = compile_layers(plain)
     rng = np.random.default_rng(0)
+    beginning = rng.integers(5, 100, 20)
     for lengths in ((5, 9), (40, 3, 7), (100,), (200, 31)):
-        sequences = [rng.integers(5, 100, length) for length in lengths]
-        packed = pack(sequences, device=CPU, roberta_padding=padding)
-        torch.testing.assert_close(compiled(packed), plain(packed), rtol=0, atol=1e-5)
+        sequences = [np.append(beginning, rng.integers(5, 100, length)) for length in lengths]
+        for causal in {False, make is decoder}:
+            packed = pack(sequences, device=CPU, roberta_padding=padding, causal=causal)
+            torch.testing.assert_close(compiled(packed), plain(packed), rtol=0, atol=1e-5)
         if lengths == (40, 3, 7):
             count = compilations["unique_graphs"]
     assert 0 < count == compilations["unique_graphs"]
