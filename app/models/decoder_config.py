@@ -50,7 +50,7 @@ class DecoderConfig:
     def read(cls, folder: Path) -> Self:
         """Raises `StartupError` for a model of another kind, and for what makes no sense."""
         config = read_config(folder)
-        require_qwen3(folder)
+        _require_qwen3(folder, config)
         config.setdefault("head_dim", _DEFAULT_HEAD_WIDTH)
         size = {name: whole_number(folder, config, key) for name, key in _SIZES.items()}
         _require_fixed(folder, config)
@@ -73,9 +73,8 @@ class DecoderConfig:
         return self.layers * self.width * (attention + 3 * self.inner_width)
 
 
-def require_qwen3(folder: Path) -> None:
-    """Raise `StartupError` for a model of another type."""
-    model_type = read_config(folder).get("model_type")
+def _require_qwen3(folder: Path, config: dict[str, Any]) -> None:
+    model_type = config.get("model_type")
     if model_type != "qwen3":
         raise StartupError(f"{folder} holds a model of type {model_type}, not a Qwen3 model")
 

@@ -16,7 +16,7 @@ from app.errors import StartupError
 from app.jobs import Outputs, TextEmbedding, TokenIds, TokenizedPair, TokenizedText
 from app.models.backbone import Backbone, Target, load_decoder
 from app.models.cross_encoder import start_scores
-from app.models.decoder_config import DecoderConfig, require_qwen3
+from app.models.decoder_config import DecoderConfig
 from app.models.decoder_parameters import vocabulary_head
 from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
@@ -144,7 +144,6 @@ class QwenReranker(DeviceModel[float]):
 
 def load_qwen_embedder(name: str, folder: Path, max_length: int, target: Target) -> QwenEmbedder:
     """Load Qwen3-Embedding; raises `StartupError` for whatever is wrong with the folder."""
-    require_qwen3(folder)
     backbone = load_decoder(folder, target, Weights.read(folder))
     limit = min(max_length, backbone.max_length)
     return QwenEmbedder(name, backbone, TextTokenizer.from_folder(folder, limit, closing=END_TOKEN))
@@ -154,7 +153,6 @@ def load_qwen_reranker(
     name: str, folder: Path, max_length: int, max_batch_sequences: int, target: Target
 ) -> QwenReranker:
     """Load Qwen3-Reranker; raises `StartupError` where the folder holds something else."""
-    require_qwen3(folder)
     if (folder / "1_Pooling").is_dir():
         raise StartupError(
             f"{folder} holds an embedding model and not a reranker: it has a pooling"
