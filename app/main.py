@@ -20,6 +20,7 @@ from app.limits import Buckets, MemoryBuckets, SharedBuckets
 from app.metrics import Metrics
 from app.middleware.auth import RequireToken
 from app.middleware.body_limit import LimitBody
+from app.middleware.client import NoteClient
 from app.middleware.context import RequestContext
 from app.middleware.draining import RefuseWhileDraining
 from app.middleware.memory_limit import LimitMemory
@@ -86,7 +87,7 @@ def _add_middleware(
 ) -> None:
     """The last one added is the outermost."""
     settings = service.settings
-    limit = RateLimit(buckets, settings.trusted_proxies or ())
+    limit = RateLimit(buckets)
     app.add_middleware(LimitMemory, max_bytes=_BODIES_IN_MEMORY * settings.max_body_bytes)
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
     app.add_middleware(LimitRate, limit=limit)
@@ -100,6 +101,7 @@ def _add_middleware(
     app.add_middleware(ObserveRequests, metrics=service.metrics)
     if tracer is not None:
         app.add_middleware(TraceRequests, tracer=tracer)
+    app.add_middleware(NoteClient, trusted_proxies=settings.trusted_proxies or ())
     app.add_middleware(RequestContext)
 
 

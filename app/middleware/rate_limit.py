@@ -1,16 +1,14 @@
 """Refuses the requests of a client that sends more than its share."""
 
 import math
-from collections.abc import Sequence
 
-from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.api.client import client_key
 from app.api.errors import error_response
 from app.errors import RateLimitedError
-from app.limits import Buckets, Network, client_address, network_key, unmapped
+from app.limits import Buckets
 from app.middleware.endpoints import working_endpoint
-from app.tokens import DEFAULT_NAME
 
 
 class RateLimit:
@@ -22,28 +20,18 @@ class RateLimit:
     whoever holds a named token is not shut out by a guesser behind the same address.
     """
 
-    def __init__(self, buckets: Buckets, trusted_proxies: Sequence[Network]) -> None:
+    def __init__(self, buckets: Buckets) -> None:
         self._buckets = buckets
-        self._trusted_proxies = [unmapped(network) for network in trusted_proxies]
 
     async def refusal(self, scope: Scope) -> RateLimitedError | None:
         """Count this request; the error to answer where it may not go on."""
         if working_endpoint(scope) is None:
             return None
-        wait = await self._buckets.take(self._key_of(scope))
+        wait = await self._buckets.take(client_key(scope))
         if not wait:
             return None
         seconds = math.ceil(wait)
         return RateLimitedError(f"too many requests: try again in {seconds} s", retry_after=seconds)
-
-    def _key_of(self, scope: Scope) -> str:
-        name = scope["state"].get("token_name", DEFAULT_NAME)
-        if name != DEFAULT_NAME:
-            return f"token:{name}"
-        peer, _ = scope["client"] or ("", 0)
-        forwarded_for = ",".join(Headers(scope=scope).getlist("x-forwarded-for"))
-        address = client_address(peer, forwarded_for, self._trusted_proxies)
-        return f"address:{network_key(address)}"
 
 
 class LimitRate:

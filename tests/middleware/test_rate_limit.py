@@ -8,6 +8,7 @@ import pytest
 
 from app.limits import MemoryBuckets
 from app.middleware.auth import RequireToken
+from app.middleware.client import NoteClient
 from app.middleware.rate_limit import LimitRate, RateLimit
 from app.tokens import Tokens
 
@@ -23,10 +24,11 @@ class App:
     """The token check and the rate limit around an app that answers 200."""
 
     def __init__(self, burst: int = 1, tokens: Tokens | None = None) -> None:
-        limit = RateLimit(MemoryBuckets(1, burst), [PROXY])
-        self._app = RequireToken(
+        limit = RateLimit(MemoryBuckets(1, burst))
+        checked = RequireToken(
             LimitRate(answer, limit), tokens or Tokens(None, None), limit, protect_metrics=False
         )
+        self._app = NoteClient(checked, [PROXY])
 
     async def send(
         self,
