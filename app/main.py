@@ -87,7 +87,9 @@ def _add_middleware(
 ) -> None:
     """The last one added is the outermost."""
     settings = service.settings
-    limit = RateLimit(buckets)
+    limit = RateLimit(
+        buckets, settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
+    )
     app.add_middleware(LimitMemory, max_bytes=_BODIES_IN_MEMORY * settings.max_body_bytes)
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
     app.add_middleware(LimitRate, limit=limit)

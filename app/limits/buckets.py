@@ -21,6 +21,10 @@ class Buckets(Protocol):
         """Take a token: 0, or the seconds until there is one where the bucket is empty."""
         ...
 
+    async def look(self, key: str) -> float:
+        """The seconds until there is a token, 0 where there is one; takes none."""
+        ...
+
     async def close(self) -> None:
         """Give back what is held."""
         ...
@@ -36,6 +40,7 @@ class StoredBuckets:
             store=store,
             key_prefix=NAMESPACE,
         )
+        self._seconds_of_all_but_one = (burst - 1) * 60 / requests_per_minute
         # Made by the library at the first request otherwise, too late for a wrong address.
         self._limiter = self._throttled.limiter
 
@@ -43,6 +48,12 @@ class StoredBuckets:
         """Take a token: 0, or the seconds until there is one where the bucket is empty."""
         result = await self._limiter.limit(key)
         return result.state.retry_after if result.limited else 0.0
+
+    async def look(self, key: str) -> float:
+        """The seconds until there is a token, 0 where there is one; takes none."""
+        state = await self._limiter.peek(key)
+        # Its own retry_after is how long the bucket has been empty.
+        return max(0.0, state.reset_after - self._seconds_of_all_but_one)
 
 
 class MemoryBuckets(StoredBuckets):

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import structlog
 from throttled.asyncio import RedisStore
@@ -45,6 +45,13 @@ class SharedBuckets(StoredBuckets):
 
     async def take(self, key: str) -> float:
         """Take a token: 0, or the seconds until there is one; 0 where Redis cannot be asked."""
+        return await self._ask(super().take, key)
+
+    async def look(self, key: str) -> float:
+        """The seconds until there is a token; 0 where there is one or Redis cannot be asked."""
+        return await self._ask(super().look, key)
+
+    async def _ask(self, question: Callable[[str], Awaitable[float]], key: str) -> float:
         # Patience counts from the asking: a flood, which waits here, must not look like a failure
         # of Redis and so lift the limit.
         async with self._places:
@@ -52,7 +59,7 @@ class SharedBuckets(StoredBuckets):
                 return 0.0
             try:
                 async with asyncio.timeout(PATIENCE_SECONDS):
-                    wait = await super().take(key)
+                    wait = await question(key)
             # uvloop raises RuntimeError where a transport was closed under the client.
             except (StoreUnavailableError, OSError, RuntimeError) as error:
                 self._note_failure(error)

@@ -1,21 +1,27 @@
 """Asks for a bearer token on everything that is not public."""
 
-from starlette.datastructures import Headers
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.errors import error_response
-from app.errors import UnauthorizedError
+from app.errors import SmartEmbedderError, UnauthorizedError
+from app.middleware.endpoints import working_endpoint
 from app.middleware.rate_limit import RateLimit
-from app.tokens import Tokens
+from app.tokens import DEFAULT_NAME, Tokens
 
 _PUBLIC = ("/health", "/docs", "/redoc", "/openapi.json", "/static/docs")
-_PUBLIC_UNLESS_PROTECTED = ("/stats", "/metrics")
+_OPERATION = ("/stats", "/metrics")
+_HOW = "send Authorization: Bearer <token>, with a token of API_TOKEN or API_TOKENS_FILE"
 
 
 class RequireToken:
     """Answers 401 without a known token; notes whose token it was for limits and logs.
 
-    A refused request counts against its address's rate limit, and is 429 where that is used up.
+    Each failure counts against its address, whatever the path and method, and is 429 once that
+    address has no more tries. From then on a right token is told from a wrong one only where it
+    opens something and is counted by its name, so that who guesses shuts out nobody else.
     """
 
     def __init__(
@@ -24,28 +30,62 @@ class RequireToken:
         self.app = app
         self._tokens = tokens
         self._limit = limit
-        self._public = _PUBLIC if protect_metrics else _PUBLIC + _PUBLIC_UNLESS_PROTECTED
+        self._public = _PUBLIC if protect_metrics else _PUBLIC + _OPERATION
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request pass, or refuse it before its body is read."""
-        if scope["type"] != "http" or not self._tokens.required or self._is_public(scope):
+        if scope["type"] != "http" or not self._tokens.required or self._is_public(scope["path"]):
             await self.app(scope, receive, send)
             return
-        name = self._tokens.name_of(_bearer_token(scope))
-        if name is None:
-            error = await self._limit.refusal(scope) or UnauthorizedError(
-                "a valid token is needed: Authorization: Bearer <token>"
-            )
+        error = await self._check(scope)
+        if error is not None:
             await error_response(scope, error)(scope, receive, send)
             return
-        scope["state"]["token_name"] = name
         await self.app(scope, receive, send)
 
-    def _is_public(self, scope: Scope) -> bool:
-        path: str = scope["path"]
-        return any(path == public or path.startswith(f"{public}/") for public in self._public)
+    async def _check(self, scope: Scope) -> SmartEmbedderError | None:
+        """The error to answer where the request may not pass."""
+        presented = _authorization(scope)
+        name = self._tokens.name_of(presented.token)
+        if name is None:
+            return await self._limit.refusal_of_failure(scope) or UnauthorizedError(presented.fault)
+        scope["state"]["token_name"] = name
+        if _tells_nothing(scope, name):
+            return await self._limit.refusal_after_failures(scope)
+        return None
+
+    def _is_public(self, path: str) -> bool:
+        return path == "/" or _is_below(path, self._public)
 
 
-def _bearer_token(scope: Scope) -> bytes:
-    scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-    return token.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+def _is_below(path: str, parents: Sequence[str]) -> bool:
+    return any(path == parent or path.startswith(f"{parent}/") for parent in parents)
+
+
+def _tells_nothing(scope: Scope, name: str) -> bool:
+    """Whether 200 or 404 here would only tell a guesser that the token is right.
+
+    Work is counted by the rate limit itself.
+    """
+    if working_endpoint(scope) is not None:
+        return False
+    return name == DEFAULT_NAME or not _is_below(scope["path"], _OPERATION)
+
+
+@dataclass(frozen=True, slots=True)
+class _Authorization:
+    """The token of a request, empty where there is none, and what to say if it is not known."""
+
+    token: bytes
+    fault: str
+
+
+def _authorization(scope: Scope) -> _Authorization:
+    # The bytes as they came: as text they would be stripped of more than white space.
+    header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+    scheme, _, token = header.strip().partition(b" ")
+    if not header:
+        return _Authorization(b"", f"no token was sent: {_HOW}")
+    if scheme.lower() != b"bearer" or not token.strip():
+        return _Authorization(b"", f"the Authorization header holds no bearer token: {_HOW}")
+    return _Authorization(token, f"the token that was sent is not known: {_HOW}")

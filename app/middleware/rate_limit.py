@@ -14,24 +14,45 @@ from app.middleware.endpoints import working_endpoint
 class RateLimit:
     """The one rule: whom a request is counted for, and whether it may go on.
 
-    Only POST requests that ask for work count. A named token is counted by its name wherever it
-    comes from; the single API_TOKEN, no token and a wrong one by the client's address. So who
-    guesses tokens is answered 401 until the address has used its budget up, and 429 from then on;
-    whoever holds a named token is not shut out by a guesser behind the same address.
+    Of what passes the token check only POST requests that ask for work count, each for its client.
+    A request whose token failed counts for its address, whatever it asks for: in the bucket of the
+    work without a named token, and in one of its own, which tells how much was guessed even where
+    much is worked. A holder of a named token is not shut out by a guesser behind the same address.
     """
 
-    def __init__(self, buckets: Buckets) -> None:
+    def __init__(self, buckets: Buckets, requests_per_minute: int, burst: int) -> None:
         self._buckets = buckets
+        self._allowed = (
+            f"{burst} requests at once and {requests_per_minute} a minute are allowed "
+            "(RATE_LIMIT_BURST_SIZE, RATE_LIMIT_REQUESTS_PER_MINUTE)"
+        )
 
     async def refusal(self, scope: Scope) -> RateLimitedError | None:
-        """Count this request; the error to answer where it may not go on."""
+        """Count this request if it asks for work; the error to answer where it may not go on."""
         if working_endpoint(scope) is None:
             return None
+        return self._error(await self._buckets.take(client_key(scope)))
+
+    async def refusal_of_failure(self, scope: Scope) -> RateLimitedError | None:
+        """Count a request whose token failed; the error where its address has no more tries."""
         wait = await self._buckets.take(client_key(scope))
+        return self._error(max(wait, await self._buckets.take(_failures_key(scope))))
+
+    async def refusal_after_failures(self, scope: Scope) -> RateLimitedError | None:
+        """The error where the address of this request has no more tries; counts nothing."""
+        return self._error(await self._buckets.look(_failures_key(scope)))
+
+    def _error(self, wait: float) -> RateLimitedError | None:
         if not wait:
             return None
         seconds = math.ceil(wait)
-        return RateLimitedError(f"too many requests: try again in {seconds} s", retry_after=seconds)
+        return RateLimitedError(
+            f"too many requests: {self._allowed}; try again in {seconds} s", retry_after=seconds
+        )
+
+
+def _failures_key(scope: Scope) -> str:
+    return f"failures:{scope['state']['client_address']}"
 
 
 class LimitRate:

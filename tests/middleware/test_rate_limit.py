@@ -23,10 +23,15 @@ async def answer(scope, receive, send) -> None:
 class App:
     """The token check and the rate limit around an app that answers 200."""
 
-    def __init__(self, burst: int = 1, tokens: Tokens | None = None) -> None:
-        limit = RateLimit(MemoryBuckets(1, burst))
+    def __init__(
+        self, burst: int = 1, tokens: Tokens | None = None, *, protect_metrics: bool = False
+    ) -> None:
+        limit = RateLimit(MemoryBuckets(1, burst), 1, burst)
         checked = RequireToken(
-            LimitRate(answer, limit), tokens or Tokens(None, None), limit, protect_metrics=False
+            LimitRate(answer, limit),
+            tokens or Tokens(None, None),
+            limit,
+            protect_metrics=protect_metrics,
         )
         self._app = NoteClient(checked, [PROXY])
 
@@ -95,7 +100,10 @@ async def test_a_refusal_says_when_to_come_again() -> None:
     assert headers[b"retry-after"] == b"60"
     content = orjson.loads(body["body"])
     assert content["code"] == "rate_limited"
-    assert content["detail"] == "Too many requests: try again in 60 s."
+    assert content["detail"] == (
+        "Too many requests: 1 requests at once and 1 a minute are allowed (RATE_LIMIT_BURST_SIZE, "
+        "RATE_LIMIT_REQUESTS_PER_MINUTE); try again in 60 s."
+    )
 
 
 async def test_each_address_has_its_own_budget_and_an_ipv6_64_is_one() -> None:
@@ -152,5 +160,78 @@ async def test_wrong_tokens_are_401_until_the_address_is_limited(tokens: Tokens)
     assert await app.status(headers=bearer("own")) == 429, "guesses and API_TOKEN share the budget"
     assert await app.status(headers=bearer("alices")) == 200, "a named token is not shut out"
     assert await app.status("203.0.113.9", headers=bearer("guess")) == 401
-    wrong = {"method": "GET", "path": "/nowhere", "headers": bearer("guess")}
-    assert await app.status(**wrong) == 401, "only what asks for work is limited"
+
+
+ELSEWHERE = [
+    ("GET", "/nowhere"),
+    ("POST", "/nowhere"),
+    ("GET", "/embeddings/"),
+    ("OPTIONS", "/rerank"),
+    ("GET", "/metrics"),
+    ("GET", "/stats"),
+]
+
+
+@pytest.mark.parametrize(("method", "path"), ELSEWHERE)
+async def test_a_failed_token_counts_whatever_the_path_and_method(
+    tokens: Tokens, method: str, path: str
+) -> None:
+    app = App(burst=3, tokens=tokens, protect_metrics=True)
+    there = {"method": method, "path": path}
+    statuses = [await app.status(**there, headers=bearer(f"guess {i}")) for i in range(5)]
+    assert statuses == [401, 401, 401, 429, 429]
+    assert await app.status(headers=bearer("guess")) == 429, "one budget for all paths"
+    assert await app.status(**there) == 429, "no token at all is a failure too"
+    assert await app.status("203.0.113.9", **there, headers=bearer("guess")) == 401
+
+
+@pytest.mark.parametrize(("method", "path"), ELSEWHERE)
+async def test_whoever_has_used_up_his_guesses_is_not_told_the_right_one(
+    tokens: Tokens, method: str, path: str
+) -> None:
+    app = App(burst=3, tokens=tokens, protect_metrics=True)
+    there = {"method": method, "path": path}
+    assert await app.status(**there, headers=bearer("own")) == 200
+    for guess in range(4):
+        await app.send(**there, headers=bearer(f"guess {guess}"))
+    assert await app.status(**there, headers=bearer("own")) == 429
+    assert await app.status("203.0.113.9", **there, headers=bearer("own")) == 200
+    named = await app.status(**there, headers=bearer("alices"))
+    assert named == (200 if path in {"/metrics", "/stats"} else 429), "where it opens something"
+
+
+async def test_much_work_stops_no_scrape_with_the_right_token(tokens: Tokens) -> None:
+    app = App(burst=1, tokens=tokens, protect_metrics=True)
+    work = [await app.status(headers=bearer("own")) for _ in range(3)]
+    assert work == [200, 429, 429]
+    assert await app.status(method="GET", path="/metrics", headers=bearer("own")) == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/health/live", "/docs", "/openapi.json"])
+async def test_public_paths_stay_public_after_any_number_of_guesses(
+    tokens: Tokens, path: str
+) -> None:
+    app = App(burst=1, tokens=tokens, protect_metrics=True)
+    for _ in range(3):
+        await app.send(headers=bearer("guess"))
+    assert await app.status(method="GET", path=path, headers=bearer("guess")) == 200
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (None, "No token was sent"),
+        ("Basic b3duOm93bg==", "The Authorization header holds no bearer token"),
+        ("Bearer ", "The Authorization header holds no bearer token"),
+        ("Bearer hush", "The token that was sent is not known"),
+    ],
+)
+async def test_a_refusal_says_what_was_sent_and_how_to_send_a_token(
+    tokens: Tokens, value: str | None, said: str
+) -> None:
+    headers = [] if value is None else [(b"authorization", value.encode())]
+    _, body = await App(tokens=tokens).send(headers=headers)
+    detail = orjson.loads(body["body"])["detail"]
+    assert detail.startswith(said)
+    assert "Authorization: Bearer <token>" in detail
+    assert "hush" not in detail
