@@ -22,7 +22,7 @@ from prometheus_client import (
 
 from app import __version__
 
-STATUSES: Final = ("success", "error", "timeout")
+STATUSES: Final = ("success", "client_error", "error", "timeout")
 REJECTION_REASONS: Final = (
     "backpressure",
     "rate_limit",

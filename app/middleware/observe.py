@@ -61,8 +61,10 @@ class ObserveRequests:
         elif code == ClientGoneError.code:
             self._abandoned.inc()
         else:
-            endpoint.requests[_outcome(status)].inc()
-            endpoint.duration.observe(seconds)
+            outcome = _outcome(status)
+            endpoint.requests[outcome].inc()
+            if outcome != "client_error":  # It would tell how fast we refuse, not how we work.
+                endpoint.duration.observe(seconds)
 
     def _endpoint_of(self, scope: Scope) -> EndpointMetrics | None:
         name = working_endpoint(scope)
@@ -72,4 +74,6 @@ class ObserveRequests:
 def _outcome(status: int) -> str:
     if status == HTTPStatus.OK:
         return "success"
+    if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "client_error"
     return "timeout" if status == HTTPStatus.GATEWAY_TIMEOUT else "error"

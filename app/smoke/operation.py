@@ -155,9 +155,9 @@ def metrics_move(target: Target) -> None:
     # Others may use the service meanwhile: at least so many.
     for name, labels, least in (
         ("embedding_requests_total", {"status": "success"}, 1),
-        ("embedding_requests_total", {"status": "error"}, 1),
+        ("embedding_requests_total", {"status": "client_error"}, 1),
         ("embedding_sentences_processed_total", {}, 2),
-        ("embedding_request_duration_seconds_count", {}, 2),
+        ("embedding_request_duration_seconds_count", {}, 1),
         ("embedding_batch_size_count", {}, 1),
         ("tokens_processed_total", {}, 2),
     ):

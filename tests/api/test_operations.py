@@ -67,7 +67,7 @@ def test_every_series_of_the_contract_exists_at_zero_from_the_start() -> None:
         assert found[name] == [({}, 0.0)], name
     assert "embedding_server_info" in found
     statuses = {labels["status"] for labels, _ in found["embedding_requests_total"]}
-    assert statuses == {"success", "error", "timeout"}
+    assert statuses == {"success", "client_error", "error", "timeout"}
     reasons = {labels["reason"] for labels, _ in found["embedding_requests_rejected_total"]}
     assert {"backpressure", "rate_limit", "auth"} <= reasons
 
@@ -124,10 +124,10 @@ def test_counters_move_with_requests_and_stats_agree(tiny_m3: Path, tmp_path: Pa
         found = series(client.get("/metrics").text)
         stats = client.get("/stats").json()
     assert total(found, "embedding_requests_total", status="success") == 3
-    assert total(found, "embedding_requests_total", status="error") == 2
+    assert total(found, "embedding_requests_total", status="client_error") == 2
     assert total(found, "embedding_requests_rejected_total", reason="body_too_large") == 1
     assert total(found, "embedding_sentences_processed_total") == 6
-    assert total(found, "embedding_request_duration_seconds_count") == 5
+    assert total(found, "embedding_request_duration_seconds_count") == 3
     assert total(found, "embedding_batch_size_count") == 3
     assert total(found, "tokens_processed_total", model=str(tiny_m3)) > 0
     assert total(found, "queue_wait_seconds_count") == 3

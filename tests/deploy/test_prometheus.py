@@ -113,7 +113,7 @@ def test_what_happened_is_what_the_panels_show(
         return {legend for legend, value in shown(prometheus, title).items() if value > 0}
 
     assert positive("Request rate") == {"/embeddings/", "/rerank"}
-    outcomes = {"/embeddings/ success", "/embeddings/ error", "/rerank success"}
+    outcomes = {"/embeddings/ success", "/embeddings/ client_error", "/rerank success"}
     assert positive("Outcomes") == outcomes
     assert positive("Rejections by reason") == {"/embeddings/ body_too_large"}
     assert positive("Tokens a second, by model") == {str(tiny_m3), str(tiny_reranker)}
