@@ -2,18 +2,19 @@
 
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.choices import Request, parse_arguments, settings_in_force
 from launcher.console import SCRIPT, LaunchError, ask_models
 from launcher.docker import require_container, start_container
-from launcher.gpu import choose_flavour, tune_reranker
-from launcher.local import demo_variables, device_variables, install, require_machine, serve
+from launcher.gpu import choose_flavour, device_variables, tune_reranker
+from launcher.local import demo_variables, install, require_machine, serve
 
 USAGE = f"""Usage: {SCRIPT} [local|docker] [cpu|gpu|auto] [--demo]
   local    run in .venv in this folder, which is made on the first start
   docker   build and run the container (the default)
-  auto     gpu if nvidia-smi works, else cpu (the default)
+  auto     as DEVICE says where it is set, else gpu if nvidia-smi works, else cpu (the default)
   --demo   with local: serve a small model that needs no download from a model hub"""
 
 
@@ -35,7 +36,7 @@ def main(arguments: list[str], root: Path) -> int:
 
 def start(request: Request, root: Path) -> int:
     """Start a container, or install what is missing and become the server."""
-    flavour = choose_flavour(request.flavour)
+    flavour = choose_flavour(request.flavour, current_settings())
     if request.mode == "docker":
         require_container(flavour, current_settings())
         settle(request, flavour, root)
@@ -49,12 +50,18 @@ def start(request: Request, root: Path) -> int:
 def settle(request: Request, flavour: str, root: Path) -> None:
     """Settle in the environment what nobody has chosen yet, asking where there is a terminal."""
     if request.demo:
-        os.environ.update(demo_variables(root))
+        export(demo_variables(root))
     elif os.isatty(0) and os.isatty(1):
-        os.environ.update(ask_models(current_settings()))
-    if request.mode == "local":
-        os.environ.update(device_variables(current_settings(), flavour))
-    os.environ.update(tune_reranker(current_settings(), flavour))
+        export(ask_models(current_settings()))
+    export(device_variables(current_settings(), request, flavour))
+    export(tune_reranker(current_settings(), flavour))
+
+
+def export(variables: Mapping[str, str]) -> None:
+    """Set variables in the environment, also where one has its name in other letters' case."""
+    for name in [name for name in os.environ if name.upper() in variables]:
+        del os.environ[name]
+    os.environ.update(variables)
 
 
 def current_settings() -> dict[str, str]:

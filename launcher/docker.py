@@ -10,7 +10,7 @@ from launcher.port import port_of, require_free_port
 from launcher.space import require_space
 
 HOST = "127.0.0.1"  # The compose files publish the port here alone.
-SERVICE = ("smart-embedder", "8000")
+SERVICE = ("embedder", "8000")
 BUILD_MB = {"cpu": 4000, "gpu": 13_000}  # An image, and pip's cache while it is being built.
 
 

@@ -4,7 +4,18 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from launcher.choices import Request
+
 MIB_PER_GB = 1024
+# The kinds of device that the arguments allow; the first is what DEVICE is set to otherwise.
+DEVICES = {
+    ("cpu", "local"): ("cpu",),
+    ("cpu", "docker"): ("cpu",),
+    ("gpu", "local"): ("cuda", "mps"),
+    ("gpu", "docker"): ("cuda",),
+}
+# PyTorch reads it from the environment alone.
+ALLOCATOR, ALLOCATOR_OPTIONS = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
 QUERY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 
 
@@ -42,7 +53,7 @@ def tune_reranker(settings: Mapping[str, str], flavour: str) -> dict[str, str]:
     """
     if "qwen" not in settings.get("RERANKER_MODEL", "").lower():
         return {}
-    limits = machine_limits(on_cpu=flavour == "cpu" or settings.get("DEVICE", "").lower() == "cpu")
+    limits = machine_limits(on_cpu=flavour == "cpu")
     if limits is None:
         return {}
     tuned = {
@@ -60,11 +71,35 @@ def machine_limits(*, on_cpu: bool) -> RerankLimits | None:
     return None if memory is None else gpu_limits(memory)
 
 
-def choose_flavour(flavour: str) -> str:
-    """Settle `auto`: gpu if nvidia-smi works, else cpu."""
+def choose_flavour(flavour: str, settings: Mapping[str, str]) -> str:
+    """Settle `auto`: what DEVICE asks for, or gpu if nvidia-smi works, else cpu."""
     if flavour != "auto":
         return flavour
+    if kind := device_kind(settings):
+        return "gpu" if kind == "cuda" else "cpu"
     return "cpu" if _output(("nvidia-smi",)) is None else "gpu"
+
+
+def device_variables(settings: Mapping[str, str], request: Request, flavour: str) -> dict[str, str]:
+    """Return the variables of the device: the argument decides, whatever DEVICE says.
+
+    DEVICE stays where it names such a device more closely, as cuda:1 and cpu:0,cpu:1 do, and where
+    the argument is auto, which follows it.
+    """
+    variables = {}
+    if flavour == "gpu":
+        variables[ALLOCATOR] = settings.get(ALLOCATOR, ALLOCATOR_OPTIONS)
+    default, *others = DEVICES[flavour, request.mode]
+    fits = request.flavour == "auto" or device_kind(settings) in {default, *others}
+    if "DEVICE" not in settings or not fits:
+        variables["DEVICE"] = default
+    return variables
+
+
+def device_kind(settings: Mapping[str, str]) -> str:
+    """Return the kind of device that DEVICE names, without a number; "" for auto and for none."""
+    kind = settings.get("DEVICE", "").strip().lower().partition(":")[0]
+    return "" if kind == "auto" else kind
 
 
 def _output(command: tuple[str, ...]) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from launcher.console import WINDOWS, LaunchError
 from launcher.driver import require_gpu
 from launcher.environment import Environment
+from launcher.gpu import device_kind
 from launcher.port import port_of, require_free_port
 
 DEMO_FOLDER = ".demo-model"
@@ -33,15 +34,8 @@ def demo_variables(root: Path) -> dict[str, str]:
 def require_machine(flavour: str, settings: Mapping[str, str]) -> None:
     """Raise `LaunchError` for what the server will need of this machine and does not find."""
     require_free_port(settings.get("HOST", "127.0.0.1"), port_of(settings))
-    if flavour == "gpu" and settings.get("DEVICE", "").lower() not in {"cpu", "mps"}:
+    if flavour == "gpu" and device_kind(settings) != "mps":
         require_gpu()
-
-
-def device_variables(settings: Mapping[str, str], flavour: str) -> dict[str, str]:
-    """Return the device for the flavour, unless the user has set one."""
-    if "DEVICE" in settings:
-        return {}
-    return {"DEVICE": "cuda" if flavour == "gpu" else "cpu"}
 
 
 def install(flavour: str, *, demo: bool) -> None:

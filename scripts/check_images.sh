@@ -8,7 +8,8 @@
 # as a runtime would run it: process 1, the image's user, a read-only root, a network of its own.
 # pip in the build is configured as pip is here, and the folders its configuration names are mounted.
 # Everything lies in one temporary folder (about 15 GB, see TMPDIR), which goes again whatever happens.
-# CHECK_IMAGES_LIMIT=1800 seconds is the most it takes; SUITE and MIRROR are debootstrap's.
+# CHECK_IMAGES_LIMIT=1800 seconds is the most it takes; SUITE and MIRROR are debootstrap's, which knows
+# a mirror of its own.
 set -euo pipefail
 
 # Started again in a mount namespace of its own: no mount can outlive it.
@@ -80,7 +81,7 @@ make_base() {
     cp --archive "$rootfs/." "$root"
   else
     debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates \
-      "${SUITE:-bookworm}" "$root" "${MIRROR:-http://deb.debian.org/debian}" > "$work/debootstrap.log" \
+      "${SUITE:-bookworm}" "$root" ${MIRROR:+"$MIRROR"} > "$work/debootstrap.log" \
       || { tail "$work/debootstrap.log"; fail "debootstrap could not make a base"; }
   fi
   rm --recursive --force "$root"/var/cache/apt/*.bin "$root"/var/cache/apt/archives/*.deb \
@@ -163,7 +164,7 @@ start_server() {
   root=$(engine mount "$1")
   mkdir --parents "$root/app/model_cache" "$root/proc" "$root/dev" "$root/tmp"
   mapfile -t environment < <(facts '{{range .Docker.Config.Env}}{{println .}}{{end}}' | grep .)
-  mapfile -t command < <(facts '{{range .Docker.Config.Entrypoint}}{{println .}}{{end}}' | grep .)
+  mapfile -t command < <(facts '{{range .Docker.Config.Cmd}}{{println .}}{{end}}' | grep .)
   environment+=("EMBEDDING_MODEL=$model" RERANKER_MODEL=late-interaction HF_HUB_OFFLINE=1)
   unshare --mount --pid --net --fork --kill-child=KILL -- \
     bash -euc "$(declare -f become_container); become_container \"\$@\"" bash \

@@ -1,6 +1,5 @@
 """Settings: defaults of the contract, wrong values refused by name, .env.example complete."""
 
-import re
 from ipaddress import ip_network
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from pydantic import SecretStr
 
 from app.errors import StartupError
 from app.settings import Settings, load_settings
+from tests.env_example import listed_settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 DEFAULTS = {
@@ -235,8 +235,7 @@ def _plain(default: object) -> str:
 
 
 def test_env_example_lists_every_setting_with_its_default() -> None:
-    text = (REPOSITORY / ".env.example").read_text(encoding="utf-8")
-    listed = dict(re.findall(r"^#?\s?([A-Z][A-Z0-9_]+)=(.*)$", text, flags=re.MULTILINE))
+    listed = listed_settings()
     assert set(listed) == {name.upper() for name in Settings.model_fields}
     for name, field in Settings.model_fields.items():
         default = "" if field.default is None else _plain(field.default)

@@ -12,20 +12,27 @@ import pytest
 import yaml
 
 from app.settings import Settings
+from tests.env_example import listed_for_others, listed_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU, CPU = "docker-compose.gpu.yml", "docker-compose.cpu.yml"
 FILES = (GPU, CPU)
-OURS = "smart-embedder"
+OURS = "embedder"
 MOUNTED_TOKENS = "/app/api_tokens"
 # What is a fact of the container and not the operator's choice.
-FIXED = {
+COMMON = {
     "HOST": "0.0.0.0",
     "PORT": "8000",
     "HF_HOME": "/app/model_cache",
     "API_TOKENS_FILE": f"${{API_TOKENS_FILE:+{MOUNTED_TOKENS}}}",
 }
-IMAGE = re.compile(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+(-[a-z]+)?")
+FIXED = {
+    CPU: COMMON | {"DEVICE": "cpu"},
+    GPU: COMMON
+    | {"PYTORCH_CUDA_ALLOC_CONF": "${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"},
+}
+IMAGE = re.compile(r"[a-z]+/[a-z]+:v?\d+\.\d+\.\d+(-[a-z]+)?@sha256:[0-9a-f]{64}")
+VARIABLE = re.compile(r"\$\{([A-Z_]+)(?::-([^}]*))?")
 
 
 class ComposeLoader(yaml.SafeLoader):
@@ -61,11 +68,30 @@ def service(name: str) -> dict[str, Any]:
 def test_every_setting_is_passed_through_and_none_twice(name: str) -> None:
     ours = service(name)
     passed = ours["environment"]
-    listed = re.findall(r"(?m)^#?\s?([A-Z][A-Z0-9_]+)=", (ROOT / ".env.example").read_text())
-    assert list(passed) == listed
-    assert set(passed) == {name.upper() for name in Settings.model_fields}
-    assert {name: value for name, value in passed.items() if value is not None} == FIXED
+    listed = list(listed_settings())
+    assert [each for each in passed if each in listed] == listed
+    assert set(listed) == {name.upper() for name in Settings.model_fields}
+    assert set(passed) <= {*listed, *listed_for_others()}
+    assert {name: value for name, value in passed.items() if value is not None} == FIXED[name]
     assert "env_file" not in ours
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_compose_reads_is_listed_with_the_default_it_has_there(name: str) -> None:
+    text = (ROOT / name).read_text()
+    defaults = listed_for_others() | {"PORT": listed_settings()["PORT"]}
+    found = {each: default for each, default in VARIABLE.findall(text) if each in defaults}
+    assert found.items() <= defaults.items()
+    used = {each for each, _ in VARIABLE.findall(text)} | {"QDRANT__SERVICE__API_KEY"}
+    only_on_a_gpu = {"PYTORCH_CUDA_ALLOC_CONF"} if name == CPU else set()
+    assert used == set(defaults) - only_on_a_gpu | {"API_TOKENS_FILE"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_container_has_a_most_of_memory_and_of_processes(name: str) -> None:
+    for each in parsed(name)["services"].values():
+        assert re.fullmatch(r"\$\{[A-Z_]*MEMORY_LIMIT:-\d+g\}", each["mem_limit"])
+        assert each["pids_limit"] == "${PIDS_LIMIT:-2048}"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -110,6 +136,8 @@ def test_the_two_files_differ_only_in_the_device() -> None:
     (reserved,) = ours[0].pop("deploy")["resources"]["reservations"]["devices"]
     assert reserved == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
     assert ours[1].pop("deploy") is None
+    for each in ours:
+        each.pop("environment")
     assert gpu == cpu
 
 
@@ -188,7 +216,10 @@ def test_each_file_stands_alone(checkout: Path, device: str) -> None:
     assert project["name"] == "smart-embedder"
     assert ours["container_name"] == f"smart-embedder-{device}"
     assert ours["build"]["dockerfile"] == f"Dockerfile.{device}"
-    assert ("deploy" in ours) == (device == "gpu")
+    assert ("devices" in str(ours.get("deploy"))) == (device == "gpu")
+    limits = {name: int(each["mem_limit"]) >> 30 for name, each in project["services"].items()}
+    assert limits == {OURS: 16, "prometheus": 1, "grafana": 1, "qdrant": 4}
+    assert all(each["pids_limit"] == 2048 for each in project["services"].values())
     assert project["volumes"]["model-cache"]["name"] == "smart-embedder-hf-cache"
     assert int(ours["shm_size"]) == 1 << 30
     (port,) = ours["ports"]
@@ -213,6 +244,7 @@ def test_the_stop_grace_is_above_the_drain(checkout: Path) -> None:
 def test_settings_come_from_the_shell_or_else_from_dotenv(checkout: Path) -> None:
     (checkout / ".env").write_text(
         "DTYPE=float32\nHOST=127.0.0.1\nPORT=9000\nHF_HOME=/home/me/models\nRERANKER_MODEL=none\n"
+        "MEMORY_LIMIT=6g\nDEVICE=cuda\n"
         "HF_CACHE_VOLUME=elsewhere\n"
     )
     project = configured(CPU, folder=checkout, RERANKER_MODEL="late-interaction", API_TOKEN="open")
@@ -226,7 +258,9 @@ def test_settings_come_from_the_shell_or_else_from_dotenv(checkout: Path) -> Non
         "HOST": "0.0.0.0",
         "PORT": "8000",
         "HF_HOME": "/app/model_cache",
+        "DEVICE": "cpu",
     }
+    assert int(ours["mem_limit"]) == 6 << 30
     assert ours["ports"][0]["published"] == "9000"
     assert project["volumes"]["model-cache"]["name"] == "elsewhere"
 

@@ -39,8 +39,9 @@ def test_hadolint_has_nothing_to_say(file: Path) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-def test_the_base_is_a_build_argument_with_an_exact_tag(file: Path) -> None:
-    assert re.fullmatch(r"ARG PYTHON_IMAGE=python:3\.\d+\.\d+-slim-\w+", instructions(file)[0])
+def test_the_base_is_a_build_argument_with_an_exact_tag_and_its_digest(file: Path) -> None:
+    base = r"ARG PYTHON_IMAGE=python:3\.\d+\.\d+-slim-\w+@sha256:[0-9a-f]{64}"
+    assert re.fullmatch(base, instructions(file)[0])
     assert image(file)[0] == "FROM ${PYTHON_IMAGE}"
 
 
@@ -63,9 +64,15 @@ def test_the_health_check_gives_the_first_download_300_seconds(file: Path) -> No
     assert "/health'" in json.loads(check.partition(" CMD ")[2])[2]
 
 
-def test_python_is_process_1_and_listens_for_everyone(file: Path) -> None:
-    entrypoint = image(file)[place(file, "^ENTRYPOINT ")].partition(" ")[2]
-    assert json.loads(entrypoint) == ["python", "-m", "app"]
+def test_the_service_is_the_command_without_a_shell_and_another_may_take_its_place(
+    file: Path,
+) -> None:
+    command = image(file)[place(file, "^CMD ")].partition(" ")[2]
+    assert json.loads(command) == ["python", "-m", "app"]
+    assert not any(line.startswith("ENTRYPOINT") for line in image(file))
+
+
+def test_the_service_listens_for_everyone(file: Path) -> None:
     assert re.search(r"\bHOST=0\.0\.0\.0 +PORT=8000\b", image(file)[place(file, "^ENV ")])
     assert image(file)[place(file, "^EXPOSE ")] == "EXPOSE 8000"
 

@@ -12,6 +12,7 @@ from app.settings import Settings
 from launcher.gpu import CPU_LIMITS, gpu_limits
 from tests.docs.sentences import can_be_said
 from tests.docs.tables import code_in, rows_under
+from tests.env_example import listed_settings
 from tests.server import REPOSITORY
 
 API = REPOSITORY / "docs" / "api.md"
@@ -25,8 +26,7 @@ NEVER_ANSWERED = {errors.ClientGoneError, StartupError, UnavailableError}
 
 def test_every_setting_is_explained_once_with_its_default() -> None:
     rows = rows_under(CONFIGURATION, "setting", "default", "meaning")
-    text = (REPOSITORY / ".env.example").read_text(encoding="utf-8")
-    defaults = dict(re.findall(r"(?m)^# ([A-Z][A-Z0-9_]+)=(.*)$", text))
+    defaults = listed_settings()
     explained = {code_in(name)[0]: default.strip("`") for name, default, _ in rows}
     assert len(explained) == len(rows)
     assert set(explained) == {name.upper() for name in Settings.model_fields}

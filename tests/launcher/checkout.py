@@ -18,7 +18,8 @@ TOOLS = ("bash", "dirname")
 QWEN = {"RERANKER_MODEL": "Qwen/Qwen3-Reranker-0.6B"}
 PRINT_ENVIRONMENT = """
 import json, os, sys, tiny
-names = ("DEVICE", "EMBEDDING_MODEL", "DENSE_EMBEDDING_MODEL", "RERANKER_MODEL", "HF_HUB_OFFLINE",
+names = ("DEVICE", "device", "PYTORCH_CUDA_ALLOC_CONF", "EMBEDDING_MODEL",
+         "DENSE_EMBEDDING_MODEL", "RERANKER_MODEL", "HF_HUB_OFFLINE",
          "QWEN_RERANK_BATCH_SIZE", "QWEN_RERANK_MAX_LENGTH")
 print(json.dumps({name: os.environ[name] for name in names if name in os.environ}
                  | {"tiny": tiny.version, "prefix": sys.prefix, "folder": os.getcwd(),

@@ -57,4 +57,10 @@ def test_a_driver_that_sees_no_gpu_is_told(tmp_path: Path, script: Path, state) 
 
 def test_with_a_driver_and_a_gpu_the_app_is_started_on_it(tmp_path: Path, script: Path) -> None:
     driver = install_driver(tmp_path, 13_010, gpus=2)
-    assert told(start("local", "gpu", script=script, **driver))["DEVICE"] == "cuda"
+    found = told(start("local", "gpu", script=script, DEVICE="cpu", **driver))
+    assert found["DEVICE"] == "cuda"
+    assert found["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    script.with_name(".env").write_text("DEVICE=cuda:1\nPYTORCH_CUDA_ALLOC_CONF=backend:native\n")
+    found = told(start("local", "gpu", script=script, **driver))
+    assert "DEVICE" not in found
+    assert found["PYTORCH_CUDA_ALLOC_CONF"] == "backend:native"

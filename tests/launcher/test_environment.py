@@ -88,7 +88,7 @@ def test_a_half_made_environment_is_repaired_and_a_change_of_device_starts_afres
     assert told(repaired)["DEVICE"] == "cpu"
 
     own_python = str(script.with_name(".venv") / "bin" / "python")
-    changed = start("local", "gpu", script=script, PYTHON=own_python, DEVICE="cpu")
+    changed = start("local", "gpu", script=script, PYTHON=own_python, DEVICE="mps")
     assert "Making .venv" in changed.stdout
     assert told(changed)["prefix"] == str(script.with_name(".venv"))
 

@@ -41,7 +41,6 @@ def test_only_a_qwen_reranker_is_tuned_and_only_where_nothing_is_set() -> None:
     assert tune_reranker({}, "cpu") == {}
     assert tune_reranker({"RERANKER_MODEL": "BAAI/bge-reranker-v2-m3"}, "cpu") == {}
     assert tune_reranker({"RERANKER_MODEL": "/models/my-QWEN3"}, "cpu") == both
-    assert tune_reranker(QWEN | {"DEVICE": "CPU"}, "gpu") == both
     assert tune_reranker(QWEN | {"QWEN_RERANK_BATCH_SIZE": "3"}, "cpu") == {
         "QWEN_RERANK_MAX_LENGTH": "2048"
     }

@@ -39,14 +39,34 @@ def test_the_app_is_the_process_that_was_started_so_that_it_gets_the_signals(
     assert json.loads(told_last)["pid"] == str(process.pid)
 
 
-def test_a_device_chosen_by_the_user_stays(started: Path) -> None:
-    assert told(start("local", "cpu", script=started, DEVICE="mps"))["DEVICE"] == "mps"
-    settings = started.with_name(".env")
-    settings.write_text("# DEVICE=cuda\n")
-    assert told(start("local", "cpu", script=started))["DEVICE"] == "cpu"
-    settings.write_text("HOST=0.0.0.0\nDEVICE=auto\n")
-    assert "DEVICE" not in told(start("local", "cpu", script=started))
-    settings.unlink()
+@pytest.mark.parametrize(
+    ("line", "variables", "dotenv", "device"),
+    [
+        ("cpu", {"DEVICE": "cuda"}, "", "cpu"),
+        ("cpu", {"device": "cuda:1"}, "", "cpu"),
+        ("CPU", {}, "HOST=0.0.0.0\nDEVICE=auto\n", "cpu"),
+        ("cpu", {"DEVICE": "mps"}, "DEVICE=cuda\n", "cpu"),
+        ("cpu", {"DEVICE": "cpu:0,cpu:1"}, "", "cpu:0,cpu:1"),
+        ("auto", {"DEVICE": "mps"}, "", "mps"),
+        ("auto", {}, "# DEVICE=cuda\n", "cpu"),
+    ],
+)
+def test_the_argument_decides_on_the_device_and_auto_follows_the_setting(
+    started: Path, tools: Path, line: str, variables: dict[str, str], dotenv: str, device: str
+) -> None:
+    started.with_name(".env").write_text(dotenv)
+    found = told(start("local", line, script=started, **variables, PATH=str(tools)))
+    started.with_name(".env").unlink()
+    assert found["DEVICE"] == device
+    assert "device" not in found
+
+
+def test_auto_takes_the_cpu_where_the_setting_says_so_beside_a_gpu(
+    started: Path, tools: Path
+) -> None:
+    add_program(tools, "nvidia-smi", "exit 0")
+    found = told(start("local", "auto", script=started, DEVICE="CPU", PATH=str(tools)))
+    assert found["DEVICE"] == "CPU"
 
 
 def test_demo_serves_its_own_model_for_everything_and_looks_for_no_hub(started: Path) -> None:
