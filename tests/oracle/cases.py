@@ -1,0 +1,109 @@
+"""Requests drawn from a seed: 1 to 64 texts of 1 to 2,000 words, every combination of options.
+
+A word is one token for the tokenizers of the tiny bge-m3 and bge-reranker checkpoints, and about
+three for Qwen's.
+"""
+
+import itertools
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.checkpoints import WORDS
+from tests.texts import ODD_TEXTS
+
+MOST_TEXTS = 64
+MOST_WORDS = 2000
+ODD_SHARE = 0.1
+KINDS = ("dense", "sparse", "colbert")
+_KINDS_ASKED = [asked for asked in itertools.product([True, False], repeat=3) if any(asked)]
+_EMBED_OPTIONS = list(itertools.product(_KINDS_ASKED, [False, True], [False, True]))
+
+Body = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A request that a server answers with 200; `number` tells it apart from the others."""
+
+    number: int
+    path: str
+    body: Body
+
+    @property
+    def content(self) -> bytes:
+        """The body as it is sent."""
+        return json.dumps(self.body).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A request that a server must refuse with `status`."""
+
+    path: str
+    content: bytes
+    status: int
+
+
+MALFORMED = [
+    Malformed("/embeddings/", b"", 422),
+    Malformed("/embeddings/", b"{", 422),
+    Malformed("/embeddings/", b'{"sentences":[]}', 400),
+    Malformed("/embeddings/", b'{"sentences":["a",1]}', 422),
+    Malformed("/embeddings/", b'{"sentences":["a"],"dense":true}', 422),
+    Malformed("/embeddings/", b'{"sentences":["\xff"]}', 422),
+    Malformed("/rerank", b'{"query":"a"}', 422),
+    Malformed("/rerank", b'{"query":" ","passages":["a"]}', 400),
+    Malformed("/rerank", b'{"query":"a","passages":[]}', 400),
+    Malformed("/rerank", b'{"query":"a","passages":["b"],"normalize":"x"}', 422),
+]
+
+
+def draw_cases(seed: int, count: int, rerank_options: Sequence[Body], words: int) -> list[Case]:
+    """`count` requests, two thirds to embed.
+
+    A request of several texts has about `words` words at most, the query counted for each passage.
+    """
+    rng = random.Random(seed)
+    embed, rerank = itertools.cycle(_EMBED_OPTIONS), itertools.cycle(rerank_options)
+    return [
+        _draw_rerank(rng, number, next(rerank), words)
+        if number % 3 == 2
+        else _draw_embed(rng, number, next(embed), words)
+        for number in range(count)
+    ]
+
+
+def _draw_embed(
+    rng: random.Random, number: int, options: tuple[tuple[bool, ...], bool, bool], words: int
+) -> Case:
+    asked, normalize, as_indices = options
+    body: Body = {f"return_{kind}": want for kind, want in zip(KINDS, asked, strict=True)}
+    body |= {"normalize_dense": normalize, "sparse_as_indices": as_indices}
+    return Case(number, "/embeddings/", body | {"sentences": _draw_texts(rng, words)})
+
+
+def _draw_rerank(rng: random.Random, number: int, options: Body, words: int) -> Case:
+    passages = _draw_texts(rng, words)
+    query = _draw_text(rng, _log_uniform(rng, max(1, words // len(passages))))
+    body: Body = {"query": query, "passages": passages}
+    return Case(number, "/rerank", body | options)
+
+
+def _draw_texts(rng: random.Random, words: int) -> list[str]:
+    lengths = [_log_uniform(rng, MOST_WORDS) for _ in range(_log_uniform(rng, MOST_TEXTS))]
+    shrink = min(1.0, words / sum(lengths)) if len(lengths) > 1 else 1.0
+    texts = [_draw_text(rng, max(1, int(length * shrink))) for length in lengths]
+    odd = [rng.choice(ODD_TEXTS) if rng.random() < ODD_SHARE else text for text in texts]
+    # Equal texts beside each other are what a shared beginning is made of.
+    return [*odd[:-1], odd[0]] if rng.random() < ODD_SHARE else odd
+
+
+def _draw_text(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choices(WORDS, k=words))
+
+
+def _log_uniform(rng: random.Random, most: int) -> int:
+    return round(math.exp(rng.uniform(0.0, math.log(most))))

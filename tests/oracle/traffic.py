@@ -1,0 +1,106 @@
+"""Clients that send the cases many times, in random order and with others in between."""
+
+import asyncio
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import httpx2
+
+from tests.faults.raw import head
+from tests.faults.tally import Tally
+from tests.oracle.answers import Answer, Comparison, parse
+from tests.oracle.cases import MALFORMED, Case
+from tests.server import RunningServer
+
+CLIENTS = 24
+LEAVE_SHARE = 0.05
+MALFORMED_SHARE = 0.05
+# What a client that leaves waits for its answer before.
+LONGEST_STAY = 0.05
+JSON = {"Content-Type": "application/json"}
+PRIORITIES = [f"u={urgency}" for urgency in range(8)] + ["u=1, i", "u=99", "?", ""]
+
+
+async def ask_idle(server: RunningServer, cases: Sequence[Case]) -> list[Answer]:
+    """The answer to each case, asked one after the other: what every later one must equal."""
+    expected = []
+    async with server.async_client() as client:
+        for case in cases:
+            response = await client.post(case.path, content=case.content, headers=JSON)
+            assert response.status_code == 200, response.text
+            expected.append(parse(response.content))
+    return expected
+
+
+@dataclass
+class Traffic:
+    """One run: the cases with their expected answers, and what became of the requests."""
+
+    server: RunningServer
+    cases: Sequence[Case]
+    expected: Sequence[Answer]
+    comparison: Comparison
+    tally: Tally = field(default_factory=Tally)
+    rng: random.Random = field(default_factory=lambda: random.Random(11))
+
+    async def run(self, supply: Iterator[object], clients: int = CLIENTS) -> None:
+        """Send a request for each thing that `supply` holds, `clients` at a time."""
+        async with self.server.async_client() as client:
+            await asyncio.gather(*(self._run_client(client, supply) for _ in range(clients)))
+
+    async def _run_client(self, client: httpx2.AsyncClient, supply: Iterator[object]) -> None:
+        for _ in supply:
+            chance = self.rng.random()
+            case = self.rng.choice(self.cases)
+            if chance < LEAVE_SHARE:
+                await self._leave(case)
+            elif chance < LEAVE_SHARE + MALFORMED_SHARE:
+                await self._send_malformed(client)
+            else:
+                await self._send(client, case)
+
+    async def _send(self, client: httpx2.AsyncClient, case: Case) -> None:
+        headers = JSON | {"Priority": self.rng.choice(PRIORITIES)}
+        response = await self._post(client, case.path, case.content, headers)
+        if response is None:
+            return
+        if response.status_code == 200:
+            self.comparison.compare(case, self.expected[case.number], response.content)
+        else:
+            self._blame(f"request {case.number} to {case.path}", response)
+
+    async def _send_malformed(self, client: httpx2.AsyncClient) -> None:
+        bad = self.rng.choice(MALFORMED)
+        response = await self._post(client, bad.path, bad.content, JSON)
+        if response is not None and response.status_code != bad.status:
+            self._blame(f"{bad.content!r} to {bad.path}", response)
+
+    async def _post(
+        self, client: httpx2.AsyncClient, path: str, content: bytes, headers: dict[str, str]
+    ) -> httpx2.Response | None:
+        """Send and note the status; without an answer the request stays lost."""
+        try:
+            response = await client.post(path, content=content, headers=headers)
+        except httpx2.TransportError:
+            self.tally.sent += 1
+            return None
+        self.tally.note(response.status_code)
+        return response
+
+    def _blame(self, what: str, response: httpx2.Response) -> None:
+        self.comparison.wrong.append(f"{what}: {response.status_code} {response.text[:200]}")
+
+    async def _leave(self, case: Case) -> None:
+        """Leave in the middle of the body, or while the answer is made."""
+        host, port = self.server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        sent = self.rng.choice([len(case.content), len(case.content), len(case.content) // 2])
+        writer.write(head(len(case.content), case.path) + case.content[:sent])
+        try:
+            await asyncio.wait_for(reader.read(1), self.rng.uniform(0, LONGEST_STAY))
+        except TimeoutError:
+            pass
+        finally:
+            writer.transport.abort()
+        self.tally.leave()
