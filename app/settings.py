@@ -60,6 +60,8 @@ class Settings(BaseSettings):
     qwen_rerank_max_length: PositiveInt = 32_768
     qwen_rerank_batch_size: PositiveInt = 16
     max_batch_tokens: Auto | PositiveInt = "auto"
+    max_requests_in_batch: PositiveInt | None = None
+    max_batch_sequences: PositiveInt | None = None
     batch_wait_ms: Annotated[float, Field(ge=0, le=1000)] = 0
     tokenizer_threads: Auto | PositiveInt = "auto"
     torch_compile: bool = False
@@ -251,6 +253,8 @@ _ALLOWED = {
     "qwen_rerank_max_length": "a number of tokens, at least 1",
     "qwen_rerank_batch_size": "a number of pairs, at least 1",
     "max_batch_tokens": "auto, or a number of tokens, at least 1",
+    "max_requests_in_batch": "a number of requests, at least 1",
+    "max_batch_sequences": "a number of sequences, at least 1",
     "batch_wait_ms": "milliseconds from 0 to 1000",
     "tokenizer_threads": "auto, or a number, at least 1",
     "torch_compile": "true or false",

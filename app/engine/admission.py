@@ -2,14 +2,14 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from app.engine.batcher import weight_of
+from app.engine.job import Job
 from app.engine.queue import JobQueue
 from app.engine.tokenizer_threads import TokenizerThreads
-from app.jobs import Job, Model, Outputs, TokenIds
+from app.jobs import Model
 from app.metrics import Metrics
 from app.timings import Stage
 
@@ -25,7 +25,7 @@ class Tokenized(Generic[Tokens]):
 
 
 class Admission:
-    """Turns requests that hold a place into jobs, and sees them off."""
+    """Turns requests that hold a permit into jobs, and lines these up."""
 
     def __init__(self, queue: JobQueue, threads: TokenizerThreads, metrics: Metrics) -> None:
         self._queue = queue
@@ -42,28 +42,27 @@ class Admission:
         self._metrics.tokenize.observe(ended - started)
         return Tokenized(value, Stage("tokenize", started, ended, model.name))
 
-    def make_job(
-        self, model: Model, sequences: list[TokenIds], outputs: Outputs, urgency: int
-    ) -> Job:
-        """A job that waits from now on; `see_off` lines it up."""
-        future = asyncio.get_running_loop().create_future()
-        weight = weight_of(urgency)
-        return Job(model, sequences, outputs, future, time.perf_counter(), weight=weight)
+    async def submit(self, *jobs: Job) -> None:
+        """Line up jobs; return once the device has all of them, or raise as soon as one fails.
 
-    async def see_off(self, *jobs: Job) -> None:
-        """Line up jobs and return once all of them have gone to the device, or have failed.
-
-        What is left of them when the caller is cancelled is taken out of the queue.
+        When the caller is cancelled they are too.
         """
-        for job in jobs:
-            self._queue.put(job)
         try:
             for job in jobs:
-                await job.departed.wait()
-        except asyncio.CancelledError:
-            for job in jobs:
-                job.future.cancel()
+                self._queue.put(job)
+            await asyncio.gather(*(job.dequeued() for job in jobs))
+        except BaseException:
+            _cancel(jobs)
             raise
+
+    async def results(self, *jobs: Job) -> list[list[Any]]:
+        """The results of each job; the first failure ends them all."""
+        try:
+            return await asyncio.gather(*(job.result() for job in jobs))
         finally:
-            for job in jobs:
-                self._queue.discard(job)
+            _cancel(jobs)
+
+
+def _cancel(jobs: Iterable[Job]) -> None:
+    for job in jobs:
+        job.cancel()

@@ -1,23 +1,28 @@
 """Choosing the next batch: a pure function of the waiting jobs and the limits of one forward.
 
-The policy is weighted fair queueing with the sequence as its unit. Every job carries a virtual
-start, and each of its sequences taken moves it on by that sequence's tokens divided by the job's
-weight. The job whose next sequence would be done first, counting no more than its first
-`QUANTUM_TOKENS`, goes next: so the more urgent of two newcomers is first, and a long text is not
-held back for its length. A newcomer starts at the virtual time, which moves on by each batch's
-tokens divided by the weights that shared the device. So a short request overtakes a long one that
-has had its share, many short ones together still leave the long one its share, and since every
-weight is above zero nobody waits for ever.
+The policy is weighted fair queueing in two levels, with the sequence as its unit: the device is
+shared between the clients that have work, and each client's share between its jobs. A client is a
+flow with a virtual start, and each of its sequences taken moves it on by that sequence's tokens
+divided by the flow's weight, which is that of its weightiest job. The flow whose next sequence
+would be done first, counting no more than its first `QUANTUM_TOKENS`, goes next; among the jobs of
+one flow the same rule holds, with each job's own virtual start and weight. So the more urgent of
+two newcomers is first, and a long text is not held back for its length. A newcomer starts at the
+virtual time, which moves on by each batch's tokens divided by the weights that shared the device.
+So a short request overtakes a long one that has had its share, many short ones together still leave
+the long one its share, no client gains by sending its work as many requests, and since every weight
+is above zero nobody waits for ever.
 
 Urgency is that of RFC 9218, 0 (most urgent) to 7; each step doubles a job's share.
 """
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from app.jobs import Batch, Job, Share
+from app.engine.batch import Batch, BatchSlice
+from app.engine.job import Job
+from app.jobs import Model
 
 DEFAULT_URGENCY = 3
 QUANTUM_TOKENS = 32
@@ -28,6 +33,20 @@ class Limits:
     """What one forward may hold; a single longer sequence goes alone."""
 
     max_tokens: int
+    max_sequences: int | None = None
+    max_requests: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """One client's place among the clients: how far its work has come, in virtual time.
+
+    `virtual_time` is where the next of its own jobs starts, and `jobs` how many of them wait.
+    """
+
+    virtual_start: float = 0.0
+    virtual_time: float = 0.0
+    jobs: int = 0
 
 
 def weight_of(urgency: int) -> float:
@@ -35,46 +54,117 @@ def weight_of(urgency: int) -> float:
     return float(2.0 ** (DEFAULT_URGENCY - urgency))
 
 
-def form_batch(jobs: Sequence[Job], limits: Limits) -> Batch:
+def form_batch(jobs: Mapping[Job, Flow], limits: Limits) -> Batch:
     """The next batch from `jobs`, of which at least one must be waiting; changes nothing.
 
     `jobs` are in order of arrival, which decides between equals. The first sequence chosen is
     taken whatever its length and fixes the model; later ones must fit what is left.
     """
-    rivals = [
-        _rival(job, order, job.taken, job.virtual_start)
-        for order, job in enumerate(jobs)
-        if job.waiting
-    ]
-    heapq.heapify(rivals)
-    model = jobs[rivals[0].order].model
-    places = model.max_batch_sequences or limits.max_tokens
-    stops: dict[int, int] = {}
-    tokens_left = limits.max_tokens
-    while rivals and tokens_left > 0 and places > 0:
-        rival = heapq.heappop(rivals)
-        job, after = jobs[rival.order], rival.place + 1
-        length = len(job.sequences[rival.place])
-        if job.model is not model or (stops and length > tokens_left):
-            continue
-        stops[rival.order] = after
-        tokens_left -= length
-        places -= 1
-        if after < len(job.sequences):
-            start = rival.virtual_start + length / job.weight
-            heapq.heappush(rivals, _rival(job, rival.order, after, start))
-    return Batch(model, [Share(jobs[order], jobs[order].taken, stops[order]) for order in stops])
+    turns = [contender.turn for contender in _contenders(jobs)]
+    heapq.heapify(turns)
+    filling = _Filling(limits)
+    while turns and not filling.full:
+        contender = heapq.heappop(turns).contender
+        candidate = heapq.heappop(contender.candidates)
+        if filling.fits(candidate):
+            filling.add(candidate)
+            contender.advance(candidate)
+        if contender.candidates:
+            heapq.heappush(turns, contender.turn)
+    return filling.batch()
 
 
-class _Rival(NamedTuple):
-    """A job's next sequence; the smallest goes first."""
+class _Candidate(NamedTuple):
+    """A job's next sequence; of one client's the smallest goes first. No two have one order."""
 
     virtual_finish: float
     order: int
-    place: int
     virtual_start: float
+    job: Job
+    place: int
+    tokens: int
 
 
-def _rival(job: Job, order: int, place: int, virtual_start: float) -> _Rival:
-    quantum = min(len(job.sequences[place]), QUANTUM_TOKENS)
-    return _Rival(virtual_start + quantum / job.weight, order, place, virtual_start)
+class _Turn(NamedTuple):
+    """A client's next sequence; the smallest goes first."""
+
+    virtual_finish: float
+    order: int
+    contender: "_Contender"
+
+
+@dataclass(slots=True)
+class _Contender:
+    """A client while a batch is formed; `candidates` is a heap."""
+
+    virtual_start: float
+    weight: float = 0.0
+    candidates: list[_Candidate] = field(default_factory=list)
+
+    @property
+    def turn(self) -> _Turn:
+        best = self.candidates[0]
+        finish = self.virtual_start + min(best.tokens, QUANTUM_TOKENS) / self.weight
+        return _Turn(finish, best.order, self)
+
+    def advance(self, chosen: _Candidate) -> None:
+        """Move on by what was chosen; its job's next sequence stands for election then."""
+        self.virtual_start += chosen.tokens / self.weight
+        job, after = chosen.job, chosen.place + 1
+        if after < len(job.sequences):
+            start = chosen.virtual_start + chosen.tokens / job.weight
+            heapq.heappush(self.candidates, _candidate(job, chosen.order, after, start))
+
+
+def _contenders(jobs: Mapping[Job, Flow]) -> Iterable[_Contender]:
+    contenders: dict[Flow, _Contender] = {}
+    for order, (job, flow) in enumerate(jobs.items()):
+        contender = contenders.setdefault(flow, _Contender(flow.virtual_start))
+        contender.weight = max(contender.weight, job.weight)
+        contender.candidates.append(_candidate(job, order, job.taken, job.virtual_start))
+    for contender in contenders.values():
+        heapq.heapify(contender.candidates)
+    return contenders.values()
+
+
+def _candidate(job: Job, order: int, place: int, virtual_start: float) -> _Candidate:
+    tokens = len(job.sequences[place])
+    finish = virtual_start + min(tokens, QUANTUM_TOKENS) / job.weight
+    return _Candidate(finish, order, virtual_start, job, place, tokens)
+
+
+class _Filling:
+    """A batch while it is formed; the first sequence fixes its model."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._tokens_left = limits.max_tokens
+        self._sequences_left = limits.max_sequences or limits.max_tokens
+        self._max_requests = limits.max_requests or limits.max_tokens
+        self._model: Model | None = None
+        self._stops: dict[Job, int] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more can be added."""
+        return self._tokens_left <= 0 or self._sequences_left <= 0
+
+    def fits(self, candidate: _Candidate) -> bool:
+        """Whether a sequence may come beside those that are chosen; the first may always."""
+        return self._model is None or (
+            candidate.job.model is self._model
+            and candidate.tokens <= self._tokens_left
+            and (candidate.job in self._stops or len(self._stops) < self._max_requests)
+        )
+
+    def add(self, candidate: _Candidate) -> None:
+        if self._model is None:
+            self._model = candidate.job.model
+            most = self._model.max_batch_sequences or self._sequences_left
+            self._sequences_left = min(self._sequences_left, most)
+        self._stops[candidate.job] = candidate.place + 1
+        self._tokens_left -= candidate.tokens
+        self._sequences_left -= 1
+
+    def batch(self) -> Batch:
+        slices = [BatchSlice(job, job.taken, stop) for job, stop in self._stops.items()]
+        return Batch(slices[0].job.model, slices)

@@ -8,14 +8,18 @@ _RECOVERY_STEPS = 100
 class TokenBudget:
     """Shrinks when a batch did not fit the device's memory, and grows back step by step."""
 
-    def __init__(self, tokens: int) -> None:
+    def __init__(
+        self, tokens: int, max_sequences: int | None = None, max_requests: int | None = None
+    ) -> None:
         self._most = tokens
         self._now = tokens
+        self._max_sequences = max_sequences
+        self._max_requests = max_requests
 
     @property
     def limits(self) -> Limits:
         """What the next forward may hold."""
-        return Limits(self._now)
+        return Limits(self._now, self._max_sequences, self._max_requests)
 
     def shrink(self, failed_tokens: int) -> None:
         """Stay at half of what was too much."""

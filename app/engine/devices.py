@@ -13,7 +13,7 @@ from app.engine.forward_limit import CPU_SECONDS, GPU_SECONDS, ForwardLimit
 from app.engine.loading import LoadedModels, Loader
 from app.engine.memory import MemoryGuard
 from app.engine.queue import JobQueue
-from app.errors import SmartEmbedderError
+from app.errors import SmartEmbedderError, UnhealthyError
 from app.jobs import Model
 from app.metrics import Metrics
 from app.settings import Settings
@@ -44,7 +44,7 @@ class Devices:
         self._workers.append(self._make_worker(self._first_thread, models, {}))
         for replica in models.replicas:
             thread = DeviceThread(f"device-{len(self._workers)}")
-            self._workers.append(self._make_worker(thread, replica, stand_ins(models, replica)))
+            self._workers.append(self._make_worker(thread, replica, replicas_of(models, replica)))
         return models
 
     @property
@@ -63,7 +63,8 @@ class Devices:
         return sum(worker.executor.rate.tokens_per_second for worker in self._workers)
 
     def abort(self, error: SmartEmbedderError) -> None:
-        """Fail every job that waits or is on a device."""
+        """Fail every job that waits or is on a device, and every job that comes."""
+        self._queue.close(error)
         for worker in self._workers:
             worker.executor.abort(error)
 
@@ -86,18 +87,43 @@ class Devices:
         executor = DeviceExecutor(
             self._queue,
             threads,
-            TokenBudget(models.max_batch_tokens),
+            TokenBudget(
+                models.max_batch_tokens,
+                self._settings.max_batch_sequences,
+                self._settings.max_requests_in_batch,
+            ),
             ForwardLimit(self._settings.gpu_process_timeout, least, models.seconds_per_token),
             self._metrics,
             memory=MemoryGuard(models.free_memory),
-            stand_ins=replaces,
+            replicas=replaces,
             batch_wait=self._settings.batch_wait_ms / 1000,
+            on_stuck=self._fail_what_waits_for_stuck_devices,
         )
         consumer = asyncio.create_task(executor.run(), name=f"{models.device.name}-consumer")
+        consumer.add_done_callback(self._close_queue_without_consumers)
         return _Worker(threads, executor, consumer)
 
+    def _fail_what_waits_for_stuck_devices(self) -> None:
+        """Where no device may ever come back, nobody is left waiting for one."""
+        if all(worker.executor.stuck_seconds for worker in self._workers):
+            self._queue.fail(
+                UnhealthyError("the device does not come back from a forward", retry_after=30)
+            )
 
-def stand_ins(models: LoadedModels, replica: LoadedModels) -> dict[Model, Model]:
+    def _close_queue_without_consumers(self, ended: "asyncio.Task[None]") -> None:
+        if not ended.cancelled() and ended.exception() is not None and self._all_ended:
+            self._queue.close(
+                UnhealthyError(
+                    "the queue's consumer has ended; its log line says why", retry_after=30
+                )
+            )
+
+    @property
+    def _all_ended(self) -> bool:
+        return all(worker.consumer.done() for worker in self._workers)
+
+
+def replicas_of(models: LoadedModels, replica: LoadedModels) -> dict[Model, Model]:
     """For each model of the first device the same model on another."""
     pairs = zip(models.each, replica.each, strict=True)
     return dict(pairs)

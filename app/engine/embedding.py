@@ -1,6 +1,5 @@
 """How an embedding request becomes jobs, and their results one answer."""
 
-import asyncio
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,15 +7,16 @@ from functools import partial
 import numpy as np
 
 from app.engine.admission import Admission, Tokenized
+from app.engine.batcher import weight_of
+from app.engine.concurrency import ConcurrencyLimit
+from app.engine.job import Job
 from app.engine.loading import LoadedModels
-from app.engine.places import Places
 from app.engine.timing import timings_of
 from app.errors import InvalidRequestError
 from app.jobs import (
     Embedder,
     EmbeddingResult,
     FloatArray,
-    Job,
     Outputs,
     TextEmbedding,
     TokenizedText,
@@ -37,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A part whose work has gone to the device."""
+    """A part whose work is ready for the device."""
 
     part: Part
     tokenized: Tokenized[list[TokenizedText]]
@@ -47,9 +47,9 @@ class Admitted:
 class EmbeddingFlow:
     """Runs embedding requests through the queue."""
 
-    def __init__(self, admission: Admission, places: Places) -> None:
+    def __init__(self, admission: Admission, waiting: ConcurrencyLimit) -> None:
         self._admission = admission
-        self._places = places
+        self._waiting = waiting
 
     async def run(
         self,
@@ -59,14 +59,16 @@ class EmbeddingFlow:
         *,
         normalize_dense: bool,
         urgency: int,
+        client: str,
     ) -> EmbeddingResult:
         """Embed `texts` with as few models as `outputs` needs."""
         started = time.perf_counter()
-        async with self._places.hold():
+        async with self._waiting.hold(client):
             work = divide_work(models, outputs)
-            admitted = [await self._tokenize(part, texts, urgency) for part in work]
-            await self._admission.see_off(*(each.job for each in admitted))
-        parts = await asyncio.gather(*(each.job.future for each in admitted))
+            admitted = [await self._tokenize(part, texts, urgency, client) for part in work]
+            jobs = [each.job for each in admitted]
+            await self._admission.submit(*jobs)
+        parts = await self._admission.results(*jobs)
         embeddings = [_merge(list(of_one_text)) for of_one_text in zip(*parts, strict=True)]
         if normalize_dense and models.dense is not None:
             embeddings = [_with_unit_dense(embedding) for embedding in embeddings]
@@ -77,18 +79,19 @@ class EmbeddingFlow:
             timings=timings_of(
                 started,
                 tokenized=[each.tokenized.stage for each in admitted],
-                jobs=[each.job for each in admitted],
+                jobs=jobs,
             ),
         )
 
-    async def _tokenize(self, part: Part, texts: list[str], urgency: int) -> Admitted:
+    async def _tokenize(self, part: Part, texts: list[str], urgency: int, client: str) -> Admitted:
         tokenized = await self._admission.tokenize(
             part.model, partial(part.model.tokenize, texts), texts
         )
         sequences = [text.ids for text in tokenized.value]
         if part.outputs.colbert:
             _refuse_too_many_vectors(part.model, sum(map(len, sequences)))
-        job = self._admission.make_job(part.model, sequences, part.outputs, urgency)
+        weight = weight_of(urgency)
+        job = Job(part.model, sequences, part.outputs, client=client, weight=weight)
         return Admitted(part, tokenized, job)
 
 

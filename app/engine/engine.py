@@ -9,10 +9,10 @@ from typing import Self
 
 from app.engine.admission import Admission
 from app.engine.batcher import DEFAULT_URGENCY
+from app.engine.concurrency import ConcurrencyLimit
 from app.engine.devices import Devices
 from app.engine.embedding import EmbeddingFlow
 from app.engine.loading import LoadedModels, Loader, load_models
-from app.engine.places import Places
 from app.engine.queue import JobQueue
 from app.engine.reranking import RerankingFlow, RerankRequest
 from app.engine.tokenizer_threads import TokenizerThreads
@@ -48,8 +48,8 @@ class Engine:
         self._queue = JobQueue()
         self._devices = Devices(settings, self._queue, self._metrics)
         admission = Admission(self._queue, self._tokenizer_threads, self._metrics)
-        waiting = self._places(settings.max_queue_size, "embedding requests wait")
-        reranking = self._places(settings.rerank_max_queue, "rerank requests are in work")
+        waiting = self._limit(settings.max_queue_size, "embedding requests wait")
+        reranking = self._limit(settings.rerank_max_queue, "rerank requests are in work")
         self._embedding = EmbeddingFlow(admission, waiting)
         self._reranking = RerankingFlow(admission, reranking, settings.rerank_gpu_timeout)
         self._show(waiting)
@@ -60,16 +60,16 @@ class Engine:
         self._closing = self._aborted = False
         self._start_failure: Exception | None = None
 
-    def _show(self, waiting: Places) -> None:
+    def _show(self, waiting: ConcurrencyLimit) -> None:
         """Let the gauges read the queue and the device whenever they are scraped."""
         metrics, settings = self._metrics, self._settings
-        metrics.watch_queue(lambda: waiting.taken)
+        metrics.watch_queue(lambda: waiting.held)
         metrics.watch_device(lambda: self._devices.stuck_seconds)
         metrics.set_capacities(embedding=settings.max_queue_size, rerank=settings.rerank_max_queue)
 
-    def _places(self, capacity: int, what: str) -> Places:
+    def _limit(self, capacity: int, what: str) -> ConcurrencyLimit:
         full = f"the queue is full: {capacity} {what}"
-        return Places(capacity, QUEUE_PATIENCE, full, self._seconds_to_clear)
+        return ConcurrencyLimit(capacity, QUEUE_PATIENCE, full, self._seconds_to_clear)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -122,11 +122,16 @@ class Engine:
     async def close(self) -> None:
         """Refuse newcomers, serve all that was accepted, and end the threads.
 
-        A forward that nobody waits for any more is given SHUTDOWN_TIMEOUT to come back; none at all
-        after `abort`.
+        What is not served within SHUTDOWN_TIMEOUT is aborted. A forward that nobody waits for any
+        more is given SHUTDOWN_TIMEOUT to come back; none at all after `abort`.
         """
         self._closing = True
-        await self._quiet.wait()
+        try:
+            async with asyncio.timeout(self._settings.shutdown_timeout):
+                await self._quiet.wait()
+        except TimeoutError:
+            self.abort()
+            await self._quiet.wait()
         await self._devices.close(0 if self._aborted else self._settings.shutdown_timeout)
         self._tokenizer_threads.close()
 
@@ -145,10 +150,13 @@ class Engine:
         colbert: bool = True,
         normalize_dense: bool = False,
         urgency: int = DEFAULT_URGENCY,
+        client: str = "",
     ) -> EmbeddingResult:
         """Embed texts; a text's vectors depend on that text alone.
 
         `urgency` is RFC 9218's, 0 to 7; each step down doubles the request's share of the device.
+        `client` names whom the request is for: places in the queue and shares of the device are
+        divided among the clients that have work.
         Raises `EmptyInputError` without texts, `InvalidRequestError` where nothing is asked for,
         `UnavailableError` (loading, draining, unhealthy, queue full, out of memory),
         `InferenceTimeoutError` where a forward takes too long, or `InferenceError`.
@@ -160,7 +168,12 @@ class Engine:
             raise InvalidRequestError("nothing is asked for: choose dense, sparse or colbert")
         with self._accepted() as models:
             return await self._embedding.run(
-                models, texts, outputs, normalize_dense=normalize_dense, urgency=urgency
+                models,
+                texts,
+                outputs,
+                normalize_dense=normalize_dense,
+                urgency=urgency,
+                client=client,
             )
 
     async def rerank(self, request: RerankRequest) -> RerankResult:

@@ -1,4 +1,4 @@
-"""The consumer: takes a batch, has it computed on the device, hands every result to its request."""
+"""The consumer: takes a batch, has it computed on the device, hands every result to its job."""
 
 import asyncio
 import time
@@ -9,32 +9,36 @@ from typing import Any
 
 import structlog
 
+from app.engine.batch import Batch
 from app.engine.budget import TokenBudget
-from app.engine.delivery import deliver, fail, fail_job
 from app.engine.device_threads import DeviceThreads
-from app.engine.forward_limit import ForwardLimit, Watch
+from app.engine.forward_limit import BatchLimits, ForwardLimit, Watch
+from app.engine.job import Purpose
 from app.engine.memory import MemoryGuard
 from app.engine.queue import JobQueue
 from app.engine.service_rate import ServiceRate
-from app.errors import InferenceTimeoutError, OutOfMemoryError, SmartEmbedderError
-from app.jobs import Batch, Model
+from app.errors import InferenceTimeoutError, OutOfMemoryError, SmartEmbedderError, UnhealthyError
+from app.jobs import Model
 from app.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Flight:
-    """A batch between the queue and its requests; `after` is when the one before has landed."""
+class _InFlight:
+    """A batch between the queue and its jobs; `previous_done` is when the one before is back."""
 
     batch: Batch
-    after: asyncio.Event
+    previous_done: asyncio.Event
     launched: asyncio.Event = field(default_factory=asyncio.Event)
-    landed: asyncio.Event = field(default_factory=asyncio.Event)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class DeviceExecutor:
-    """Runs batches one after the other on one device until it is cancelled."""
+    """Runs batches one after the other on one device until it is cancelled.
+
+    `on_stuck` is called when the device has been away for so long that it may never come back.
+    """
 
     def __init__(
         self,
@@ -45,8 +49,9 @@ class DeviceExecutor:
         metrics: Metrics,
         *,
         memory: MemoryGuard,
-        stand_ins: Mapping[Model, Model] = MappingProxyType({}),
+        replicas: Mapping[Model, Model] = MappingProxyType({}),
         batch_wait: float = 0.0,
+        on_stuck: Callable[[], None] = lambda: None,
     ) -> None:
         self._queue = queue
         self._threads = threads
@@ -54,14 +59,14 @@ class DeviceExecutor:
         self._limit = limit
         self._metrics = metrics
         self._memory = memory
-        self._stand_ins = stand_ins
+        self._replicas = replicas
         self._batch_wait = batch_wait
         self._slots = asyncio.Semaphore(threads.most_batches)
-        self._flights: set[_Flight] = set()
-        self._last_landed = asyncio.Event()
-        self._last_landed.set()
+        self._in_flight: set[_InFlight] = set()
+        self._last_done = asyncio.Event()
+        self._last_done.set()
         self._free_since = 0.0
-        self._watch = Watch()
+        self._watch = Watch(on_stuck)
         self.rate = ServiceRate()
 
     @property
@@ -77,6 +82,7 @@ class DeviceExecutor:
                     await self._serve_once(tasks)
         except Exception:
             log.exception("consumer_ended")
+            self.abort(UnhealthyError("the queue's consumer has ended; its log line says why"))
             raise
 
     async def _serve_once(self, tasks: asyncio.TaskGroup) -> None:
@@ -89,45 +95,43 @@ class DeviceExecutor:
         if batch is None:
             self._slots.release()
             return
-        _mark_taken(batch, time.perf_counter(), self._metrics)
-        flight = _Flight(batch, after=self._last_landed)
-        self._last_landed = flight.landed
-        tasks.create_task(self._fly(flight))
-        await flight.launched.wait()
+        self._observe_wait(batch)
+        in_flight = _InFlight(batch, previous_done=self._last_done)
+        self._last_done = in_flight.done
+        self._in_flight.add(in_flight)
+        tasks.create_task(self._execute(in_flight))
+        await in_flight.launched.wait()
 
     def abort(self, error: SmartEmbedderError) -> None:
-        """Fail every job that waits or is on the device; the thread is left to itself."""
-        for job in self._queue.close():
-            fail_job(job, error)
-        for flight in self._flights:
-            fail(flight.batch, error)
+        """Fail every job that is on the device; the thread is left to itself."""
+        for in_flight in self._in_flight:
+            in_flight.batch.fail(error)
 
-    async def _fly(self, flight: _Flight) -> None:
-        self._flights.add(flight)
+    async def _execute(self, in_flight: _InFlight) -> None:
         try:
-            await self._run_batch(flight.batch, flight)
+            await self._run_batch(in_flight.batch, in_flight)
         finally:
-            self._flights.discard(flight)
-            flight.launched.set()
-            flight.landed.set()
+            self._in_flight.discard(in_flight)
+            in_flight.launched.set()
+            in_flight.done.set()
             self._slots.release()
 
-    async def _run_batch(self, batch: Batch, flight: _Flight) -> None:
+    async def _run_batch(self, batch: Batch, in_flight: _InFlight) -> None:
         started = time.perf_counter()
         try:
-            results = await self._on_device(batch, flight)
+            results = await self._on_device(batch, in_flight)
         except OutOfMemoryError as error:
             # What was on the device beside it has given its memory back then.
-            await flight.after.wait()
-            await self._run_in_halves(batch, error, flight)
+            await in_flight.previous_done.wait()
+            await self._run_in_halves(batch, error, in_flight)
         except Exception as error:  # noqa: BLE001 - these requests must hear of it
-            fail(batch, error)
+            _fail(batch, error)
         else:
             seconds = self._device_seconds(started)
             self.rate.observe(batch.tokens, seconds)
             self._budget.recover()
-            self._observe(batch, len(results), seconds)
-            deliver(batch, results, seconds)
+            self._observe(batch, seconds)
+            batch.complete(results, seconds)
 
     def _device_seconds(self, started: float) -> float:
         """How long the device was at this batch: not while it still was at the one before."""
@@ -135,74 +139,84 @@ class DeviceExecutor:
         seconds, self._free_since = now - max(started, self._free_since), now
         return seconds
 
-    async def _run_in_halves(self, batch: Batch, error: OutOfMemoryError, flight: _Flight) -> None:
+    async def _run_in_halves(
+        self, batch: Batch, error: OutOfMemoryError, in_flight: _InFlight
+    ) -> None:
         """Try each half by itself; a single sequence that does not fit is its request's failure."""
         halves = batch.halves()
-        if not halves[0].shares:
-            fail(batch, error)
+        if not halves[0].slices:
+            batch.fail(error)
             return
         self._metrics.splits.inc()
         self._budget.shrink(batch.tokens)
         limits = self._budget.limits
         log.warning("out_of_memory", tokens=batch.tokens, max_batch_tokens=limits.max_tokens)
         for half in halves:
-            waited_for = half.without_departed()
-            if waited_for.shares:
-                await self._run_batch(waited_for, flight)
+            unresolved = half.unresolved()
+            if unresolved.slices:
+                await self._run_batch(unresolved, in_flight)
 
-    def _observe(self, batch: Batch, sequences: int, seconds: float) -> None:
+    def _observe_wait(self, batch: Batch) -> None:
+        """Once for each job, when its first sequences are taken."""
+        for part in batch.slices:
+            taken_at = part.job.first_taken_at
+            if part.start == 0 and taken_at is not None:
+                self._metrics.queue_wait.observe(taken_at - part.job.enqueued_at)
+
+    def _observe(self, batch: Batch, seconds: float) -> None:
         self._metrics.tokens.labels(batch.model.name).inc(batch.tokens)
         self._metrics.batch_tokens.observe(batch.tokens)
-        if batch.outputs:
-            self._metrics.batch_size.observe(sequences)
+        embedded = batch.count(Purpose.EMBEDDING)
+        if embedded:
+            self._metrics.batch_size.observe(embedded)
             self._metrics.embedding_inference.observe(seconds)
-        else:
+        if batch.count(Purpose.RERANKING):
             self._metrics.rerank_inference.observe(seconds)
 
-    async def _on_device(self, batch: Batch, flight: _Flight) -> list[Any]:
-        limits = [self._limit.of_job(share.job, batch) for share in batch.shares]
-        with self._watch.over(self._limit.of_device(batch)):
-            running = asyncio.ensure_future(self._compute(batch, flight))
+    async def _on_device(self, batch: Batch, in_flight: _InFlight) -> list[Any]:
+        limits = self._limit.split(batch)
+        with self._watch.over(limits.device):
+            running = asyncio.ensure_future(self._compute(batch, in_flight))
             try:
                 # The limits are for this forward and not for the one before.
-                await flight.after.wait()
-                await _release_overdue(batch, limits, running)
+                await in_flight.previous_done.wait()
+                await _fail_overdue(batch, limits, running)
                 return await running
             finally:
                 running.cancel()
 
-    async def _compute(self, batch: Batch, flight: _Flight) -> list[Any]:
-        model = self._stand_ins.get(batch.model, batch.model)
+    async def _compute(self, batch: Batch, in_flight: _InFlight) -> list[Any]:
+        model = self._replicas.get(batch.model, batch.model)
 
         def launch() -> Callable[[], list[Any]]:
             collect = self._memory.guard(lambda: batch.launch(model))
             return lambda: self._memory.guard(collect)
 
-        return await self._threads.compute(launch, flight.launched)
+        return await self._threads.compute(launch, in_flight.launched)
 
 
-async def _release_overdue(
-    batch: Batch, limits: list[float], running: "asyncio.Future[list[Any]]"
+def _fail(batch: Batch, error: Exception) -> None:
+    """Tell every job of the batch; an error that is not ours is logged."""
+    if not isinstance(error, SmartEmbedderError):
+        log.error("batch_failed", model=batch.model.name, tokens=batch.tokens, exc_info=error)
+    batch.fail(error)
+
+
+async def _fail_overdue(
+    batch: Batch, limits: BatchLimits, running: "asyncio.Future[list[Any]]"
 ) -> None:
     """Wait for the forward; a caller whose time limit passes meanwhile is told so at once.
 
     The forward itself cannot be stopped: it keeps the device until it returns.
     """
     began = time.perf_counter()
-    order = sorted(range(len(limits)), key=limits.__getitem__)
+    order = sorted(range(len(batch.slices)), key=limits.slices.__getitem__)
     for place in order:
-        left = began + limits[place] - time.perf_counter()
+        left = began + limits.slices[place] - time.perf_counter()
         await asyncio.wait({running}, timeout=max(0.0, left))
         if running.done():
             return
-        job = batch.shares[place].job
-        seconds = limits[place] if job.time_limit is None else job.time_limit
+        job = batch.slices[place].job
+        seconds = limits.slices[place] if job.time_limit is None else job.time_limit
         what = "forward" if job.time_limit is None else "forwards"
-        fail_job(job, InferenceTimeoutError(f"the {what} took longer than {seconds:g} seconds"))
-
-
-def _mark_taken(batch: Batch, now: float, metrics: Metrics) -> None:
-    for share in batch.shares:
-        if share.job.first_taken_at is None:
-            share.job.first_taken_at = now
-            metrics.queue_wait.observe(now - share.job.enqueued_at)
+        job.fail(InferenceTimeoutError(f"the {what} took longer than {seconds:g} seconds"))

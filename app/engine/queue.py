@@ -1,68 +1,106 @@
-"""The waiting room: fair, and emptied batch by batch."""
+"""The jobs that wait for the device, fair between clients and between each client's jobs."""
 
 import asyncio
+import time
 
-from app.engine.batcher import Limits, form_batch
-from app.errors import DrainingError
-from app.jobs import Batch, Job
+from app.engine.batch import Batch
+from app.engine.batcher import Flow, Limits, form_batch
+from app.engine.job import Job
+from app.errors import SmartEmbedderError
 
 
 class JobQueue:
     """Jobs that wait for the device. All methods belong to the event loop's thread."""
 
     def __init__(self) -> None:
-        self._jobs: list[Job] = []
+        self._jobs: dict[Job, Flow] = {}
+        self._flows: dict[str, Flow] = {}
         self._arrival = asyncio.Event()
         self._virtual_time = 0.0
-        self._closed = False
+        self._waiting_tokens = 0
+        self._closed_for: SmartEmbedderError | None = None
 
     @property
     def waiting_tokens(self) -> int:
         """Tokens that wait for the device."""
-        return sum(len(ids) for job in self._jobs for ids in job.sequences[job.taken :])
+        return self._waiting_tokens
 
     def put(self, job: Job) -> None:
-        """Line up a job; raises `DrainingError` once the queue is closed."""
-        if self._closed:
-            raise DrainingError("the service is shutting down", retry_after=5)
-        job.virtual_start = self._virtual_time
-        self._jobs.append(job)
+        """Line up a job; once the queue is closed the job fails with the reason."""
+        if self._closed_for is not None:
+            job.fail(self._closed_for)
+            return
+        flow = self._flows.setdefault(job.client, Flow(self._virtual_time))
+        if not flow.jobs:
+            flow.virtual_start = max(flow.virtual_start, self._virtual_time)
+        flow.jobs += 1
+        self._jobs[job] = flow
+        self._waiting_tokens += job.waiting_tokens
+        job.enter(flow.virtual_time, self._leave)
         self._arrival.set()
 
-    def close(self) -> list[Job]:
-        """Take no job any more; returns those who waited."""
-        self._closed = True
-        waited = list(self._jobs)
-        for job in waited:
-            self._leave(job)
-        return waited
+    def fail(self, error: SmartEmbedderError) -> None:
+        """Fail every job that waits."""
+        for job in list(self._jobs):
+            job.fail(error)
 
-    def discard(self, job: Job) -> None:
-        """Forget what is left of a job that nobody waits for any more."""
-        if job in self._jobs:
-            self._leave(job)
+    def close(self, error: SmartEmbedderError) -> None:
+        """Fail every job that waits, and from now on every job that comes."""
+        self._closed_for = error
+        self.fail(error)
 
     async def wait(self) -> None:
         """Return as soon as a job waits."""
         await self._arrival.wait()
 
     def take(self, limits: Limits) -> Batch | None:
-        """Remove the next batch; None where everyone who waited has left."""
-        for job in [job for job in self._jobs if job.future.done()]:
-            self._leave(job)
+        """Remove the next batch; None where nobody waits any more."""
         if not self._jobs:
             return None
         batch = form_batch(self._jobs, limits)
-        self._virtual_time += batch.tokens / sum(job.weight for job in self._jobs)
-        for share in batch.shares:
-            share.job.virtual_start += share.tokens / share.job.weight
-            share.job.taken = share.stop
-            if not share.job.waiting:
-                self._leave(share.job)
+        self._move_virtual_times(batch)
+        self._waiting_tokens -= batch.tokens
+        batch.take(time.perf_counter())
+        self._catch_up()
         return batch
 
+    def _move_virtual_times(self, batch: Batch) -> None:
+        """By the batch's tokens divided by the weights that shared the device for it."""
+        weights: dict[Flow, float] = {}
+        shares: dict[Flow, float] = {}
+        for job, flow in self._jobs.items():
+            weights[flow] = weights.get(flow, 0.0) + job.weight
+            shares[flow] = max(shares.get(flow, 0.0), job.weight)
+        for part in batch.slices:
+            flow = self._jobs[part.job]
+            flow.virtual_start += part.tokens / shares[flow]
+            flow.virtual_time += part.tokens / weights[flow]
+        self._virtual_time += batch.tokens / sum(shares.values())
+
+    def _catch_up(self) -> None:
+        """Virtual time never falls behind whoever waits, and forgets clients that it has passed.
+
+        Otherwise work that one client did while it was alone would be held against it later.
+        """
+        earliest: dict[Flow, float] = {}
+        for job, flow in self._jobs.items():
+            earliest[flow] = min(earliest.get(flow, job.virtual_start), job.virtual_start)
+        for flow, start in earliest.items():
+            flow.virtual_time = max(flow.virtual_time, start)
+        if earliest:
+            first = min(flow.virtual_start for flow in earliest)
+            self._virtual_time = max(self._virtual_time, first)
+        passed = [
+            client
+            for client, flow in self._flows.items()
+            if not flow.jobs and flow.virtual_start <= self._virtual_time
+        ]
+        for client in passed:
+            del self._flows[client]
+
     def _leave(self, job: Job) -> None:
-        self._jobs.remove(job)
-        job.departed.set()
+        flow = self._jobs.pop(job)
+        flow.jobs -= 1
+        self._waiting_tokens -= job.waiting_tokens
         if not self._jobs:
             self._arrival.clear()

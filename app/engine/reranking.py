@@ -1,6 +1,7 @@
 """How a rerank request becomes jobs: through a reranker, or through bge-m3's late interaction."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -8,25 +9,27 @@ from typing import Any
 import numpy as np
 
 from app.engine.admission import Admission, Tokenized
-from app.engine.batcher import DEFAULT_URGENCY
+from app.engine.batcher import DEFAULT_URGENCY, weight_of
+from app.engine.concurrency import ConcurrencyLimit
+from app.engine.job import Job, Purpose
 from app.engine.late_interaction import Weights, score
 from app.engine.loading import LoadedModels
-from app.engine.places import Places
 from app.engine.timing import timings_of
 from app.errors import RerankerDisabledError
 from app.jobs import (
     Embedder,
-    Job,
     Outputs,
     PartScores,
     Reranker,
     RerankResult,
+    TokenIds,
     TokenizedPair,
     TokenizedText,
     Truncation,
 )
 
 _ALL_KINDS = Outputs(dense=True, sparse=True, colbert=True)
+_NO_VECTORS = Outputs()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class RerankRequest:
     """A query, the passages to score for it, and how.
 
     `normalize` makes probabilities of logits, `instruction` is for rerankers that read one, and
-    `weights` is for late interaction. `urgency` is as in `Engine.embed`.
+    `weights` is for late interaction. `urgency` and `client` are as in `Engine.embed`.
     """
 
     query: str
@@ -43,19 +46,20 @@ class RerankRequest:
     instruction: str | None = None
     weights: Weights = field(default_factory=Weights)
     urgency: int = DEFAULT_URGENCY
+    client: str = ""
 
 
 class RerankingFlow:
     """Runs rerank requests through the queue; `time_limit` is for the forwards of one request."""
 
-    def __init__(self, admission: Admission, places: Places, time_limit: float) -> None:
+    def __init__(self, admission: Admission, inside: ConcurrencyLimit, time_limit: float) -> None:
         self._admission = admission
-        self._places = places
+        self._inside = inside
         self._time_limit = time_limit
 
     async def run(self, models: LoadedModels, request: RerankRequest) -> RerankResult:
         """Score every passage; raises `RerankerDisabledError` where RERANKER_MODEL is none."""
-        async with self._places.hold():
+        async with self._inside.hold(request.client):
             if models.late_interaction:
                 return await self._interact(models.embedder, request)
             if models.reranker is None:
@@ -68,7 +72,7 @@ class RerankingFlow:
         started = time.perf_counter()
         call = partial(model.tokenize_pairs, request.query, request.passages, request.instruction)
         pairs = await self._admission.tokenize(model, call, [request.query, *request.passages])
-        job = self._job(model, [pair.ids for pair in pairs.value], Outputs(), request)
+        job = self._job(model, [pair.ids for pair in pairs.value], request)
         scores = await self._finish(job)
         if request.normalize and model.scores_are_logits:
             scores = _sigmoid(scores)
@@ -85,11 +89,17 @@ class RerankingFlow:
         both = [request.query, *request.passages]
         texts = await self._admission.tokenize(model, partial(model.tokenize, both), both)
         query, *passages = texts.value
-        query_job = self._job(model, [query.ids], _ALL_KINDS, request)
+        query_job = self._job(model, [query.ids], request, outputs=_ALL_KINDS)
         (query_embedding,) = await self._finish(query_job)
-        job = self._job(model, [passage.ids for passage in passages], _ALL_KINDS, request)
-        # In the device thread, so that a passage's token vectors need not outlive its batch.
-        job.reduce = partial(score, query_embedding)
+        job = self._job(
+            model,
+            [passage.ids for passage in passages],
+            request,
+            outputs=_ALL_KINDS,
+            time_spent=query_job.inference_seconds,
+            # In the device thread, so that a passage's token vectors need not outlive its batch.
+            reduce=partial(score, query_embedding),
+        )
         parts: list[PartScores] = await self._finish(job)
         return RerankResult(
             scores=[request.weights.fuse(part) for part in parts],
@@ -102,17 +112,29 @@ class RerankingFlow:
     def _job(
         self,
         model: Embedder | Reranker,
-        sequences: list[Any],
-        outputs: Outputs,
+        sequences: list[TokenIds],
         request: RerankRequest,
+        *,
+        outputs: Outputs = _NO_VECTORS,
+        time_spent: float = 0.0,
+        reduce: Callable[[Any], Any] | None = None,
     ) -> Job:
-        job = self._admission.make_job(model, sequences, outputs, request.urgency)
-        job.time_limit = self._time_limit
-        return job
+        return Job(
+            model,
+            sequences,
+            outputs,
+            purpose=Purpose.RERANKING,
+            client=request.client,
+            weight=weight_of(request.urgency),
+            time_limit=self._time_limit,
+            time_spent=time_spent,
+            reduce=reduce,
+        )
 
     async def _finish(self, job: Job) -> list[Any]:
-        await self._admission.see_off(job)
-        return await job.future
+        await self._admission.submit(job)
+        (results,) = await self._admission.results(job)
+        return results
 
 
 def _sigmoid(logits: list[float]) -> list[float]:

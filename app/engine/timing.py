@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Iterator
 
-from app.jobs import Job
+from app.engine.job import Job
 from app.timings import Stage, Timings
 
 

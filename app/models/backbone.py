@@ -1,5 +1,6 @@
 """The transformer between the token ids and the heads, run packed."""
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from app.models.encoder_parameters import EncoderParameters
 from app.models.packing import PackedBatch, pack
 from app.models.quantized import make_quantized_encoder
 from app.models.rows import can_quantize
+from app.models.selection import TokenSelection, select_tokens
 from app.models.tokenizer import TextTokenizer
 from app.models.weights import Weights
 
@@ -75,21 +77,27 @@ class Backbone:
 
     def pack(self, sequences: list[TokenIds]) -> PackedBatch:
         """Join token sequences as this transformer reads them."""
-        on_cpu = self.device.type == "cpu"
-        multiple = cpu_multiple(sum(map(len, sequences))) if on_cpu else 1
         return pack(
             sequences,
             device=self.device,
             roberta_padding=self._padding,
-            multiple=multiple,
+            multiple=self._multiple(sum(map(len, sequences))),
             causal=isinstance(self._transformer, Decoder),
         )
+
+    def _multiple(self, tokens: int) -> int:
+        """What the rows of so many tokens are rounded up to a multiple of."""
+        return cpu_multiple(tokens) if self.device.type == "cpu" else 1
 
     def forward(self, packed: PackedBatch) -> torch.Tensor:
         """`[T, hidden]`: the last hidden state of every token, in the model's dtype."""
         if self.device.type == "cpu":
             self._cpu_threads.set_for(packed.tokens)
         return self._transformer(packed)
+
+    def select_tokens(self, packed: PackedBatch, wanted: Sequence[bool]) -> TokenSelection:
+        """The tokens of the sequences for which `wanted` is true, as many as are quick to read."""
+        return select_tokens(packed, wanted, self._multiple)
 
     def settle(self) -> None:
         """Finish the loading; forwards may run beside it."""

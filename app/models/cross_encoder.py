@@ -3,21 +3,21 @@
 The pair's layout and the way it is cut follow FlagEmbedding's `FlagReranker`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from app.errors import StartupError
+from app.errors import InferenceError, StartupError
 from app.jobs import Outputs, TokenIds, TokenizedPair
 from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
 from app.models.checkpoint import read_config
 from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
 from app.models.tokenizer import TextTokenizer
-from app.models.transfer import start_copies
+from app.models.transfer import not_finite, start_copies
 from app.models.weights import Weights
 
 _CLASSIFIER_TYPES = ("xlm-roberta", "roberta")
@@ -78,7 +78,9 @@ class CrossEncoder(DeviceModel[float]):
         self._backbone.settle()
 
     @torch.inference_mode()
-    def launch(self, sequences: list[TokenIds], outputs: Outputs) -> Callable[[], list[float]]:
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[float | InferenceError]]:
         """Implement `DeviceModel`: the logit of each pair."""
         del outputs
         packed = self._backbone.pack(sequences)
@@ -125,13 +127,22 @@ def _classifier(weights: Weights, backbone: Backbone) -> nn.Module:
     return nn.Sequential(*layers).to(backbone.device, backbone.dtype)
 
 
-def start_scores(scores: Tensor, packed: PackedBatch) -> Callable[[], list[float]]:
-    """Begin to bring scores `[N]`, in packed order, to the host; collected in the order given."""
-    arrive = start_copies([scores])
+def start_scores(
+    logits: Tensor, packed: PackedBatch, *, as_probabilities: bool = False
+) -> Callable[[], list[float | InferenceError]]:
+    """Begin to bring logits `[N]`, in packed order, to the host; collected in the order given.
 
-    def collect() -> list[float]:
+    In the place of one that is not finite stands an `InferenceError`.
+    """
+    arrive = start_copies([logits])
+
+    def collect() -> list[float | InferenceError]:
         (arrived,) = arrive()
-        ordered: list[float] = arrived[packed.unpack_order].tolist()
-        return ordered
+        scores = torch.from_numpy(arrived.values)
+        values = (torch.sigmoid(scores) if as_probabilities else scores).tolist()
+        return [
+            values[place] if arrived.finite[place] else not_finite()
+            for place in packed.unpack_order
+        ]
 
     return collect

@@ -1,9 +1,10 @@
 """What every model here has in common: a forward that is launched, and collected afterwards."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from app.errors import InferenceError
 from app.jobs import Outputs, TokenIds
 
 Result = TypeVar("Result")
@@ -16,13 +17,15 @@ class DeviceModel(ABC, Generic[Result]):
         """Implement `app.jobs.Model`: results are the same before and after."""
 
     @abstractmethod
-    def launch(self, sequences: list[TokenIds], outputs: Outputs) -> Callable[[], list[Result]]:
-        """Begin one forward for all sequences, with every kind in `outputs`.
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[Result | InferenceError]]:
+        """Begin one forward for all sequences, each with the kinds in its place of `outputs`.
 
         What is returned waits for it, in any thread, and gives one result for each sequence, in
-        order. It raises `InferenceError` where one is not a finite number.
+        order; in the place of one with a number that is not finite stands an `InferenceError`.
         """
 
-    def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[Result]:
-        """Launch, and wait."""
-        return self.launch(sequences, outputs)()
+    def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[Result | InferenceError]:
+        """Launch with the same kinds for every sequence, and wait."""
+        return self.launch(sequences, [outputs] * len(sequences))()

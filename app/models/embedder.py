@@ -1,6 +1,6 @@
 """bge-m3, and any checkpoint of its shape: one packed forward, three kinds of vectors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,25 +9,36 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from app.errors import InferenceError
 from app.jobs import FloatArray, Outputs, SparseVector, TextEmbedding, TokenIds, TokenizedText
 from app.models import heads
 from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
 from app.models.checkpoint import read_linear, read_pooling
 from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
+from app.models.selection import Spans, select_sequences
 from app.models.tokenizer import TextTokenizer
-from app.models.transfer import start_copies
+from app.models.transfer import Arrived, not_finite, start_copies
 
 _FRAME_TOKENS = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
 
 
 @dataclass(frozen=True, slots=True)
-class _Vectors:
-    """What the device computed for a packed batch, on the host; None where not asked for."""
+class _Kind:
+    """What the device made of one kind of vectors, and where each sequence's rows of it lie."""
 
-    dense: FloatArray | None = None
-    token_weights: FloatArray | None = None
-    token_vectors: FloatArray | None = None
+    rows: Arrived
+    spans: Spans
+
+    def finite(self, index: int) -> bool:
+        """Whether all numbers of one sequence are finite; true where it has none."""
+        span = self.spans[index]
+        return span is None or bool(self.rows.finite[span].all())
+
+    def of(self, index: int, skip: int = 0) -> FloatArray | None:
+        """The rows of one sequence without the first `skip`; None where it has none."""
+        span = self.spans[index]
+        return None if span is None else self.rows.values[span.start + skip : span.stop]
 
 
 class M3Embedder(DeviceModel[TextEmbedding]):
@@ -79,46 +90,66 @@ class M3Embedder(DeviceModel[TextEmbedding]):
 
     @torch.inference_mode()
     def launch(
-        self, sequences: list[TokenIds], outputs: Outputs
-    ) -> Callable[[], list[TextEmbedding]]:
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[TextEmbedding | InferenceError]]:
         """Implement `DeviceModel`."""
         packed = self._backbone.pack(sequences)
-        arrive = self._run_heads(self._backbone.forward(packed), packed, outputs)
-        return lambda: self._unpack(sequences, packed, arrive())
+        made = self._run_heads(self._backbone.forward(packed), packed, outputs)
+        arrive = start_copies([tensor for tensor, _ in made.values()])
+
+        def collect() -> list[TextEmbedding | InferenceError]:
+            spans = (spans for _, spans in made.values())
+            kinds = dict(zip(made, map(_Kind, arrive(), spans), strict=True))
+            return self._unpack(sequences, kinds)
+
+        return collect
 
     def _run_heads(
-        self, hidden: Tensor, packed: PackedBatch, outputs: Outputs
-    ) -> Callable[[], _Vectors]:
-        kinds: dict[str, Tensor] = {}
-        if outputs.dense:
-            kinds["dense"] = heads.dense_vectors(hidden, packed, self._pooling)
-        if outputs.sparse:
-            kinds["token_weights"] = heads.token_weights(hidden, self._sparse_head)
-        if outputs.colbert:
-            kinds["token_vectors"] = heads.token_vectors(hidden, self._colbert_head)
-        arrive = start_copies(list(kinds.values()))
-        return lambda: _Vectors(**dict(zip(kinds, arrive(), strict=True)))
+        self, hidden: Tensor, packed: PackedBatch, outputs: Sequence[Outputs]
+    ) -> dict[str, tuple[Tensor, Spans]]:
+        """Each kind that somebody wants, for the sequences that want it."""
+        made: dict[str, tuple[Tensor, Spans]] = {}
+        if any(wanted := [each.dense for each in outputs]):
+            places, spans = select_sequences(packed, wanted)
+            made["dense"] = heads.dense_vectors(hidden, packed, places, self._pooling), spans
+        if any(wanted := [each.sparse for each in outputs]):
+            tokens = self._backbone.select_tokens(packed, wanted)
+            weights = heads.token_weights(tokens.rows(hidden), self._sparse_head)
+            made["sparse"] = weights, tokens.spans
+        if any(wanted := [each.colbert for each in outputs]):
+            tokens = self._backbone.select_tokens(packed, wanted)
+            vectors = heads.token_vectors(tokens.rows(hidden), self._colbert_head)
+            made["colbert"] = vectors, tokens.spans
+        return made
 
     def _unpack(
-        self, sequences: list[TokenIds], packed: PackedBatch, vectors: _Vectors
-    ) -> list[TextEmbedding]:
-        spans = [slice(*packed.offsets[place : place + 2]) for place in packed.unpack_order]
-        sparse = self._sparse(sequences, spans, vectors.token_weights)
+        self, sequences: list[TokenIds], kinds: dict[str, _Kind]
+    ) -> list[TextEmbedding | InferenceError]:
+        dense, colbert = kinds.get("dense"), kinds.get("colbert")
+        sparse = self._sparse(sequences, kinds.get("sparse"))
         return [
             TextEmbedding(
-                dense=None if vectors.dense is None else vectors.dense[place],
-                sparse=None if sparse is None else sparse[index],
-                colbert=_without_first(vectors.token_vectors, spans[index]),
+                dense=_only_row(dense, index),
+                sparse=sparse.get(index),
+                # The first token's state is for the dense vector alone.
+                colbert=None if colbert is None else colbert.of(index, skip=1),
             )
-            for index, place in enumerate(packed.unpack_order)
+            if all(kind.finite(index) for kind in kinds.values())
+            else not_finite()
+            for index in range(len(sequences))
         ]
 
-    def _sparse(
-        self, sequences: list[TokenIds], spans: list[slice], weights: FloatArray | None
-    ) -> list[SparseVector] | None:
-        if weights is None:
-            return None
-        return self._vocabulary.sparse_vectors(sequences, [weights[span] for span in spans])
+    def _sparse(self, sequences: list[TokenIds], kind: _Kind | None) -> dict[int, SparseVector]:
+        """By the index of the sequences that want it."""
+        if kind is None:
+            return {}
+        weights = {
+            index: rows for index in range(len(sequences)) if (rows := kind.of(index)) is not None
+        }
+        vectors = self._vocabulary.sparse_vectors(
+            [sequences[index] for index in weights], list(weights.values())
+        )
+        return dict(zip(weights, vectors, strict=True))
 
 
 def load_m3_embedder(name: str, folder: Path, max_length: int, target: Target) -> M3Embedder:
@@ -140,5 +171,6 @@ def _ids_of(tokenizer: TextTokenizer, tokens: tuple[str, ...]) -> TokenIds:
     return np.array([token_id for token_id in ids if token_id is not None], dtype=np.int64)
 
 
-def _without_first(vectors: FloatArray | None, span: slice) -> FloatArray | None:
-    return None if vectors is None else vectors[span.start + 1 : span.stop]
+def _only_row(kind: _Kind | None, index: int) -> FloatArray | None:
+    rows = None if kind is None else kind.of(index)
+    return None if rows is None else rows[0]

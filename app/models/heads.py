@@ -16,27 +16,27 @@ from app.jobs import FloatArray, SparseVector, TokenIds
 from app.models.packing import PackedBatch
 
 
-def pool(hidden: Tensor, packed: PackedBatch, pooling: str) -> Tensor:
-    """`[N, hidden]` float32, unnormalised: one state for each sequence, in packed order."""
+def dense_vectors(hidden: Tensor, packed: PackedBatch, places: Tensor, pooling: str) -> Tensor:
+    """`[S, hidden]` float32 of unit length: those of the sequences at the packed places `[S]`."""
+    return functional.normalize(pool(hidden, packed, pooling, places), dim=-1)
+
+
+def pool(hidden: Tensor, packed: PackedBatch, pooling: str, places: Tensor) -> Tensor:
+    """`[S, hidden]` float32, unnormalised: one state for each of the sequences at `places`."""
     borders = packed.cu_seqlens.long()
     if pooling == "cls":
-        return hidden[borders[:-1]].float()
-    return torch.segment_reduce(hidden.float(), "mean", lengths=borders.diff())
+        return hidden[borders[:-1][places]].float()
+    return torch.segment_reduce(hidden.float(), "mean", lengths=borders.diff())[places]
 
 
-def dense_vectors(hidden: Tensor, packed: PackedBatch, pooling: str) -> Tensor:
-    """`[N, hidden]` float32 of unit length, in packed order."""
-    return functional.normalize(pool(hidden, packed, pooling), dim=-1)
+def token_weights(states: Tensor, head: nn.Linear) -> Tensor:
+    """`[R]` float32: the lexical weight, at least 0, of every token with states `[R, hidden]`."""
+    return head(states).squeeze(-1).float().relu()  # type: ignore[no-any-return]
 
 
-def token_weights(hidden: Tensor, head: nn.Linear) -> Tensor:
-    """`[T]` float32: the lexical weight of every token, at least 0."""
-    return head(hidden).squeeze(-1).float().relu()  # type: ignore[no-any-return]
-
-
-def token_vectors(hidden: Tensor, head: nn.Linear) -> Tensor:
-    """`[T, colbert width]` float32, each of unit length."""
-    return functional.normalize(head(hidden).float(), dim=-1)
+def token_vectors(states: Tensor, head: nn.Linear) -> Tensor:
+    """`[R, colbert width]` float32, each of unit length, from states `[R, hidden]`."""
+    return functional.normalize(head(states).float(), dim=-1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ class Group:
     """Neighbouring short sequences of near lengths: `count`, each padded to `length` tokens.
 
     `gather` `[count x length]` holds for each place of the padded block the token that stands there
-    (at padding, the group's first), `places` `[tokens]` for each token its place in the block, and
+    (at padding, the first of the same sequence, so that a number that is not finite stays within
+    its sequence), `places` `[tokens]` for each token its place in the block, and
     `mask` `[count, 1, 1, length]` float32 0 where there is a token and minus infinity at padding.
     """
 
@@ -70,6 +71,11 @@ class PackedBatch:
     offsets: npt.NDArray[np.int64]
     unpack_order: npt.NDArray[np.intp]
     sharing: Sharing | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return self.input_ids.device
 
     @property
     def asked_tokens(self) -> int:
@@ -114,7 +120,8 @@ def _group(start: int, lengths: list[int], device: torch.device) -> Group:
     longest, tokens = lengths[-1], sum(lengths)
     filled = np.arange(longest) < np.array(lengths)[:, None]
     places = np.flatnonzero(filled)
-    gather = np.full(filled.size, start)
+    firsts = start + np.concatenate(([0], np.cumsum(lengths[:-1])))
+    gather = np.repeat(firsts, longest)
     gather[places] = np.arange(start, start + tokens)
     return Group(
         start=start,
@@ -155,9 +162,9 @@ def pack(
     else:
         position_ids = _roberta_positions(input_ids, offsets, roberta_padding)
     return PackedBatch(
-        input_ids=_on(device, input_ids)[None],
-        position_ids=_on(device, position_ids)[None],
-        cu_seqlens=_on(device, offsets.astype(np.int32)),
+        input_ids=to_device(device, input_ids)[None],
+        position_ids=to_device(device, position_ids)[None],
+        cu_seqlens=to_device(device, offsets.astype(np.int32)),
         offsets=offsets,
         unpack_order=np.argsort(order),
         sharing=_share(rows, device, multiple) if causal else None,
@@ -171,10 +178,11 @@ def _share(rows: list[TokenIds], device: torch.device, multiple: int) -> Sharing
         return None
     computed, spread = places
     padded = np.pad(computed, (0, -len(computed) % multiple), constant_values=computed[0])
-    return Sharing(_on(device, padded), _on(device, spread))
+    return Sharing(to_device(device, padded), to_device(device, spread))
 
 
-def _on(device: torch.device, array: npt.NDArray[Any]) -> torch.Tensor:
+def to_device(device: torch.device, array: npt.NDArray[Any]) -> torch.Tensor:
+    """An array of the host on the device; on a GPU nothing waits for the copy."""
     tensor = torch.from_numpy(array)
     if device.type == "cuda":
         # From pageable memory the copy would wait for the forward that still runs.

@@ -120,7 +120,7 @@ def _forward(model: Model, tokens: int, outputs: Outputs = _ALL_KINDS) -> None:
     length = min(_SEQUENCE_TOKENS, tokens, model.max_length)
     # At random, because a causal model computes what begins alike once only.
     drawn = np.random.default_rng(0).integers(*_TOKENS, (max(1, tokens // length), length))
-    model.launch(list(drawn), outputs)()
+    model.launch(list(drawn), [outputs] * len(drawn))()
 
 
 def _is_cuda(device: torch.device) -> bool:

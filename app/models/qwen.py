@@ -4,7 +4,7 @@ The template, the default instruction and the score are those of the Qwen3-Reran
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from tokenizers import Encoding
 from torch import Tensor
 
-from app.errors import StartupError
+from app.errors import InferenceError, StartupError
 from app.jobs import Outputs, TextEmbedding, TokenIds, TokenizedPair, TokenizedText
 from app.models.backbone import Backbone, Target, load_decoder
 from app.models.cross_encoder import start_scores
@@ -21,7 +21,7 @@ from app.models.decoder_parameters import vocabulary_head
 from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
 from app.models.tokenizer import TextTokenizer
-from app.models.transfer import start_copies
+from app.models.transfer import not_finite, start_copies
 from app.models.weights import Weights
 
 END_TOKEN = "<|endoftext|>"  # noqa: S105 - a token of the vocabulary
@@ -56,16 +56,19 @@ class QwenEmbedder(DeviceModel[TextEmbedding]):
 
     @torch.inference_mode()
     def launch(
-        self, sequences: list[TokenIds], outputs: Outputs
-    ) -> Callable[[], list[TextEmbedding]]:
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[TextEmbedding | InferenceError]]:
         """Implement `DeviceModel`: the last token's state of each text, float32, not normalised."""
         del outputs
         packed = self._backbone.pack(sequences)
         arrive = start_copies([_last_states(self._backbone.forward(packed), packed)])
 
-        def collect() -> list[TextEmbedding]:
+        def collect() -> list[TextEmbedding | InferenceError]:
             (states,) = arrive()
-            return [TextEmbedding(dense=states[place]) for place in packed.unpack_order]
+            return [
+                TextEmbedding(dense=states.values[place]) if states.finite[place] else not_finite()
+                for place in packed.unpack_order
+            ]
 
         return collect
 
@@ -134,12 +137,14 @@ class QwenReranker(DeviceModel[float]):
         )
 
     @torch.inference_mode()
-    def launch(self, sequences: list[TokenIds], outputs: Outputs) -> Callable[[], list[float]]:
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[float | InferenceError]]:
         """Implement `DeviceModel`: the probability of yes, from two rows of the head."""
         del outputs
         packed = self._backbone.pack(sequences)
         states = _last_states(self._backbone.forward(packed), packed)
-        return start_scores(torch.sigmoid(states @ self._yes_minus_no), packed)
+        return start_scores(states @ self._yes_minus_no, packed, as_probabilities=True)
 
 
 def load_qwen_embedder(name: str, folder: Path, max_length: int, target: Target) -> QwenEmbedder:

@@ -1,8 +1,11 @@
 """Bringing results back from the device, beside what it computes next."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -10,23 +13,37 @@ from app.errors import InferenceError
 from app.jobs import FloatArray
 
 
-def start_copies(tensors: Sequence[Tensor]) -> Callable[[], list[FloatArray]]:
-    """Begin to bring float32 tensors of one device to the host.
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """`values` `[rows, ...]` float32 on the host; `finite` `[rows]`: whether all of a row is."""
 
-    What is returned waits for them and may be called in any thread. It raises `InferenceError`
-    where a number is not finite.
+    values: FloatArray
+    finite: npt.NDArray[np.bool_]
+
+
+def start_copies(tensors: Sequence[Tensor]) -> Callable[[], list[Arrived]]:
+    """Begin to bring float32 tensors `[rows, ...]` of one device to the host.
+
+    What is returned waits for them and may be called in any thread.
     """
-    # Not finite as soon as one number is not: a look at every number without a copy of any.
-    sums = torch.stack([tensor.sum() for tensor in tensors])
-    copies, wait = _copy([sums, *tensors])
+    # A row's sum is not finite as soon as one number is not: a look at each without a copy of any.
+    sums = [tensor if tensor.dim() == 1 else tensor.sum(dim=-1) for tensor in tensors]
+    copies, wait = _copy([*sums, *tensors])
 
-    def arrive() -> list[FloatArray]:
+    def arrive() -> list[Arrived]:
         wait()
-        if not copies[0].isfinite().all():
-            raise InferenceError("the model returned a number that is not finite")
-        return [copy.numpy() for copy in copies[1:]]
+        arrays = [copy.numpy() for copy in copies]
+        return [
+            Arrived(values, np.isfinite(row_sums))
+            for row_sums, values in zip(arrays[: len(sums)], arrays[len(sums) :], strict=True)
+        ]
 
     return arrive
+
+
+def not_finite() -> InferenceError:
+    """What stands in the place of a result with a number that is not finite."""
+    return InferenceError("the model returned a number that is not finite")
 
 
 def _copy(tensors: list[Tensor]) -> tuple[list[Tensor], Callable[[], object]]:

@@ -23,14 +23,16 @@ class HeldDevice(ABC):
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
-        self.outputs: list[Outputs] = []
+        self.outputs: list[list[Outputs]] = []
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
         self.held = False
         self.asynchronous = False
         self.failures: list[Exception | None] = []
 
-    def launch(self, sequences: list[np.ndarray], outputs: Outputs) -> Callable[[], list[Any]]:
+    def launch(
+        self, sequences: list[np.ndarray], outputs: list[Outputs]
+    ) -> Callable[[], list[Any]]:
         self.batches.append([len(ids) for ids in sequences])
         self.outputs.append(outputs)
         self.entered.release()

@@ -7,76 +7,81 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.batcher import Limits, form_batch, weight_of
+from app.engine.batch import Batch
+from app.engine.batcher import Flow, Limits, form_batch, weight_of
+from app.engine.job import Job
 from app.engine.queue import JobQueue
-from app.jobs import Batch, Job, Outputs
+from app.jobs import Outputs
 from tests.engine.fakes import FakeModel
 
 MODEL = FakeModel()
 LENGTHS = st.lists(st.integers(1, 30), min_size=1, max_size=8)
 
 
-class Pending:
-    """Stands where a job's future stands: the batcher never looks at it."""
-
-    def done(self) -> bool:
-        return False
-
-
 def job(
-    *lengths: int, virtual_start: float = 0.0, model: FakeModel = MODEL, urgency: int = 3
+    *lengths: int,
+    virtual_start: float = 0.0,
+    model: FakeModel = MODEL,
+    urgency: int = 3,
+    client: str = "",
 ) -> Job:
     sequences = [np.zeros(length, np.int64) for length in lengths]
-    made = Job(model, sequences, Outputs(dense=True), Pending(), 0.0, weight=weight_of(urgency))
-    made.virtual_start = virtual_start
+    weight = weight_of(urgency)
+    made = Job(model, sequences, Outputs(dense=True), client=client, weight=weight)
+    made.enter(virtual_start, lambda _: None)
     return made
 
 
+def choose(jobs: list[Job], limits: Limits) -> Batch:
+    """The batch that `form_batch` makes of jobs of one client."""
+    return form_batch(dict.fromkeys(jobs, Flow()), limits)
+
+
 def taken(batch: Batch, jobs: list[Job]) -> list[tuple[int, int, int]]:
-    return [(jobs.index(share.job), share.start, share.stop) for share in batch.shares]
+    return [(jobs.index(part.job), part.start, part.stop) for part in batch.slices]
 
 
 def test_everything_that_fits_goes_in_one_batch() -> None:
     jobs = [job(2, 3), job(4)]
-    assert taken(form_batch(jobs, Limits(9)), jobs) == [(0, 0, 2), (1, 0, 1)]
+    assert taken(choose(jobs, Limits(9)), jobs) == [(0, 0, 2), (1, 0, 1)]
 
 
 def test_a_request_larger_than_the_budget_is_spread_over_batches() -> None:
     jobs = [job(4, 4, 4)]
-    assert taken(form_batch(jobs, Limits(9)), jobs) == [(0, 0, 2)]
+    assert taken(choose(jobs, Limits(9)), jobs) == [(0, 0, 2)]
 
 
 def test_a_sequence_longer_than_the_budget_goes_alone() -> None:
     jobs = [job(50), job(1, virtual_start=32.0)]
-    assert taken(form_batch(jobs, Limits(9)), jobs) == [(0, 0, 1)]
+    assert taken(choose(jobs, Limits(9)), jobs) == [(0, 0, 1)]
 
 
 def test_a_short_request_rides_with_a_long_one_that_came_first() -> None:
     jobs = [job(*[3] * 10), job(2)]
-    assert taken(form_batch(jobs, Limits(9)), jobs) == [(1, 0, 1), (0, 0, 2)]
+    assert taken(choose(jobs, Limits(9)), jobs) == [(1, 0, 1), (0, 0, 2)]
 
 
 def test_a_long_text_is_held_back_no_longer_than_a_sentence_would_be() -> None:
     jobs = [job(8192), job(20, virtual_start=13.0), job(20, virtual_start=11.0)]
-    assert taken(form_batch(jobs, Limits(9)), jobs) == [(2, 0, 1)]
-    assert taken(form_batch(jobs[:2], Limits(9)), jobs) == [(0, 0, 1)]
+    assert taken(choose(jobs, Limits(9)), jobs) == [(2, 0, 1)]
+    assert taken(choose(jobs[:2], Limits(9)), jobs) == [(0, 0, 1)]
 
 
 def test_two_long_requests_share_a_batch_evenly() -> None:
     jobs = [job(*[2] * 10), job(*[2] * 10)]
-    assert taken(form_batch(jobs, Limits(8)), jobs) == [(0, 0, 2), (1, 0, 2)]
+    assert taken(choose(jobs, Limits(8)), jobs) == [(0, 0, 2), (1, 0, 2)]
 
 
 def test_one_that_does_not_fit_keeps_its_turn_while_smaller_ones_fill_the_batch() -> None:
     jobs = [job(5), job(8), job(3, virtual_start=6.0)]
-    assert taken(form_batch(jobs, Limits(9)), jobs) == [(0, 0, 1), (2, 0, 1)]
-    assert taken(form_batch(jobs[1:2], Limits(9)), jobs) == [(1, 0, 1)]
+    assert taken(choose(jobs, Limits(9)), jobs) == [(0, 0, 1), (2, 0, 1)]
+    assert taken(choose(jobs[1:2], Limits(9)), jobs) == [(1, 0, 1)]
 
 
 def test_a_batch_is_for_one_model_that_of_whoever_is_next() -> None:
     other = FakeModel()
     jobs = [job(2, virtual_start=5.0), job(2, model=other), job(2, virtual_start=5.0)]
-    batch = form_batch(jobs, Limits(9))
+    batch = choose(jobs, Limits(9))
     assert batch.model is other
     assert taken(batch, jobs) == [(1, 0, 1)]
 
@@ -85,19 +90,19 @@ def test_a_model_may_limit_how_many_sequences_a_forward_holds() -> None:
     limited = FakeModel()
     limited.max_batch_sequences = 3
     jobs = [job(1, 1, 1, model=limited), job(1, 1, model=limited)]
-    assert taken(form_batch(jobs, Limits(100)), jobs) == [(0, 0, 2), (1, 0, 1)]
+    assert taken(choose(jobs, Limits(100)), jobs) == [(0, 0, 2), (1, 0, 1)]
 
 
 def test_forming_a_batch_changes_no_job() -> None:
     jobs = [job(2, 3), job(4)]
-    first = taken(form_batch(jobs, Limits(5)), jobs)
-    assert taken(form_batch(jobs, Limits(5)), jobs) == first
+    first = taken(choose(jobs, Limits(5)), jobs)
+    assert taken(choose(jobs, Limits(5)), jobs) == first
     assert [j.taken for j in jobs] == [0, 0]
 
 
 @given(st.lists(LENGTHS, min_size=1, max_size=6), st.integers(1, 60))
 def test_a_batch_keeps_the_budget_or_is_one_sequence(requests, budget) -> None:
-    batch = form_batch([job(*lengths) for lengths in requests], Limits(budget))
+    batch = choose([job(*lengths) for lengths in requests], Limits(budget))
     assert batch.tokens <= budget or len(batch.sequences) == 1
     assert len(batch.sequences) >= 1
 
@@ -105,14 +110,14 @@ def test_a_batch_keeps_the_budget_or_is_one_sequence(requests, budget) -> None:
 @given(st.lists(LENGTHS, min_size=1, max_size=6), st.integers(1, 200))
 def test_halving_a_batch_loses_and_repeats_nothing(requests, budget) -> None:
     jobs = [job(*lengths) for lengths in requests]
-    batch = form_batch(jobs, Limits(budget))
+    batch = choose(jobs, Limits(budget))
     first, second = batch.halves()
     assert 0 <= len(second.sequences) - len(first.sequences) <= 1
-    both = [share for half in (first, second) for share in half.shares]
-    assert sum(share.tokens for share in both) == batch.tokens
+    both = [part for half in (first, second) for part in half.slices]
+    assert sum(part.tokens for part in both) == batch.tokens
     places = [(jobs.index(s.job), place) for s in both for place in range(s.start, s.stop)]
     assert sorted(places) == sorted(
-        (jobs.index(s.job), place) for s in batch.shares for place in range(s.start, s.stop)
+        (jobs.index(s.job), place) for s in batch.slices for place in range(s.start, s.stop)
     )
 
 
@@ -146,7 +151,7 @@ async def test_a_newcomer_is_served_in_the_next_batch_under_a_bulk_load() -> Non
     queue.put(newcomer)
     batch = queue.take(Limits(16))
     assert batch is not None
-    assert newcomer in [share.job for share in batch.shares]
+    assert newcomer in [part.job for part in batch.slices]
 
 
 async def test_a_long_request_is_not_starved_by_a_stream_of_short_ones() -> None:
@@ -169,7 +174,7 @@ async def test_a_long_request_is_not_starved_by_a_stream_of_short_ones() -> None
 
 def test_of_two_equal_newcomers_the_more_urgent_goes_first() -> None:
     jobs = [job(4, urgency=7), job(4), job(4, urgency=0)]
-    order = taken(form_batch(jobs, Limits(12)), jobs)
+    order = taken(choose(jobs, Limits(12)), jobs)
     assert order == [(2, 0, 1), (1, 0, 1), (0, 0, 1)]
 
 
@@ -182,7 +187,7 @@ async def test_an_urgent_newcomer_overtakes_those_who_still_wait() -> None:
     queue.put(urgent)
     batch = queue.take(Limits(200))
     assert batch is not None
-    assert batch.shares[0].job is urgent
+    assert batch.slices[0].job is urgent
 
 
 async def test_each_step_of_urgency_doubles_the_share_of_the_device() -> None:
@@ -233,12 +238,80 @@ async def put_all(queue: JobQueue, jobs: list[Job]) -> None:
 async def test_a_job_whose_caller_has_left_is_never_batched() -> None:
     queue = JobQueue()
     gone, here = job(4), job(4)
-    gone.future = asyncio.get_running_loop().create_future()
-    gone.future.cancel()
     queue.put(gone)
     queue.put(here)
+    gone.cancel()
+    await gone.dequeued()
     batch = queue.take(Limits(16))
     assert batch is not None
-    assert [share.job for share in batch.shares] == [here]
-    assert gone.departed.is_set()
+    assert [part.job for part in batch.slices] == [here]
     assert queue.take(Limits(16)) is None
+
+
+async def test_a_client_gains_nothing_by_sending_its_work_as_many_requests() -> None:
+    """A hundred requests of one beside one of another: each has half of every batch."""
+    queue = JobQueue()
+    alices = [job(*[4] * 50, client="alice") for _ in range(100)]
+    bob = job(*[4] * 400, client="bob")
+    for each in (*alices, bob):
+        queue.put(each)
+    for _ in range(100):
+        queue.take(Limits(16))
+    assert bob.taken == pytest.approx(200, abs=8)
+
+
+async def test_a_client_with_one_request_at_a_time_is_always_in_the_next_batch() -> None:
+    queue = JobQueue()
+    for _ in range(300):
+        queue.put(job(*[20] * 64, client="alice"))
+    for _ in range(50):
+        bob = job(20, client="bob")
+        queue.put(bob)
+        queue.take(Limits(512))
+        assert not bob.waiting
+        queue.put(job(*[20] * 64, client="alice"))
+
+
+async def test_what_a_client_did_while_it_was_alone_is_not_held_against_it() -> None:
+    """Alice works alone, beside a rival who never wants much; then Carol comes with a bulk."""
+    queue = JobQueue()
+    alice, carol = job(*[4] * 5000, client="alice"), job(*[4] * 1000, client="carol")
+    queue.put(alice)
+    for _ in range(200):
+        queue.put(job(1, client="bob"))
+        queue.take(Limits(64))
+    before = alice.taken
+    queue.put(carol)
+    for _ in range(20):
+        queue.take(Limits(64))
+    assert alice.taken - before == pytest.approx(carol.taken, abs=32)
+
+
+async def test_urgency_counts_between_clients_too() -> None:
+    queue = JobQueue()
+    background = job(*[4] * 4000, urgency=7, client="alice")
+    usual = job(*[4] * 4000, client="bob")
+    for each in (background, usual):
+        queue.put(each)
+    for _ in range(400):
+        queue.take(Limits(16))
+    assert background.taken == pytest.approx(1600 / 17, abs=4)
+
+
+async def test_clients_that_have_gone_are_forgotten() -> None:
+    queue = JobQueue()
+    for number in range(100):
+        queue.put(job(4, client=str(number)))
+    while queue.take(Limits(16)) is not None:
+        pass
+    queue.put(job(*[4] * 500, client="alice"))
+    queue.take(Limits(1000))
+    queue.put(job(*[4] * 500, client="alice"))
+    queue.take(Limits(1000))
+    assert set(queue._flows) <= {"alice"}
+
+
+def test_a_batch_may_be_limited_in_requests_and_in_sequences() -> None:
+    jobs = [job(1, 1), job(1, 1), job(1, 1)]
+    assert taken(choose(jobs, Limits(9, max_requests=2)), jobs) == [(0, 0, 2), (1, 0, 2)]
+    assert len(choose(jobs, Limits(9, max_sequences=4)).sequences) == 4

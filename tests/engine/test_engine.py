@@ -70,7 +70,7 @@ async def test_a_request_over_the_budget_is_spread_over_forwards() -> None:
     assert model.batches == [[4, 4], [4, 4], [4]]
 
 
-async def test_requests_that_wait_share_a_forward_that_makes_what_either_wants() -> None:
+async def test_requests_that_share_a_forward_each_ask_for_their_own_kinds() -> None:
     model, metrics = FakeModel(), Metrics()
     async with engine_for(model, metrics) as engine:
         held = await hold(engine, model)
@@ -80,7 +80,7 @@ async def test_requests_that_wait_share_a_forward_that_makes_what_either_wants()
         let_go(model)
         await asyncio.gather(held, one, two)
     assert model.batches[1:] == [[2, 2]]
-    assert model.outputs[1] == Outputs(dense=True, sparse=True)
+    assert model.outputs[1] == [Outputs(dense=True), Outputs(sparse=True)]
 
 
 async def test_an_idle_device_starts_at_once_with_what_is_there() -> None:
@@ -241,12 +241,11 @@ async def test_a_fault_in_the_consumer_itself_is_a_failure_and_not_a_silence(mon
     engine = engine_for(FakeModel())
     await engine.start()
     monkeypatch.setattr("app.engine.queue.form_batch", broken)
-    waiting_for_ever = asyncio.create_task(engine.embed(["a"]))
-    while engine.failure is None:  # noqa: ASYNC110 - turns, not time
-        await asyncio.sleep(0)
-    with pytest.raises(UnhealthyError, match="consumer has ended"):
-        await engine.embed(["b"])
-    waiting_for_ever.cancel()
+    # Who waits for it is told, and so is whoever comes later.
+    for _ in range(2):
+        with pytest.raises(UnhealthyError, match="consumer has ended"):
+            await engine.embed(["a"])
+    assert engine.failure is not None
     await engine.close()
 
 
@@ -316,8 +315,8 @@ async def test_a_dense_model_of_its_own_gets_only_the_dense_work() -> None:
         await engine.embed(["a"], dense=False)
         assert (len(dense.batches), len(embedder.batches)) == (1, 1)
         await engine.embed(["a"])
-    assert embedder.outputs[-1] == Outputs(sparse=True, colbert=True)
-    assert dense.outputs[-1] == Outputs(dense=True)
+    assert embedder.outputs[-1] == [Outputs(sparse=True, colbert=True)]
+    assert dense.outputs[-1] == [Outputs(dense=True)]
 
 
 async def test_before_the_models_are_loaded_it_refuses() -> None:
@@ -411,3 +410,51 @@ async def test_the_token_budget_does_not_change_a_texts_vectors(tiny_m3) -> None
         np.testing.assert_array_equal(one.sparse.indices, other.sparse.indices)
         np.testing.assert_allclose(one.sparse.values, other.sparse.values, rtol=0, atol=1e-5)
         np.testing.assert_allclose(one.colbert, other.colbert, rtol=0, atol=1e-5)
+
+
+async def test_a_request_of_several_batches_is_told_at_the_limit() -> None:
+    model = FakeModel()
+    async with engine_for(model, gpu_process_timeout=0.05, shutdown_timeout=0.2) as engine:
+        model.held = True
+        with pytest.raises(InferenceTimeoutError):
+            await engine.embed(["aaaa"] * 9)
+        let_go(model)
+    assert model.batches == [[4, 4]]
+
+
+async def test_who_waits_for_a_stuck_device_is_told_once_it_counts_as_stuck() -> None:
+    model = FakeModel()
+    async with engine_for(model, gpu_process_timeout=0.05) as engine:
+        held = await hold(engine, model)
+        with pytest.raises(UnhealthyError, match="does not come back"):
+            await engine.embed(["waits"])
+        with pytest.raises(InferenceTimeoutError):
+            await held
+        let_go(model)
+
+
+async def test_closing_does_not_wait_for_ever_for_a_device_that_is_stuck() -> None:
+    model = FakeModel()
+    engine = engine_for(model, shutdown_timeout=0.05)
+    await engine.start()
+    tasks = [await hold(engine, model), asyncio.create_task(engine.embed(["a"]))]
+    await engine.close()
+    for task in tasks:
+        with pytest.raises(DrainingError):
+            await task
+    let_go(model)
+
+
+async def test_a_client_beside_one_that_fills_the_queue_is_never_refused() -> None:
+    model, metrics = FakeModel(), Metrics()
+    async with engine_for(model, metrics, max_queue_size=4) as engine:
+        held = await hold(engine, model)
+        alice = [asyncio.create_task(engine.embed(["a"] * 9, client="a")) for _ in range(4)]
+        await waiting(metrics, 4)
+        bob = asyncio.create_task(engine.embed(["b"], client="b"))
+        with pytest.raises(QueueFullError):
+            await alice[-1]
+        let_go(model)
+        await asyncio.gather(held, bob, *alice[:-1])
+    # Bob was in the first batch that was formed after he came.
+    assert len(model.batches[1]) == 10

@@ -3,15 +3,18 @@
 import numpy as np
 import pytest
 
+from app.engine.batch import Batch, BatchSlice
 from app.engine.forward_limit import ForwardLimit
-from app.jobs import Batch, Job, Outputs, Share
+from app.engine.job import Job
+from app.jobs import Outputs
 from tests.engine.fakes import FakeModel
 
 
 def batch_of(tokens: int, time_limit: float | None = None, spent: float = 0.0) -> Batch:
-    job = Job(FakeModel(), [np.zeros(tokens, np.int64)], Outputs(dense=True), None, 0.0)
-    job.time_limit, job.inference_seconds = time_limit, spent
-    return Batch(job.model, [Share(job, 0, 1)])
+    sequences = [np.zeros(tokens, np.int64)]
+    outputs = Outputs(dense=True)
+    job = Job(FakeModel(), sequences, outputs, time_limit=time_limit, time_spent=spent)
+    return Batch(job.model, [BatchSlice(job, 0, 1)])
 
 
 def test_what_was_set_holds_whatever_the_probe_says() -> None:
@@ -34,11 +37,11 @@ def test_a_long_sequence_is_given_the_time_that_its_attention_takes() -> None:
 def test_a_request_with_a_limit_of_its_own_is_held_to_what_is_left_of_it() -> None:
     limit = ForwardLimit(2.0, least=30.0)
     batch = batch_of(10, time_limit=60.0, spent=45.0)
-    assert limit.of_job(batch.shares[0].job, batch) == 15.0
+    assert limit.split(batch).slices == [15.0]
 
 
 def test_a_request_that_has_little_time_left_does_not_make_the_device_look_stuck() -> None:
     limit = ForwardLimit(2.0, least=30.0)
     batch = batch_of(10, time_limit=60.0, spent=59.9)
-    assert limit.of_device(batch) == 60.0
-    assert limit.of_device(batch_of(10)) == 2.0
+    assert limit.split(batch).device == 60.0
+    assert limit.split(batch_of(10)).device == 2.0

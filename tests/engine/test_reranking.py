@@ -1,6 +1,8 @@
 """Reranking through the engine: sharing, limits, and what is told of it."""
 
 import asyncio
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from app.errors import (
     QueueFullError,
     RerankerDisabledError,
 )
+from app.jobs import Outputs, SparseVector, TextEmbedding
 from app.metrics import Metrics
 from app.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
@@ -19,6 +22,22 @@ from tests.engine.fakes import FakeModel, FakeReranker, loaded
 
 def engine_for(reranker: FakeReranker | None, metrics: Metrics | None = None, **settings) -> Engine:
     models = loaded(FakeModel(), reranker=reranker)
+    return Engine(Settings(**settings), metrics, loader=lambda _: models)
+
+
+class InteractingModel(FakeModel):
+    """Makes all three kinds of vectors, as bge-m3 does."""
+
+    def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
+        one = np.ones(1, np.float32)
+        sparse = SparseVector(np.zeros(1, np.int64), one)
+        return [TextEmbedding(one, sparse, one[None]) for _ in sequences]
+
+
+def interacting_engine(
+    model: InteractingModel, metrics: Metrics | None = None, **settings
+) -> Engine:
+    models = replace(loaded(model), late_interaction=True)
     return Engine(Settings(**settings), metrics, loader=lambda _: models)
 
 
@@ -143,3 +162,43 @@ async def test_waiting_behind_other_work_is_not_counted_as_inference() -> None:
         result = await second
     assert result.scores == [1]
     assert result.timings.queue > result.timings.inference
+
+
+async def test_late_interaction_has_one_time_limit_for_all_its_forwards() -> None:
+    model = InteractingModel()
+    async with interacting_engine(model, rerank_gpu_timeout=0.4) as engine:
+        model.held = True
+        request = asyncio.create_task(engine.rerank(RerankRequest("q", ["a", "b"])))
+        await asyncio.to_thread(model.entered.acquire)
+        began = time.monotonic()
+        await asyncio.sleep(0.3)
+        model.gate.release()
+        with pytest.raises(InferenceTimeoutError, match="longer than 0.4 seconds"):
+            await request
+        assert time.monotonic() - began < 0.6
+        model.held = False
+        model.gate.release()
+
+
+async def test_late_interaction_counts_as_reranking_also_beside_embeddings() -> None:
+    model, metrics = InteractingModel(), Metrics()
+    async with interacting_engine(model, metrics) as engine:
+        await engine.rerank(RerankRequest("q", ["a", "b"]))
+        assert metrics.value("rerank_inference_duration_seconds_count") == 2
+        assert metrics.value("embedding_batch_size_count") == 0
+        model.held = True
+        first = asyncio.create_task(engine.embed(["held"]))
+        await asyncio.to_thread(model.entered.acquire)
+        beside = [
+            asyncio.create_task(engine.rerank(RerankRequest("q", ["a"]))),
+            asyncio.create_task(engine.embed(["b", "c"], sparse=False, colbert=False)),
+        ]
+        while metrics.value("tokenize_seconds_count") != 4:  # noqa: ASYNC110 - turns, not time
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        model.held = False
+        model.gate.release()
+        await asyncio.gather(first, *beside)
+    assert model.outputs[-2] == [Outputs(True, True, True), *[Outputs(dense=True)] * 2]
+    assert metrics.value("rerank_inference_duration_seconds_count") == 4
+    assert metrics.value("embedding_batch_size_sum") == 3

@@ -79,6 +79,25 @@ def test_kernel_follows_the_definition(kernel, lengths, kv_heads, causal) -> Non
     check(kernel, lengths, kv_heads, causal=causal)
 
 
+@pytest.mark.parametrize("kernel", [attention.eager, attention.sdpa, attention.matmul])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_number_that_is_not_finite_stays_within_its_sequence(kernel, causal, value) -> None:
+    """Short ones of near lengths share a padded block, equal ones a dense one."""
+    lengths = [3, 5, 5, 17, 18, 70, 70]
+    states, packed = random_case(lengths, 4, 4)
+    clean = kernel(*states, packed, scale=0.35, causal=causal)
+    for poisoned in range(len(lengths)):
+        start, stop = packed.offsets[poisoned], packed.offsets[poisoned + 1]
+        damaged = tuple(state.clone() for state in states)
+        for state in damaged:
+            state[:, start] = value
+        output = kernel(*damaged, packed, scale=0.35, causal=causal)
+        assert not output[start:stop].isfinite().all()
+        output[start:stop] = clean[start:stop]
+        torch.testing.assert_close(output, clean)
+
+
 @pytest.mark.parametrize("kernel", [attention.sdpa, attention.matmul])
 @pytest.mark.parametrize("causal", [False, True])
 def test_what_rounds_the_row_up_gets_finite_states(kernel, causal: bool) -> None:

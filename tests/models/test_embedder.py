@@ -1,15 +1,19 @@
 """bge-m3's three outputs against FlagEmbedding on the same files, and their independence."""
 
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from FlagEmbedding import BGEM3FlagModel
+from safetensors.torch import load_file, save_file
 
 from app.errors import InferenceError
 from app.jobs import Outputs, TextEmbedding
-from app.models.embedder import M3Embedder
+from app.models.backbone import Target
+from app.models.embedder import M3Embedder, load_m3_embedder
+from app.models.tokenizer import TextTokenizer
 from tests.texts import varied_texts
 
 ALL = Outputs(dense=True, sparse=True, colbert=True)
@@ -98,14 +102,7 @@ def test_a_kind_does_not_depend_on_the_kinds_beside_it(
         assert (part.dense is not None) == outputs.dense
         assert (part.sparse is not None) == outputs.sparse
         assert (part.colbert is not None) == outputs.colbert
-        assert_same(
-            TextEmbedding(
-                part.dense if outputs.dense else whole.dense,
-                part.sparse if outputs.sparse else whole.sparse,
-                part.colbert if outputs.colbert else whole.colbert,
-            ),
-            whole,
-        )
+        assert_same(filled_up(part, whole), whole)
 
 
 def test_dense_and_colbert_vectors_have_unit_length(embedder: M3Embedder) -> None:
@@ -123,11 +120,52 @@ def test_an_empty_text_has_a_dense_vector_no_weights_and_one_colbert_vector(
     assert embedding.colbert.shape == (1, 64)
 
 
-def test_a_result_that_is_not_finite_is_an_error_and_never_a_vector(
-    embedder: M3Embedder, monkeypatch: pytest.MonkeyPatch
+def test_each_text_of_a_forward_gets_the_kinds_that_it_asks_for_and_no_others(
+    embedder: M3Embedder,
 ) -> None:
-    backbone = embedder._backbone
-    forward = backbone.forward
-    monkeypatch.setattr(backbone, "forward", lambda packed: forward(packed) * float("nan"))
-    with pytest.raises(InferenceError, match="not finite"):
-        embed(embedder, ["search"])
+    texts = varied_texts(48)
+    kinds = [Outputs(bool(i & 1), bool(i & 2), bool(i & 4)) for i in range(1, 8)]
+    outputs = [kinds[index % len(kinds)] for index in range(len(texts))]
+    together = embedder.launch([text.ids for text in embedder.tokenize(texts)], outputs)()
+    for text, asked, ours in zip(texts, outputs, together, strict=True):
+        (whole,) = embed(embedder, [text])
+        assert (ours.dense is not None) == asked.dense
+        assert (ours.sparse is not None) == asked.sparse
+        assert (ours.colbert is not None) == asked.colbert
+        assert_same(filled_up(ours, whole), whole)
+
+
+def filled_up(part: TextEmbedding, whole: TextEmbedding) -> TextEmbedding:
+    """`part`, with the kinds of `whole` that it does not have."""
+    return TextEmbedding(
+        whole.dense if part.dense is None else part.dense,
+        whole.sparse if part.sparse is None else part.sparse,
+        whole.colbert if part.colbert is None else part.colbert,
+    )
+
+
+@pytest.fixture
+def poisoned(tiny_m3: Path, tmp_path: Path, float32_target: Target) -> M3Embedder:
+    """A model in which the token of `music` makes numbers that are not finite."""
+    folder = tmp_path / "poisoned"
+    shutil.copytree(tiny_m3, folder)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    (name,) = [each for each in weights if each.endswith("word_embeddings.weight")]
+    token = TextTokenizer.from_folder(folder, 10).token_id("▁music")
+    weights[name][token] = float("nan")
+    save_file(weights, path, metadata={"format": "pt"})
+    return load_m3_embedder("poisoned", folder, 8192, float32_target)
+
+
+@pytest.mark.parametrize("asked", [ALL, Outputs(dense=True), Outputs(sparse=True)])
+def test_a_text_with_a_number_that_is_not_finite_costs_no_other_text_anything(
+    poisoned: M3Embedder, embedder: M3Embedder, asked: Outputs
+) -> None:
+    texts = ["hybrid search", "music", "search", "vector search history " * 30, "search music"]
+    for text, result in zip(texts, embed(poisoned, texts, asked), strict=True):
+        if "music" in text:
+            assert isinstance(result, InferenceError)
+        else:
+            (clean,) = embed(embedder, [text])
+            assert_same(filled_up(result, clean), clean)

@@ -165,3 +165,18 @@ def test_what_does_not_fit_it_goes_to_pytorch(causal: bool) -> None:
         kernel(query, key, value, packed, scale=0.3, causal=causal).float() for kernel in kernels
     )
     torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_number_that_is_not_finite_stays_within_its_sequence(causal: bool) -> None:
+    packed = pack_lengths([3, 17, 17, 70], multiple=32)
+    states = random_states(packed.tokens, 2, 32)
+    clean = attend(states, packed, 0.2, causal=causal)
+    for poisoned in range(4):
+        start, stop = packed.offsets[poisoned], packed.offsets[poisoned + 1]
+        damaged = tuple(state.clone() for state in states)
+        for state in damaged:
+            state[:, start] = math.nan
+        output = attend(damaged, packed, 0.2, causal=causal)
+        output[start:stop] = clean[start:stop]
+        torch.testing.assert_close(output, clean)

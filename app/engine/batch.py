@@ -1,0 +1,121 @@
+"""A batch: the parts of one or more jobs that one forward runs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from app.engine.job import Job, Purpose
+from app.jobs import Model, Outputs, TokenIds
+
+
+@dataclass(frozen=True)
+class BatchSlice:
+    """The part of a batch that belongs to one job: its sequences `start` to `stop`."""
+
+    job: Job
+    start: int
+    stop: int
+
+    @property
+    def count(self) -> int:
+        """How many sequences it has."""
+        return self.stop - self.start
+
+    @property
+    def sequences(self) -> list[TokenIds]:
+        """The token ids of this part."""
+        return self.job.sequences[self.start : self.stop]
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of this part."""
+        return sum(map(len, self.sequences))
+
+    def split(self, count: int) -> "tuple[BatchSlice, BatchSlice]":
+        """Its first `count` sequences, and the rest."""
+        middle = self.start + count
+        return BatchSlice(self.job, self.start, middle), BatchSlice(self.job, middle, self.stop)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one forward runs: slices of one or more jobs for the same model."""
+
+    model: Model
+    slices: list[BatchSlice]
+
+    @cached_property
+    def sequences(self) -> list[TokenIds]:
+        """The token ids of every sequence, slice after slice."""
+        return [ids for part in self.slices for ids in part.sequences]
+
+    @cached_property
+    def outputs(self) -> list[Outputs]:
+        """The kinds of vectors that each sequence is for."""
+        return [part.job.outputs for part in self.slices for _ in range(part.count)]
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of the whole batch."""
+        return sum(part.tokens for part in self.slices)
+
+    def count(self, purpose: Purpose) -> int:
+        """How many of its sequences serve `purpose`."""
+        return sum(part.count for part in self.slices if part.job.purpose is purpose)
+
+    def take(self, now: float) -> None:
+        """Tell every job that these sequences of it go to the device."""
+        for part in self.slices:
+            part.job.take(part.count, now)
+
+    def launch(self, model: Model) -> Callable[[], list[Any]]:
+        """Begin the forward, in the device thread; what is returned waits for its results.
+
+        `model` is the batch's own, or its replica on another device.
+        """
+        collect = model.launch(self.sequences, self.outputs)
+        return lambda: self._reduce(collect())
+
+    def complete(self, results: Sequence[Any], seconds: float) -> None:
+        """Hand each job its results of a forward that took `seconds`."""
+        begin = 0
+        for part in self.slices:
+            part.job.complete(part.start, results[begin : begin + part.count], seconds)
+            begin += part.count
+
+    def fail(self, error: Exception) -> None:
+        """Fail every job that has a part in it."""
+        for part in self.slices:
+            part.job.fail(error)
+
+    def unresolved(self) -> "Batch":
+        """The slices whose caller still waits."""
+        return Batch(self.model, [part for part in self.slices if not part.job.resolved])
+
+    def halves(self) -> "tuple[Batch, Batch]":
+        """Its first half, by sequences, and the rest; the first is empty for a single sequence."""
+        left = len(self.sequences) // 2
+        first: list[BatchSlice] = []
+        second: list[BatchSlice] = []
+        for part in self.slices:
+            count = min(left, part.count)
+            left -= count
+            for piece, slices in zip(part.split(count), (first, second), strict=True):
+                if piece.count:
+                    slices.append(piece)
+        return Batch(self.model, first), Batch(self.model, second)
+
+    def _reduce(self, results: Sequence[Any]) -> list[Any]:
+        reduced: list[Any] = []
+        for part in self.slices:
+            own = results[len(reduced) : len(reduced) + part.count]
+            reduced.extend(_reduce_each(own, part.job.reduce))
+        return reduced
+
+
+def _reduce_each(results: Sequence[Any], reduce: Callable[[Any], Any] | None) -> Sequence[Any]:
+    """Every result reduced; an error that stands in the place of one stays."""
+    if reduce is None:
+        return results
+    return [each if isinstance(each, Exception) else reduce(each) for each in results]

@@ -1,0 +1,209 @@
+"""The work of one request for one model: a state machine that alone changes its own state."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from typing import Any
+
+from app.errors import InferenceError, SmartEmbedderError
+from app.jobs import Model, Outputs, TokenIds
+
+
+class Purpose(Enum):
+    """What a request's forwards are counted as."""
+
+    EMBEDDING = auto()
+    RERANKING = auto()
+
+
+class JobState(Enum):
+    """`WAITING` while sequences wait for the device, `TAKEN` once it has them all, then an end."""
+
+    WAITING = auto()
+    TAKEN = auto()
+    COMPLETED = auto()
+    FAILED = auto()
+    CANCELLED = auto()
+
+
+class Job:
+    """The sequences of one request for one model, on their way through the device.
+
+    They are taken in order, over one or more batches. `outputs` holds the kinds of vectors that
+    each of them is for, `weight` the job's share of the device beside its client's other jobs, and
+    `time_limit` the most seconds that its forwards may take together, of which `time_spent` are
+    gone; without a limit each forward is limited by itself. `reduce` is applied to each result off
+    the event loop, so that what is large need not be kept.
+
+    Every transition is a method, and each keeps state, outcome and the place in the queue together:
+    a job that is resolved never stands in a queue, and it is resolved once. All methods belong to
+    the event loop's thread.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sequences: list[TokenIds],
+        outputs: Outputs,
+        *,
+        purpose: Purpose = Purpose.EMBEDDING,
+        client: str = "",
+        weight: float = 1.0,
+        time_limit: float | None = None,
+        time_spent: float = 0.0,
+        reduce: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.sequences = sequences
+        self.outputs = outputs
+        self.purpose = purpose
+        self.client = client
+        self.weight = weight
+        self.time_limit = time_limit
+        self.reduce = reduce
+        self.enqueued_at = time.perf_counter()
+        self._time_spent = time_spent
+        self._state = JobState.WAITING
+        self._leave_queue: Callable[[Job], None] | None = None
+        self._virtual_start = 0.0
+        self._taken = 0
+        self._finished = 0
+        self._first_taken_at: float | None = None
+        self._last_back_at: float | None = None
+        self._inference_seconds = 0.0
+        self._results: list[Any] = [None] * len(sequences)
+        self._error: SmartEmbedderError | None = None
+        self._dequeued = asyncio.Event()
+        self._resolved = asyncio.Event()
+
+    @property
+    def state(self) -> JobState:
+        """Where it stands."""
+        return self._state
+
+    @property
+    def taken(self) -> int:
+        """How many of its sequences were handed to the device."""
+        return self._taken
+
+    @property
+    def waiting(self) -> bool:
+        """Whether sequences of it still wait for the device."""
+        return self._state is JobState.WAITING
+
+    @property
+    def resolved(self) -> bool:
+        """Whether its caller has an answer, or has left."""
+        return self._resolved.is_set()
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens of the sequences that the device has not been handed."""
+        return sum(map(len, self.sequences[self._taken :]))
+
+    @property
+    def virtual_start(self) -> float:
+        """Where its next sequence stands among its client's jobs: see `app.engine.batcher`."""
+        return self._virtual_start
+
+    @property
+    def first_taken_at(self) -> float | None:
+        """When its first sequence went to the device, by `time.perf_counter`."""
+        return self._first_taken_at
+
+    @property
+    def last_back_at(self) -> float | None:
+        """When its last results came back, by `time.perf_counter`."""
+        return self._last_back_at
+
+    @property
+    def inference_seconds(self) -> float:
+        """How long the device worked on batches that held a part of it."""
+        return self._inference_seconds
+
+    @property
+    def time_left(self) -> float | None:
+        """Seconds that its forwards may still take; None where each is limited by itself."""
+        if self.time_limit is None:
+            return None
+        return self.time_limit - self._time_spent - self._inference_seconds
+
+    def enter(self, virtual_start: float, leave: "Callable[[Job], None]") -> None:
+        """It stands in a queue, whose `leave` is called once, as soon as nothing of it waits."""
+        self._virtual_start = virtual_start
+        self._leave_queue = leave
+
+    def take(self, count: int, now: float) -> None:
+        """Its next `count` sequences go to the device."""
+        tokens = sum(map(len, self.sequences[self._taken : self._taken + count]))
+        self._virtual_start += tokens / self.weight
+        self._taken += count
+        if self._first_taken_at is None:
+            self._first_taken_at = now
+        if self._taken == len(self.sequences):
+            self._state = JobState.TAKEN
+            self._dequeue()
+
+    def complete(self, start: int, results: Sequence[Any], seconds: float) -> None:
+        """`results` of its sequences from `start` on came back from a forward of `seconds`.
+
+        An error in the place of a result fails the job.
+        """
+        if self.resolved:
+            return
+        self._results[start : start + len(results)] = results
+        self._finished += len(results)
+        self._inference_seconds += seconds
+        self._last_back_at = time.perf_counter()
+        error = next((each for each in results if isinstance(each, Exception)), None)
+        if error is not None:
+            self.fail(error)
+        elif self._finished == len(self.sequences):
+            self._resolve(JobState.COMPLETED)
+
+    def fail(self, error: Exception) -> None:
+        """Its caller gets `error`, unless it has an answer already."""
+        if not self.resolved:
+            self._error = _own_error(error)
+            self._resolve(JobState.FAILED)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        if not self.resolved:
+            self._resolve(JobState.CANCELLED)
+
+    async def dequeued(self) -> None:
+        """Return once nothing of it waits in a queue; raises the error that it failed with."""
+        await self._dequeued.wait()
+        if self._error is not None:
+            raise self._error
+
+    async def result(self) -> list[Any]:
+        """A result for each sequence, in order; raises the error that it failed with."""
+        await self._resolved.wait()
+        if self._error is not None:
+            raise self._error
+        if self._state is JobState.CANCELLED:
+            raise asyncio.CancelledError
+        return self._results
+
+    def _resolve(self, state: JobState) -> None:
+        self._state = state
+        self._resolved.set()
+        self._dequeue()
+
+    def _dequeue(self) -> None:
+        leave, self._leave_queue = self._leave_queue, None
+        if leave is not None:
+            leave(self)
+        self._dequeued.set()
+
+
+def _own_error(error: Exception) -> SmartEmbedderError:
+    """An error of its own for each job: a shared one would gather everybody's tracebacks."""
+    if isinstance(error, SmartEmbedderError):
+        return type(error)(str(error), retry_after=error.retry_after)
+    wrapped = InferenceError("the model failed on this request")
+    wrapped.__cause__ = error
+    return wrapped
