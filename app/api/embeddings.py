@@ -5,6 +5,7 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from app.api.client import client_key
 from app.api.priority import urgency_of
 from app.api.rendering import JsonPieces, ModelNames, estimate_bytes, render_embeddings
 from app.api.requests import describe_body, error_responses, most_values, read_body
@@ -42,6 +43,7 @@ async def _answer(request: Request, service: Service) -> Response:
         colbert=wanted.return_colbert,
         normalize_dense=wanted.normalize_dense,
         urgency=urgency_of(request),
+        client=client_key(request.scope),
     )
     result = await unless_gone(request, embed)
     service.metrics.sentences.inc(len(wanted.sentences))

@@ -76,14 +76,14 @@ def describe_limits(models: LoadedModels | None, settings: Settings) -> dict[str
         unknown = ("batch_size", "max_batch_tokens", "dtype", "attention")
         limits: dict[str, Any] = {
             "max_input_length": settings.embed_max_length,
-            "max_requests_in_batch": settings.max_queue_size,
+            "max_requests_in_batch": settings.max_requests_in_batch,
         }
         return limits | dict.fromkeys(unknown)
     length = models.embedder.max_length
     return {
         "max_input_length": length,
         "batch_size": max(1, models.max_batch_tokens // length),
-        "max_requests_in_batch": settings.max_queue_size,
+        "max_requests_in_batch": settings.max_requests_in_batch,
         "max_batch_tokens": models.max_batch_tokens,
         "dtype": models.device.dtype,
         "attention": models.device.attention,

@@ -5,6 +5,7 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from app.api.client import client_key
 from app.api.priority import urgency_of
 from app.api.rendering import JsonPieces, render_rerank
 from app.api.requests import describe_body, error_responses, most_values, read_body
@@ -35,7 +36,7 @@ async def _answer(request: Request, service: Service) -> Response:
     settings = service.settings
     wanted = await read_body(request, RerankBody, most_values(settings))
     _check(wanted, settings.max_rerank_passages)
-    work = service.engine.rerank(_as_request(wanted, urgency_of(request)))
+    work = service.engine.rerank(_as_request(wanted, request))
     result = await unless_gone(request, work)
     service.metrics.pairs.inc(len(wanted.passages))
     note_work(request.scope, result, passages=len(wanted.passages))
@@ -58,7 +59,7 @@ def _check(wanted: RerankBody, most_passages: int) -> None:
         )
 
 
-def _as_request(wanted: RerankBody, urgency: int) -> RerankRequest:
+def _as_request(wanted: RerankBody, request: Request) -> RerankRequest:
     weights = wanted.weights
     return RerankRequest(
         query=wanted.query,
@@ -66,5 +67,6 @@ def _as_request(wanted: RerankBody, urgency: int) -> RerankRequest:
         normalize=wanted.normalize,
         instruction=wanted.instruction,
         weights=Weights(weights.dense, weights.sparse, weights.colbert) if weights else Weights(),
-        urgency=urgency,
+        urgency=urgency_of(request),
+        client=client_key(request.scope),
     )

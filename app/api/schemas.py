@@ -204,7 +204,7 @@ class HealthResponse(BaseModel):
     demo: Annotated[str | None, Field(description="For a demo model: what it is not for.")]
     max_input_length: int
     batch_size: int | None
-    max_requests_in_batch: int
+    max_requests_in_batch: int | None
     max_batch_tokens: int | None
     dtype: str | None
     attention: str | None
