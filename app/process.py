@@ -57,18 +57,18 @@ def serve(settings: Settings, loader: Loader) -> int:
         server.should_exit = True
 
     app = create_app(settings, loader=loader, on_ready=on_ready, on_failure=on_failure)
+    service: Service = app.state.service
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
-        http=bounded_connection(settings.request_timeout),
+        http=bounded_connection(settings.request_timeout, service.drain),
         ws="none",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
     )
-    service: Service = app.state.service
     server = DrainingServer(
         config, service.drain, settings.shutdown_timeout, abort=service.engine.abort
     )

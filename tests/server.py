@@ -74,6 +74,10 @@ class RunningServer:
         """Ask /metrics until a series has a value."""
         self._wait(lambda: self.metric(series) == value, f"{series} never was {value}")
 
+    def wait_for_line(self, text: str) -> None:
+        """Wait until the log holds `text`."""
+        self._wait(lambda: text in self.log, f"{text} was never logged")
+
     def wait_for_status(self, path: str, status: int) -> None:
         """Ask `path` until it answers with a status."""
         answers = lambda: httpx2.get(f"{self.url}{path}").status_code == status  # noqa: E731

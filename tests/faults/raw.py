@@ -1,6 +1,7 @@
 """Sockets for clients that do not behave."""
 
 import socket
+from collections.abc import Iterator
 
 from tests.server import RunningServer
 
@@ -40,3 +41,14 @@ def is_closed(raw: socket.socket) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+def read_answers(raw: socket.socket) -> Iterator[tuple[int, bytes]]:
+    """Status and body of each answer of known length, until the connection ends."""
+    stream = raw.makefile("rb")
+    while line := stream.readline():
+        headers = dict(iter(lambda: stream.readline().strip().lower().partition(b": ")[::2], END))
+        yield int(line.split()[1]), stream.read(int(headers[b"content-length"]))
+
+
+END = (b"", b"")
