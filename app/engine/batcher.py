@@ -26,6 +26,8 @@ from app.jobs import Model
 
 DEFAULT_URGENCY = 3
 QUANTUM_TOKENS = 32
+# A batch of thousands of short sequences is filled in as many turns: the event loop waits for it.
+_TURNS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,7 @@ def form_batch(jobs: Mapping[Job, Flow], limits: Limits) -> Batch:
         contender = heapq.heappop(turns).contender
         candidate = heapq.heappop(contender.candidates)
         if filling.fits(candidate):
-            filling.add(candidate)
-            contender.advance(candidate)
+            contender.advance(candidate, *filling.add(candidate))
         if contender.candidates:
             heapq.heappush(turns, contender.turn)
     return filling.batch()
@@ -107,19 +108,21 @@ class _Contender:
         finish = self.virtual_start + min(best.tokens, QUANTUM_TOKENS) / self.weight
         return _Turn(finish, best.order, self)
 
-    def advance(self, chosen: _Candidate) -> None:
-        """Move on by what was chosen; its job's next sequence stands for election then."""
-        self.virtual_start += chosen.tokens / self.weight
-        job, after = chosen.job, chosen.place + 1
+    def advance(self, chosen: _Candidate, after: int, tokens: int) -> None:
+        """Move on by the tokens that were taken; the job's next sequence is at `after`."""
+        self.virtual_start += tokens / self.weight
+        job = chosen.job
         if after < len(job.sequences):
-            start = chosen.virtual_start + chosen.tokens / job.weight
+            start = chosen.virtual_start + tokens / job.weight
             heapq.heappush(self.candidates, _candidate(job, chosen.order, after, start))
 
 
 def _contenders(jobs: Mapping[Job, Flow]) -> Iterable[_Contender]:
     contenders: dict[Flow, _Contender] = {}
     for order, (job, flow) in enumerate(jobs.items()):
-        contender = contenders.setdefault(flow, _Contender(flow.virtual_start))
+        contender = contenders.get(flow)
+        if contender is None:
+            contender = contenders[flow] = _Contender(flow.virtual_start)
         contender.weight = max(contender.weight, job.weight)
         contender.candidates.append(_candidate(job, order, job.taken, job.virtual_start))
     for contender in contenders.values():
@@ -138,6 +141,7 @@ class _Filling:
 
     def __init__(self, limits: Limits) -> None:
         self._tokens_left = limits.max_tokens
+        self._turn_tokens = limits.max_tokens // _TURNS
         self._sequences_left = limits.max_sequences or limits.max_tokens
         self._max_requests = limits.max_requests or limits.max_tokens
         self._model: Model | None = None
@@ -156,14 +160,38 @@ class _Filling:
             and (candidate.job in self._stops or len(self._stops) < self._max_requests)
         )
 
-    def add(self, candidate: _Candidate) -> None:
+    def add(self, candidate: _Candidate) -> tuple[int, int]:
+        """Take the job's next sequences, one or as many as a turn holds.
+
+        Returns the place after the last one, and their tokens.
+        """
         if self._model is None:
-            self._model = candidate.job.model
-            most = self._model.max_batch_sequences or self._sequences_left
-            self._sequences_left = min(self._sequences_left, most)
-        self._stops[candidate.job] = candidate.place + 1
-        self._tokens_left -= candidate.tokens
-        self._sequences_left -= 1
+            self._fix_model(candidate.job.model)
+        lengths = self._turn(candidate)
+        after, tokens = candidate.place + len(lengths), sum(lengths)
+        self._stops[candidate.job] = after
+        self._sequences_left -= len(lengths)
+        self._tokens_left -= tokens
+        return after, tokens
+
+    def _turn(self, candidate: _Candidate) -> list[int]:
+        """The lengths of the sequences that one turn holds, from the candidate on."""
+        first = candidate.place + 1
+        lengths = [candidate.tokens]
+        left = min(self._turn_tokens, self._tokens_left) - candidate.tokens
+        for ids in candidate.job.sequences[
+            first : first + max(0, min(left, self._sequences_left - 1))
+        ]:
+            left -= len(ids)
+            if left < 0:
+                break
+            lengths.append(len(ids))
+        return lengths
+
+    def _fix_model(self, model: Model) -> None:
+        self._model = model
+        most = model.max_batch_sequences or self._sequences_left
+        self._sequences_left = min(self._sequences_left, most)
 
     def batch(self) -> Batch:
         slices = [BatchSlice(job, job.taken, stop) for job, stop in self._stops.items()]

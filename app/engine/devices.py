@@ -8,7 +8,7 @@ from functools import partial
 from app.engine.budget import TokenBudget
 from app.engine.device_thread import DeviceThread
 from app.engine.device_threads import DeviceThreads
-from app.engine.executor import DeviceExecutor
+from app.engine.executor import DeviceExecutor, consumer_ended
 from app.engine.forward_limit import CPU_SECONDS, GPU_SECONDS, ForwardLimit
 from app.engine.loading import LoadedModels, Loader
 from app.engine.memory import MemoryGuard
@@ -112,11 +112,7 @@ class Devices:
 
     def _close_queue_without_consumers(self, ended: "asyncio.Task[None]") -> None:
         if not ended.cancelled() and ended.exception() is not None and self._all_ended:
-            self._queue.close(
-                UnhealthyError(
-                    "the queue's consumer has ended; its log line says why", retry_after=30
-                )
-            )
+            self._queue.close(consumer_ended())
 
     @property
     def _all_ended(self) -> bool:

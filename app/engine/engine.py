@@ -12,6 +12,7 @@ from app.engine.batcher import DEFAULT_URGENCY
 from app.engine.concurrency import ConcurrencyLimit
 from app.engine.devices import Devices
 from app.engine.embedding import EmbeddingFlow
+from app.engine.executor import consumer_ended
 from app.engine.loading import LoadedModels, Loader, load_models
 from app.engine.queue import JobQueue
 from app.engine.reranking import RerankingFlow, RerankRequest
@@ -99,7 +100,7 @@ class Engine:
         if self._start_failure is not None:
             return self._start_failure
         if self._devices.ended and not self._closing:
-            return UnhealthyError("the queue's consumer has ended; its log line says why")
+            return consumer_ended()
         away = self._devices.stuck_seconds
         if away:
             return UnhealthyError(

@@ -82,7 +82,6 @@ class DeviceExecutor:
                     await self._serve_once(tasks)
         except Exception:
             log.exception("consumer_ended")
-            self.abort(UnhealthyError("the queue's consumer has ended; its log line says why"))
             raise
 
     async def _serve_once(self, tasks: asyncio.TaskGroup) -> None:
@@ -110,6 +109,10 @@ class DeviceExecutor:
     async def _execute(self, in_flight: _InFlight) -> None:
         try:
             await self._run_batch(in_flight.batch, in_flight)
+        except BaseException:
+            # The consumer ends with it: nobody else would tell these callers.
+            in_flight.batch.fail(consumer_ended())
+            raise
         finally:
             self._in_flight.discard(in_flight)
             in_flight.launched.set()
@@ -193,6 +196,12 @@ class DeviceExecutor:
             return lambda: self._memory.guard(collect)
 
         return await self._threads.compute(launch, in_flight.launched)
+
+
+def consumer_ended() -> UnhealthyError:
+    """What everyone is told who waits for a consumer that has ended by a fault of its own."""
+    message = "the queue's consumer has ended; its log line says why"
+    return UnhealthyError(message, retry_after=30)
 
 
 def _fail(batch: Batch, error: Exception) -> None:

@@ -315,3 +315,14 @@ def test_a_batch_may_be_limited_in_requests_and_in_sequences() -> None:
     jobs = [job(1, 1), job(1, 1), job(1, 1)]
     assert taken(choose(jobs, Limits(9, max_requests=2)), jobs) == [(0, 0, 2), (1, 0, 2)]
     assert len(choose(jobs, Limits(9, max_sequences=4)).sequences) == 4
+
+
+@given(st.lists(LENGTHS, min_size=1, max_size=6), st.integers(64, 4000))
+def test_turns_of_several_sequences_keep_the_limits_too(requests, budget) -> None:
+    limits = Limits(budget, max_sequences=7)
+    jobs = [job(*lengths * 20) for lengths in requests]
+    batch = choose(jobs, limits)
+    assert batch.tokens <= budget
+    assert len(batch.sequences) == min(7, sum(len(each.sequences) for each in jobs)) or (
+        batch.tokens > budget - 30
+    )

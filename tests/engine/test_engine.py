@@ -249,6 +249,25 @@ async def test_a_fault_in_the_consumer_itself_is_a_failure_and_not_a_silence(mon
     await engine.close()
 
 
+async def test_a_fault_behind_a_forward_is_told_to_those_in_it_and_to_those_who_wait(
+    monkeypatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    model, metrics = FakeModel(), Metrics()
+    engine = engine_for(model, metrics)
+    await engine.start()
+    tasks = [await hold(engine, model), asyncio.create_task(engine.embed(["waits"] * 9))]
+    await waiting(metrics, 1)
+    monkeypatch.setattr("app.engine.batch.Batch.complete", broken)
+    let_go(model)
+    for task in tasks:
+        with pytest.raises(UnhealthyError, match="consumer has ended"):
+            await task
+    await engine.close()
+
+
 async def test_an_urgent_request_goes_before_those_that_wait() -> None:
     model, metrics = FakeModel(), Metrics()
     async with engine_for(model, metrics) as engine:
