@@ -111,7 +111,7 @@ class M3Embedder(DeviceModel[TextEmbedding]):
         made: dict[str, tuple[Tensor, Spans]] = {}
         if any(wanted := [each.dense for each in outputs]):
             places, spans = select_sequences(packed, wanted)
-            made["dense"] = heads.dense_vectors(hidden, packed, places, self._pooling), spans
+            made["dense"] = heads.dense_vectors(hidden, packed, self._pooling, places), spans
         if any(wanted := [each.sparse for each in outputs]):
             tokens = self._backbone.select_tokens(packed, wanted)
             weights = heads.token_weights(tokens.rows(hidden), self._sparse_head)

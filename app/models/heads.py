@@ -16,17 +16,24 @@ from app.jobs import FloatArray, SparseVector, TokenIds
 from app.models.packing import PackedBatch
 
 
-def dense_vectors(hidden: Tensor, packed: PackedBatch, places: Tensor, pooling: str) -> Tensor:
-    """`[S, hidden]` float32 of unit length: those of the sequences at the packed places `[S]`."""
+def dense_vectors(
+    hidden: Tensor, packed: PackedBatch, pooling: str, places: Tensor | None = None
+) -> Tensor:
+    """`[S, hidden]` float32 of unit length.
+
+    S are the sequences at the packed `places` `[S]` int64, or all in packed order.
+    """
     return functional.normalize(pool(hidden, packed, pooling, places), dim=-1)
 
 
-def pool(hidden: Tensor, packed: PackedBatch, pooling: str, places: Tensor) -> Tensor:
-    """`[S, hidden]` float32, unnormalised: one state for each of the sequences at `places`."""
+def pool(hidden: Tensor, packed: PackedBatch, pooling: str, places: Tensor | None = None) -> Tensor:
+    """`[S, hidden]` float32, unnormalised: one state for each of those sequences."""
     borders = packed.cu_seqlens.long()
     if pooling == "cls":
-        return hidden[borders[:-1][places]].float()
-    return torch.segment_reduce(hidden.float(), "mean", lengths=borders.diff())[places]
+        first = borders[:-1] if places is None else borders[places]
+        return hidden[first].float()
+    means = torch.segment_reduce(hidden.float(), "mean", lengths=borders.diff())
+    return means if places is None else means[places]
 
 
 def token_weights(states: Tensor, head: nn.Linear) -> Tensor:

@@ -46,14 +46,18 @@ def select_tokens(
     return TokenSelection(to_device(packed.device, padded), _side_by_side(spans, wanted))
 
 
-def select_sequences(packed: PackedBatch, wanted: Sequence[bool]) -> tuple[Tensor, Spans]:
+def select_sequences(packed: PackedBatch, wanted: Sequence[bool]) -> tuple[Tensor | None, Spans]:
     """Packed places `[S]` int64 on the device of the sequences for which `wanted` is true.
 
-    Beside it, for each sequence in the order given to `pack`, where its one row lies among those.
+    None stands for all of them, in packed order. Beside it, for each sequence in the order given to
+    `pack`, where its one row lies among those.
     """
-    places = packed.unpack_order[np.flatnonzero(wanted)].astype(np.int64)
-    spans = [slice(place, place + 1) for place in range(len(wanted))]
-    return to_device(packed.device, places), _side_by_side(spans, wanted)
+    order = packed.unpack_order
+    if all(wanted):
+        return None, [slice(int(place), int(place) + 1) for place in order]
+    places = order[np.flatnonzero(wanted)].astype(np.int64)
+    rows = [slice(0, 1)] * len(wanted)
+    return to_device(packed.device, places), _side_by_side(rows, wanted)
 
 
 def _side_by_side(spans: list[slice], wanted: Sequence[bool]) -> Spans:
