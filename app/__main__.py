@@ -1,6 +1,8 @@
-"""`python -m app` serves."""
+"""`python -m app` serves; `python -m app --help` lists the flags."""
+
+import sys
 
 from app.process import run
 
 if __name__ == "__main__":
-    run()
+    run(arguments=sys.argv[1:])

@@ -8,8 +8,24 @@ import structlog
 from structlog.typing import Processor
 
 
-def configure_logs(log_format: str, level: str) -> None:
-    """Send our own events and those of every library through one renderer to standard error."""
+class _AtDebug(logging.Filter):
+    """Shows at debug what a library says at info."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether the record is shown."""
+        if record.levelno == logging.INFO:
+            record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+        return record.levelno >= logging.getLogger().level
+
+
+_AT_DEBUG = _AtDebug()
+
+
+def configure_logs(log_format: str, level: str, *, server_at: str = "debug") -> None:
+    """Send our own events and those of every library through one renderer to standard error.
+
+    uvicorn's own lines at info are shown at the level `server_at`, info or debug.
+    """
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -35,6 +51,19 @@ def configure_logs(log_format: str, level: str) -> None:
     # Libraries report their own doings only when something is wrong.
     for library in ("httpx", "httpx2", "urllib3", "asyncio", "uvicorn.access"):
         logging.getLogger(library).setLevel(logging.WARNING)
+    _take_over_uvicorn(server_at)
+
+
+def _take_over_uvicorn(server_at: str) -> None:
+    """Where uvicorn is the command, it has made handlers of its own."""
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+    server = logging.getLogger("uvicorn.error")
+    server.removeFilter(_AT_DEBUG)
+    if server_at == "debug":
+        server.addFilter(_AT_DEBUG)
 
 
 def _renderers(log_format: str) -> list[Processor]:

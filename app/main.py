@@ -1,4 +1,4 @@
-"""Wires the parts together."""
+"""Wires the parts together; `uvicorn app.main:app` serves them, too."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 
 from app import __version__
+from app.announcement import announce, report_failure
 from app.api import embeddings, health, operations, rerank
 from app.api.docs import install_docs
 from app.api.errors import install_error_handlers
@@ -16,6 +17,7 @@ from app.api.service import Service
 from app.drain import Drain
 from app.engine import Engine
 from app.engine.loading import LoadedModels, Loader, load_models
+from app.hosted import end_uvicorn, settle_in
 from app.limits import Buckets, MemoryBuckets, SharedBuckets
 from app.metrics import Metrics
 from app.middleware.auth import RequireToken
@@ -45,17 +47,26 @@ _NO_OTHER_TELEMETRY: TelemetryConfig = {
 }
 
 
+def __getattr__(name: str) -> FastAPI:
+    """Make `app` when a host such as uvicorn first asks for it, and no earlier."""
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = create_app(settle_in(), on_failure=end_uvicorn)
+    globals()["app"] = made
+    return made
+
+
 def create_app(
     settings: Settings,
     *,
     loader: Loader = load_models,
-    on_ready: OnReady = lambda _: None,
-    on_failure: OnFailure = lambda _: None,
+    on_ready: OnReady = announce,
+    on_failure: OnFailure = report_failure,
 ) -> FastAPI:
     """The whole service as an ASGI app; its lifespan loads the models in the background."""
     metrics = Metrics()
     buckets = _buckets(settings, metrics)
-    tracer = make_tracer(settings.otlp_endpoint) if settings.otlp_endpoint else None
+    tracer = _tracer(settings)
     service = Service(
         settings=settings,
         metrics=metrics,
@@ -115,6 +126,12 @@ def _buckets(settings: Settings, metrics: Metrics) -> Buckets:
     return SharedBuckets(address, rate, burst, on_error=metrics.rate_limit_store_errors.inc)
 
 
+def _tracer(settings: Settings) -> Tracer | None:
+    if settings.otlp_endpoint is None:
+        return None
+    return make_tracer(settings.otlp_endpoint, settings.otel_service_name)
+
+
 def _tokens(settings: Settings) -> Tokens:
     own = settings.api_token
     return Tokens(own.get_secret_value() if own else None, settings.api_tokens_file)
@@ -161,14 +178,22 @@ async def _start(service: Service, on_ready: OnReady, on_failure: OnFailure) -> 
 
 
 def _facts(settings: Settings, models: LoadedModels) -> dict[str, str]:
+    """What is served, with the lengths in force: a model may read less than its setting allows."""
+    dense, reranker = models.dense, models.reranker
+    lengths = {
+        "bge_embed_max_length": models.embedder.max_length,
+        "qwen_embed_max_length": dense.max_length if dense else settings.qwen_embed_max_length,
+        "bge_rerank_max_length": settings.bge_rerank_max_length,
+        "qwen_rerank_max_length": settings.qwen_rerank_max_length,
+    }
+    if reranker is not None:
+        kind = "bge" if reranker.scores_are_logits else "qwen"
+        lengths[f"{kind}_rerank_max_length"] = reranker.max_length
     return {
         "model": settings.embedding_model,
         "dense_embedding_model": settings.dense_model,
         "reranker_model": settings.reranker_model,
-        "bge_embed_max_length": str(models.embedder.max_length),
-        "qwen_embed_max_length": str(settings.qwen_embed_max_length),
-        "bge_rerank_max_length": str(settings.bge_rerank_max_length),
-        "qwen_rerank_max_length": str(settings.qwen_rerank_max_length),
+        **{name: str(length) for name, length in lengths.items()},
         "version": __version__,
         "gpu_available": str(models.device.gpu_available).lower(),
         "device": models.device.name,

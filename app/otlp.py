@@ -4,6 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
 
 import structlog
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -33,11 +34,12 @@ _W3C = TraceContextTextMapPropagator()
 class OtlpTracer:
     """Sends every request's spans, or as the client's own trace context has decided."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, service_name: str) -> None:
         # What they say of each failed try is said once, by `CalmExporter`.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
         self._exporter = CalmExporter(
-            OTLPSpanExporter(_address_of(endpoint), timeout=_SECONDS_FOR_A_BATCH), endpoint
+            OTLPSpanExporter(_address_of(endpoint), timeout=_SECONDS_FOR_A_BATCH),
+            _receiver(endpoint),
         )
         processor = BatchSpanProcessor(
             self._exporter,
@@ -47,9 +49,7 @@ class OtlpTracer:
         )
         self._provider = TracerProvider(
             sampler=ParentBased(ALWAYS_ON),
-            resource=Resource.create(
-                {SERVICE_NAME: "smart-embedder", SERVICE_VERSION: __version__}
-            ),
+            resource=Resource.create({SERVICE_NAME: service_name, SERVICE_VERSION: __version__}),
             shutdown_on_exit=False,
         )
         self._provider.add_span_processor(processor)
@@ -106,9 +106,9 @@ class CalmExporter(SpanExporter):
     What could not be delivered is dropped: traces must cost a request nothing.
     """
 
-    def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
+    def __init__(self, exporter: SpanExporter, receiver: str) -> None:
         self._exporter = exporter
-        self._endpoint = endpoint
+        self._receiver = receiver
         self._failing = False
         self._hurry = threading.Event()
         self._give_up_at = float("inf")
@@ -120,9 +120,9 @@ class CalmExporter(SpanExporter):
         result = self._exporter.export(spans)
         failed = result is not SpanExportResult.SUCCESS
         if failed and not self._failing:
-            log.warning("traces_not_delivered", endpoint=self._endpoint)
+            log.warning("traces_not_delivered", receiver=self._receiver)
         elif self._failing and not failed:
-            log.info("traces_delivered_again", endpoint=self._endpoint)
+            log.info("traces_delivered_again", receiver=self._receiver)
         self._failing = failed
         if failed and self._hurry.is_set():
             self._give_up_at = 0.0
@@ -141,6 +141,12 @@ class CalmExporter(SpanExporter):
 def _address_of(endpoint: str) -> str:
     base = endpoint.rstrip("/")
     return base if base.endswith(_PATH) else f"{base}{_PATH}"
+
+
+def _receiver(endpoint: str) -> str:
+    """Scheme, host and port: what may be logged, for there may be a key in the path."""
+    parts = urlsplit(endpoint)
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 def _attributes_of(stage: Stage) -> Attributes:

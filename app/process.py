@@ -3,14 +3,19 @@
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import TextIO
 
 import structlog
 import uvicorn
 
+from app.announcement import announce, report_failure, warn_of_misspelt_names
 from app.api.service import Service
+from app.configuration import load_settings
 from app.connections import bounded_connection
 from app.engine.loading import LoadedModels, Loader, load_models
 from app.errors import StartupError
@@ -19,27 +24,28 @@ from app.logs import configure_logs
 from app.main import create_app
 from app.ports import require_port
 from app.server import DrainingServer
-from app.settings import Settings, load_settings
+from app.settings import Settings
 
 log = structlog.get_logger(__name__)
 
 
-def run(loader: Loader = load_models) -> None:
+def run(loader: Loader = load_models, arguments: Sequence[str] = ()) -> None:
     """Serve until SIGTERM or SIGINT; the exit status tells whether the start succeeded."""
     # Until the server has its own handlers: as PID 1 a process without any cannot be stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     collect_rarely()
-    # Read by the hub's library, which is imported later.
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
     try:
-        settings = load_settings()
+        settings = load_settings(arguments)
         configure_logs(settings.log_format, settings.log_level)
+        warn_of_misspelt_names()
         require_port(settings.host, settings.port)
         status = serve(settings, loader)
     except StartupError as error:
-        sys.exit(f"Smart Embedder cannot start: {error}")
+        status = 1
+        with suppress(OSError):
+            print(f"Smart Embedder cannot start: {error}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
-        sys.exit(0)
+        status = 0
     _exit(status)
 
 
@@ -49,11 +55,12 @@ def serve(settings: Settings, loader: Loader) -> int:
 
     def on_ready(models: LoadedModels) -> None:
         spare_what_stays()
-        _announce(server, models)
+        announce(models, server.url)
+        if settings.log_format == "console":
+            _show_an_example(server.url)
 
     def on_failure(error: Exception) -> None:
         failures.append(error)
-        _report_failure(error)
         server.should_exit = True
 
     app = create_app(settings, loader=loader, on_ready=on_ready, on_failure=on_failure)
@@ -69,53 +76,63 @@ def serve(settings: Settings, loader: Loader) -> int:
         server_header=False,
         proxy_headers=False,
     )
-    server = DrainingServer(
-        config, service.drain, settings.shutdown_timeout, abort=service.engine.abort
-    )
+    server = _Server(config, service.drain, settings.shutdown_timeout, abort=service.engine.abort)
     server.run()
+    # Last, so that the reason is what the log ends with.
+    for error in failures:
+        report_failure(error)
     return 1 if failures or not server.started else 0
+
+
+class _Server(DrainingServer):
+    """Says where it listens."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and log the address."""
+        await super().startup(sockets)
+        if self.started:
+            log.info("listening", url=self.url)
+
+    @property
+    def url(self) -> str:
+        """The address to call it at."""
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
+        host = _LOOPBACK.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+# What listens on every address is called at one.
+_LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "127.0.0.1"}  # noqa: S104
 
 
 def _exit(status: int) -> None:
     """End the process, whether or not every thread can be waited for."""
+    for stream in (sys.stdout, sys.stderr):
+        _flush(stream)
     if threading.active_count() == 1:
         sys.exit(status)
     # A device that never comes back, or a model that is still being loaded, must not hold it.
     logging.shutdown()
-    sys.stdout.flush()
     os._exit(status)
 
 
-def _report_failure(error: Exception) -> None:
-    if isinstance(error, StartupError):
-        log.error("start_failed", reason=str(error))
+def _flush(stream: TextIO | None) -> None:
+    """Write what is left; where that fails it is dropped, or Python would end with status 120."""
+    if stream is None:
         return
-    first_line = str(error).partition("\n")[0]
-    reason = f"unexpected error while loading: {type(error).__name__}: {first_line}"
-    log.error("start_failed", reason=reason, exc_info=error)
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _announce(server: uvicorn.Server, models: LoadedModels) -> None:
-    host, port = server.servers[0].sockets[0].getsockname()[:2]
-    url = f"http://{'127.0.0.1' if host in ('0.0.0.0', '::') else host}:{port}"  # noqa: S104
-    log.info(
-        "ready",
-        url=url,
-        model=models.embedder.name,
-        device=models.device.description,
-        dtype=models.device.dtype,
-        attention=models.device.attention,
-        max_batch_tokens=models.max_batch_tokens,
-    )
-    if models.demo:
-        log.warning("demo_model", note=models.demo)
+def _show_an_example(url: str) -> None:
     with suppress(OSError):  # Nobody may be there to read it, or no room on the disk.
-        print(_banner(url), flush=True)
+        print(_EXAMPLE.format(url=url), flush=True)
 
 
-def _banner(url: str) -> str:
-    return f"""
-Smart Embedder is ready at {url} (documentation: {url}/docs). Try:
+_EXAMPLE = """
+Documentation: {url}/docs. Try:
 
   curl -s {url}/embeddings/ -H 'Content-Type: application/json' \\
     -d '{{"sentences": ["What is hybrid search?"], "return_colbert": false}}'

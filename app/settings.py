@@ -1,94 +1,230 @@
-"""Settings: the only reader of the environment and of .env.
+"""Every setting: its name, its default, its meaning and what it may be.
 
-A value that is not allowed stops the start with one sentence that names the variable, the value and
-what is allowed; nothing is ever replaced by a default behind the operator's back. An empty value
-counts as not set.
+The environment and .env are read here and in `app.configuration` alone. Nothing is ever replaced by
+a default behind the operator's back; an empty value counts as not set.
 """
 
+import re
+from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import StartupError
 
-Auto = Literal["auto"]
-PositiveInt = Annotated[int, Field(ge=1)]
-PositiveSeconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+DOTENV = Path(".env")
 LATE_INTERACTION = "late-interaction"
 NO_RERANKER = "none"
 IN_MEMORY = "memory"
 INT8 = "int8"
+# A name may be a web address by mistake, with a user's password or a key in it.
+_ADDRESS = re.compile(r"://|:[^/]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Says, in an annotation, which values a setting takes; told where a value is refused."""
+
+    text: str
+
+
+Auto = Literal["auto"]
 Networks = tuple[IPv4Network | IPv6Network, ...]
-DeviceNames = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda|cuda:\d+( *, *cuda:\d+)*)$")]
+Port = Annotated[int, Field(ge=0, le=65535), Allowed("a number from 0 to 65535")]
+Count = Annotated[int, Field(ge=1), Allowed("a number, at least 1")]
+Tokens = Annotated[int, Field(ge=1), Allowed("a number of tokens, at least 1")]
+Pairs = Annotated[int, Field(ge=1), Allowed("a number of pairs, at least 1")]
+Requests = Annotated[int, Field(ge=1), Allowed("a number of requests, at least 1")]
+Sequences = Annotated[int, Field(ge=1), Allowed("a number of texts or pairs, at least 1")]
+Bytes = Annotated[int, Field(ge=1), Allowed("a number of bytes, at least 1")]
+AutoTokens = Annotated[Auto | Tokens, Allowed("auto, or a number of tokens, at least 1")]
+AutoCount = Annotated[Auto | Count, Allowed("auto, or a number, at least 1")]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Allowed("seconds above 0")]
+RerankSeconds = Annotated[Seconds, Allowed("seconds above 0 and below REQUEST_TIMEOUT")]
+Milliseconds = Annotated[float, Field(ge=0, le=1000), Allowed("milliseconds from 0 to 1000")]
+EmbeddingModel = Annotated[str, Allowed("a hub id such as BAAI/bge-m3, or a folder")]
+DenseModel = Annotated[str, Allowed("a hub id such as Qwen/Qwen3-Embedding-0.6B, or a folder")]
+RerankerModel = Annotated[
+    str, Allowed("a hub id or folder of a reranker, late-interaction or none")
+]
+DeviceNames = Annotated[
+    str,
+    Field(pattern=r"^(auto|cpu|mps|cuda|cuda:\d+( *, *cuda:\d+)*)$"),
+    Allowed("auto, cpu, mps, cuda or GPUs such as cuda:0,cuda:1"),
+]
+Store = Annotated[
+    SecretStr,
+    Allowed("memory, or an address such as redis://user:password@host:6379/0 or rediss://"),
+]
+Proxies = Annotated[
+    Networks,
+    Allowed("addresses and networks separated by commas, such as 10.0.0.1,172.16.0.0/12"),
+]
+Collector = Annotated[
+    str,
+    Allowed(
+        "the http:// or https:// address of an OTLP receiver, such as http://localhost:4318, "
+        "without a user"
+    ),
+]
 
 
 class Settings(BaseSettings):
-    """Every setting of the service; the names are those of the environment, in lower case."""
+    """Every setting of the service; the names are those of the environment, in lower case.
+
+    A field's description is what `python -m app --help` says of it.
+    """
 
     model_config = SettingsConfigDict(
-        env_file=".env",
-        env_file_encoding="utf-8",
+        env_file=DOTENV,
+        env_file_encoding="utf-8-sig",
         env_ignore_empty=True,
         extra="ignore",
         frozen=True,
         validate_default=True,
     )
 
-    host: str = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    host: str = Field("127.0.0.1", description="the address to listen on")
+    port: Port = Field(8000, description="the port; 0 takes a free one and logs it")
 
-    embedding_model: str = "BAAI/bge-m3"
-    dense_embedding_model: str | None = None
-    reranker_model: str = "BAAI/bge-reranker-v2-m3"
-    model_revision: str | None = None
-    hf_home: Path = Path("~/.cache/huggingface")
-    hf_hub_offline: bool = False
+    embedding_model: EmbeddingModel = Field(
+        "BAAI/bge-m3", description="a hub id, or a folder with a model of bge-m3's shape"
+    )
+    dense_embedding_model: DenseModel | None = Field(
+        None,
+        description="a dense model of its own, such as Qwen/Qwen3-Embedding-0.6B; not set, "
+        "EMBEDDING_MODEL makes every kind",
+    )
+    reranker_model: RerankerModel = Field(
+        "BAAI/bge-reranker-v2-m3",
+        description="a hub id or folder of a reranker; late-interaction, where EMBEDDING_MODEL "
+        "scores the passages itself; or none",
+    )
+    model_revision: str | None = Field(
+        None, description="a branch, tag or commit of EMBEDDING_MODEL on the hub"
+    )
+    dense_model_revision: str | None = Field(None, description="the same of DENSE_EMBEDDING_MODEL")
+    reranker_model_revision: str | None = Field(None, description="the same of RERANKER_MODEL")
+    hf_home: Path = Field(
+        Path("~/.cache/huggingface"), description="where downloaded models are kept"
+    )
+    hf_hub_offline: bool = Field(
+        False, description="whether the hub is left alone and only what is on the disk is used"
+    )
 
-    device: DeviceNames = "auto"
-    dtype: Literal["auto", "float16", "bfloat16", "float32", "int8"] = "auto"
+    device: DeviceNames = Field(
+        "auto", description="auto, cpu, mps, cuda, or GPUs such as cuda:0,cuda:1"
+    )
+    dtype: Literal["auto", "float16", "bfloat16", "float32", "int8"] = Field(
+        "auto", description="the number format: auto, float16, bfloat16, float32 or int8"
+    )
     attention: Literal[
-        "auto", "varlen", "flash_attention_2", "flash_attention_3", "sdpa", "eager"
-    ] = "auto"
-    max_input_length: PositiveInt = 8192
-    bge_embed_max_length: PositiveInt | None = None
-    qwen_embed_max_length: PositiveInt = 32_768
-    bge_rerank_max_length: PositiveInt = 8192
-    qwen_rerank_max_length: PositiveInt = 32_768
-    qwen_rerank_batch_size: PositiveInt = 16
-    max_batch_tokens: Auto | PositiveInt = "auto"
-    max_requests_in_batch: PositiveInt | None = None
-    max_batch_sequences: PositiveInt | None = None
-    batch_wait_ms: Annotated[float, Field(ge=0, le=1000)] = 0
-    tokenizer_threads: Auto | PositiveInt = "auto"
-    torch_compile: bool = False
+        "auto",
+        "varlen",
+        "flash_attention_2",
+        "flash_attention_3",
+        "native",
+        "matmul",
+        "sdpa",
+        "eager",
+    ] = Field("auto", description="the attention kernel: auto, or a name that /health can show")
+    pytorch_cuda_alloc_conf: str = Field(
+        "expandable_segments:True", description="options of PyTorch's memory allocator on a GPU"
+    )
 
-    max_queue_size: PositiveInt = 200
-    rerank_max_queue: PositiveInt = 32
-    request_timeout: PositiveSeconds = 90
-    gpu_process_timeout: PositiveSeconds | None = None
-    rerank_gpu_timeout: PositiveSeconds = 60
-    shutdown_timeout: PositiveSeconds = 30
-    max_sentences_per_request: PositiveInt = 1024
-    max_rerank_passages: PositiveInt = 1024
-    max_body_bytes: PositiveInt = 33_554_432
+    bge_embed_max_length: Tokens | None = Field(
+        None, description="the most of a text that bge-m3 reads; not set, MAX_INPUT_LENGTH counts"
+    )
+    max_input_length: Tokens = Field(8192, description="the older name of the same")
+    qwen_embed_max_length: Tokens = Field(
+        32_768, description="the most of a text that a Qwen3 dense model reads"
+    )
+    bge_rerank_max_length: Tokens = Field(
+        8192, description="the most of a query and a passage together for bge-reranker"
+    )
+    qwen_rerank_max_length: Tokens = Field(
+        32_768, description="the same for Qwen3-Reranker, its template included"
+    )
 
-    api_token: SecretStr | None = None
-    api_tokens_file: Path | None = None
-    protect_metrics: bool = False
+    max_batch_tokens: AutoTokens = Field(
+        "auto", description="tokens of one forward; auto measures at the start"
+    )
+    max_requests_in_batch: Requests | None = Field(
+        None, description="the most requests in one forward; not set, as many as fit"
+    )
+    max_batch_sequences: Sequences | None = Field(
+        None, description="the most texts or pairs in one forward; not set, as many as fit"
+    )
+    batch_wait_ms: Milliseconds = Field(
+        0, description="milliseconds to wait for company before a batch is formed"
+    )
+    tokenizer_threads: AutoCount = Field("auto", description="threads that tokenise")
+    torch_compile: bool = Field(False, description="models on a GPU through PyTorch's compiler")
+    qwen_rerank_batch_size: Pairs = Field(
+        16, description="the most pairs in one forward of Qwen3-Reranker"
+    )
 
-    rate_limit_requests_per_minute: PositiveInt = 3600
-    rate_limit_burst_size: PositiveInt = 120
+    max_queue_size: Requests = Field(
+        200, description="embedding requests that may wait; more are refused with 503"
+    )
+    request_timeout: Seconds = Field(90, description="seconds for a whole request (504)")
+    gpu_process_timeout: Seconds | None = Field(
+        None,
+        description="seconds for one embedding forward (504); not set, 15 on a GPU and 30 on a "
+        "CPU, or five times what the start predicts for the batch, where that is more",
+    )
+    rerank_max_queue: Requests = Field(
+        32, description="rerank requests accepted at once; more are refused with 503"
+    )
+    rerank_gpu_timeout: RerankSeconds = Field(
+        60, description="seconds that one rerank request may spend in forwards (504)"
+    )
+    shutdown_timeout: Seconds = Field(
+        30, description="seconds to finish accepted work after SIGTERM"
+    )
+    max_sentences_per_request: Count = Field(1024, description="texts of one request (422)")
+    max_rerank_passages: Count = Field(1024, description="passages of one request (422)")
+    max_body_bytes: Bytes = Field(33_554_432, description="bytes of one body (413)")
+
+    api_token: SecretStr | None = Field(
+        None, description="the token that every POST must show; a flag is seen by every process"
+    )
+    api_tokens_file: Path | None = Field(
+        None, description="a file of named tokens, one name:token a line"
+    )
+    protect_metrics: bool = Field(
+        False, description="whether /stats and /metrics ask for a token too"
+    )
+
+    rate_limit_burst_size: Count = Field(
+        120, description="POST requests that one client may send at once"
+    )
+    rate_limit_requests_per_minute: Count = Field(
+        3600, description="and then so many a minute; more are refused with 429"
+    )
     # Secret because a Redis address may hold a password.
-    rate_limit_store: SecretStr = SecretStr(IN_MEMORY)
-    trusted_proxies: Annotated[Networks | None, NoDecode] = None
+    rate_limit_store: Store = Field(
+        SecretStr(IN_MEMORY),
+        description="memory, or the redis:// address of a store that replicas share",
+    )
+    trusted_proxies: Annotated[Proxies | None, NoDecode] = Field(
+        None,
+        description="addresses and networks, separated by commas, that may name a client in "
+        "X-Forwarded-For",
+    )
 
-    log_format: Literal["console", "json"] = "console"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    otlp_endpoint: str | None = None
+    log_format: Literal["console", "json"] = Field("console", description="console or json")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="debug, info, warning or error"
+    )
+    otlp_endpoint: Collector | None = Field(
+        None, description="an OpenTelemetry collector that speaks OTLP over HTTP"
+    )
+    otel_service_name: str = Field("smart-embedder", description="the service's name in its traces")
 
     @field_validator("dtype", "attention", "device", "log_format", "log_level", mode="before")
     @classmethod
@@ -97,8 +233,8 @@ class Settings(BaseSettings):
 
     @field_validator("embedding_model", "dense_embedding_model", "reranker_model")
     @classmethod
-    def _not_blank(cls, value: str | None) -> str | None:
-        if value is not None and not value.strip():
+    def _is_a_name(cls, value: str | None) -> str | None:
+        if value is not None and (not value.strip() or _ADDRESS.search(value)):
             raise ValueError("a hub id or a folder")
         return value.strip() if value else value
 
@@ -180,8 +316,14 @@ class Settings(BaseSettings):
 
     @property
     def hub_cache(self) -> Path:
-        """Where downloaded models lie."""
-        return self.hf_home.expanduser() / "hub"
+        """Where downloaded models lie; raises `StartupError` where there is no home folder."""
+        try:
+            return self.hf_home.expanduser() / "hub"
+        except RuntimeError as error:
+            raise StartupError(
+                f"HF_HOME={self.hf_home} cannot be found: this user has no home folder; set "
+                "HF_HOME to a folder for downloaded models"
+            ) from error
 
 
 def _check_redis_address(text: str) -> None:
@@ -206,74 +348,3 @@ def _check_http_address(text: str) -> None:
     plain = not (parts.query or parts.fragment or "@" in parts.netloc or " " in text)
     if parts.scheme not in {"http", "https"} or not parts.hostname or not plain:
         raise ValueError("no HTTP address")
-
-
-def load_settings() -> Settings:
-    """Read the environment and .env; raise `StartupError` naming every value that is wrong."""
-    try:
-        return Settings()
-    except ValidationError as error:
-        raise StartupError(describe(error)) from None
-
-
-def describe(error: ValidationError) -> str:
-    """One sentence for all that is wrong with the settings."""
-    return "; ".join(dict.fromkeys(_describe_one(dict(item)) for item in error.errors()))
-
-
-def _describe_one(item: dict[str, object]) -> str:
-    location = item["loc"]
-    if not isinstance(location, tuple) or not location:
-        return str(item["msg"]).removeprefix("Value error, ")
-    name = str(location[0])
-    value = item["input"]
-    if name in _SECRETS or "@" in str(value):  # Before an @ in an address a password may stand.
-        value = "**********"
-    return f"{name.upper()}={value} is not allowed: {_allowed(name)}"
-
-
-def _allowed(name: str) -> str:
-    return _ALLOWED.get(name, f"see {name.upper()} in .env.example")
-
-
-_SECRETS = {"rate_limit_store"}
-_ALLOWED = {
-    "port": "a number from 0 to 65535",
-    "embedding_model": "a hub id such as BAAI/bge-m3, or a folder",
-    "dense_embedding_model": "a hub id such as Qwen/Qwen3-Embedding-0.6B, or a folder",
-    "reranker_model": "a hub id or folder of a reranker, late-interaction or none",
-    "hf_hub_offline": "true or false",
-    "device": "auto, cpu, mps, cuda or GPUs such as cuda:0,cuda:1",
-    "dtype": "auto, float16, bfloat16, float32 or int8",
-    "attention": "auto, varlen, flash_attention_2, flash_attention_3, sdpa or eager",
-    "max_input_length": "a number of tokens, at least 1",
-    "bge_embed_max_length": "a number of tokens, at least 1",
-    "qwen_embed_max_length": "a number of tokens, at least 1",
-    "bge_rerank_max_length": "a number of tokens, at least 1",
-    "qwen_rerank_max_length": "a number of tokens, at least 1",
-    "qwen_rerank_batch_size": "a number of pairs, at least 1",
-    "max_batch_tokens": "auto, or a number of tokens, at least 1",
-    "max_requests_in_batch": "a number of requests, at least 1",
-    "max_batch_sequences": "a number of sequences, at least 1",
-    "batch_wait_ms": "milliseconds from 0 to 1000",
-    "tokenizer_threads": "auto, or a number, at least 1",
-    "torch_compile": "true or false",
-    "max_queue_size": "a number of requests, at least 1",
-    "rerank_max_queue": "a number of requests, at least 1",
-    "rerank_gpu_timeout": "seconds above 0 and below REQUEST_TIMEOUT",
-    "request_timeout": "seconds above 0",
-    "gpu_process_timeout": "seconds above 0",
-    "shutdown_timeout": "seconds above 0",
-    "max_sentences_per_request": "a number, at least 1",
-    "max_rerank_passages": "a number, at least 1",
-    "max_body_bytes": "a number of bytes, at least 1",
-    "protect_metrics": "true or false",
-    "rate_limit_requests_per_minute": "a number, at least 1",
-    "rate_limit_burst_size": "a number, at least 1",
-    "rate_limit_store": "memory, or an address such as redis://user:password@host:6379/0 or rediss://",
-    "trusted_proxies": "addresses and networks separated by commas, such as 10.0.0.1,172.16.0.0/12",
-    "log_format": "console or json",
-    "log_level": "debug, info, warning or error",
-    "otlp_endpoint": "the http:// or https:// address of an OTLP receiver, such as "
-    "http://localhost:4318, without a user",
-}

@@ -30,11 +30,11 @@ class Tracer(Protocol):
         """Send what is left, for a few seconds at most; blocks."""
 
 
-def make_tracer(endpoint: str) -> Tracer:
-    """A tracer that sends to the OTLP receiver at `endpoint`.
+def make_tracer(endpoint: str, service_name: str) -> Tracer:
+    """A tracer that sends to the OTLP receiver at `endpoint`, as the service of that name.
 
     OpenTelemetry's tracing SDK and its exporter are imported here and not with this module: who
     wants no traces does without.
     """
-    tracer: Tracer = importlib.import_module("app.otlp").OtlpTracer(endpoint)
+    tracer: Tracer = importlib.import_module("app.otlp").OtlpTracer(endpoint, service_name)
     return tracer

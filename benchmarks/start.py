@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _ROOT = Path(__file__).parent.parent
-_READY = "Smart Embedder is ready"
+_READY = "Server ready to accept requests"
 _AT_ONCE = 2**24
 
 
@@ -56,12 +56,22 @@ def start(folder: Path, reranker: str, dtype: str) -> None:
     }
     command = [sys.executable, "-m", "app"]
     with subprocess.Popen(
-        command, cwd=_ROOT, env=os.environ | settings, stdout=subprocess.PIPE, text=True
+        command,
+        cwd=_ROOT,
+        env=os.environ | settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     ) as process:
         assert process.stdout is not None
         try:
-            if not any(_READY in line for line in process.stdout):
-                sys.exit("the service did not start; its last words are above")
+            said = [""]
+            for line in process.stdout:
+                said.append(line)
+                if _READY in line:
+                    break
+            else:
+                sys.exit(f"the service did not start: {said[-1]}")
         finally:
             process.kill()
 

@@ -4,7 +4,7 @@ import re
 
 from tests.server import REPOSITORY
 
-_OTHERS = "# --- Read by docker compose or by PyTorch, and not by the service ---"
+_OTHERS = "# --- Read by docker compose, and not by the service ---"
 
 
 def listed_settings() -> dict[str, str]:

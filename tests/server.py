@@ -33,9 +33,9 @@ class RunningServer:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line)
-            found = re.search(r"Uvicorn running on (http://\S+)", line)
+            found = re.search(r"listening.*(http://[^\s\"]+)|(http://[^\s\"]+).*listening", line)
             if found:
-                self.url = found[1]
+                self.url = found[1] or found[2]
                 self._bound.set()
         self._bound.set()
 

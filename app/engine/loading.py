@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -84,8 +85,16 @@ def load_models(settings: Settings) -> LoadedModels:
     torch is imported here and not with this module: that takes seconds, and the port must answer
     before it is done. Meanwhile the weights come from the disk.
     """
+    _prepare_libraries(settings)
     read_ahead(settings, Half.SECOND)
     load: Loader = importlib.import_module("app.models.runtime").load
     models = load(settings)
     read_ahead(settings, Half.FIRST)
     return models
+
+
+def _prepare_libraries(settings: Settings) -> None:
+    """Set the variables that PyTorch and the hub's library read when they are imported."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    if "PYTORCH_ALLOC_CONF" not in os.environ:  # PyTorch's newer name, which only it knows.
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings.pytorch_cuda_alloc_conf

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 
+from app.configuration import load_settings
 from app.engine import Engine, RerankRequest
 from app.errors import StartupError
 from app.jobs import EmbeddingResult, FloatArray, RerankResult
 from app.models.checkpoint import locate, read_config, read_pooling
 from app.models.runtime import hub_for
-from app.settings import LATE_INTERACTION, NO_RERANKER, Settings, load_settings
+from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
 from app.verify import references
 from app.verify.texts import PASSAGES, QUERY, TEXTS
 

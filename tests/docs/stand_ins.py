@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from app.flags import parse_flags
 from app.settings import Settings
 from launcher.choices import parse_arguments
 from tests.docs.blocks import Block
@@ -100,7 +101,8 @@ def _check_images(arguments: list[str]) -> None:
 
 def _check_python(arguments: list[str]) -> None:
     """A module or a script of this repository whose own parser takes the rest."""
-    if arguments == ["-m", "app"]:
+    if arguments[:2] == ["-m", "app"]:
+        Settings(_env_file=None, **parse_flags(arguments[2:]))
         return
     is_module = arguments[0] == "-m"
     name, *rest = arguments[is_module:]

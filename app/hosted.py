@@ -1,0 +1,40 @@
+"""What is different where another program serves the app, as `uvicorn app.main:app` does."""
+
+import atexit
+import os
+import signal
+import sys
+
+import uvicorn
+
+from app.announcement import report_failure, warn_of_misspelt_names
+from app.configuration import load_settings
+from app.errors import StartupError
+from app.logs import configure_logs
+from app.settings import Settings
+
+
+def settle_in() -> Settings:
+    """Read the settings and take over the log; the host's own flags say where it listens."""
+    try:
+        settings = load_settings()
+    except StartupError as error:
+        sys.exit(f"Smart Embedder cannot start: {error}")
+    configure_logs(settings.log_format, settings.log_level, server_at="info")
+    warn_of_misspelt_names()
+    return settings
+
+
+def end_uvicorn(error: Exception) -> None:
+    """End uvicorn with status 1, the reason last; any other host keeps an unhealthy service."""
+    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    if not isinstance(server, uvicorn.Server):
+        report_failure(error)
+        return
+    server.should_exit = True
+    atexit.register(_end, error)
+
+
+def _end(error: Exception) -> None:
+    report_failure(error)
+    os._exit(1)
