@@ -154,8 +154,6 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        if self.drain.begun:
-            self.end_after_answer()
         super()._start_asgi_task(cycle, app)
 
     def _idle(self) -> bool:
@@ -176,6 +174,8 @@ class BoundedConnection(HttpToolsProtocol):
             piece = bytes(self._unparsed[: self._body_left or _PIECE_BYTES])
             del self._unparsed[: len(piece)]
             self._feed(piece)
+        if self.drain.begun:
+            self.end_after_answer()
         if self._may_read():
             self.flow.resume_reading()
         else:

@@ -1,5 +1,9 @@
 """Refuses new work while the service shuts down, and counts the work that it has let in."""
 
+import asyncio
+from contextlib import suppress
+
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.errors import error_response
@@ -8,6 +12,7 @@ from app.errors import DrainingError
 from app.middleware.endpoints import working_endpoint
 
 _RETRY_AFTER = 5
+_BODY_SECONDS = 2.0
 
 
 class RefuseWhileDraining:
@@ -22,8 +27,19 @@ class RefuseWhileDraining:
         if working_endpoint(scope) is None:
             await self.app(scope, receive, send)
         elif self._drain.begun:
+            await _read_body(scope, receive)
             error = DrainingError("the service is shutting down", retry_after=_RETRY_AFTER)
             await error_response(scope, error)(scope, receive, send)
         else:
             with self._drain.owing():
                 await self.app(scope, receive, send)
+
+
+async def _read_body(scope: Scope, receive: Receive) -> None:
+    """Take the body, for a while: many clients read no answer before they have sent it."""
+    if "expect" in Headers(scope=scope):
+        return  # The client waits for a word before it sends it.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_BODY_SECONDS):
+            while (await receive()).get("more_body", False):
+                pass
