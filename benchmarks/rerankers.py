@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from app.engine import Engine, RerankRequest
 from app.jobs import FloatArray
 from app.models.checkpoint import read_config
-from app.models.qwen import DEFAULT_INSTRUCTION
+from app.models.qwen_template import DEFAULT_INSTRUCTION
 from app.settings import Settings
 from app.verify.references import padded, qwen_rows, yes_and_no
 from benchmarks.turns import Compute, measure, print_table

@@ -37,7 +37,7 @@ class Admission:
     ) -> Tokenized[Tokens]:
         """Run the tokenizer of `model`, which reads `texts`, on a thread of its own."""
         started = time.perf_counter()
-        value = await self._threads.run(call, sum(map(len, texts)))
+        value = await self._threads.run(call, texts)
         ended = time.perf_counter()
         self._metrics.tokenize.observe(ended - started)
         return Tokenized(value, Stage("tokenize", started, ended, model.name))

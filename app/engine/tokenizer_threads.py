@@ -6,11 +6,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from app.engine.text_size import GROWTHS, growth_of
+
 Result = TypeVar("Result")
 
 _MOST_THREADS = 8
 # About a second's work.
 _ENORMOUS_CHARACTERS = 1_000_000
+# Looked at in one go, as Python's other threads wait meanwhile.
+_GLANCE_CHARACTERS = 65_536
 
 
 class TokenizerThreads:
@@ -21,12 +25,33 @@ class TokenizerThreads:
         self._usual = ThreadPoolExecutor(usual, thread_name_prefix="tokenizer")
         self._enormous = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-enormous")
 
-    async def run(self, call: Callable[[], Result], characters: int) -> Result:
-        """The result of `call`, which tokenises so many characters."""
-        threads = self._enormous if characters > _ENORMOUS_CHARACTERS else self._usual
+    async def run(self, call: Callable[[], Result], texts: list[str]) -> Result:
+        """The result of `call`, which tokenises these texts."""
+        threads = self._enormous if await self._are_enormous(texts) else self._usual
         return await asyncio.get_running_loop().run_in_executor(threads, call)
+
+    async def _are_enormous(self, texts: list[str]) -> bool:
+        characters = sum(map(len, texts))
+        if characters > _ENORMOUS_CHARACTERS:
+            return True
+        if characters * GROWTHS[-1] <= _ENORMOUS_CHARACTERS or all(map(str.isascii, texts)):
+            return False
+        return await asyncio.get_running_loop().run_in_executor(
+            self._usual, _become_enormous, texts
+        )
 
     def close(self) -> None:
         """Forget what has not begun."""
         for threads in (self._usual, self._enormous):
             threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _become_enormous(texts: list[str]) -> bool:
+    """Whether normalisation makes more of the texts than a second's work."""
+    return sum(map(_normalized_characters, texts)) > _ENORMOUS_CHARACTERS
+
+
+def _normalized_characters(text: str) -> int:
+    """An upper bound, but for the few that others than ligatures may grow by."""
+    parts = (text[i : i + _GLANCE_CHARACTERS] for i in range(0, len(text), _GLANCE_CHARACTERS))
+    return sum(len(part) * (GROWTHS[-1] if growth_of(part) == GROWTHS[-1] else 1) for part in parts)

@@ -16,7 +16,7 @@ from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
 from app.models.checkpoint import read_config
 from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
-from app.models.tokenizer import TextTokenizer
+from app.models.tokenizer import Beginning, TextTokenizer
 from app.models.transfer import not_finite, start_copies
 from app.models.weights import Weights
 
@@ -52,25 +52,22 @@ class CrossEncoder(DeviceModel[float]):
         A cross-encoder has no use for an instruction.
         """
         del instruction
-        query_ids, *passage_ids = self._tokenizer.encode_plain([query, *passages])
-        kept_query = query_ids[: self.max_length * 3 // 4]
-        room = self.max_length - len(self._template) - len(kept_query)
-        return [self._join(query_ids, kept_query, ids, max(0, room)) for ids in passage_ids]
+        (beginning,) = self._tokenizer.encode_plain([query], self.max_length * 3 // 4)
+        room = self.max_length - len(self._template) - len(beginning.ids)
+        ends = self._tokenizer.encode_plain(passages, max(0, room))
+        return [self._join(beginning, passage) for passage in ends]
 
-    def _join(
-        self, query: TokenIds, kept_query: TokenIds, passage: TokenIds, room: int
-    ) -> TokenizedPair:
-        kept = passage[:room]
+    def _join(self, query: Beginning, passage: Beginning) -> TokenizedPair:
         template = self._template
         # FlagReranker reads a query whose passage is empty as a text alone.
-        middle = template.middle if len(passage) else kept
-        parts = (template.prefix, kept_query, middle, kept, template.suffix)
+        middle = template.middle if passage.total else passage.ids
+        parts = (template.prefix, query.ids, middle, passage.ids, template.suffix)
         return TokenizedPair(
             ids=np.concatenate(parts),
-            query_tokens=len(query),
-            query_kept=len(kept_query),
-            passage_tokens=len(passage),
-            passage_kept=len(kept),
+            query_tokens=query.total,
+            query_kept=len(query.ids),
+            passage_tokens=passage.total,
+            passage_kept=len(passage.ids),
         )
 
     def settle(self) -> None:

@@ -1,15 +1,12 @@
 """Qwen3-Embedding and Qwen3-Reranker: a causal decoder whose last token speaks for the text.
 
-The template, the default instruction and the score are those of the Qwen3-Reranker model card.
+The score is that of the Qwen3-Reranker model card.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
-from tokenizers import Encoding
 from torch import Tensor
 
 from app.errors import InferenceError, StartupError
@@ -20,18 +17,12 @@ from app.models.decoder_config import DecoderConfig
 from app.models.decoder_parameters import vocabulary_head
 from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
+from app.models.qwen_template import DEFAULT_INSTRUCTION, QwenTemplate
 from app.models.tokenizer import TextTokenizer
 from app.models.transfer import not_finite, start_copies
 from app.models.weights import Weights
 
 END_TOKEN = "<|endoftext|>"  # noqa: S105 - a token of the vocabulary
-DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-PREFIX = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
-    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
-    "<|im_start|>user\n"
-)
-SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 class QwenEmbedder(DeviceModel[TextEmbedding]):
@@ -92,13 +83,7 @@ class QwenReranker(DeviceModel[float]):
         self._backbone = backbone
         self._yes_minus_no = yes_minus_no
         self._tokenizer = tokenizer
-        self._prefix, self._suffix = tokenizer.encode_plain([PREFIX, SUFFIX])
-        self._room = tokenizer.max_length - len(self._prefix) - len(self._suffix)
-        if self._room < 1:
-            raise StartupError(
-                f"a length limit of {tokenizer.max_length} tokens leaves no room beside the "
-                f"{len(self._prefix) + len(self._suffix)} tokens of the reranker's template"
-            )
+        self._template = QwenTemplate(tokenizer)
 
     @property
     def max_length(self) -> int:
@@ -109,32 +94,7 @@ class QwenReranker(DeviceModel[float]):
         self, query: str, passages: list[str], instruction: str | None
     ) -> list[TokenizedPair]:
         """The template filled in; only its content is cut, from the end, so the passage first."""
-        head = f"<Instruct>: {instruction or DEFAULT_INSTRUCTION}\n<Query>: "
-        middle = f"{query}\n<Document>: "
-        contents = self._tokenizer.encode_with_offsets(
-            [head + middle + passage for passage in passages]
-        )
-        query_span = (len(head), len(head) + len(query))
-        passage_start = len(head) + len(middle)
-        return [self._frame(content, query_span, passage_start) for content in contents]
-
-    def _frame(
-        self, content: Encoding, query_span: tuple[int, int], passage_start: int
-    ) -> TokenizedPair:
-        ids = np.array(content.ids, dtype=np.int64)
-        ends = [end for _, end in content.offsets]
-        # A token that reaches into a part belongs to it.
-        first_query = bisect_right(ends, query_span[0])
-        first_passage = bisect_right(ends, passage_start)
-        after_query = min(first_passage, _tokens_before(content, query_span[1]))
-        kept = min(len(ids), self._room)
-        return TokenizedPair(
-            ids=np.concatenate((self._prefix, ids[:kept], self._suffix)),
-            query_tokens=after_query - first_query,
-            query_kept=max(0, min(kept, after_query) - first_query),
-            passage_tokens=len(ids) - first_passage,
-            passage_kept=max(0, kept - first_passage),
-        )
+        return self._template.pairs(query, passages, instruction or DEFAULT_INSTRUCTION)
 
     @torch.inference_mode()
     def launch(
@@ -186,8 +146,3 @@ def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:
 def _last_states(hidden: Tensor, packed: PackedBatch) -> Tensor:
     """`[N, hidden]` float32: the state of each sequence's last token, in packed order."""
     return hidden[packed.cu_seqlens[1:].long() - 1].float()
-
-
-def _tokens_before(content: Encoding, character: int) -> int:
-    """How many tokens begin before `character`."""
-    return sum(start < character for start, _ in content.offsets)

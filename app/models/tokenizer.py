@@ -1,21 +1,27 @@
-"""Tokenisation with exact counts: a text is tokenised whole, then cut, never cut and re-tokenised.
+"""Tokenisation with exact counts, in memory that does not grow with the text.
 
 The model's own `tokenizer.json` is read with the tokenizers library, whose encoding releases the
-GIL and may run in several threads at once.
+GIL and may run in several threads at once. A text goes through it whole, slice by slice: what is
+kept are the ids that the model reads, of the others only their number.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
+from app.engine.text_size import growth_of
 from app.errors import StartupError
 from app.jobs import TokenIds, TokenizedText
 from app.models.checkpoint import read_config
-from app.models.pieces import pieces_of
+from app.models.pieces import SLICE_CHARACTERS, Slicer
 
-_PIECE_CHARACTERS = 65_536
+# Words that the tokenizers library remembers, up to 15 kB each; ten times as many by default, which
+# makes it hardly faster.
+_REMEMBERED_WORDS = 1000
+_LAST_IDS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,40 @@ class PairTemplate:
         return len(self.prefix) + len(self.middle) + len(self.suffix)
 
 
+@dataclass(slots=True)
+class Beginning:
+    """The first token ids of a text, at most `most`, and how many it has in `total`.
+
+    `last` holds the last of all, read or not, as many as end a template.
+    """
+
+    most: int
+    total: int = 0
+    last: list[int] = field(default_factory=list)
+    _parts: list[TokenIds] = field(default_factory=list)
+
+    @property
+    def ids(self) -> TokenIds:
+        """What was kept, `[tokens]`."""
+        if len(self._parts) != 1:
+            self._parts = [np.concatenate([_NO_IDS, *self._parts])]
+        return self._parts[0]
+
+    def take(self, template: Template) -> TokenIds:
+        """What was kept within special tokens; it is not kept any longer."""
+        ids = np.concatenate([template.prefix, *self._parts, template.suffix])
+        self._parts.clear()
+        return ids
+
+    def add(self, ids: list[int]) -> None:
+        """Go on with the next ids of the text."""
+        room = self.most - self.total
+        if room > 0:
+            self._parts.append(_ids(ids[:room]))
+        self.total += len(ids)
+        self.last = (self.last + ids[-_LAST_IDS:])[-_LAST_IDS:]
+
+
 class TextTokenizer:
     """Turns texts into the token ids of one model, cut from the end to `max_length`."""
 
@@ -50,13 +90,14 @@ class TextTokenizer:
         max_length: int,
         *,
         closing: str | None = None,
-        piece_characters: int = _PIECE_CHARACTERS,
+        slice_characters: int = SLICE_CHARACTERS,
     ) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
+        _remember_less(tokenizer)
         self._tokenizer = tokenizer
         self._template = _closed_with(_template_of(tokenizer), closing, tokenizer)
-        self._piece_characters = piece_characters
+        self._slicer = Slicer(tokenizer, slice_characters)
         self.max_length = max_length
         if max_length <= len(self._template):
             raise StartupError(
@@ -71,12 +112,12 @@ class TextTokenizer:
         max_length: int,
         *,
         closing: str | None = None,
-        piece_characters: int = _PIECE_CHARACTERS,
+        slice_characters: int = SLICE_CHARACTERS,
     ) -> "TextTokenizer":
         """Read `tokenizer.json`; raise `StartupError` where it is missing, damaged or another's.
 
         `closing` is a token that must end every text, whether the file's own template adds it or
-        not. Texts longer than `piece_characters` are tokenised in pieces of that size.
+        not. Texts are tokenised in slices of `slice_characters`.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -84,7 +125,7 @@ class TextTokenizer:
         try:
             tokenizer = Tokenizer.from_file(str(path))
             _require_embeddings(tokenizer, folder)
-            return cls(tokenizer, max_length, closing=closing, piece_characters=piece_characters)
+            return cls(tokenizer, max_length, closing=closing, slice_characters=slice_characters)
         except StartupError:
             raise
         except Exception as error:  # The tokenizers library raises bare Exception.
@@ -92,30 +133,33 @@ class TextTokenizer:
 
     def encode(self, texts: list[str]) -> list[TokenizedText]:
         """Token ids of each text with special tokens, and how many there were before the cut."""
-        return [self._finish(ids) for ids in self.encode_plain(texts)]
+        room = self.max_length - len(self._template)
+        return [self._finish(text) for text in self.encode_plain(texts, room)]
 
-    def encode_plain(self, texts: list[str]) -> list[TokenIds]:
-        """Token ids of each text, whole and without special tokens."""
-        short = [text for text in texts if len(text) <= self._piece_characters]
-        ids_of_short = iter(self._encode_batch(short))
-        return [
-            next(ids_of_short) if len(text) <= self._piece_characters else self._encode_long(text)
-            for text in texts
-        ]
+    def encode_plain(self, texts: list[str], most: int) -> list[Beginning]:
+        """The first `most` token ids of each text, without special tokens."""
+        beginnings = [Beginning(most) for _ in texts]
+        for batch in self._batches(texts):
+            slices = [text for _, text in batch]
+            encodings = self._tokenizer.encode_batch_fast(slices, add_special_tokens=False)
+            for (place, _), encoding in zip(batch, encodings, strict=True):
+                beginnings[place].add(encoding.ids)
+        return beginnings
 
-    def _encode_batch(self, texts: list[str]) -> list[TokenIds]:
-        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [_ids(encoding.ids) for encoding in encodings]
-
-    def _encode_long(self, text: str) -> TokenIds:
-        """Piece by piece: an encoding needs 270 bytes a token, the ids alone need 8."""
-        pieces = pieces_of(text, self._piece_characters)
-        return np.concatenate([self._encode_batch([piece])[0] for piece in pieces])
-
-    def encode_with_offsets(self, texts: list[str]) -> list[Encoding]:
-        """Each text whole and without special tokens, with the characters of every token."""
-        encodings: list[Encoding] = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        return encodings
+    def _batches(self, texts: list[str]) -> Iterator[list[tuple[int, str]]]:
+        """Slices with the places of their texts, together no larger than one slice may be."""
+        batch: list[tuple[int, str]] = []
+        room = self._slicer.characters
+        for place, text in enumerate(texts):
+            for part in self._slicer.slices(text):
+                size = len(part) * growth_of(part)
+                if size > room and batch:
+                    yield batch
+                    batch, room = [], self._slicer.characters
+                batch.append((place, part))
+                room -= size
+        if batch:
+            yield batch
 
     def pair_template(self) -> PairTemplate:
         """The special tokens around and between two texts that are read together."""
@@ -125,10 +169,15 @@ class TextTokenizer:
         """The id of a token, or None where the vocabulary has none."""
         return self._tokenizer.token_to_id(token)
 
-    def _finish(self, ids: TokenIds) -> TokenizedText:
-        kept = ids[: self.max_length - len(self._template)]
-        whole = np.concatenate((self._template.prefix, kept, self._template.suffix))
-        return TokenizedText(whole, original_tokens=len(ids) + len(self._template))
+    def _finish(self, text: Beginning) -> TokenizedText:
+        tokens = text.total + len(self._template)
+        return TokenizedText(text.take(self._template), original_tokens=tokens)
+
+
+def _remember_less(tokenizer: Tokenizer) -> None:
+    """An attacker's long words would fill the library's cache with 150 MB."""
+    if hasattr(tokenizer.model, "_resize_cache"):  # Unigram and BPE, which have no public name.
+        tokenizer.model._resize_cache(_REMEMBERED_WORDS)  # noqa: SLF001
 
 
 def _require_embeddings(tokenizer: Tokenizer, folder: Path) -> None:
@@ -182,3 +231,6 @@ def _find(part: list[int], whole: list[int]) -> int:
 
 def _ids(ids: list[int]) -> TokenIds:
     return np.array(ids, dtype=np.int64)
+
+
+_NO_IDS = _ids([])

@@ -19,7 +19,8 @@ from transformers import (
 )
 
 from app.jobs import FloatArray
-from app.models.qwen import DEFAULT_INSTRUCTION, END_TOKEN, PREFIX, SUFFIX
+from app.models.qwen import END_TOKEN
+from app.models.qwen_template import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
 
 _BATCH = 8
 

@@ -1,10 +1,18 @@
-"""Texts of many megabytes hold up each other and nobody else."""
+"""Texts of many megabytes hold up each other and nobody else, and cost little memory."""
 
 import asyncio
+import resource
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
 
 from tests.faults.outcomes import EMBED, Outcomes
+from tests.memory import status_bytes
+from tests.server import RunningServer, run_server
 
-ENORMOUS = {"sentences": ["search vector " * 600_000], "return_colbert": False}
+ENORMOUS = {"sentences": ["search vector " * 250_000], "return_colbert": False}
 
 
 async def test_enormous_texts_do_not_hold_up_a_sentence(server) -> None:
@@ -20,3 +28,36 @@ async def test_enormous_texts_do_not_hold_up_a_sentence(server) -> None:
         assert not any(task.done() for task in enormous)
         assert await asyncio.gather(*enormous) == [200, 200, 200]
     assert outcomes.lost == 0
+
+
+@pytest.fixture(scope="module")
+def short(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Texts are cut to 64 tokens, so that memory goes to tokenising and not to forwards."""
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "MAX_INPUT_LENGTH": "64"}
+    with run_server(tmp_path_factory.mktemp("short"), **settings) as running:
+        running.wait_until_healthy()
+        yield running
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a running process")
+@pytest.mark.parametrize(("text", "tokens"), [("ﷺ" * 100_000, 900_000), (". " * 400_000, 800_000)])
+async def test_a_text_of_many_tokens_costs_at_most_20_times_its_body(
+    short: RunningServer, text: str, tokens: int
+) -> None:
+    """Sent 4: answered 4. The system refuses the process more than that, which would end it."""
+    outcomes = Outcomes()
+    body = {"sentences": [text], "return_colbert": False, "return_sparse": False}
+    async with short.async_client() as client:
+        for _ in range(2):
+            assert await outcomes.post(client, *EMBED) == 200
+        limit_growth(short, 20 * len(text.encode()) + 50 * 2**20)
+        answer = await client.post("/embeddings/", json=body)
+        assert await outcomes.post(client, *EMBED) == 200
+    (warning,) = answer.json()["warnings"]
+    assert warning["details"]["original_tokens"] >= tokens
+
+
+def limit_growth(server: RunningServer, allowed: int) -> None:
+    """Let the process have so many bytes more than it has now."""
+    limit = status_bytes(server.process.pid, "VmData") + allowed
+    resource.prlimit(server.process.pid, resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))

@@ -10,13 +10,13 @@ from app.errors import StartupError
 from app.jobs import Outputs
 from app.models.backbone import Target
 from app.models.qwen import (
-    DEFAULT_INSTRUCTION,
     END_TOKEN,
     QwenEmbedder,
     QwenReranker,
     load_qwen_embedder,
     load_qwen_reranker,
 )
+from app.models.qwen_template import DEFAULT_INSTRUCTION
 from app.verify.references import qwen_scores, qwen_states
 from tests.checkpoints import corpus, save_qwen
 from tests.texts import varied_texts
@@ -105,7 +105,7 @@ def test_only_the_content_is_cut_and_the_passage_before_the_query(reranker: Qwen
     cuts = []
     for words in range(1, 400, 7):
         (pair,) = reranker.tokenize_pairs("hybrid search", [" ".join(["vector"] * words)], None)
-        prefix, suffix = reranker._prefix, reranker._suffix
+        prefix, suffix = reranker._template.prefix, reranker._template.suffix
         assert pair.ids[: len(prefix)].tolist() == prefix.tolist()
         assert pair.ids[-len(suffix) :].tolist() == suffix.tolist()
         assert len(pair.ids) <= LIMIT

@@ -51,6 +51,17 @@ def test_counts_are_exact_around_the_limit(tiny_m3: Path, words: int, truncated:
     assert (text.ids[0], text.ids[-1]) == (0, 2)
 
 
+@given(text=TEXT, limit=st.integers(3, 20), characters=st.integers(20, 60))
+@settings(max_examples=50)
+def test_counts_are_exact_over_many_slices(tiny_m3: Path, text, limit, characters) -> None:
+    long = " search".join([text] * 8)
+    whole = TextTokenizer.from_folder(tiny_m3, limit).encode([long])[0]
+    sliced = TextTokenizer.from_folder(tiny_m3, limit, slice_characters=characters * 18)
+    found = sliced.encode([long])[0]
+    assert found.original_tokens == whole.original_tokens
+    assert found.ids.tolist() == whole.ids.tolist()
+
+
 def test_a_limit_that_leaves_no_room_for_text_stops_the_start(tiny_m3: Path) -> None:
     with pytest.raises(StartupError, match="a length limit of 2 tokens leaves no room"):
         TextTokenizer.from_folder(tiny_m3, 2)
