@@ -29,6 +29,7 @@ from app.middleware.memory_limit import LimitMemory
 from app.middleware.observe import ObserveRequests
 from app.middleware.rate_limit import LimitRate, RateLimit
 from app.middleware.tracing import TraceRequests
+from app.model_names import public_name
 from app.settings import Settings
 from app.tokens import Tokens
 from app.tracing import Tracer, make_tracer
@@ -190,9 +191,9 @@ def _facts(settings: Settings, models: LoadedModels) -> dict[str, str]:
         kind = "bge" if reranker.scores_are_logits else "qwen"
         lengths[f"{kind}_rerank_max_length"] = reranker.max_length
     return {
-        "model": settings.embedding_model,
-        "dense_embedding_model": settings.dense_model,
-        "reranker_model": settings.reranker_model,
+        "model": public_name(settings.embedding_model),
+        "dense_embedding_model": public_name(settings.dense_model),
+        "reranker_model": public_name(settings.reranker_model),
         **{name: str(length) for name, length in lengths.items()},
         "version": __version__,
         "gpu_available": str(models.device.gpu_available).lower(),

@@ -13,7 +13,7 @@ from launcher.environment import Environment
 from launcher.gpu import device_kind
 from launcher.port import port_of, require_free_port
 
-DEMO_FOLDER = ".demo-model"
+DEMO_FOLDER = "smart-embedder-demo"
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cu130"
 
 

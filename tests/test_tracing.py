@@ -69,7 +69,7 @@ def test_a_request_is_five_spans_in_the_clients_own_trace(collector, traced, tin
         assert request.start_time_unix_nano <= span.start_time_unix_nano
         assert span.start_time_unix_nano <= span.end_time_unix_nano <= request.end_time_unix_nano
     (forward,) = [span for span in stages if span.name == "forward"]
-    assert attributes(forward)["smart_embedder.model"] == str(tiny_m3)
+    assert attributes(forward)["smart_embedder.model"] == tiny_m3.name
     lasted = (forward.end_time_unix_nano - forward.start_time_unix_nano) / 1e6
     assert lasted == pytest.approx(answer.json()["timings_ms"]["inference"], abs=2)
 

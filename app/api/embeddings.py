@@ -14,6 +14,7 @@ from app.api.service import BEARER, Service, ServiceDep
 from app.api.work import note_work, rendered, unless_gone, within
 from app.errors import EmptyInputError, InvalidRequestError
 from app.jobs import EmbeddingResult
+from app.model_names import public_name
 from app.settings import Settings
 
 router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
@@ -72,5 +73,5 @@ def _check(wanted: EmbeddingRequest, most_sentences: int) -> None:
 
 
 def _names(settings: Settings) -> ModelNames:
-    bge = settings.embedding_model
-    return ModelNames(dense=settings.dense_model, sparse=bge, colbert=bge)
+    bge = public_name(settings.embedding_model)
+    return ModelNames(dense=public_name(settings.dense_model), sparse=bge, colbert=bge)

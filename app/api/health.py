@@ -9,6 +9,7 @@ from app import __version__
 from app.api.schemas import HealthResponse, LivenessResponse
 from app.api.service import Service, ServiceDep
 from app.engine.loading import LoadedModels
+from app.model_names import public_name
 from app.settings import Settings
 
 router = APIRouter(tags=["operation"])
@@ -47,9 +48,9 @@ def describe(service: Service) -> dict[str, Any]:
     settings, models = service.settings, service.engine.models
     return {
         "gpu": describe_gpu(models, settings),
-        "model": settings.embedding_model,
-        "dense_embedding_model": settings.dense_model,
-        "reranker_model": settings.reranker_model,
+        "model": public_name(settings.embedding_model),
+        "dense_embedding_model": public_name(settings.dense_model),
+        "reranker_model": public_name(settings.reranker_model),
         "demo": None if models is None else models.demo,
     } | describe_limits(models, settings)
 

@@ -15,6 +15,7 @@ from app.api.work import note_work, rendered, unless_gone, within
 from app.engine import RerankRequest, Weights
 from app.errors import EmptyInputError, InvalidRequestError
 from app.jobs import RerankResult
+from app.model_names import public_name
 
 router = APIRouter(tags=["rerank"], dependencies=[BEARER])
 
@@ -40,7 +41,7 @@ async def _answer(request: Request, service: Service) -> Response:
     result = await unless_gone(request, work)
     service.metrics.pairs.inc(len(wanted.passages))
     note_work(request.scope, result, passages=len(wanted.passages))
-    render = partial(_render, wanted.passages, result, settings.reranker_name)
+    render = partial(_render, wanted.passages, result, public_name(settings.reranker_name))
     return await rendered(request, service, render, sum(map(len, wanted.passages)))
 
 

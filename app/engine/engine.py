@@ -98,7 +98,10 @@ class Engine:
     def failure(self) -> Exception | None:
         """Why only a new process can help: a failed start, a device that stays away, or a fault."""
         if self._start_failure is not None:
-            return self._start_failure
+            # Its own words, which may name folders of this machine, are its cause and in the log.
+            error = UnhealthyError("the models could not be loaded; the log says why")
+            error.__cause__ = self._start_failure
+            return error
         if self._devices.ended and not self._closing:
             return consumer_ended()
         away = self._devices.stuck_seconds
@@ -208,7 +211,7 @@ class Engine:
             raise DrainingError("the service is shutting down", retry_after=5)
         failure = self.failure
         if failure is not None:
-            raise UnhealthyError(str(failure), retry_after=30)
+            raise UnhealthyError(str(failure), retry_after=30) from failure.__cause__
         if self._models is None:
             raise LoadingError("the models are still being loaded", retry_after=5)
         return self._models

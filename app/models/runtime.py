@@ -13,6 +13,7 @@ from app.background import run_in_background
 from app.demo.checkpoint import DEMO_KEY
 from app.engine.loading import DeviceInfo, LoadedModels
 from app.jobs import Embedder, Model, Reranker
+from app.model_names import public_name
 from app.models.attention import choose_attention
 from app.models.backbone import Target
 from app.models.budget import ChosenBudget, at_most
@@ -49,7 +50,8 @@ def _load_on(device: str, settings: Settings) -> LoadedModels:
     target = _choose_target(device, settings)
     loader = _Loader(settings, target)
     folder = loader.locate(settings.embedding_model)
-    embedder = load_m3_embedder(settings.embedding_model, folder, settings.embed_max_length, target)
+    name = public_name(settings.embedding_model)
+    embedder = load_m3_embedder(name, folder, settings.embed_max_length, target)
     dense, reranker = loader.load_dense(), loader.load_reranker()
     with explained():
         budget = _budget(settings, embedder, [dense, reranker], target.device)
@@ -113,14 +115,14 @@ class _Loader:
         if name == self.settings.embedding_model:
             return None
         limit = self.settings.qwen_embed_max_length
-        return load_qwen_embedder(name, self.locate(name), limit, self.target)
+        return load_qwen_embedder(public_name(name), self.locate(name), limit, self.target)
 
     def load_reranker(self) -> Reranker | None:
         """The reranker, where it is a model of its own."""
-        settings, name = self.settings, self.settings.reranker_model
-        if name in {LATE_INTERACTION, NO_RERANKER}:
+        settings = self.settings
+        if settings.reranker_model in {LATE_INTERACTION, NO_RERANKER}:
             return None
-        folder = self.locate(name)
+        folder, name = self.locate(settings.reranker_model), public_name(settings.reranker_model)
         if read_config(folder).get("model_type") != "qwen3":
             return load_cross_encoder(name, folder, settings.bge_rerank_max_length, self.target)
         limit, batch = settings.qwen_rerank_max_length, settings.qwen_rerank_batch_size

@@ -129,10 +129,10 @@ def test_counters_move_with_requests_and_stats_agree(tiny_m3: Path, tmp_path: Pa
     assert total(found, "embedding_sentences_processed_total") == 6
     assert total(found, "embedding_request_duration_seconds_count") == 3
     assert total(found, "embedding_batch_size_count") == 3
-    assert total(found, "tokens_processed_total", model=str(tiny_m3)) > 0
+    assert total(found, "tokens_processed_total", model=tiny_m3.name) > 0
     assert total(found, "queue_wait_seconds_count") == 3
     (info,) = [labels for labels, _ in found["embedding_server_info"]]
-    assert info["model"] == str(tiny_m3)
+    assert info["model"] == tiny_m3.name
     assert stats["total_requests"] == 5
     assert stats["total_sentences"] == 6
     assert stats["total_batches"] == 3

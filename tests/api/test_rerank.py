@@ -38,8 +38,8 @@ def qwen_client(tiny_m3: Path, tiny_qwen: Path, tmp_path_factory):
     """A server with a Qwen dense model and a Qwen reranker beside bge-m3."""
     folder = tmp_path_factory.mktemp("qwen")
     settings = {
-        "EMBEDDING_MODEL": str(tiny_m3),
-        "DENSE_EMBEDDING_MODEL": str(tiny_qwen),
+        "EMBEDDING_MODEL": f"{tiny_m3}/",
+        "DENSE_EMBEDDING_MODEL": f"{tiny_qwen}//",
         "RERANKER_MODEL": str(tiny_qwen),
         "QWEN_RERANK_BATCH_SIZE": "4",
         "QWEN_RERANK_MAX_LENGTH": "400",
@@ -80,7 +80,7 @@ def test_late_interaction_answers_with_the_fields_of_the_contract(client, tiny_m
     answer = post(client, query="hybrid search", passages=PASSAGES)
     rest = ["processing_time_ms", "warnings", "usage", "timings_ms"]
     assert list(answer) == ["results", "model_name", *rest]
-    assert answer["model_name"] == str(tiny_m3)
+    assert answer["model_name"] == tiny_m3.name
     assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 0
     assert_sorted(answer, PASSAGES)
     for item in answer["results"]:
@@ -106,7 +106,7 @@ def test_the_cross_encoders_logits_and_their_sigmoid(bge_client, tiny_reranker, 
     pairs = model.tokenize_pairs("hybrid search", PASSAGES, None)
     expected = model.forward([pair.ids for pair in pairs], Outputs())
     raw = post(bge_client, query="hybrid search", passages=PASSAGES)
-    assert raw["model_name"] == str(tiny_reranker)
+    assert raw["model_name"] == tiny_reranker.name
     assert "parts" not in raw["results"][0]
     assert_sorted(raw, PASSAGES)
     np.testing.assert_allclose(by_index(raw), expected, rtol=0, atol=1e-5)
@@ -150,8 +150,8 @@ def test_one_response_holds_qwen_dense_and_bge_sparse_and_colbert(
 ) -> None:
     texts = ["hybrid search", "vector " * 100, ""]
     answer = qwen_client.post("/embeddings/", json={"sentences": texts}).json()
-    assert (answer["model_name"], answer["dense_model_name"]) == (str(tiny_qwen), str(tiny_qwen))
-    assert answer["sparse_model_name"] == answer["colbert_model_name"] == str(tiny_m3)
+    assert (answer["model_name"], answer["dense_model_name"]) == (tiny_qwen.name, tiny_qwen.name)
+    assert answer["sparse_model_name"] == answer["colbert_model_name"] == tiny_m3.name
     qwen = load_qwen_embedder("tiny", tiny_qwen, 50, target)
     dense = qwen.forward([t.ids for t in qwen.tokenize(texts)], Outputs(dense=True))
     rest = embedder.forward([t.ids for t in embedder.tokenize(texts)], Outputs(colbert=True))
@@ -159,7 +159,7 @@ def test_one_response_holds_qwen_dense_and_bge_sparse_and_colbert(
         np.testing.assert_allclose(item["embeddings"]["dense"], state.dense, rtol=0, atol=1e-5)
         np.testing.assert_allclose(item["embeddings"]["colbert"], bge.colbert, rtol=0, atol=1e-5)
     (warning,) = answer["warnings"]
-    assert (warning["details"]["model"], warning["details"]["max_tokens"]) == (str(tiny_qwen), 50)
+    assert (warning["details"]["model"], warning["details"]["max_tokens"]) == (tiny_qwen.name, 50)
     assert warning["target"]["pointer"] == "/sentences/1"
 
 
@@ -260,3 +260,17 @@ def test_switched_off_it_is_503_and_names_the_setting(tiny_m3: Path, tmp_path: P
         assert (response.status_code, response.json()["code"]) == (503, "reranker_disabled")
         assert "RERANKER_MODEL" in response.json()["detail"]
         assert client.get("/health").json()["reranker_model"] == "none"
+
+
+def test_no_path_of_the_machine_is_in_any_answer(qwen_client, tiny_m3, tiny_qwen) -> None:
+    long, wanted = "vector " * 100, {"return_colbert": False}
+    embedded = qwen_client.post("/embeddings/", json={"sentences": [long]} | wanted)
+    reranked = qwen_client.post("/rerank", json={"query": long * 4, "passages": [long * 5]})
+    assert embedded.json()["warnings"]
+    assert reranked.json()["warnings"]
+    refused = qwen_client.post("/rerank", json={"query": "a", "passages": "b"})
+    pages = ("/", "/health", "/health/live", "/stats", "/metrics", "/openapi.json", "/docs")
+    answers = [embedded, reranked, refused, *(qwen_client.get(page) for page in pages)]
+    for folder in (tiny_m3.parent, tiny_qwen.parent, Path.cwd()):
+        assert not [answer.url for answer in answers if str(folder) in answer.text]
+    assert qwen_client.get("/health").json()["model"] == tiny_m3.name

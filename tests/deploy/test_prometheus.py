@@ -116,7 +116,7 @@ def test_what_happened_is_what_the_panels_show(
     outcomes = {"/embeddings/ success", "/embeddings/ client_error", "/rerank success"}
     assert positive("Outcomes") == outcomes
     assert positive("Rejections by reason") == {"/embeddings/ body_too_large"}
-    assert positive("Tokens a second, by model") == {str(tiny_m3), str(tiny_reranker)}
+    assert positive("Tokens a second, by model") == {tiny_m3.name, tiny_reranker.name}
     assert positive("Texts and pairs a second") == {"texts", "pairs"}
     assert positive("Latency of /rerank") == {"P50", "P95", "P99"}
     assert positive("Trouble") == set()

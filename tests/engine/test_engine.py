@@ -362,13 +362,15 @@ async def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
 
 async def test_a_failed_start_is_remembered() -> None:
     def broken(_: Settings):
-        raise StartupError("no such model")
+        raise StartupError("no such model in /home/me/models")
 
     engine = Engine(Settings(), loader=broken)
     with pytest.raises(StartupError, match="no such model"):
         await engine.start()
-    with pytest.raises(UnhealthyError, match="no such model"):
+    with pytest.raises(UnhealthyError, match="could not be loaded; the log says") as caught:
         await engine.embed(["a"])
+    assert "no such model" in str(caught.value.__cause__)
+    assert "/home/me" not in f"{engine.failure} {caught.value}"
     await engine.close()
 
 

@@ -74,7 +74,7 @@ def test_demo_serves_its_own_model_for_everything_and_looks_for_no_hub(started: 
     settings.write_text("DENSE_EMBEDDING_MODEL=Qwen/Qwen3-Embedding-0.6B\n")
     first = start("local", "cpu", "--DEMO", script=started, EMBEDDING_MODEL="another/model", **QWEN)
     settings.unlink()
-    model, found = started.with_name(".demo-model"), told(first)
+    model, found = started.with_name("smart-embedder-demo"), told(first)
     assert found["EMBEDDING_MODEL"] == found["DENSE_EMBEDDING_MODEL"] == str(model)
     assert found["RERANKER_MODEL"] == "late-interaction"
     assert found["HF_HUB_OFFLINE"] == "1"
