@@ -59,6 +59,18 @@ class BodyTooLargeError(SmartEmbedderError):
     code = "body_too_large"
 
 
+class UnsupportedMediaError(SmartEmbedderError):
+    """The request body is not declared as JSON in UTF-8, or is compressed."""
+
+    code = "unsupported_media_type"
+
+
+class ForeignOriginError(SmartEmbedderError):
+    """A web page of another origin asks, and CORS_ORIGINS does not name it."""
+
+    code = "foreign_origin"
+
+
 class ClientGoneError(SmartEmbedderError):
     """The client left before its request was complete or answered."""
 

@@ -165,6 +165,10 @@ class Reranker(Model, Protocol):
     """A model whose results are scores."""
 
     @property
+    def reads_instruction(self) -> bool:
+        """Whether an instruction changes what is judged."""
+
+    @property
     def scores_are_logits(self) -> bool:
         """Whether a sigmoid makes probabilities of the scores."""
 

@@ -11,6 +11,7 @@ from fastapi.telemetry import TelemetryConfig
 from app import __version__
 from app.announcement import announce, report_failure
 from app.api import embeddings, health, operations, rerank
+from app.api.description import install_description
 from app.api.docs import install_docs
 from app.api.errors import install_error_handlers
 from app.api.service import Service
@@ -27,6 +28,8 @@ from app.middleware.context import RequestContext
 from app.middleware.draining import RefuseWhileDraining
 from app.middleware.memory_limit import LimitMemory
 from app.middleware.observe import ObserveRequests
+from app.middleware.origin import CheckOrigin
+from app.middleware.path import UnifyPath
 from app.middleware.rate_limit import LimitRate, RateLimit
 from app.middleware.tracing import TraceRequests
 from app.model_names import public_name
@@ -78,7 +81,6 @@ def create_app(
     app = FastAPI(
         title="Smart Embedder",
         version=__version__,
-        description="Dense, sparse and ColBERT vectors for hybrid search, on your own hardware.",
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -89,6 +91,7 @@ def create_app(
     for module in (embeddings, rerank, health, operations):
         app.include_router(module.router)
     install_docs(app)
+    install_description(app, service)
     install_error_handlers(app)
     _add_middleware(app, service, buckets, tracer)
     return app
@@ -112,10 +115,12 @@ def _add_middleware(
         protect_metrics=settings.protect_metrics,
     )
     app.add_middleware(RefuseWhileDraining, drain=service.drain)
+    app.add_middleware(CheckOrigin, allowed=settings.cors_origins or ())
     app.add_middleware(ObserveRequests, metrics=service.metrics)
     if tracer is not None:
         app.add_middleware(TraceRequests, tracer=tracer)
     app.add_middleware(NoteClient, trusted_proxies=settings.trusted_proxies or ())
+    app.add_middleware(UnifyPath)
     app.add_middleware(RequestContext)
 
 

@@ -32,6 +32,7 @@ REJECTION_REASONS: Final = (
     "draining",
     "unhealthy",
     "disabled",
+    "origin",
 )
 EMBEDDING_ENDPOINT: Final = "/embeddings/"
 RERANK_ENDPOINT: Final = "/rerank"

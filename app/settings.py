@@ -64,6 +64,9 @@ Proxies = Annotated[
     Networks,
     Allowed("addresses and networks separated by commas, such as 10.0.0.1,172.16.0.0/12"),
 ]
+Origins = Annotated[
+    tuple[str, ...], Allowed("origins separated by commas, such as https://app.example.com, or *")
+]
 Collector = Annotated[
     str,
     Allowed(
@@ -216,6 +219,11 @@ class Settings(BaseSettings):
         description="addresses and networks, separated by commas, that may name a client in "
         "X-Forwarded-For",
     )
+    cors_origins: Annotated[Origins | None, NoDecode] = Field(
+        None,
+        description="origins of web pages, separated by commas, that may call the service from a "
+        "browser; * is any",
+    )
 
     log_format: Literal["console", "json"] = Field("console", description="console or json")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
@@ -260,7 +268,12 @@ class Settings(BaseSettings):
             _check_http_address(value)
         return value
 
-    @field_validator("trusted_proxies", mode="before")
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return None if value is None else tuple(map(_as_origin, value))
+
+    @field_validator("trusted_proxies", "cors_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
         return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
@@ -324,6 +337,20 @@ class Settings(BaseSettings):
                 f"HF_HOME={self.hf_home} cannot be found: this user has no home folder; set "
                 "HF_HOME to a folder for downloaded models"
             ) from error
+
+
+def _as_origin(text: str) -> str:
+    """An origin as browsers write it: scheme://host[:port], in lower case; `*` is any.
+
+    Raises `ValueError` for an address with a path, a user or no host, and for `null`.
+    """
+    parts = urlsplit(text.lower().removesuffix("/"))
+    if text != "*" and (parts[2:] != ("", "", "") or not parts.hostname or "@" in parts.netloc):
+        raise ValueError("no origin")
+    _ = parts.port  # Raises where it is no port.
+    default = {"http": 80, "https": 443}.get(parts.scheme)
+    netloc = parts.netloc.removesuffix(f":{default}")
+    return text if text == "*" else f"{parts.scheme}://{netloc}"
 
 
 def _check_redis_address(text: str) -> None:

@@ -52,7 +52,9 @@ class Soak:
     async def post(self, client: httpx2.AsyncClient, path: str, content: bytes) -> None:
         """Send a body and note its status; without an answer it stays lost."""
         try:
-            response = await client.post(path, content=content)
+            response = await client.post(
+                path, content=content, headers={"Content-Type": "application/json"}
+            )
         except httpx2.TransportError as error:
             print(f"lost: {error!r}", file=sys.stderr)
             self.tally.sent += 1

@@ -56,6 +56,7 @@ DEFAULTS = {
     "rate_limit_store": SecretStr("memory"),
     "shared_rate_limit_store": None,
     "trusted_proxies": None,
+    "cors_origins": None,
     "log_format": "console",
     "log_level": "info",
     "otlp_endpoint": None,
@@ -116,6 +117,12 @@ def test_defaults_are_those_of_the_contract() -> None:
         ("TRUSTED_PROXIES", "proxy.example"),
         ("TRUSTED_PROXIES", "10.0.0.1/8"),
         ("TRUSTED_PROXIES", "10.0.0.256"),
+        ("CORS_ORIGINS", "null"),
+        ("CORS_ORIGINS", "app.example.com"),
+        ("CORS_ORIGINS", "https://app.example.com/page"),
+        ("CORS_ORIGINS", "https://user@app.example.com"),
+        ("CORS_ORIGINS", "https://app.example.com:port"),
+        ("CORS_ORIGINS", "https://*.example.com/a,*"),
         ("OTLP_ENDPOINT", "collector:4318"),
         ("OTLP_ENDPOINT", "http://"),
         ("OTLP_ENDPOINT", "http://collector:port"),
@@ -135,6 +142,13 @@ def test_trusted_proxies_are_addresses_and_networks(monkeypatch) -> None:
     monkeypatch.setenv("TRUSTED_PROXIES", "10.0.0.1, 172.16.0.0/12,fd00::/8")
     networks = ("10.0.0.1/32", "172.16.0.0/12", "fd00::/8")
     assert load_settings().trusted_proxies == tuple(map(ip_network, networks))
+
+
+def test_origins_are_kept_as_browsers_write_them(monkeypatch) -> None:
+    written = "https://App.example.com/, http://localhost:3000,https://a.example:443,*"
+    monkeypatch.setenv("CORS_ORIGINS", written)
+    kept = ("https://app.example.com", "http://localhost:3000", "https://a.example", "*")
+    assert load_settings().cors_origins == kept
 
 
 def test_of_several_trusted_proxies_the_wrong_one_is_named(monkeypatch) -> None:

@@ -17,8 +17,9 @@ Page = Callable[[], Awaitable[HTMLResponse]]
 def install_docs(app: FastAPI) -> None:
     """Serve the pages and everything that they load from this process."""
     app.mount(_STATIC, StaticFiles(directory=_assets()), name="docs-assets")
-    app.add_api_route("/docs", _swagger_page(app), include_in_schema=False)
-    app.add_api_route("/redoc", _redoc_page(app), include_in_schema=False)
+    pages = {"/docs": _swagger_page(app), "/redoc": _redoc_page(app)}
+    for path, page in pages.items():
+        app.add_api_route(path, page, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 def _assets() -> Path:

@@ -14,18 +14,18 @@ from app.api.service import BEARER, Service, ServiceDep
 from app.api.work import note_work, rendered, unless_gone, within
 from app.errors import EmptyInputError, InvalidRequestError
 from app.jobs import EmbeddingResult
+from app.metrics import EMBEDDING_ENDPOINT
 from app.model_names import public_name
 from app.settings import Settings
 
 router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
 
 
-@router.post("/embeddings", include_in_schema=False)
 @router.post(
-    "/embeddings/",
+    EMBEDDING_ENDPOINT,
     summary="Embed texts",
     response_model=EmbeddingResponse,
-    responses=error_responses(400, 401, 413, 422, 429, 500, 503, 504),
+    responses=error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
     openapi_extra=describe_body(EmbeddingRequest),
 )
 async def create_embeddings(request: Request, service: ServiceDep) -> Response:
@@ -63,13 +63,16 @@ def _render(wanted: EmbeddingRequest, result: EmbeddingResult, names: ModelNames
 
 def _check(wanted: EmbeddingRequest, most_sentences: int) -> None:
     if not wanted.sentences:
-        raise EmptyInputError("sentences is empty: send at least one text")
+        raise EmptyInputError("the list sentences is empty: send at least one text")
     if len(wanted.sentences) > most_sentences:
         raise InvalidRequestError(
-            f"sentences holds {len(wanted.sentences)} texts; at most {most_sentences} are allowed"
+            f"the list sentences holds {len(wanted.sentences)} texts, and at most {most_sentences} "
+            "are allowed (MAX_SENTENCES_PER_REQUEST): send them in several requests"
         )
     if not (wanted.return_dense or wanted.return_sparse or wanted.return_colbert):
-        raise InvalidRequestError("nothing is asked for: set one of the return_ fields to true")
+        raise InvalidRequestError(
+            "nothing is asked for: set return_dense, return_sparse or return_colbert to true"
+        )
 
 
 def _names(settings: Settings) -> ModelNames:

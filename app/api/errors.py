@@ -5,6 +5,7 @@ from http import HTTPStatus
 from typing import Any
 
 import orjson
+import structlog
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -12,11 +13,16 @@ from starlette.types import Scope
 
 from app import errors
 from app.errors import SmartEmbedderError
+from app.printable import printable
+
+log = structlog.get_logger(__name__)
 
 STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
     errors.EmptyInputError: 400,
     errors.UnauthorizedError: 401,
+    errors.ForeignOriginError: 403,
     errors.BodyTooLargeError: 413,
+    errors.UnsupportedMediaError: 415,
     errors.InvalidRequestError: 422,
     errors.RateLimitedError: 429,
     errors.ClientGoneError: 499,
@@ -24,6 +30,9 @@ STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
     errors.InferenceTimeoutError: 504,
     errors.SmartEmbedderError: 500,
 }
+
+
+_RETRY_AFTER_MEMORY = 30
 
 
 def status_of(error: SmartEmbedderError) -> int:
@@ -36,13 +45,20 @@ def error_response(scope: Scope, error: SmartEmbedderError) -> Response:
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if isinstance(error, errors.UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, errors.UnsupportedMediaError):
+        headers |= {"Accept": "application/json", "Accept-Encoding": "identity"}
     extra = {"errors": error.problems} if isinstance(error, errors.InvalidRequestError) else {}
     body = _body(scope, error.code, _sentence(str(error))) | extra
     return _response(body, status_of(error), headers)
 
 
-def internal_error_response(scope: Scope) -> Response:
-    """The answer to a request that failed in a way nobody foresaw; says nothing of the cause."""
+def unforeseen_error_response(scope: Scope, error: Exception) -> Response:
+    """The answer to a request that failed in a way nobody foresaw; says nothing of the cause.
+
+    Too little memory for a body, its tokens or its answer may pass, and is told apart.
+    """
+    if isinstance(error, MemoryError):
+        return error_response(scope, _out_of_memory())
     detail = "The request failed inside the service. The log holds the cause under this request id."
     return _response(_body(scope, "internal_error", detail), 500)
 
@@ -51,6 +67,7 @@ def install_error_handlers(app: FastAPI) -> None:
     """Answer the product's errors and unknown routes in the one shape."""
     app.add_exception_handler(SmartEmbedderError, _handle_own)
     app.add_exception_handler(HTTPException, _handle_http)
+    app.add_exception_handler(MemoryError, _handle_memory)
 
 
 async def _handle_own(request: Request, error: Exception) -> Response:
@@ -58,13 +75,50 @@ async def _handle_own(request: Request, error: Exception) -> Response:
     return error_response(request.scope, error)
 
 
+async def _handle_memory(request: Request, error: Exception) -> Response:
+    """Outside the model: its own lack of memory is told by `app.engine.memory`."""
+    log.warning(
+        "request_out_of_memory", request_id=request.state.request_id, reason=str(error) or None
+    )
+    return error_response(request.scope, _out_of_memory())
+
+
+def _out_of_memory() -> errors.OutOfMemoryError:
+    return errors.OutOfMemoryError(
+        "the service has too little memory for this request now; send fewer or shorter texts, or "
+        "try again later",
+        retry_after=_RETRY_AFTER_MEMORY,
+    )
+
+
 async def _handle_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - Starlette's signature is wider
-    code = HTTPStatus(error.status_code).name.lower()
-    headers = dict(error.headers or {})
-    return _response(
-        _body(request.scope, code, _sentence(error.detail)), error.status_code, headers
-    )
+    status, detail, headers = error.status_code, error.detail, dict(error.headers or {})
+    known = _known_paths(request.app)
+    path = request.scope["path"]
+    if status == HTTPStatus.NOT_FOUND:
+        detail = f"there is no {printable(path)} here; there are {_listed(known)}"
+    if status == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = ", ".join(known.get(path, ["GET", "HEAD"]))
+        headers["Allow"] = allowed
+        detail = f"{request.method} is not allowed for {printable(path)}, but {allowed}"
+    code = HTTPStatus(status).name.lower()
+    return _response(_body(request.scope, code, _sentence(detail)), status, headers)
+
+
+def _known_paths(app: FastAPI) -> dict[str, list[str]]:
+    """The methods of each path that the API's description names."""
+    known = {
+        path: [method.upper() for method in operations]
+        for path, operations in app.openapi()["paths"].items()
+    }
+    return {
+        path: [*methods, "HEAD"] if "GET" in methods else methods for path, methods in known.items()
+    }
+
+
+def _listed(known: dict[str, list[str]]) -> str:
+    return ", ".join([*(f"{methods[0]} {path}" for path, methods in known.items()), "GET /docs"])
 
 
 def _body(scope: Scope, code: str, detail: str) -> dict[str, Any]:

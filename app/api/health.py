@@ -6,6 +6,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from app import __version__
+from app.api.reading import readable
 from app.api.schemas import HealthResponse, LivenessResponse
 from app.api.service import Service, ServiceDep
 from app.engine.loading import LoadedModels
@@ -25,8 +26,8 @@ _LIVENESS: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/health", summary="Can this service answer?", responses=_HEALTH)
-@router.get("/health/ready", summary="The same, for orchestrators", responses=_HEALTH)
+@readable(router, "/health", summary="Can this service answer?", responses=_HEALTH)
+@readable(router, "/health/ready", summary="The same, for orchestrators", responses=_HEALTH)
 async def health(service: ServiceDep) -> Response:
     """200 once the models are warm; 503 with a reason while loading, draining or unhealthy."""
     status, reason = _status(service)
@@ -34,7 +35,7 @@ async def health(service: ServiceDep) -> Response:
     return JSONResponse(body, 200 if status == "healthy" else 503)
 
 
-@router.get("/health/live", summary="Is a restart needed?", responses=_LIVENESS)
+@readable(router, "/health/live", summary="Is a restart needed?", responses=_LIVENESS)
 async def live(service: ServiceDep) -> Response:
     """200 unless the process should be restarted."""
     failure = service.engine.failure

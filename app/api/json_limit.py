@@ -31,7 +31,10 @@ class JsonPieceCounter:
         self._count += sum(map(_count_structure, outside))
         self._in_string ^= len(parts) % 2 == 0
         if self._count > self._most or len(parts) > room:
-            message = f"the body holds more than {self._most} values"
+            message = (
+                f"the body holds more than {self._most} values, more than any request needs that "
+                "MAX_SENTENCES_PER_REQUEST and MAX_RERANK_PASSAGES allow"
+            )
             raise InvalidRequestError(message, [{"pointer": "", "message": message}])
 
     def _without_escapes(self, chunk: bytes) -> bytes:

@@ -7,16 +7,34 @@ from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from app import __version__
 from app.api.health import describe_gpu
+from app.api.reading import readable
 from app.api.requests import error_responses
-from app.api.schemas import StatsResponse
+from app.api.schemas import IndexResponse, StatsResponse
 from app.api.service import ServiceDep
-from app.metrics import Metrics
+from app.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, Metrics
 
 router = APIRouter(tags=["operation"])
 
 
-@router.get(
+@readable(router, "/", summary="What this is, and where to look", response_model=IndexResponse)
+async def index() -> Response:
+    """The service, its version, and its paths."""
+    paths = {
+        "embeddings": EMBEDDING_ENDPOINT,
+        "rerank": RERANK_ENDPOINT,
+        "documentation": "/docs",
+        "openapi": "/openapi.json",
+        "health": "/health",
+        "stats": "/stats",
+        "metrics": "/metrics",
+    }
+    return JSONResponse({"service": "Smart Embedder", "version": __version__, "paths": paths})
+
+
+@readable(
+    router,
     "/stats",
     summary="What was done since the start",
     response_model=StatsResponse,
@@ -28,7 +46,8 @@ async def stats(service: ServiceDep) -> Response:
     return JSONResponse(count(service.metrics) | {"hardware": hardware})
 
 
-@router.get(
+@readable(
+    router,
     "/metrics",
     summary="Prometheus metrics",
     response_class=PlainTextResponse,

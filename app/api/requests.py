@@ -1,5 +1,6 @@
 """Reading a request body: bytes to a validated model, with errors that never quote the caller."""
 
+import copy
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -7,15 +8,15 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from app.api.json_limit import JsonPieceCounter
+from app.api.media import require_json
 from app.api.priority import PRIORITY_PARAMETER
+from app.api.problems import as_invalid_request
 from app.api.schemas import ErrorResponse, RequestModel
-from app.errors import ClientGoneError, InvalidRequestError
+from app.errors import ClientGoneError
 from app.settings import Settings
 
 Model = TypeVar("Model", bound=RequestModel)
 
-_MOST_PROBLEMS = 10
-_LONGEST_POINTER = 200
 _VALUES_BESIDES_TEXTS = 1024
 _VALUES_FOR_A_TEXT = 16
 
@@ -27,15 +28,17 @@ def most_values(settings: Settings) -> int:
 
 
 async def read_body(request: Request, model: type[Model], most: int) -> Model:
-    """The body as `model`; raises `InvalidRequestError` or `ClientGoneError`.
+    """The body as `model`.
 
-    A body of more than `most` values is refused before it is read whole.
+    Raises `UnsupportedMediaError`, `InvalidRequestError` or `ClientGoneError`. A body of more than
+    `most` values is refused before it is read whole.
     """
+    require_json(request.headers)
     body = await _receive(request, JsonPieceCounter(most))
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        raise _as_invalid_request(error) from None
+        raise as_invalid_request(error, model, len(body)) from None
 
 
 async def _receive(request: Request, pieces: JsonPieceCounter) -> bytes:
@@ -59,6 +62,14 @@ def describe_body(model: type[RequestModel]) -> dict[str, Any]:
     }
 
 
+def with_most_items(operation: dict[str, Any], field: str, most: int) -> dict[str, Any]:
+    """The operation with an upper limit for the list `field` of its JSON body."""
+    operation = copy.deepcopy(operation)
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    schema["properties"][field]["maxItems"] = most
+    return operation
+
+
 def _inline(schema: Any, definitions: dict[str, Any]) -> Any:
     """A schema that refers to nothing outside itself."""
     if isinstance(schema, list):
@@ -73,19 +84,3 @@ def _inline(schema: Any, definitions: dict[str, Any]) -> Any:
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The part of an OpenAPI operation that describes its errors."""
     return {status: {"model": ErrorResponse} for status in statuses}
-
-
-def _as_invalid_request(error: ValidationError) -> InvalidRequestError:
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    problems = [
-        {"pointer": _pointer(item["loc"]), "message": item["msg"]}
-        for item in found[:_MOST_PROBLEMS]
-    ]
-    first = problems[0]
-    where = f"{first['pointer']}: " if first["pointer"] else ""
-    return InvalidRequestError(f"{where}{first['message']}", problems)
-
-
-def _pointer(location: tuple[int | str, ...]) -> str:
-    escaped = (str(part).replace("~", "~0").replace("/", "~1") for part in location)
-    return "".join(f"/{part}" for part in escaped)[:_LONGEST_POINTER]

@@ -217,6 +217,14 @@ class LivenessResponse(BaseModel):
     reason: str | None = None
 
 
+class IndexResponse(BaseModel):
+    """What answers here."""
+
+    service: str
+    version: str
+    paths: dict[str, str]
+
+
 class StatsResponse(BaseModel):
     """Totals since the start."""
 

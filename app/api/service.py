@@ -42,5 +42,12 @@ async def get_service(request: Request) -> Service:
 
 
 # Checks nothing: it puts the lock on the operation in the API's description. See RequireToken.
-BEARER = Security(HTTPBearer(auto_error=False, description="API_TOKEN, where one is set"))
+BEARER_NAME = "HTTPBearer"
+BEARER = Security(
+    HTTPBearer(
+        auto_error=False,
+        scheme_name=BEARER_NAME,
+        description="A token of API_TOKEN or API_TOKENS_FILE, where one is set",
+    )
+)
 ServiceDep = Annotated[Service, Depends(get_service)]

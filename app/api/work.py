@@ -29,7 +29,9 @@ async def within(seconds: float, work: Coroutine[Any, Any, Result]) -> Result:
     except TimeoutError:
         if not limit.expired():
             raise
-        raise InferenceTimeoutError(f"the request took longer than {seconds:g} seconds") from None
+        raise InferenceTimeoutError(
+            f"the request took longer than {seconds:g} seconds (REQUEST_TIMEOUT): send fewer texts"
+        ) from None
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

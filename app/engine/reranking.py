@@ -63,9 +63,8 @@ class RerankingFlow:
             if models.late_interaction:
                 return await self._interact(models.embedder, request)
             if models.reranker is None:
-                raise RerankerDisabledError(
-                    "reranking is switched off: RERANKER_MODEL is none", retry_after=3600
-                )
+                # Nothing changes by waiting: no Retry-After.
+                raise RerankerDisabledError("reranking is switched off: RERANKER_MODEL is none")
             return await self._rerank(models.reranker, request)
 
     async def _rerank(self, model: Reranker, request: RerankRequest) -> RerankResult:

@@ -8,7 +8,8 @@ import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.errors import internal_error_response
+from app.api.errors import unforeseen_error_response
+from app.printable import printable
 
 log = structlog.get_logger(__name__)
 
@@ -18,8 +19,8 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 class RequestContext:
     """Gives each request an id (the client's own if it sent a printable one) and logs its end.
 
-    The line tells route, status, sizes and, where work was done, how much and how long each stage
-    took. Neither texts nor tokens nor query strings reach the log.
+    The line tells method, path, route, status, sizes and, where work was done, how much and how
+    long each stage took. Neither texts nor tokens nor query strings reach the log.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -34,15 +35,16 @@ class RequestContext:
         state["request_id"] = _request_id(scope)
         body = _Body(receive)
         answer = _Answer(send, state["request_id"])
+        path = printable(scope["path"])
         started = time.perf_counter()
         try:
             await self.app(scope, body.receive, answer.send)
-        except Exception:  # The last resort: the client must get an answer.
+        except Exception as error:  # The last resort: the client must get an answer.
             log.exception("request_failed", request_id=state["request_id"])
             if answer.status is None:
-                await internal_error_response(scope)(scope, receive, answer.send)
+                await unforeseen_error_response(scope, error)(scope, receive, answer.send)
         finally:
-            _log_end(scope, body, answer, time.perf_counter() - started)
+            _log_end(scope, path, body, answer, time.perf_counter() - started)
 
 
 class _Body:
@@ -81,13 +83,14 @@ def _request_id(scope: Scope) -> str:
     return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
 
 
-def _log_end(scope: Scope, body: _Body, answer: _Answer, seconds: float) -> None:
+def _log_end(scope: Scope, path: str, body: _Body, answer: _Answer, seconds: float) -> None:
     state = scope["state"]
-    write = log.debug if scope["method"] == "GET" else log.info
+    write = log.debug if _is_routine(scope["method"], answer.status) else log.info
     write(
         "request",
         request_id=state["request_id"],
         method=scope["method"],
+        path=path,
         route=getattr(scope.get("route"), "path", None),
         client=state.get("token_name"),
         status=answer.status,
@@ -97,3 +100,9 @@ def _log_end(scope: Scope, body: _Body, answer: _Answer, seconds: float) -> None
         ms=round(seconds * 1000, 3),
         **state.get("work", {}),
     )
+
+
+def _is_routine(method: str, status: int | None) -> bool:
+    """A health check or a scrape, whatever came of it, but no mistake of whoever sent it."""
+    mistaken = status is not None and 400 <= status < 500  # noqa: PLR2004 - a 4xx
+    return method in {"GET", "HEAD"} and not mistaken

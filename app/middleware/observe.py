@@ -18,6 +18,7 @@ _REASON_OF = {
     "draining": "draining",
     "unhealthy": "unhealthy",
     "reranker_disabled": "disabled",
+    "foreign_origin": "origin",
 }
 
 

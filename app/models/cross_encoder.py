@@ -29,6 +29,7 @@ class CrossEncoder(DeviceModel[float]):
 
     max_batch_sequences = None
     scores_are_logits = True
+    reads_instruction = False
 
     def __init__(
         self, name: str, backbone: Backbone, classifier: nn.Module, tokenizer: TextTokenizer

@@ -68,6 +68,7 @@ class QwenReranker(DeviceModel[float]):
     """Implements `app.jobs.Reranker`; a score is the probability of yes against no."""
 
     scores_are_logits = False
+    reads_instruction = True
 
     def __init__(
         self,

@@ -20,6 +20,7 @@ def server(tiny_m3: Path, tmp_path_factory):
         "API_TOKEN": "own-secret",
         "API_TOKENS_FILE": str(folder / "tokens"),
         "PROTECT_METRICS": "true",
+        "CORS_ORIGINS": "https://app.example.com",
         "LOG_LEVEL": "debug",
     }
     with run_server(folder, **settings) as running:
@@ -86,3 +87,41 @@ def test_the_api_description_shows_the_lock_on_post_endpoints(client) -> None:
     for path in ("/embeddings/", "/rerank"):
         assert paths[path]["post"]["security"] == [{"HTTPBearer": []}]
     assert "security" not in paths["/health"]["get"]
+
+
+def test_the_api_description_shows_the_lock_on_protected_pages(client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    for path in OPERATION:
+        assert paths[path]["get"]["security"] == [{"HTTPBearer": []}]
+
+
+ALLOWED = {"Origin": "https://app.example.com"}
+
+
+def test_a_page_of_an_allowed_origin_may_ask_and_read_every_answer(client) -> None:
+    headers = bearer("own-secret") | ALLOWED
+    for answer in (
+        client.post("/embeddings/", json=BODY, headers=headers),
+        client.post("/embeddings/", json=BODY, headers=ALLOWED),
+        client.post("/embeddings/", json={}, headers=headers),
+        client.get("/nowhere", headers=headers),
+    ):
+        assert answer.headers["access-control-allow-origin"] == ALLOWED["Origin"]
+        assert "x-request-id" in answer.headers["access-control-expose-headers"].lower()
+
+
+def test_its_browser_may_ask_first_without_a_token(client) -> None:
+    asked = {
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization, content-type, priority",
+        "Access-Control-Request-Private-Network": "true",
+    }
+    answer = client.options("/embeddings/", headers=asked | ALLOWED)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == ALLOWED["Origin"]
+    assert answer.headers["access-control-allow-private-network"] == "true"
+    assert "POST" in answer.headers["access-control-allow-methods"]
+    assert "priority" in answer.headers["access-control-allow-headers"]
+    refused = client.options("/embeddings/", headers=asked | {"Origin": "https://evil.example"})
+    assert (refused.status_code, refused.json()["code"]) == (403, "foreign_origin")
+    assert "access-control-allow-origin" not in refused.headers

@@ -10,7 +10,7 @@ from schemathesis.generation import GenerationMode
 from tests.server import run_server
 
 WORKING = ["/embeddings/", "/rerank"]
-READING = ["/health", "/health/ready", "/health/live", "/stats", "/metrics"]
+READING = ["/", "/health", "/health/ready", "/health/live", "/stats", "/metrics"]
 TOKEN = {"Authorization": "Bearer fuzz"}
 
 
@@ -35,7 +35,7 @@ def try_out(operation, mode: GenerationMode, examples: int) -> None:
         suppress_health_check=list(HealthCheck),
     )
     def send(case) -> None:
-        assume(not asks_for_nothing(case.body))
+        assume(not asks_for_nothing(case.body) and not has_an_instruction(case.body))
         case.call_and_validate(headers=TOKEN)
 
     send()
@@ -49,6 +49,11 @@ def asks_for_nothing(body: object) -> bool:
     weights = body.get("weights")
     no_weight = isinstance(weights, dict) and len(weights) == 3 and not any(weights.values())
     return no_weight or not any(body.get(kind, True) for kind in kinds)
+
+
+def has_an_instruction(body: object) -> bool:
+    """Refused by this server's reranker, which reads none."""
+    return isinstance(body, dict) and body.get("instruction") is not None
 
 
 def test_these_are_all_the_operations(description) -> None:

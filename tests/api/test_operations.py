@@ -120,7 +120,11 @@ def test_counters_move_with_requests_and_stats_agree(tiny_m3: Path, tmp_path: Pa
             client.post("/embeddings/", json={"sentences": ["a", "b"]})
         client.post("/embeddings", json={"sentences": []})
         client.post("/embeddings/", content=b"no json")
-        client.post("/embeddings/", content=(b"x" * 1_000_000 for _ in range(40)))
+        client.post(
+            "/embeddings/",
+            content=(b"x" * 1_000_000 for _ in range(40)),
+            headers={"Content-Type": "application/json"},
+        )
         found = series(client.get("/metrics").text)
         stats = client.get("/stats").json()
     assert total(found, "embedding_requests_total", status="success") == 3

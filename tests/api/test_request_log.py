@@ -8,21 +8,26 @@ from tests.server import run_server
 SECRET = "zebra"
 EMBED = {"sentences": [f"{SECRET} one", f"{SECRET} two"], "return_colbert": False}
 RERANK = {"query": SECRET, "passages": [SECRET] * 3}
+MOST_BYTES = 10_000
 WORK = {"tokens", "tokenize_ms", "queue_ms", "inference_ms"}
-LINE = {"request_id", "method", "route", "client", "status", "code", "bytes_in", "bytes_out", "ms"}
+LINE = {"request_id", "method", "path", "route", "client", "status", "code", "ms"}
+LINE |= {"bytes_in", "bytes_out"}
 
 
 def serve_requests(folder: Path, model: Path, **settings: str) -> list[str]:
-    """The log of a server that was asked five things."""
+    """The log of a server that was asked seven things."""
     headers = {"Authorization": "Bearer hush-hush"}
-    settings |= {"EMBEDDING_MODEL": str(model), "API_TOKEN": "hush-hush", "LOG_LEVEL": "debug"}
+    settings |= {"EMBEDDING_MODEL": str(model), "API_TOKEN": "hush-hush", "LOG_LEVEL": "info"}
+    settings["MAX_BODY_BYTES"] = str(MOST_BYTES)
     with run_server(folder, **settings) as server, server.client() as client:
         server.wait_until_healthy()
         client.post("/embeddings/?q=zebra", json=EMBED, headers=headers | {"X-Request-ID": "first"})
         client.post("/rerank", json=RERANK, headers=headers)
         client.post("/embeddings/", json={"sentences": [SECRET, 1], SECRET: 1}, headers=headers)
         client.post("/rerank", json=RERANK, headers={"Authorization": "Bearer zebra-token"})
-        client.post("/zebra/zebra", json=RERANK, headers=headers)
+        client.post("/nowhere%0A%1B%5B2J/" + "x" * 300, json=RERANK, headers=headers)
+        client.get("/rerank?q=zebra", headers=headers)
+        client.post("/rerank", content=b"x" * (MOST_BYTES + 1), headers=headers)
         server.stop()
         return server.lines
 
@@ -31,11 +36,9 @@ def test_a_line_as_json_tells_all_numbers_and_no_text(tiny_m3: Path, tmp_path: P
     lines = serve_requests(tmp_path, tiny_m3, LOG_FORMAT="json")
     assert not any(SECRET in line or "hush" in line for line in lines)
     events = [json.loads(line) for line in lines if line.startswith("{")]
-    embed, rerank, invalid, refused, unknown = [
-        event for event in events if event["event"] == "request" and event["method"] == "POST"
-    ]
-    for event in (embed, rerank, invalid, refused, unknown):
-        assert event.keys() >= LINE
+    requests = [event for event in events if event["event"] == "request"]
+    assert all(event.keys() >= LINE for event in requests)
+    embed, rerank, invalid, refused, unknown, wrong_method, too_large = requests
     assert embed.keys() >= WORK | {"sentences"}
     assert (embed["request_id"], embed["route"], embed["client"]) == (
         "first",
@@ -50,12 +53,19 @@ def test_a_line_as_json_tells_all_numbers_and_no_text(tiny_m3: Path, tmp_path: P
     assert (invalid["status"], invalid["code"]) == (422, "invalid_request")
     assert (refused["status"], refused["client"], refused["bytes_in"]) == (401, None, 0)
     assert (unknown["status"], unknown["route"]) == (404, None)
+    assert unknown["path"] == r"/nowhere\n\x1b[2J/" + "x" * 186
+    assert (wrong_method["method"], wrong_method["path"]) == ("GET", "/rerank")
+    assert (wrong_method["status"], wrong_method["code"]) == (405, "method_not_allowed")
+    assert (too_large["status"], too_large["path"]) == (413, "/rerank")
+    assert {event["path"] for event in (rerank, refused)} == {"/rerank"}
+    assert {event["path"] for event in (embed, invalid)} == {"/embeddings/"}
 
 
 def test_a_line_for_people_tells_the_same(tiny_m3: Path, tmp_path: Path) -> None:
     lines = serve_requests(tmp_path, tiny_m3, LOG_FORMAT="console")
     assert not any(SECRET in line or "hush" in line for line in lines)
     posts = [line for line in lines if "method=POST" in line]
-    assert len(posts) == 5
+    assert len(posts) == 6
+    assert "\x1b" not in "".join(lines)
     for name in (LINE - {"code", "client"}) | WORK | {"sentences"}:
         assert f"{name}=" in posts[0]

@@ -134,6 +134,29 @@ def test_an_instruction_changes_what_qwen_judges(qwen_client) -> None:
     assert by_index(plain) != by_index(told)
 
 
+def assert_without_effect(client, option: str, value) -> None:
+    """Refused with its name and the way out, and not silently ignored; null is not sent at all."""
+    body = {"query": "search", "passages": ["a"]}
+    refused = client.post("/rerank", json=body | {option: value})
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+    assert refused.json()["detail"].startswith(f"The option {option} has no effect with")
+    assert "leave it out" in refused.json()["detail"]
+    assert post(client, **body, **{option: None})["results"]
+
+
+def test_an_instruction_is_refused_by_late_interaction(client) -> None:
+    assert_without_effect(client, "instruction", "Find the recipe")
+
+
+@pytest.mark.parametrize(("option", "value"), [("instruction", "x"), ("weights", {"dense": 2})])
+def test_what_bge_reranker_cannot_follow_is_refused(bge_client, option: str, value) -> None:
+    assert_without_effect(bge_client, option, value)
+
+
+def test_weights_are_refused_by_qwen(qwen_client) -> None:
+    assert_without_effect(qwen_client, "weights", {"dense": 1, "sparse": 0})
+
+
 def test_qwens_batch_size_limits_a_forward(qwen_client) -> None:
     def forwards() -> float:
         lines = qwen_client.get("/metrics").text.splitlines()
@@ -259,6 +282,7 @@ def test_switched_off_it_is_503_and_names_the_setting(tiny_m3: Path, tmp_path: P
         response = client.post("/rerank", json={"query": "a", "passages": ["b"]})
         assert (response.status_code, response.json()["code"]) == (503, "reranker_disabled")
         assert "RERANKER_MODEL" in response.json()["detail"]
+        assert "retry-after" not in response.headers
         assert client.get("/health").json()["reranker_model"] == "none"
 
 

@@ -73,6 +73,7 @@ class FakeReranker(HeldDevice):
     """A pair's tokens are a one and the passage's characters; its score is the passage's length."""
 
     scores_are_logits = True
+    reads_instruction = False
     offset = 0.0
 
     def tokenize_pairs(

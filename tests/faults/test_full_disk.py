@@ -47,7 +47,7 @@ def test_a_full_disk_silences_the_log_and_nothing_else(tiny_m3, tmp_path, log_fo
         with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
             wait_until_healthy(client, process)
             statuses = [client.post("/embeddings/", json=GOOD).status_code for _ in range(15)]
-            refused = [client.post("/embeddings/", content=b"{").status_code for _ in range(5)]
+            refused = [client.post("/embeddings/", json={}).status_code for _ in range(5)]
             assert (statuses, refused) == ([200] * 15, [422] * 5)
             assert client.get("/health").status_code == 200
         process.send_signal(signal.SIGTERM)

@@ -53,7 +53,9 @@ def health_watched(server: RunningServer) -> Iterator[list[float]]:
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_of_countless_values_is_422_and_does_not_stop_the_service(server, name) -> None:
     with tally(server) as counts, server.client() as client, health_watched(server) as seconds:
-        response = client.post("/embeddings/", content=BODIES[name])
+        response = client.post(
+            "/embeddings/", content=BODIES[name], headers={"Content-Type": "application/json"}
+        )
         counts.note(response.status_code)
         assert (response.status_code, response.json()["code"]) == (422, "invalid_request")
         assert counts.ask(client).status_code == 200

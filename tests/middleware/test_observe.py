@@ -18,10 +18,12 @@ REJECTED = {
     errors.DrainingError: "draining",
     errors.UnhealthyError: "unhealthy",
     errors.RerankerDisabledError: "disabled",
+    errors.ForeignOriginError: "origin",
 }
 ANSWERED = {
     errors.EmptyInputError: "client_error",
     errors.InvalidRequestError: "client_error",
+    errors.UnsupportedMediaError: "client_error",
     errors.OutOfMemoryError: "error",
     errors.InferenceError: "error",
     errors.InferenceTimeoutError: "timeout",

@@ -1,0 +1,84 @@
+"""Refuses what the web pages of others ask, and lets those ask that CORS_ORIGINS names.
+
+A page that is open in a browser on this machine may send requests to its loopback port, and a
+browser's user may stand inside a network that the page's author does not reach.
+"""
+
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.api.errors import error_response
+from app.errors import ForeignOriginError
+from app.printable import printable
+
+ANY_ORIGIN = "*"
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_EXPOSED = ("X-Request-ID", "Retry-After", "traceparent")
+
+
+class CheckOrigin:
+    """Answers 403 to a request of a page that is neither our own nor of an allowed origin.
+
+    Browsers tell a page's origin and pages cannot change it; other clients send none and pass.
+    `null`, which a page without an origin of its own sends, is foreign. What is allowed is told to
+    the browser by Starlette's `CORSMiddleware`, whose own refusals cannot occur behind this.
+    """
+
+    def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
+        self._allowed = allowed
+        self.app = app if not allowed else _tell_browsers(app, allowed)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the request pass, or refuse it before anything is read or counted."""
+        if scope["type"] == "http":
+            foreign = self._foreign_origin(Headers(scope=scope))
+            if foreign is not None:
+                await error_response(scope, _error(foreign))(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    def _foreign_origin(self, headers: Headers) -> str | None:
+        """The first origin that may not ask, if there is one."""
+        if ANY_ORIGIN in self._allowed or headers.get("sec-fetch-site") == "same-origin":
+            return None
+        host = headers.get("host", "")
+        return next((o for o in headers.getlist("origin") if not self._may_ask(o, host)), None)
+
+    def _may_ask(self, origin: str, host: str) -> bool:
+        return not origin or origin in self._allowed or _is_own(origin, host)
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Whether a page of `origin` came from `host`, as this request's Host header names it.
+
+    Not by scheme: behind a proxy that ends TLS the page has https and the request http.
+    """
+    try:
+        page = urlsplit(origin)
+        own = urlsplit(f"//{host}")
+        default = _DEFAULT_PORTS.get(page.scheme)
+        ports = page.port or default, own.port or default
+    except ValueError:
+        return False
+    return page.hostname is not None and page.hostname == own.hostname and ports[0] == ports[1]
+
+
+def _tell_browsers(app: ASGIApp, allowed: Collection[str]) -> CORSMiddleware:
+    return CORSMiddleware(
+        app,
+        allow_origins=allowed,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        allow_private_network=True,
+        expose_headers=_EXPOSED,
+    )
+
+
+def _error(origin: str) -> ForeignOriginError:
+    return ForeignOriginError(
+        f"a web page of {printable(origin)} may not ask: CORS_ORIGINS does not name its origin"
+    )

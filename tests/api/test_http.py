@@ -1,0 +1,179 @@
+"""What HTTP clients and browsers expect beside the work: HEAD, slashes, types, origins, errors."""
+
+import pytest
+
+from app import __version__
+from tests.server import RunningServer
+
+BODY = b'{"sentences": ["search"], "return_colbert": false}'
+READ = ["/", "/health", "/health/live", "/health/ready", "/stats", "/metrics", "/openapi.json"]
+READ += ["/docs", "/redoc"]
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer):
+    with server.client() as client:
+        yield client
+
+
+def post(client, **headers: str):
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return client.post("/embeddings/", content=BODY, headers=named)
+
+
+def assert_refused(answer, status: int, code: str) -> str:
+    """Every error body has the same three fields; gives its sentence."""
+    body = answer.json()
+    assert (answer.status_code, body["code"]) == (status, code)
+    assert body["request_id"] == answer.headers["x-request-id"]
+    detail: str = body["detail"]
+    assert detail.endswith(".")
+    return detail
+
+
+@pytest.mark.parametrize("path", READ)
+def test_head_is_answered_like_get_without_a_body(client, path: str) -> None:
+    get, head = client.get(path), client.head(path)
+    assert (head.status_code, head.content) == (get.status_code, b"") == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+
+
+@pytest.mark.parametrize("path", READ[1:])
+def test_a_slash_at_the_end_changes_nothing(client, path: str) -> None:
+    for spelling in (f"{path}/", f"{path}//"):
+        assert client.get(spelling).status_code == 200
+        assert client.head(spelling).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/embeddings", "/embeddings/", "/embeddings//", "/embeddings/%0A"]
+)
+def test_every_spelling_of_an_endpoint_is_the_same_endpoint(client, path: str) -> None:
+    assert client.post(path, content=BODY, headers=JSON).status_code == 200
+
+
+def test_the_root_names_the_service_its_version_and_where_to_look(client) -> None:
+    answer = client.get("/").json()
+    assert (answer["service"], answer["version"]) == ("Smart Embedder", __version__)
+    reading = {name: path for name, path in answer["paths"].items() if name not in WORK}
+    assert {"documentation", "health"} <= set(reading)
+    assert all(client.get(path).status_code == 200 for path in reading.values())
+    for name in WORK:
+        assert client.post(answer["paths"][name], json={}).status_code == 422
+
+
+WORK = ("embeddings", "rerank")
+
+
+def test_an_unknown_path_is_told_the_known_ones(client) -> None:
+    detail = assert_refused(client.get("/v1/embed%0Adings?q=1"), 404, "not_found")
+    assert detail.startswith("There is no /v1/embed\\ndings here")
+    for known in ("POST /embeddings/", "POST /rerank", "GET /health", "GET /docs"):
+        assert known in detail
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", "/embeddings", "POST"),
+        ("HEAD", "/rerank", "POST"),
+        ("OPTIONS", "/rerank/", "POST"),
+        ("POST", "/health/", "GET, HEAD"),
+        ("DELETE", "/", "GET, HEAD"),
+        ("POST", "/docs", "GET, HEAD"),
+    ],
+)
+def test_a_wrong_method_is_told_the_allowed_ones(client, method, path, allowed) -> None:
+    answer = client.request(method, path)
+    assert answer.status_code == 405
+    assert answer.headers["allow"] == allowed
+    if method != "HEAD":
+        assert allowed in assert_refused(answer, 405, "method_not_allowed")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "application/json",
+        "Application/JSON; charset=UTF-8",
+        'application/json;charset="utf-8"',
+        "application/vnd.example+json",
+        "application/json; profile=x",
+    ],
+)
+def test_a_body_that_says_it_is_json_is_read(client, kind: str) -> None:
+    assert post(client, Content_Type=kind).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("text/plain", "text/plain"),
+        ("text/plain; application/json", "text/plain"),
+        ("application/x-www-form-urlencoded", "x-www-form-urlencoded"),
+        ("multipart/form-data; boundary=x", "multipart/form-data"),
+        ("application/jsonp", "application/jsonp"),
+        ("application/json, text/plain", "application/json, text/plain"),
+        ("application/json; charset=utf-16", "utf-16"),
+        ("application/json; charset=latin-1", "latin-1"),
+        ("json", "json"),
+    ],
+)
+def test_any_other_type_is_415_and_told_which_one_is_read(client, kind: str, said: str) -> None:
+    answer = post(client, Content_Type=kind)
+    assert said in assert_refused(answer, 415, "unsupported_media_type")
+    assert answer.headers["accept"] == "application/json"
+
+
+def test_a_body_without_a_type_is_415(client) -> None:
+    detail = assert_refused(post(client), 415, "unsupported_media_type")
+    assert detail == (
+        "The request has no Content-Type: send JSON, with Content-Type: application/json."
+    )
+
+
+def test_two_types_are_415(client) -> None:
+    headers = [("Content-Type", "application/json"), ("Content-Type", "text/plain")]
+    answer = client.post("/embeddings/", content=BODY, headers=headers)
+    assert_refused(answer, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip", "zstd"])
+def test_a_compressed_body_is_415(client, encoding: str) -> None:
+    answer = post(client, Content_Type="application/json", Content_Encoding=encoding)
+    assert "Content-Encoding" in assert_refused(answer, 415, "unsupported_media_type")
+    assert answer.headers["accept-encoding"] == "identity"
+
+
+def test_an_encoding_that_is_none_is_read(client) -> None:
+    plain = post(client, Content_Type="application/json", Content_Encoding="Identity")
+    assert plain.status_code == 200
+
+
+def test_reading_asks_for_no_type(client) -> None:
+    assert client.get("/health", headers={"Content-Type": "text/plain"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "http://127.0.0.1:1", "null", "http://localhost", "nonsense"]
+)
+def test_a_page_from_elsewhere_is_refused_and_counted(client, origin: str) -> None:
+    rejected = client.get("/stats").json()["rejected_requests"]
+    detail = assert_refused(
+        post(client, Content_Type="application/json", Origin=origin), 403, "foreign_origin"
+    )
+    assert origin in detail
+    assert "CORS_ORIGINS" in detail
+    assert client.get("/stats").json()["rejected_requests"] == rejected + 1
+    assert client.get("/health", headers={"Origin": origin}).status_code == 403
+
+
+def test_our_own_pages_and_other_clients_may_ask(server: RunningServer, client) -> None:
+    """The page may have come through a proxy that ends TLS, or that writes another Host."""
+    own = server.url
+    proxied = {"Host": "embed.example", "Origin": "https://embed.example"}
+    rewritten = {"Origin": "https://embed.example", "Sec-Fetch-Site": "same-origin"}
+    for headers in ({}, {"Origin": own}, proxied, rewritten):
+        answer = client.post("/embeddings/", content=BODY, headers=JSON | headers)
+        assert answer.status_code == 200, headers
