@@ -78,8 +78,8 @@ def _check_options(wanted: RerankBody, models: LoadedModels) -> None:
     reads_instruction = reranker is not None and reranker.reads_instruction
     if wanted.instruction is not None and not reads_instruction:
         raise InvalidRequestError(
-            f"the option instruction has no effect with the reranker {name}, which reads none: leave "
-            "it out (it is for Qwen3-Reranker)"
+            f"the option instruction has no effect with the reranker {name}, which reads none: "
+            "leave it out (it is for Qwen3-Reranker)"
         )
 
 
