@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import StartupError
@@ -30,6 +30,20 @@ class Allowed:
     """Says, in an annotation, which values a setting takes; told where a value is refused."""
 
     text: str
+
+
+def _as_origin(text: str) -> str:
+    """An origin as browsers write it: scheme://host[:port], in lower case; `*` is any.
+
+    Raises `ValueError` for an address with a path, a user or no host, and for `null`.
+    """
+    parts = urlsplit(text.lower().removesuffix("/"))
+    if text != "*" and (parts[2:] != ("", "", "") or not parts.hostname or "@" in parts.netloc):
+        raise ValueError("no origin")
+    _ = parts.port  # Raises where it is no port.
+    default = {"http": 80, "https": 443}.get(parts.scheme)
+    netloc = parts.netloc.removesuffix(f":{default}")
+    return text if text == "*" else f"{parts.scheme}://{netloc}"
 
 
 Auto = Literal["auto"]
@@ -65,7 +79,8 @@ Proxies = Annotated[
     Allowed("addresses and networks separated by commas, such as 10.0.0.1,172.16.0.0/12"),
 ]
 Origins = Annotated[
-    tuple[str, ...], Allowed("origins separated by commas, such as https://app.example.com, or *")
+    tuple[Annotated[str, AfterValidator(_as_origin)], ...],
+    Allowed("origins separated by commas, such as https://app.example.com, or *"),
 ]
 Collector = Annotated[
     str,
@@ -268,11 +283,6 @@ class Settings(BaseSettings):
             _check_http_address(value)
         return value
 
-    @field_validator("cors_origins")
-    @classmethod
-    def _are_origins(cls, value: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        return None if value is None else tuple(map(_as_origin, value))
-
     @field_validator("trusted_proxies", "cors_origins", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
@@ -337,20 +347,6 @@ class Settings(BaseSettings):
                 f"HF_HOME={self.hf_home} cannot be found: this user has no home folder; set "
                 "HF_HOME to a folder for downloaded models"
             ) from error
-
-
-def _as_origin(text: str) -> str:
-    """An origin as browsers write it: scheme://host[:port], in lower case; `*` is any.
-
-    Raises `ValueError` for an address with a path, a user or no host, and for `null`.
-    """
-    parts = urlsplit(text.lower().removesuffix("/"))
-    if text != "*" and (parts[2:] != ("", "", "") or not parts.hostname or "@" in parts.netloc):
-        raise ValueError("no origin")
-    _ = parts.port  # Raises where it is no port.
-    default = {"http": 80, "https": 443}.get(parts.scheme)
-    netloc = parts.netloc.removesuffix(f":{default}")
-    return text if text == "*" else f"{parts.scheme}://{netloc}"
 
 
 def _check_redis_address(text: str) -> None:
