@@ -58,15 +58,49 @@ class TextEmbedding:
     colbert: FloatArray | None = None
 
 
+class JoinedIds:
+    """Token ids in two parts, joined where a model reads them.
+
+    The pairs of one query share the first part, which would be copied for each passage otherwise.
+    """
+
+    __slots__ = ("_first", "_length", "_second")
+
+    def __init__(self, first: TokenIds, second: TokenIds) -> None:
+        self._first = first
+        self._second = second
+        self._length = len(first) + len(second)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def join(self) -> TokenIds:
+        """All of them, `[tokens]`."""
+        return np.concatenate((self._first, self._second))
+
+
+TokenSequence = TokenIds | JoinedIds
+
+
+def join(sequence: TokenSequence) -> TokenIds:
+    """The ids of a sequence as one array, `[tokens]`."""
+    return sequence.join() if isinstance(sequence, JoinedIds) else sequence
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizedPair:
     """A query and a passage as a reranker reads them together, and how much of each it reads."""
 
-    ids: TokenIds
+    sequence: TokenSequence
     query_tokens: int
     query_kept: int
     passage_tokens: int
     passage_kept: int
+
+    @property
+    def ids(self) -> TokenIds:
+        """The ids of both with special tokens, joined anew each time."""
+        return join(self.sequence)
 
 
 @dataclass(frozen=True, slots=True)

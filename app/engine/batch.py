@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from app.engine.job import Job, Purpose
-from app.jobs import Model, Outputs, TokenIds
+from app.jobs import Model, Outputs, TokenSequence, join
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class BatchSlice:
         return self.stop - self.start
 
     @property
-    def sequences(self) -> list[TokenIds]:
+    def sequences(self) -> Sequence[TokenSequence]:
         """The token ids of this part."""
         return self.job.sequences[self.start : self.stop]
 
@@ -46,7 +46,7 @@ class Batch:
     slices: list[BatchSlice]
 
     @cached_property
-    def sequences(self) -> list[TokenIds]:
+    def sequences(self) -> list[TokenSequence]:
         """The token ids of every sequence, slice after slice."""
         return [ids for part in self.slices for ids in part.sequences]
 
@@ -74,7 +74,7 @@ class Batch:
 
         `model` is the batch's own, or its replica on another device.
         """
-        collect = model.launch(self.sequences, self.outputs)
+        collect = model.launch([join(ids) for ids in self.sequences], self.outputs)
         return lambda: self._reduce(collect())
 
     def complete(self, results: Sequence[Any], seconds: float) -> None:

@@ -7,7 +7,7 @@ from enum import Enum, auto
 from typing import Any
 
 from app.errors import InferenceError, SmartEmbedderError
-from app.jobs import Model, Outputs, TokenIds
+from app.jobs import Model, Outputs, TokenSequence
 
 
 class Purpose(Enum):
@@ -44,7 +44,7 @@ class Job:
     def __init__(
         self,
         model: Model,
-        sequences: list[TokenIds],
+        sequences: Sequence[TokenSequence],
         outputs: Outputs,
         *,
         purpose: Purpose = Purpose.EMBEDDING,

@@ -1,7 +1,7 @@
 """How a rerank request becomes jobs: through a reranker, or through bge-m3's late interaction."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,9 +22,9 @@ from app.jobs import (
     PartScores,
     Reranker,
     RerankResult,
-    TokenIds,
     TokenizedPair,
     TokenizedText,
+    TokenSequence,
     Truncation,
 )
 
@@ -71,7 +71,7 @@ class RerankingFlow:
         started = time.perf_counter()
         call = partial(model.tokenize_pairs, request.query, request.passages, request.instruction)
         pairs = await self._admission.tokenize(model, call, [request.query, *request.passages])
-        job = self._job(model, [pair.ids for pair in pairs.value], request)
+        job = self._job(model, [pair.sequence for pair in pairs.value], request)
         scores = await self._finish(job)
         if request.normalize and model.scores_are_logits:
             scores = _sigmoid(scores)
@@ -79,7 +79,7 @@ class RerankingFlow:
             scores=scores,
             parts=None,
             truncations=_pair_truncations(model, pairs.value),
-            tokens=sum(len(pair.ids) for pair in pairs.value),
+            tokens=sum(len(pair.sequence) for pair in pairs.value),
             timings=timings_of(started, tokenized=[pairs.stage], jobs=[job]),
         )
 
@@ -111,7 +111,7 @@ class RerankingFlow:
     def _job(
         self,
         model: Embedder | Reranker,
-        sequences: list[TokenIds],
+        sequences: Sequence[TokenSequence],
         request: RerankRequest,
         *,
         outputs: Outputs = _NO_VECTORS,

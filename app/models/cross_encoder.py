@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from app.errors import InferenceError, StartupError
-from app.jobs import Outputs, TokenIds, TokenizedPair
+from app.jobs import JoinedIds, Outputs, TokenIds, TokenizedPair
 from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
 from app.models.checkpoint import read_config
 from app.models.device_model import DeviceModel
 from app.models.packing import PackedBatch
-from app.models.tokenizer import Beginning, TextTokenizer
+from app.models.tokenizer import NO_IDS, Beginning, TextTokenizer
 from app.models.transfer import not_finite, start_copies
 from app.models.weights import Weights
 
@@ -54,21 +54,21 @@ class CrossEncoder(DeviceModel[float]):
         """
         del instruction
         (beginning,) = self._tokenizer.encode_plain([query], self.max_length * 3 // 4)
-        room = self.max_length - len(self._template) - len(beginning.ids)
+        room = self.max_length - len(self._template) - beginning.kept
         ends = self._tokenizer.encode_plain(passages, max(0, room))
-        return [self._join(beginning, passage) for passage in ends]
+        head = np.concatenate((self._template.prefix, beginning.ids))
+        return [self._join(head, beginning, passage) for passage in ends]
 
-    def _join(self, query: Beginning, passage: Beginning) -> TokenizedPair:
+    def _join(self, head: TokenIds, query: Beginning, passage: Beginning) -> TokenizedPair:
         template = self._template
         # FlagReranker reads a query whose passage is empty as a text alone.
-        middle = template.middle if passage.total else passage.ids
-        parts = (template.prefix, query.ids, middle, passage.ids, template.suffix)
+        middle = template.middle if passage.total else NO_IDS
         return TokenizedPair(
-            ids=np.concatenate(parts),
+            sequence=JoinedIds(head, passage.take(middle, template.suffix)),
             query_tokens=query.total,
-            query_kept=len(query.ids),
+            query_kept=query.kept,
             passage_tokens=passage.total,
-            passage_kept=len(passage.ids),
+            passage_kept=passage.kept,
         )
 
     def settle(self) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from app.errors import StartupError
-from app.jobs import TokenIds, TokenizedPair
-from app.models.tokenizer import Beginning, TextTokenizer
+from app.jobs import JoinedIds, TokenIds, TokenizedPair
+from app.models.tokenizer import NO_IDS, Beginning, TextTokenizer
 
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 PREFIX = (
@@ -83,9 +83,10 @@ class QwenTemplate:
     def _pair(self, head: Head, end: Beginning) -> TokenizedPair:
         before = head.tokens + self._spaces(end)
         kept = min(self._room, head.tokens + end.total)
-        passage = end.ids[: max(0, self._room - head.tokens)]
+        room = self._room > head.tokens
+        rest = end.take(NO_IDS, self.suffix) if room else self.suffix
         return TokenizedPair(
-            ids=np.concatenate((head.ids, passage, self.suffix)),
+            sequence=JoinedIds(head.ids, rest),
             query_tokens=head.query_stop - head.query_start,
             query_kept=max(0, min(kept, head.query_stop) - head.query_start),
             passage_tokens=head.tokens + end.total - before,

@@ -63,12 +63,17 @@ class Beginning:
     def ids(self) -> TokenIds:
         """What was kept, `[tokens]`."""
         if len(self._parts) != 1:
-            self._parts = [np.concatenate([_NO_IDS, *self._parts])]
+            self._parts = [np.concatenate([NO_IDS, *self._parts])]
         return self._parts[0]
 
-    def take(self, template: Template) -> TokenIds:
-        """What was kept within special tokens; it is not kept any longer."""
-        ids = np.concatenate([template.prefix, *self._parts, template.suffix])
+    @property
+    def kept(self) -> int:
+        """How many ids were kept."""
+        return min(self.total, self.most)
+
+    def take(self, before: TokenIds, after: TokenIds) -> TokenIds:
+        """What was kept, between these; it is not kept any longer."""
+        ids = np.concatenate([before, *self._parts, after])
         self._parts.clear()
         return ids
 
@@ -170,8 +175,9 @@ class TextTokenizer:
         return self._tokenizer.token_to_id(token)
 
     def _finish(self, text: Beginning) -> TokenizedText:
-        tokens = text.total + len(self._template)
-        return TokenizedText(text.take(self._template), original_tokens=tokens)
+        template = self._template
+        ids = text.take(template.prefix, template.suffix)
+        return TokenizedText(ids, original_tokens=text.total + len(template))
 
 
 def _remember_less(tokenizer: Tokenizer) -> None:
@@ -233,4 +239,4 @@ def _ids(ids: list[int]) -> TokenIds:
     return np.array(ids, dtype=np.int64)
 
 
-_NO_IDS = _ids([])
+NO_IDS = _ids([])

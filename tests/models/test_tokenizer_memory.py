@@ -70,7 +70,7 @@ def test_long_words_that_are_all_new_are_not_remembered(process, folder) -> None
     assert process.growth("embedder", folder, ("a" * 235 + NUMBER + " ", 5000, 1)) < ALLOWED
 
 
-@pytest.mark.parametrize("query", [100])
+@pytest.mark.parametrize("query", [100, 30_000, 70_000])
 def test_a_query_is_not_repeated_for_every_passage(process, tiny_qwen, query: int) -> None:
     texts = (("x ", query // 2, 1), ("y", 10, 1024))
     growth = process.growth("reranker", tiny_qwen, *texts)
