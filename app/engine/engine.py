@@ -13,6 +13,7 @@ from app.engine.concurrency import ConcurrencyLimit
 from app.engine.devices import Devices
 from app.engine.embedding import EmbeddingFlow
 from app.engine.executor import consumer_ended
+from app.engine.file_watch import FileWatch
 from app.engine.loading import LoadedModels, Loader, load_models
 from app.engine.queue import JobQueue
 from app.engine.reranking import RerankingFlow, RerankRequest
@@ -47,6 +48,7 @@ class Engine:
         threads = settings.tokenizer_threads
         self._tokenizer_threads = TokenizerThreads(None if threads == "auto" else threads)
         self._queue = JobQueue()
+        self._file_watch = FileWatch()
         self._devices = Devices(settings, self._queue, self._metrics)
         admission = Admission(self._queue, self._tokenizer_threads, self._metrics)
         waiting = self._limit(settings.max_queue_size, "embedding requests wait")
@@ -96,7 +98,7 @@ class Engine:
 
     @property
     def failure(self) -> Exception | None:
-        """Why only a new process can help: a failed start, a device that stays away, or a fault."""
+        """Why only a new process can help: a failed start, a lost device or file, or a fault."""
         if self._start_failure is not None:
             # Its own words, which may name folders of this machine, are its cause and in the log.
             error = UnhealthyError("the models could not be loaded; the log says why")
@@ -109,7 +111,8 @@ class Engine:
             return UnhealthyError(
                 f"the device thread has not come back from a forward for {away:.0f} seconds"
             )
-        return None
+        changed = self._file_watch.problem
+        return None if changed is None else UnhealthyError(changed)
 
     async def start(self) -> None:
         """Load and warm the models; raise `StartupError` where they cannot be."""
@@ -121,6 +124,8 @@ class Engine:
         if models.device.read_memory is not None:
             self._metrics.watch_memory(models.read_memory)
         self._metrics.start_models(models.names)
+        if models.files is not None:
+            self._file_watch.start(models.files)
         self._models = models
 
     async def close(self) -> None:
@@ -130,6 +135,7 @@ class Engine:
         more is given SHUTDOWN_TIMEOUT to come back; none at all after `abort`.
         """
         self._closing = True
+        await self._file_watch.close()
         try:
             async with asyncio.timeout(self._settings.shutdown_timeout):
                 await self._quiet.wait()

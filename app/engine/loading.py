@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from app.engine.file_watch import WatchedFiles
 from app.engine.read_ahead import Half, read_ahead
 from app.jobs import Embedder, Model, Reranker
 from app.settings import Settings
@@ -35,7 +36,8 @@ class LoadedModels:
     `dense` makes the dense vectors where it is not bge-m3 itself. With `late_interaction` bge-m3
     reranks; else `reranker` does, or nobody. `demo` describes the demo model where one is served.
     `seconds_per_token` was measured at the start, and `free_memory` gives back what the device's
-    allocator keeps without using it. `replicas` are the same models on further devices.
+    allocator keeps without using it. `files` are those that the models read from while they serve.
+    `replicas` are the same models on further devices.
     """
 
     embedder: Embedder
@@ -47,6 +49,7 @@ class LoadedModels:
     demo: str | None = None
     seconds_per_token: float = 0.0
     free_memory: Callable[[], object] = gc.collect
+    files: WatchedFiles | None = None
     replicas: "tuple[LoadedModels, ...]" = ()
 
     @property

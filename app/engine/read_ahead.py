@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
 from io import FileIO
@@ -31,7 +31,7 @@ def read_ahead(settings: Settings, half: Half) -> threading.Thread:
     """
     # In the order in which they are loaded, each once.
     names = (settings.embedding_model, settings.dense_model, settings.reranker_model)
-    paths = [path for name in dict.fromkeys(names) for path in _weights(name, settings.hub_cache)]
+    paths = [path for name in dict.fromkeys(names) for path in _weights(name, settings)]
     thread = threading.Thread(target=_read_all, args=(paths, half), name="read-ahead", daemon=True)
     thread.start()
     return thread
@@ -53,9 +53,12 @@ def _read(file: FileIO, half: Half, buffer: mmap) -> None:
         pass
 
 
-def _weights(name: str, hub_cache: Path) -> Iterator[Path]:
+def _weights(name: str, settings: Settings) -> Iterator[Path]:
     """The files in the model's folder, or in its snapshots from the hub."""
-    snapshots = hub_cache / f"models--{name.replace('/', '--')}" / "snapshots"
-    for folder in [Path(name)] if Path(name).is_dir() else snapshots.glob("*"):
+    folders: Iterable[Path] = [Path(name)]
+    if "/" in name and not Path(name).is_dir():
+        model = f"models--{name.replace('/', '--')}"
+        folders = (settings.hub_cache / model / "snapshots").glob("*")
+    for folder in folders:
         for pattern in _WEIGHTS:
             yield from folder.glob(pattern)

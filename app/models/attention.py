@@ -62,6 +62,11 @@ def resolve_name(name: str, device: torch.device, dtype: torch.dtype) -> str:
             f"ATTENTION={name} needs an NVIDIA GPU and float16 or bfloat16, but the model runs in "
             f"{str(dtype).removeprefix('torch.')} on {device.type}; set ATTENTION to auto"
         )
+    if name == "native" and (device.type != "cpu" or dtype is not torch.bfloat16):
+        raise StartupError(
+            "ATTENTION=native needs a CPU and DTYPE bfloat16 or int8, but the model runs in "
+            f"{str(dtype).removeprefix('torch.')} on {device.type}; set ATTENTION to auto"
+        )
     return name
 
 
@@ -120,7 +125,7 @@ def _native() -> Kernel:
     library = load_library()
     if library is None:
         raise StartupError(
-            "the kernels are not built, or not for this processor: "
+            "ATTENTION=native needs the kernels, which are not built, or not for this processor: "
             "python -m app.models.kernels.build builds them"
         )
 

@@ -5,6 +5,7 @@ what to do.
 """
 
 import json
+import os
 import pickle
 import time
 from dataclasses import dataclass, replace
@@ -52,9 +53,15 @@ class Hub:
     offline: bool
 
 
+def local_folder(name: str) -> Path:
+    """The folder that the model `name` would have on this machine, were it none of the hub."""
+    # Unlike pathlib's, this one does not raise where there is no home folder.
+    return Path(os.path.expanduser(name))  # noqa: PTH111
+
+
 def locate(name: str, hub: Hub) -> Path:
     """The folder of the model `name`, downloaded first where it is a hub id not yet on disk."""
-    folder = Path(name).expanduser()
+    folder = local_folder(name)
     if folder.is_dir():
         return folder
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
@@ -131,9 +138,11 @@ def _without_the_hub(name: str, hub: Hub) -> Path:
 
 
 def _not_on_disk(name: str, hub: Hub) -> str:
+    revision = f" --revision {hub.revision}" if hub.revision else ""
     return (
-        f"The model {name} is not on this machine: fetch it with `hf download {name}` where the "
-        f"hub can be reached, and copy it to {hub.cache} or name its folder in the setting"
+        f"The model {name} is not on this machine: fetch it with `hf download {name}{revision}` "
+        f"where the hub can be reached, and copy it to {hub.cache} or name its folder in the "
+        "setting"
     )
 
 

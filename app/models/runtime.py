@@ -2,7 +2,9 @@
 
 import logging
 import warnings
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -17,7 +19,7 @@ from app.model_names import public_name
 from app.models.attention import choose_attention
 from app.models.backbone import Target
 from app.models.budget import ChosenBudget, at_most
-from app.models.checkpoint import Hub, locate, read_config
+from app.models.checkpoint import Hub, local_folder, locate, read_config
 from app.models.compiled import explained
 from app.models.cross_encoder import load_cross_encoder
 from app.models.device import (
@@ -29,8 +31,10 @@ from app.models.device import (
     memory_reader,
 )
 from app.models.embedder import M3Embedder, load_m3_embedder
+from app.models.mapped_files import MappedFiles
 from app.models.probe import probe, tokens_that_fit, warm_up
 from app.models.qwen import load_qwen_embedder, load_qwen_reranker
+from app.models.weights import weight_files
 from app.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
 
 log = structlog.get_logger(__name__)
@@ -42,20 +46,65 @@ def load(settings: Settings) -> LoadedModels:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     disable_progress_bars()
     warnings.filterwarnings("ignore", module="huggingface_hub")
-    first, *others = [_load_on(name, settings) for name in settings.devices]
-    return replace(first, replicas=tuple(others))
+    folders = locate_models(settings)
+    files = MappedFiles(_files_of(settings, folders))
+    first, *others = [_load_on(name, settings, folders) for name in settings.devices]
+    files.require_unchanged()
+    _settle_beside([first, *others], files)
+    return replace(first, files=files, replicas=tuple(others))
 
 
-def _load_on(device: str, settings: Settings) -> LoadedModels:
-    target = _choose_target(device, settings)
-    loader = _Loader(settings, target)
-    folder = loader.locate(settings.embedding_model)
-    name = public_name(settings.embedding_model)
-    embedder = load_m3_embedder(name, folder, settings.embed_max_length, target)
-    dense, reranker = loader.load_dense(), loader.load_reranker()
+@dataclass(frozen=True, slots=True)
+class ModelFolders:
+    """Where the models lie; None for one that is not a model of its own."""
+
+    embedding: Path
+    dense: Path | None
+    reranker: Path | None
+
+
+def locate_models(settings: Settings) -> ModelFolders:
+    """Find the models, each in its own revision; what is not on the disk is fetched."""
+    dense, reranker = settings.dense_model, settings.reranker_model
+    return ModelFolders(
+        _locate(settings.embedding_model, settings.model_revision, settings),
+        None
+        if dense == settings.embedding_model
+        else _locate(dense, settings.dense_model_revision, settings),
+        None
+        if reranker in {LATE_INTERACTION, NO_RERANKER}
+        else _locate(reranker, settings.reranker_model_revision, settings),
+    )
+
+
+def _locate(name: str, revision: str | None, settings: Settings) -> Path:
+    folder = local_folder(name)
+    if not folder.is_dir():
+        return locate(name, Hub(settings.hub_cache, revision, settings.hf_hub_offline))
+    if revision is not None:
+        log.warning("revision_not_used", model=public_name(name), revision=revision)
+    return folder
+
+
+def _files_of(settings: Settings, folders: ModelFolders) -> Iterator[tuple[str, Path]]:
+    """The files of weights, and what they are called in a message."""
+    names = (settings.embedding_model, settings.dense_model, settings.reranker_model)
+    for name, folder in zip(names, astuple(folders), strict=True):
+        if folder is not None:
+            with suppress(OSError, ValueError, KeyError):  # The loading tells.
+                for path in weight_files(folder):
+                    yield f"{public_name(name)}/{path.name}", path
+
+
+def _load_on(name: str, settings: Settings, folders: ModelFolders) -> LoadedModels:
+    device = choose_device(name)
+    loader = _Loader(settings, device)
+    target = loader.target_of(folders.embedding)
+    public = public_name(settings.embedding_model)
+    embedder = load_m3_embedder(public, folders.embedding, settings.embed_max_length, target)
+    dense, reranker = loader.load_dense(folders.dense), loader.load_reranker(folders.reranker)
     with explained():
-        budget = _budget(settings, embedder, [dense, reranker], target.device)
-    _settle_beside([embedder, dense, reranker])
+        budget = _budget(settings, embedder, [dense, reranker], device)
     return LoadedModels(
         embedder=embedder,
         device=_describe(target),
@@ -63,13 +112,13 @@ def _load_on(device: str, settings: Settings) -> LoadedModels:
         dense=dense,
         reranker=reranker,
         late_interaction=settings.reranker_model == LATE_INTERACTION,
-        demo=read_config(folder).get(DEMO_KEY),
+        demo=read_config(folders.embedding).get(DEMO_KEY),
         seconds_per_token=budget.seconds_per_token,
-        free_memory=memory_freer(target.device),
+        free_memory=memory_freer(device),
     )
 
 
-def _settle_beside(models: list[Model | None]) -> None:
+def _settle_beside(loaded: list[LoadedModels], files: MappedFiles) -> None:
     """Finish the loading while the first requests come.
 
     The thread is no daemon, as the device's is: an interpreter that ends while such a thread is
@@ -77,9 +126,10 @@ def _settle_beside(models: list[Model | None]) -> None:
     """
 
     def settle() -> None:
-        for model in models:
-            if model is not None:
+        for models in loaded:
+            for model in models.each:
                 model.settle()
+        files.keep_mapped()
 
     run_in_background(settle, "settle", daemon=False)
 
@@ -104,48 +154,37 @@ class _Loader:
     """Finds and loads the models that stand beside bge-m3."""
 
     settings: Settings
-    target: Target
+    device: torch.device
 
-    def locate(self, name: str) -> Path:
-        return locate(name, hub_for(name, self.settings))
-
-    def load_dense(self) -> Embedder | None:
-        """The dense model, where it is not bge-m3 itself."""
-        name = self.settings.dense_model
-        if name == self.settings.embedding_model:
-            return None
-        limit = self.settings.qwen_embed_max_length
-        return load_qwen_embedder(public_name(name), self.locate(name), limit, self.target)
-
-    def load_reranker(self) -> Reranker | None:
-        """The reranker, where it is a model of its own."""
+    def target_of(self, folder: Path) -> Target:
+        """How the model in `folder` runs: each has the number format that suits it."""
         settings = self.settings
-        if settings.reranker_model in {LATE_INTERACTION, NO_RERANKER}:
+        dtype = choose_dtype(settings.dtype, self.device, qwen=_is_qwen(folder))
+        attention = choose_attention(settings.attention, self.device, dtype)
+        quantized = settings.dtype == INT8
+        return Target(self.device, dtype, attention, quantized, settings.torch_compile)
+
+    def load_dense(self, folder: Path | None) -> Embedder | None:
+        """The dense model, where it is not bge-m3 itself."""
+        if folder is None:
             return None
-        folder, name = self.locate(settings.reranker_model), public_name(settings.reranker_model)
-        if read_config(folder).get("model_type") != "qwen3":
-            return load_cross_encoder(name, folder, settings.bge_rerank_max_length, self.target)
+        name, limit = public_name(self.settings.dense_model), self.settings.qwen_embed_max_length
+        return load_qwen_embedder(name, folder, limit, self.target_of(folder))
+
+    def load_reranker(self, folder: Path | None) -> Reranker | None:
+        """The reranker, where it is a model of its own."""
+        if folder is None:
+            return None
+        settings, target = self.settings, self.target_of(folder)
+        name = public_name(settings.reranker_model)
+        if not _is_qwen(folder):
+            return load_cross_encoder(name, folder, settings.bge_rerank_max_length, target)
         limit, batch = settings.qwen_rerank_max_length, settings.qwen_rerank_batch_size
-        return load_qwen_reranker(name, folder, limit, batch, self.target)
+        return load_qwen_reranker(name, folder, limit, batch, target)
 
 
-def hub_for(name: str, settings: Settings) -> Hub:
-    """How the model `name` is fetched; MODEL_REVISION is one of EMBEDDING_MODEL's."""
-    revision = settings.model_revision if name == settings.embedding_model else None
-    return Hub(settings.hub_cache, revision, settings.hf_hub_offline)
-
-
-def _choose_target(name: str, settings: Settings) -> Target:
-    device = choose_device(name)
-    dtype = choose_dtype(settings.dtype, device)
-    attention = choose_attention(settings.attention, device, dtype)
-    return Target(
-        device,
-        dtype,
-        attention,
-        quantized=settings.dtype == INT8,
-        compiled=settings.torch_compile,
-    )
+def _is_qwen(folder: Path) -> bool:
+    return bool(read_config(folder).get("model_type") == "qwen3")
 
 
 def _describe(target: Target) -> DeviceInfo:

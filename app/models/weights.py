@@ -78,14 +78,15 @@ class Weights:
 
 def _read_tensors(folder: Path) -> dict[str, Tensor]:
     tensors = {}
-    for path in _weight_files(folder):
+    for path in weight_files(folder):
         for name, tensor in _read_file(path).items():
             if isinstance(tensor, Tensor):
                 tensors[_modern(name)] = tensor
     return tensors
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
+    """The files with the tensors; raises `OSError`, `ValueError` or `KeyError` without any."""
     for name in _FILES:
         index = folder / f"{name}.index.json"
         if (folder / name).is_file():

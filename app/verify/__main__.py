@@ -9,6 +9,7 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,8 @@ from app.configuration import load_settings
 from app.engine import Engine, RerankRequest
 from app.errors import StartupError
 from app.jobs import EmbeddingResult, FloatArray, RerankResult
-from app.models.checkpoint import locate, read_config, read_pooling
-from app.models.runtime import hub_for
+from app.models.checkpoint import read_config, read_pooling
+from app.models.runtime import ModelFolders, locate_models
 from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
 from app.verify import references
 from app.verify.texts import PASSAGES, QUERY, TEXTS
@@ -53,7 +54,7 @@ class Ours:
     rerank: RerankResult | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Verification:
     """One run: the settings, this engine's results, and where the models lie."""
 
@@ -73,11 +74,13 @@ class Verification:
         if self.ours.rerank is not None:
             yield self._rerank_row(self.ours.rerank)
 
-    def _folder(self, name: str) -> Path:
-        return locate(name, hub_for(name, self.settings))
+    @cached_property
+    def folders(self) -> ModelFolders:
+        """Where the models lie."""
+        return locate_models(self.settings)
 
     def _m3_rows(self) -> Iterator[Row]:
-        folder = self._folder(self.settings.embedding_model)
+        folder = self.folders.embedding
         limit = _m3_limit(self.settings, folder)
         theirs = references.m3_vectors(folder, TEXTS, limit, read_pooling(folder))
         ours = self.ours.embedding.embeddings
@@ -98,7 +101,7 @@ class Verification:
 
     def _qwen_dense_row(self) -> Row:
         settings = self.settings
-        folder = self._folder(settings.dense_model)
+        folder = self.folders.dense or self.folders.embedding
         limit = min(settings.qwen_embed_max_length, _LONGEST)
         theirs = references.qwen_states(folder, TEXTS, limit)
         ours = np.array([e.dense for e in self.ours.embedding.embeddings])
@@ -113,7 +116,7 @@ class Verification:
 
     def _reference_scores(self) -> tuple[str, list[float]]:
         settings = self.settings
-        folder = self._folder(settings.reranker_name)
+        folder = self.folders.reranker or self.folders.embedding
         if settings.reranker_model == LATE_INTERACTION:
             limit, pooling = _m3_limit(settings, folder), read_pooling(folder)
             return "FlagEmbedding", references.late_interaction_scores(

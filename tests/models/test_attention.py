@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from app.errors import StartupError
 from app.models import attention
 from app.models.packing import PackedBatch, pack
+from app.settings import Settings
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -152,3 +154,24 @@ def test_a_gpu_kernel_on_a_cpu_stops_the_start(name) -> None:
 def test_a_flash_package_that_is_not_installed_is_named() -> None:
     with pytest.raises(StartupError, match="needs the package flash-attn, which is not installed"):
         attention.choose_attention("flash_attention_2", CUDA, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "where"),
+    [(CPU, torch.float32, "float32 on cpu"), (CUDA, torch.bfloat16, "bfloat16 on cuda")],
+)
+def test_the_kernel_in_c_is_for_bfloat16_on_a_cpu(device, dtype, where) -> None:
+    with pytest.raises(StartupError, match=f"ATTENTION=native needs a CPU and .* {where}; set"):
+        attention.choose_attention("native", device, dtype)
+
+
+@pytest.mark.parametrize("name", ["matmul", "sdpa", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_runs_everywhere_may_be_named(name: str, dtype: torch.dtype) -> None:
+    assert attention.choose_attention(name, CPU, dtype) == name
+
+
+def test_every_name_that_health_can_show_may_be_set() -> None:
+    names = set(get_args(Settings.model_fields["attention"].annotation))
+    shown = {"varlen", *attention._FLASH_MODULES, "native", "matmul", "sdpa", "eager"}
+    assert names == shown | {"auto"}

@@ -1,5 +1,6 @@
 """Finding a model on disk or in the hub's cache, and reading its heads."""
 
+import dataclasses
 import errno
 import json
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from app.errors import StartupError
 from app.models import checkpoint
 from app.models.checkpoint import Hub, locate, read_config, read_linear, read_pooling
-from app.models.runtime import hub_for
+from app.models.runtime import ModelFolders, locate_models
 from app.settings import Settings
 
 
@@ -18,9 +19,9 @@ def offline(cache: Path, revision: str | None = None) -> Hub:
     return Hub(cache=cache, revision=revision, offline=True)
 
 
-def cached_model(cache: Path, commit: str = "a" * 40) -> Path:
+def cached_model(cache: Path, commit: str = "a" * 40, name: str = "example/m3") -> Path:
     """A model as huggingface_hub stores it after a download."""
-    model = cache / "models--example--m3"
+    model = cache / f"models--{name.replace('/', '--')}"
     snapshot = model / "snapshots" / commit
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
@@ -53,10 +54,30 @@ def test_a_downloaded_model_is_served_when_the_hub_cannot_be_reached(tmp_path: P
         locate("example/absent", online)
 
 
-def test_the_revision_is_that_of_the_embedding_model_alone() -> None:
-    settings = Settings(embedding_model="a/b", model_revision="v1", reranker_model="c/d")
-    assert hub_for("a/b", settings).revision == "v1"
-    assert hub_for("c/d", settings).revision is None
+def test_each_model_has_a_revision_of_its_own(tmp_path: Path) -> None:
+    folders = {x: cached_model(tmp_path / "hub", x * 40, name=f"a/{x}") for x in "bde"}
+    others = {x: cached_model(tmp_path / "hub", "f" * 40, name=f"a/{x}") for x in "bde"}
+    models = {"embedding_model": "a/b", "dense_embedding_model": "a/d", "reranker_model": "a/e"}
+    common = {"hf_home": tmp_path, "hf_hub_offline": True, **models}
+    mine = {
+        "model_revision": "b" * 40,
+        "dense_model_revision": "d" * 40,
+        "reranker_model_revision": "e" * 40,
+    }
+    assert locate_models(Settings(**common, **mine)) == ModelFolders(*folders.values())
+    # Without one it is the newest, which was fetched last.
+    for place, setting in enumerate(mine):
+        rest = {name: revision for name, revision in mine.items() if name != setting}
+        found = dataclasses.astuple(locate_models(Settings(**common, **rest)))
+        expected = [*folders.values()]
+        expected[place] = [*others.values()][place]
+        assert found == tuple(expected)
+
+
+def test_a_revision_that_is_not_on_the_disk_is_named(tmp_path: Path) -> None:
+    cached_model(tmp_path, "a" * 40)
+    with pytest.raises(StartupError, match="`hf download example/m3 --revision v2`"):
+        locate("example/m3", offline(tmp_path, "v2"))
 
 
 def test_offline_without_the_model_says_what_to_fetch_and_where_to_put_it(tmp_path: Path) -> None:

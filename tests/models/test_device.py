@@ -88,3 +88,14 @@ def test_auto_says_nothing_where_the_build_is_for_cpus(monkeypatch: pytest.Monke
     with capture_logs() as logs:
         device.choose_device("auto")
     assert logs == []
+
+
+@pytest.mark.parametrize(
+    ("capability", "qwen"),
+    [((9, 0), torch.bfloat16), ((8, 0), torch.bfloat16), ((7, 5), torch.float32)],
+)
+def test_on_a_gpu_each_model_has_the_format_that_suits_it(monkeypatch, capability, qwen) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert device.choose_dtype("auto", CUDA) is torch.float16
+    assert device.choose_dtype("auto", CUDA, qwen=True) is qwen
+    assert device.choose_dtype("float16", CUDA, qwen=True) is torch.float16

@@ -1,0 +1,97 @@
+"""The files that weights are mapped from: whether one was changed under the running models.
+
+A model in the format of its file reads the weights from there for good. Who writes over such a file
+changes the model, and who makes it shorter ends the process at the next forward. A file that is
+replaced by renaming another over it is harmless: the mapped one lives on without a name.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.errors import StartupError
+
+_MAPS = Path("/proc/self/maps")
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """What tells one state of a file from another; writing changes the last two."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+
+    @classmethod
+    def of(cls, file: int | Path) -> "_Mark":
+        """Of an open file or a path."""
+        found = os.stat(file)  # noqa: PTH116 - of a descriptor, too
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+class MappedFiles:
+    """Files, opened before they are mapped; `names` are what they are called in a message.
+
+    An open file is asked for its state, not a path: what was mapped, whatever has its name by now.
+    """
+
+    def __init__(self, files: Iterable[tuple[str, Path]]) -> None:
+        self._lock = threading.Lock()
+        self._open: dict[int, tuple[str, Path, _Mark]] = {}
+        weakref.finalize(self, _close_all, self._open)
+        for name, path in files:
+            with suppress(OSError):  # The loading tells.
+                file = os.open(path, os.O_RDONLY)
+                self._open[file] = (name, path, _Mark.of(file))
+
+    @property
+    def names(self) -> list[str]:
+        """Those that are watched."""
+        with self._lock:
+            return [name for name, *_ in self._open.values()]
+
+    def require_unchanged(self) -> None:
+        """Raise `StartupError` where a path holds another file, or another state, by now."""
+        with self._lock:
+            for name, path, mark in self._open.values():
+                if not _is(path, mark):
+                    raise StartupError(f"{name} was changed while it was being loaded; start again")
+
+    def changed(self) -> str | None:
+        """The name of a file that was written to since it was opened; reads no file's content."""
+        with self._lock:
+            opened = self._open.items()
+            return next((name for file, (name, _, mark) in opened if not _is(file, mark)), None)
+
+    def keep_mapped(self) -> None:
+        """Watch no longer what no model reads from any more, where the system tells that."""
+        if not _MAPS.exists():
+            return
+        maps = _MAPS.read_text(encoding="utf-8", errors="replace")
+        with self._lock:
+            for file, (_, path, _) in list(self._open.items()):
+                if os.path.realpath(path) not in maps:
+                    del self._open[file]
+                    os.close(file)
+
+    def close(self) -> None:
+        """Watch nothing any more."""
+        with self._lock:
+            _close_all(self._open)
+
+
+def _is(file: int | Path, mark: _Mark) -> bool:
+    try:
+        return _Mark.of(file) == mark
+    except OSError:
+        return False
+
+
+def _close_all(files: dict[int, tuple[str, Path, _Mark]]) -> None:
+    while files:
+        os.close(files.popitem()[0])
