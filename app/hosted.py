@@ -4,6 +4,8 @@ import atexit
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import uvicorn
 
@@ -14,12 +16,18 @@ from app.logs import configure_logs
 from app.settings import Settings
 
 
-def settle_in() -> Settings:
-    """Read the settings and take over the log; the host's own flags say where it listens."""
+@contextmanager
+def told_in_one_sentence() -> Iterator[None]:
+    """End the host where the app cannot be made; it would print a traceback."""
     try:
-        settings = load_settings()
+        yield
     except StartupError as error:
         sys.exit(f"Smart Embedder cannot start: {error}")
+
+
+def settle_in() -> Settings:
+    """Read the settings and take over the log; the host's own flags say where it listens."""
+    settings = load_settings()
     configure_logs(settings.log_format, settings.log_level, server_at="info")
     warn_of_misspelt_names()
     return settings

@@ -18,7 +18,7 @@ from app.api.service import Service
 from app.drain import Drain
 from app.engine import Engine
 from app.engine.loading import LoadedModels, Loader, load_models
-from app.hosted import end_uvicorn, settle_in
+from app.hosted import end_uvicorn, settle_in, told_in_one_sentence
 from app.limits import Buckets, MemoryBuckets, SharedBuckets
 from app.metrics import Metrics
 from app.middleware.auth import RequireToken
@@ -55,7 +55,8 @@ def __getattr__(name: str) -> FastAPI:
     """Make `app` when a host such as uvicorn first asks for it, and no earlier."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    made = create_app(settle_in(), on_failure=end_uvicorn)
+    with told_in_one_sentence():
+        made = create_app(settle_in(), on_failure=end_uvicorn)
     globals()["app"] = made
     return made
 

@@ -8,9 +8,16 @@ from tests.server import start_process
 LIMIT = 120
 
 
-def run_to_the_end(folder: Path, prefix: Sequence[str] = (), **environment: str) -> tuple[int, str]:
+def run_to_the_end(
+    folder: Path,
+    prefix: Sequence[str] = (),
+    *,
+    module: str = "app",
+    arguments: Sequence[str] = (),
+    **environment: str,
+) -> tuple[int, str]:
     """Run the service until it ends by itself; return its exit status and its output."""
-    process = start_process(folder, prefix=prefix, **environment)
+    process = start_process(folder, module, prefix, arguments=arguments, **environment)
     try:
         output, _ = process.communicate(timeout=LIMIT)
     finally:
@@ -22,10 +29,11 @@ def run_to_the_end(folder: Path, prefix: Sequence[str] = (), **environment: str)
 def failing_start(
     folder: Path, model: Path, sentence: str, prefix: Sequence[str] = (), **environment: str
 ) -> str:
-    """Expect status 1 and one line at least of warning, which holds a sentence; return it."""
+    """Expect status 1 and one line at least of warning, the last, with a sentence; return it."""
     status, output = run_to_the_end(folder, prefix, EMBEDDING_MODEL=str(model), **environment)
     assert status == 1, output
     assert "Traceback" not in output
     (line,) = [line for line in output.splitlines() if "[info " not in line]
     assert sentence in line
+    assert output.endswith(f"{line}\n"), output
     return line

@@ -16,6 +16,8 @@ import httpx2
 REPOSITORY = Path(__file__).resolve().parents[1]
 START_LIMIT = 120.0
 WAIT_LIMIT = 30.0
+# Ours, and uvicorn's where that is the command.
+_LISTENING = re.compile(r"listening|Uvicorn running on")
 
 
 class RunningServer:
@@ -33,9 +35,9 @@ class RunningServer:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.append(line)
-            found = re.search(r"listening.*(http://[^\s\"]+)|(http://[^\s\"]+).*listening", line)
+            found = re.search(r"http://[^\s\"]+", line) if _LISTENING.search(line) else None
             if found:
-                self.url = found[1] or found[2]
+                self.url = found[0]
                 self._bound.set()
         self._bound.set()
 
@@ -111,6 +113,7 @@ def start_process(
     prefix: Sequence[str] = (),
     *,
     output: Any = subprocess.PIPE,
+    arguments: Sequence[str] = (),
     **environment: str,
 ) -> "subprocess.Popen[str]":
     """`python -m app` in an empty folder, with nothing but the given settings."""
@@ -120,7 +123,7 @@ def start_process(
     # All of a test's requests come from one address.
     settings |= {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1000000", "RATE_LIMIT_BURST_SIZE": "1000000"}
     return subprocess.Popen(
-        [*prefix, sys.executable, "-m", module],
+        [*prefix, sys.executable, "-m", module, *arguments],
         cwd=folder,
         env=inherited | settings | {"PYTHONPATH": str(REPOSITORY)} | environment,
         stdout=output,
@@ -131,10 +134,15 @@ def start_process(
 
 @contextmanager
 def run_server(
-    folder: Path, module: str = "app", prefix: Sequence[str] = (), **environment: str
+    folder: Path,
+    module: str = "app",
+    prefix: Sequence[str] = (),
+    *,
+    arguments: Sequence[str] = (),
+    **environment: str,
 ) -> Iterator[RunningServer]:
     """Start a server; end it, and its process with it, when the block ends."""
-    process = start_process(folder, module, prefix, **environment)
+    process = start_process(folder, module, prefix, arguments=arguments, **environment)
     running = RunningServer(process)
     try:
         running.wait_until_bound()

@@ -90,6 +90,40 @@ def test_a_model_that_is_not_there_says_what_to_fetch(tmp_path: Path) -> None:
     )
 
 
+def test_a_failed_start_ends_with_its_reason_whatever_else_is_logged(tmp_path: Path) -> None:
+    status, output = run_to_the_end(tmp_path, EMBEDDING_MODEL="/absent", LOG_LEVEL="debug")
+    assert status == 1
+    assert "[debug    ] Finished server process" in output
+    assert "the model folder /absent does not exist" in output.splitlines()[-1]
+
+
+WITHOUT_HOME = ["unshare", "--user", "--map-user=54321", "--map-group=54321", "env", "-u", "HOME"]
+
+
+@pytest.fixture
+def without_home() -> list[str]:
+    """The beginning of a command that runs as a user of whom the system knows nothing."""
+    tried = subprocess.run([*WITHOUT_HOME, "true"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no other user may be had here: {tried.stderr.decode().strip()}")
+    return WITHOUT_HOME
+
+
+def test_a_local_model_is_served_without_a_home_folder(
+    tmp_path: Path, tiny_m3: Path, without_home: list[str]
+) -> None:
+    with run_server(tmp_path, prefix=without_home, EMBEDDING_MODEL=str(tiny_m3)) as server:
+        server.wait_until_healthy()
+        assert server.stop() == 0
+
+
+def test_a_model_of_the_hub_needs_a_folder_to_be_kept_in(
+    tmp_path: Path, without_home: list[str]
+) -> None:
+    sentence = "this user has no home folder; set HF_HOME to a folder"
+    failing_start(tmp_path, Path("BAAI/bge-m3"), sentence, without_home)
+
+
 def test_a_gpu_that_is_not_there_stops_the_start(tmp_path: Path, tiny_m3: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
@@ -149,6 +183,8 @@ def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
         "import sys, threading, os\n"
         "os.environ['PORT'] = 'not a port'\n"
         "import app.process, app.settings, app.engine\n"
+        "from app.main import create_app\n"
+        "assert 'app' not in vars(sys.modules['app.main'])\n"
         "assert 'torch' not in sys.modules\n"
         "assert threading.active_count() == 1\n"
         "import app.models.runtime\n"

@@ -27,6 +27,7 @@ def collector():
 @pytest.fixture
 def traced(collector: Collector, tiny_m3: Path, tmp_path: Path):
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "OTLP_ENDPOINT": collector.url}
+    settings["OTEL_SERVICE_NAME"] = "search"
     with run_server(tmp_path, API_TOKEN="hush-hush", **settings) as server:
         server.wait_until_healthy()
         yield server
@@ -64,7 +65,7 @@ def test_a_request_is_five_spans_in_the_clients_own_trace(collector, traced, tin
         "smart_embedder.sentences": 2,
         "smart_embedder.tokens": answer.json()["usage"]["total_tokens"],
     }
-    assert (collector.paths, collector.services) == ({"/v1/traces"}, {"smart-embedder"})
+    assert (collector.paths, collector.services) == ({"/v1/traces"}, {"search"})
     for span in stages:
         assert request.start_time_unix_nano <= span.start_time_unix_nano
         assert span.start_time_unix_nano <= span.end_time_unix_nano <= request.end_time_unix_nano
@@ -112,7 +113,7 @@ def test_a_client_that_does_not_sample_is_not_traced(collector, traced) -> None:
 def test_a_collector_that_is_down_costs_one_warning_and_nothing_else(tiny_m3, tmp_path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # Not listening: whoever connects is refused.
-        endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        endpoint = f"http://127.0.0.1:{taken.getsockname()[1]}/a-key-in-the-path"
         settings = {"EMBEDDING_MODEL": str(tiny_m3), "OTLP_ENDPOINT": endpoint}
         with run_server(tmp_path, **settings) as server, server.client() as client:
             server.wait_until_healthy()
@@ -124,6 +125,7 @@ def test_a_collector_that_is_down_costs_one_warning_and_nothing_else(tiny_m3, tm
             assert server.process.wait(15) == 0
             server._reader.join(10)
     assert server.log.count("traces_not_delivered") == 1
+    assert "a-key" not in server.log
     assert "Failed to export" not in server.log
     assert "Traceback" not in server.log
 

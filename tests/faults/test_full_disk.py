@@ -1,4 +1,4 @@
-"""Nowhere to write the log: every line fails, and the service answers all the same.
+"""Nowhere to write the log: every line fails, and the service answers and ends all the same.
 
 Sent 40: 30 answered, 10 refused (422), 0 lost. Healthy before and after.
 """
@@ -42,7 +42,7 @@ def test_a_full_disk_silences_the_log_and_nothing_else(tiny_m3, tmp_path, log_fo
     port = free_port()
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "PORT": str(port), "LOG_FORMAT": log_format}
     with FULL.open("w") as full:
-        process = start_process(tmp_path, output=full, PYTHONUNBUFFERED="1", **settings)
+        process = start_process(tmp_path, output=full, **settings)
     try:
         with httpx2.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
             wait_until_healthy(client, process)
@@ -55,3 +55,10 @@ def test_a_full_disk_silences_the_log_and_nothing_else(tiny_m3, tmp_path, log_fo
     finally:
         process.kill()
         process.wait(30)
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+def test_a_start_that_fails_on_a_full_disk_has_its_status(tmp_path: Path) -> None:
+    with FULL.open("w") as full:
+        process = start_process(tmp_path, output=full, PORT="none")
+    assert process.wait(60) == 1
