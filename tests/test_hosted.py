@@ -47,7 +47,7 @@ def test_a_failed_start_ends_uvicorn_with_its_reason_as_the_last_line(tmp_path: 
     assert "absent does not exist" in output.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", ["MAX_QUEUE_SIZE", "API_TOKENS_FILE"])
+@pytest.mark.parametrize("name", ["API_TOKENS_FILE"])
 def test_a_wrong_setting_ends_uvicorn_with_one_sentence(tmp_path: Path, name: str) -> None:
     status, output = run_to_the_end(
         tmp_path, module="uvicorn", arguments=ARGUMENTS, **{name: "/absent"}

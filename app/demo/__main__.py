@@ -1,4 +1,4 @@
-"""`python -m app.demo FOLDER`: make the demo checkpoint and print where it lies."""
+"""`python -m app.demo FOLDER`: make the demo checkpoint and say where it lies."""
 
 import argparse
 import sys
@@ -9,11 +9,12 @@ from app.errors import StartupError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Build the checkpoint; 0 with its path on stdout, or 1 with one sentence on stderr."""
+    """Build the checkpoint; 0 where it lies there then, or 1 with one sentence on stderr."""
     parser = argparse.ArgumentParser(prog="python -m app.demo", description=__doc__)
     parser.add_argument("folder", type=Path, help="where the checkpoint goes, about 90 MB")
     try:
-        print(build_demo_checkpoint(parser.parse_args(arguments).folder))
+        folder = build_demo_checkpoint(parser.parse_args(arguments).folder)
+        print(f"The demo model lies in {folder}.")
     except StartupError as error:
         print(f"The demo model cannot be made: {error}", file=sys.stderr)
         return 1

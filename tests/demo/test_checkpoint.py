@@ -196,9 +196,9 @@ def test_a_place_that_cannot_be_a_folder_is_said_so(tmp_path: Path, demo_checkpo
             build_demo_checkpoint(folder)
 
 
-def test_the_command_prints_the_folder(own_copy: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_says_where_the_model_lies(own_copy: Path, capsys: pytest.CaptureFixture[str]):
     assert main([str(own_copy)]) == 0
-    assert capsys.readouterr().out == f"{own_copy}\n"
+    assert capsys.readouterr().out == f"The demo model lies in {own_copy}.\n"
 
 
 def test_the_command_fails_with_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
