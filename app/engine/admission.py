@@ -33,11 +33,11 @@ class Admission:
         self._metrics = metrics
 
     async def tokenize(
-        self, model: Model, call: Callable[[], Tokens], texts: list[str]
+        self, model: Model, call: Callable[[], Tokens], texts: list[str], client: str
     ) -> Tokenized[Tokens]:
-        """Run the tokenizer of `model`, which reads `texts`, on a thread of its own."""
+        """Run the tokenizer of `model`, which reads `texts` of `client`, on another thread."""
         started = time.perf_counter()
-        value = await self._threads.run(call, texts)
+        value = await self._threads.run(call, texts, client)
         ended = time.perf_counter()
         self._metrics.tokenize.observe(ended - started)
         return Tokenized(value, Stage("tokenize", started, ended, model.name))

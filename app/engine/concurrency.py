@@ -50,23 +50,27 @@ class FairSemaphore:
 
     def release(self, client: str) -> None:
         """Give a permit back; whoever is next has it at once."""
+        # While it still counts as held: of two clients that want one, each goes in turn.
+        heir = self._next_client()
         self._held[client] -= 1
         if not self._held[client]:
             del self._held[client]
         self._free += 1
-        self._hand_over()
-
-    def _hand_over(self) -> None:
-        turns = {client: turn for client in self._waiters if (turn := self._next_turn(client))}
-        if turns:
-            client = min(turns, key=self.held_by)
-            self.try_acquire(client)
-            turns[client].set_result(None)
+        if heir is not None:
+            self.try_acquire(heir)
+            self._next_turn(heir).set_result(None)
             # Of clients that hold equally many the one goes next that has waited for its turn.
-            self._waiters[client] = self._waiters.pop(client)
+            self._waiters[heir] = self._waiters.pop(heir)
 
-    def _next_turn(self, client: str) -> "asyncio.Future[None] | None":
-        return next((turn for turn in self._waiters[client] if not turn.done()), None)
+    def _next_client(self) -> str | None:
+        waiting = (client for client in self._waiters if self._has_turn(client))
+        return min(waiting, key=self.held_by, default=None)
+
+    def _has_turn(self, client: str) -> bool:
+        return any(not turn.done() for turn in self._waiters[client])
+
+    def _next_turn(self, client: str) -> "asyncio.Future[None]":
+        return next(turn for turn in self._waiters[client] if not turn.done())
 
     def _forget(self, client: str, turn: "asyncio.Future[None]") -> None:
         waiters = self._waiters[client]

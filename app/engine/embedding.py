@@ -85,7 +85,7 @@ class EmbeddingFlow:
 
     async def _tokenize(self, part: Part, texts: list[str], urgency: int, client: str) -> Admitted:
         tokenized = await self._admission.tokenize(
-            part.model, partial(part.model.tokenize, texts), texts
+            part.model, partial(part.model.tokenize, texts), texts, client
         )
         sequences = [text.ids for text in tokenized.value]
         if part.outputs.colbert:

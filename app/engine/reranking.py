@@ -70,7 +70,8 @@ class RerankingFlow:
     async def _rerank(self, model: Reranker, request: RerankRequest) -> RerankResult:
         started = time.perf_counter()
         call = partial(model.tokenize_pairs, request.query, request.passages, request.instruction)
-        pairs = await self._admission.tokenize(model, call, [request.query, *request.passages])
+        both = [request.query, *request.passages]
+        pairs = await self._admission.tokenize(model, call, both, request.client)
         job = self._job(model, [pair.sequence for pair in pairs.value], request)
         scores = await self._finish(job)
         if request.normalize and model.scores_are_logits:
@@ -86,7 +87,8 @@ class RerankingFlow:
     async def _interact(self, model: Embedder, request: RerankRequest) -> RerankResult:
         started = time.perf_counter()
         both = [request.query, *request.passages]
-        texts = await self._admission.tokenize(model, partial(model.tokenize, both), both)
+        call = partial(model.tokenize, both)
+        texts = await self._admission.tokenize(model, call, both, request.client)
         query, *passages = texts.value
         query_job = self._job(model, [query.ids], request, outputs=_ALL_KINDS)
         (query_embedding,) = await self._finish(query_job)

@@ -1,11 +1,16 @@
-"""Threads for tokenisers: enormous texts have one of their own, so that they hold up no others."""
+"""Threads for tokenisers, shared fairly between clients.
+
+Enormous texts have a thread of their own, so that they hold up no others.
+"""
 
 import asyncio
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
+from app.engine.concurrency import FairSemaphore
 from app.engine.text_size import GROWTHS, growth_of
 
 Result = TypeVar("Result")
@@ -22,28 +27,50 @@ class TokenizerThreads:
 
     def __init__(self, count: int | None) -> None:
         usual = count or min(os.cpu_count() or 1, _MOST_THREADS)
-        self._usual = ThreadPoolExecutor(usual, thread_name_prefix="tokenizer")
-        self._enormous = ThreadPoolExecutor(1, thread_name_prefix="tokenizer-enormous")
+        self._usual = _FairThreads(usual, "tokenizer")
+        self._enormous = _FairThreads(1, "tokenizer-enormous")
 
-    async def run(self, call: Callable[[], Result], texts: list[str]) -> Result:
-        """The result of `call`, which tokenises these texts."""
-        threads = self._enormous if await self._are_enormous(texts) else self._usual
-        return await asyncio.get_running_loop().run_in_executor(threads, call)
+    async def run(self, call: Callable[[], Result], texts: list[str], client: str) -> Result:
+        """The result of `call`, which tokenises these texts of a client."""
+        threads = self._enormous if await self._are_enormous(texts, client) else self._usual
+        return await threads.run(call, client)
 
-    async def _are_enormous(self, texts: list[str]) -> bool:
+    async def _are_enormous(self, texts: list[str], client: str) -> bool:
         characters = sum(map(len, texts))
         if characters > _ENORMOUS_CHARACTERS:
             return True
         if characters * GROWTHS[-1] <= _ENORMOUS_CHARACTERS or all(map(str.isascii, texts)):
             return False
-        return await asyncio.get_running_loop().run_in_executor(
-            self._usual, _become_enormous, texts
-        )
+        return await self._usual.run(partial(_become_enormous, texts), client)
 
     def close(self) -> None:
         """Forget what has not begun."""
         for threads in (self._usual, self._enormous):
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.close()
+
+
+class _FairThreads:
+    """Threads, of which a free one works for the waiting client that occupies the fewest."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._permits = FairSemaphore(count)
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
+
+    async def run(self, call: Callable[[], Result], client: str) -> Result:
+        """The result of `call`. A caller that leaves does not free its thread any sooner."""
+        await self._permits.acquire(client)
+
+        def free(done: "asyncio.Future[Result]") -> None:
+            self._permits.release(client)
+            if not done.cancelled():
+                done.exception()  # Whoever asked for it may have left.
+
+        running = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        running.add_done_callback(free)
+        return await asyncio.shield(running)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _become_enormous(texts: list[str]) -> bool:
