@@ -1,0 +1,58 @@
+"""The whole service, short of memory outside the model: `python -m tests.faults.forgetful_server`.
+
+A request with the text "parsing", "tokenising" or "rendering" finds no memory in that stage.
+"""
+
+import dataclasses
+
+from app.api import embeddings
+from app.api.schemas import EmbeddingRequest
+from app.engine.loading import LoadedModels, load_models
+from app.process import run
+from app.settings import Settings
+
+_render = embeddings.render_embeddings
+
+
+class ForgetfulRequest(EmbeddingRequest):
+    """A request that cannot be made of some bodies."""
+
+    @classmethod
+    def model_validate_json(cls, json_data, **options):
+        _remember(b"parsing" not in json_data)
+        return EmbeddingRequest.model_validate_json(json_data, **options)
+
+
+class ForgetfulModel:
+    """A real model behind a tokenizer that some texts are too much for."""
+
+    def __init__(self, model) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str):
+        return getattr(self._model, name)
+
+    def tokenize(self, texts):
+        _remember("tokenising" not in texts)
+        return self._model.tokenize(texts)
+
+
+def render(texts, *args, **options):
+    _remember("rendering" not in texts)
+    return _render(texts, *args, **options)
+
+
+def _remember(enough: bool) -> None:
+    if not enough:
+        raise MemoryError
+
+
+def load(settings: Settings) -> LoadedModels:
+    models = load_models(settings)
+    return dataclasses.replace(models, embedder=ForgetfulModel(models.embedder))
+
+
+if __name__ == "__main__":
+    embeddings.EmbeddingRequest = ForgetfulRequest
+    embeddings.render_embeddings = render
+    run(load)
