@@ -51,8 +51,10 @@ class Engine:
         self._file_watch = FileWatch()
         self._devices = Devices(settings, self._queue, self._metrics)
         admission = Admission(self._queue, self._tokenizer_threads, self._metrics)
-        waiting = self._limit(settings.max_queue_size, "embedding requests wait")
-        reranking = self._limit(settings.rerank_max_queue, "rerank requests are in work")
+        waiting = self._limit(settings.max_queue_size, "embedding requests wait (MAX_QUEUE_SIZE)")
+        reranking = self._limit(
+            settings.rerank_max_queue, "rerank requests are in work (RERANK_MAX_QUEUE)"
+        )
         self._embedding = EmbeddingFlow(admission, waiting)
         self._reranking = RerankingFlow(admission, reranking, settings.rerank_gpu_timeout)
         self._show(waiting)

@@ -227,5 +227,10 @@ async def _fail_overdue(
             return
         job = batch.slices[place].job
         seconds = limits.slices[place] if job.time_limit is None else job.time_limit
-        what = "forward" if job.time_limit is None else "forwards"
-        job.fail(InferenceTimeoutError(f"the {what} took longer than {seconds:g} seconds"))
+        of_request = job.time_limit is not None
+        what, setting = ("forwards", "RERANK_GPU") if of_request else ("forward", "GPU_PROCESS")
+        job.fail(
+            InferenceTimeoutError(
+                f"the {what} took longer than {seconds:g} seconds ({setting}_TIMEOUT)"
+            )
+        )

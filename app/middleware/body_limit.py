@@ -36,4 +36,6 @@ class LimitBody:
         await self.app(scope, count, send)
 
     def _error(self) -> BodyTooLargeError:
-        return BodyTooLargeError(f"the body is larger than {self._max_bytes} bytes")
+        return BodyTooLargeError(
+            f"the body is larger than {self._max_bytes} bytes (MAX_BODY_BYTES): send fewer texts"
+        )
