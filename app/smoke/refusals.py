@@ -111,7 +111,7 @@ def request_id_is_the_clients(target: Target) -> None:
 
 
 def refusals_say_when_to_come_again(target: Target) -> None:
-    """Every 429 and 503 of this run carried a Retry-After in whole seconds."""
+    """Every 429 and 503 of this run that may pass carried a Retry-After in whole seconds."""
     if not target.refusals:
         raise Skip("there was none")
     expect("those without one", target.without_retry_after, [])

@@ -137,7 +137,8 @@ class Target:
         name = f"{answer.request.method} {answer.request.url.path} {answer.status_code}"
         if not answer.headers.get("x-request-id"):
             self.without_id.append(name)
-        if answer.status_code in _NEEDS_RETRY_AFTER and "/health" not in name:
+        disabled = "reranker_disabled" in answer.text  # No wait changes that.
+        if answer.status_code in _NEEDS_RETRY_AFTER and "/health" not in name and not disabled:
             self.refusals.append(name)
             after = answer.headers.get("retry-after", "")
             if not after.isdecimal() or int(after) < 1:

@@ -80,6 +80,7 @@ def test_a_server_with_a_token_and_without_a_reranker_passes(closed_server) -> N
         "RERANKER_MODEL is none",
         "RERANKER_MODEL is none",
         "the service is healthy",
+        "there was none",
     ]
     assert "hush" not in output
 
