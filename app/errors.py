@@ -71,6 +71,12 @@ class ForeignOriginError(SmartEmbedderError):
     code = "foreign_origin"
 
 
+class BodyStalledError(SmartEmbedderError):
+    """The request body comes too slowly, or not at all."""
+
+    code = "request_timeout"
+
+
 class ClientGoneError(SmartEmbedderError):
     """The client left before its request was complete or answered."""
 

@@ -26,7 +26,7 @@ from app.middleware.body_limit import LimitBody
 from app.middleware.client import NoteClient
 from app.middleware.context import RequestContext
 from app.middleware.draining import RefuseWhileDraining
-from app.middleware.memory_limit import LimitMemory
+from app.middleware.memory_limit import BODY_SECONDS, LimitMemory
 from app.middleware.observe import ObserveRequests
 from app.middleware.origin import CheckOrigin
 from app.middleware.path import UnifyPath
@@ -106,7 +106,11 @@ def _add_middleware(
     limit = RateLimit(
         buckets, settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
     )
-    app.add_middleware(LimitMemory, max_bytes=_BODIES_IN_MEMORY * settings.max_body_bytes)
+    app.add_middleware(
+        LimitMemory,
+        max_bytes=_BODIES_IN_MEMORY * settings.max_body_bytes,
+        body_seconds=min(BODY_SECONDS, settings.request_timeout / 3),
+    )
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
     app.add_middleware(LimitRate, limit=limit)
     app.add_middleware(

@@ -21,6 +21,7 @@ STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
     errors.EmptyInputError: 400,
     errors.UnauthorizedError: 401,
     errors.ForeignOriginError: 403,
+    errors.BodyStalledError: 408,
     errors.BodyTooLargeError: 413,
     errors.UnsupportedMediaError: 415,
     errors.InvalidRequestError: 422,
@@ -47,6 +48,8 @@ def error_response(scope: Scope, error: SmartEmbedderError) -> Response:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, errors.UnsupportedMediaError):
         headers |= {"Accept": "application/json", "Accept-Encoding": "identity"}
+    if isinstance(error, errors.BodyStalledError):
+        headers["Connection"] = "close"
     extra = {"errors": error.problems} if isinstance(error, errors.InvalidRequestError) else {}
     body = _body(scope, error.code, _sentence(str(error))) | extra
     return _response(body, status_of(error), headers)

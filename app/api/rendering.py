@@ -4,6 +4,7 @@ No Python list of floats is ever made. A piece takes a few milliseconds at most,
 holds the GIL while it works: between pieces the event loop gets its turn.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -44,19 +45,19 @@ class JsonPieces(Response):
     media_type = "application/json"
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
-        self.messages = list(_gather(pieces))
+        self.messages = deque(_gather(pieces))
         super().__init__()
         self.headers["content-length"] = str(sum(map(len, self.messages)))
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send the start, then every message."""
+        """Send the start, then every message, and hold none that is sent."""
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        *others, last = self.messages
-        for message in others:
-            await send({"type": "http.response.body", "body": message, "more_body": True})
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+        while self.messages:
+            body = self.messages.popleft()
+            more = bool(self.messages)
+            await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 def _gather(pieces: Iterable[bytes]) -> Iterator[bytes]:

@@ -1,22 +1,39 @@
-"""Bodies and answers in work are counted together, and let go of when their request ends."""
+"""What is too much hits who caused it; whatever is held is let go of when its request ends."""
+
+import asyncio
+from collections.abc import Callable
 
 import pytest
 
-from app.errors import QueueFullError
+from app.errors import BodyStalledError, QueueFullError
+from app.middleware.held_bytes import HeldAnswers, HeldBodies, Holding
 from app.middleware.memory_limit import LimitMemory
 
-SCOPE = {"type": "http"}
+MIB = 1 << 20
+HELD = 16 * MIB
+
+
+def scope(client: str = "192.0.2.1", abort: Callable[[], None] | None = None) -> dict:
+    return {"type": "http", "state": {"client_address": client, "abort_connection": abort}}
 
 
 async def send(_message) -> None:
     """A client that takes everything."""
 
 
-def receiving(*chunks: bytes):
-    left = list(chunks)
+def receiving(*sizes: int, complete: bool = True):
+    """A body of parts of these sizes; nothing more comes where it is not complete."""
+    left = list(sizes)
 
     async def receive():
-        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+        if not left:
+            await asyncio.get_running_loop().create_future()
+        size = left.pop(0)
+        return {
+            "type": "http.request",
+            "body": b"x" * size,
+            "more_body": bool(left) or not complete,
+        }
 
     return receive
 
@@ -26,31 +43,41 @@ async def read_whole(_scope, receive, _send) -> None:
         pass
 
 
-async def test_a_body_is_refused_while_others_fill_the_memory() -> None:
-    async def read_while_another_comes(scope, receive, send) -> None:
+def take(bodies: HeldBodies, count: int, client: str, size: int = MIB) -> None:
+    """So many requests of one client, each with a body of this size, in work."""
+    for _ in range(count):
+        bodies.take(Holding(client, None), size)
+
+
+def test_one_client_cannot_fill_the_memory_and_alone_has_three_quarters(clock) -> None:
+    bodies = HeldBodies(HELD)
+    take(bodies, 12, "a")
+    with pytest.raises(QueueFullError, match="16 times MAX_BODY_BYTES") as refused:
+        take(bodies, 1, "a")
+    assert refused.value.retry_after == 1
+    take(bodies, 10, "a", size=1000)
+    take(bodies, 2, "b")
+    with pytest.raises(QueueFullError):
+        take(bodies, 2, "b")
+    take(bodies, 1, "c", size=1000)
+
+
+async def test_a_request_without_a_body_is_never_refused() -> None:
+    limit = LimitMemory(read_whole, 0)
+    await limit(scope(), receiving(0), send)
+    with pytest.raises(QueueFullError):
+        await limit(scope(), receiving(1), send)
+
+
+async def test_a_body_counts_until_its_answer_begins() -> None:
+    async def answer(scope, receive, send) -> None:
         await read_whole(scope, receive, send)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
         limit.app = read_whole
-        with pytest.raises(QueueFullError) as refused:
-            await limit(SCOPE, receiving(b"x"), send)
-        assert refused.value.retry_after == 1
-        await limit(SCOPE, receiving(b""), send)
+        await limit(scope, receiving(10 * MIB), send)
 
-    limit = LimitMemory(read_while_another_comes, max_bytes=10)
-    await limit(SCOPE, receiving(b"12345", b"67890"), send)
-    await limit(SCOPE, receiving(b"x"), send)
-
-
-async def test_an_answer_counts_until_it_is_handed_over() -> None:
-    async def answer(_scope, _receive, send) -> None:
-        head = [(b"content-length", b"10")]
-        await send({"type": "http.response.start", "status": 200, "headers": head})
-        limit.app = read_whole
-        with pytest.raises(QueueFullError):
-            await limit(SCOPE, receiving(b"x"), send)
-
-    limit = LimitMemory(answer, max_bytes=10)
-    await limit(SCOPE, receiving(b""), send)
-    await limit(SCOPE, receiving(b"x"), send)
+    limit = LimitMemory(answer, HELD)
+    await limit(scope(), receiving(10 * MIB), send)
 
 
 async def test_a_request_that_fails_lets_go_too() -> None:
@@ -59,7 +86,132 @@ async def test_a_request_that_fails_lets_go_too() -> None:
         limit.app = read_whole
         raise RuntimeError
 
-    limit = LimitMemory(fail, max_bytes=10)
+    limit = LimitMemory(fail, HELD)
     with pytest.raises(RuntimeError):
-        await limit(SCOPE, receiving(b"1234567890"), send)
-    await limit(SCOPE, receiving(b"x"), send)
+        await limit(scope(), receiving(10 * MIB), send)
+    await limit(scope(), receiving(10 * MIB), send)
+
+
+async def test_a_body_that_does_not_come_is_refused_after_its_window() -> None:
+    limit = LimitMemory(read_whole, HELD, body_seconds=0.05)
+    with pytest.raises(BodyStalledError, match="too slowly"):
+        await limit(scope(), receiving(10, complete=False), send)
+
+
+async def test_where_memory_is_short_an_upload_that_stalls_gives_way(monkeypatch) -> None:
+    monkeypatch.setattr("app.middleware.held_bytes.STALLED_SECONDS", 0.0)
+    limit = LimitMemory(read_whole, HELD)
+    stalled = [
+        asyncio.create_task(limit(scope(), receiving(6 * MIB, complete=False), send))
+        for _ in range(2)
+    ]
+    await asyncio.wait(stalled, timeout=0.01)
+    await limit(scope(), receiving(6 * MIB), send)
+    done, waiting = await asyncio.wait(stalled, timeout=1, return_when=asyncio.FIRST_COMPLETED)
+    (refused,) = done
+    assert isinstance(refused.exception(), BodyStalledError)
+    for task in waiting:
+        task.cancel()
+
+
+class Clock:
+    """The event loop's time, in the test's hands; what is put off is done when time comes."""
+
+    def __init__(self, monkeypatch) -> None:
+        self.now = 0.0
+        self.later: list[tuple[float, Callable[[], None]]] = []
+        monkeypatch.setattr("asyncio.get_running_loop", lambda: self)
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, seconds: float, call: Callable[[], None]) -> None:
+        self.later.append((self.now + seconds, call))
+
+    def pass_seconds(self, seconds: float) -> None:
+        self.now += seconds
+        due = [call for moment, call in self.later if moment <= self.now]
+        self.later = [each for each in self.later if each[0] > self.now]
+        for call in due:
+            call()
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+class Reader(Holding):
+    """An answer and whether its client lost it."""
+
+    def __init__(self, client: str) -> None:
+        self.lost = False
+        super().__init__(client, self._lose)
+
+    def _lose(self) -> None:
+        self.lost = True
+
+
+def test_of_two_answers_that_are_too_many_the_one_that_is_not_read_is_lost(clock: Clock) -> None:
+    answers = HeldAnswers(HELD)
+    idle, reading = Reader("a"), Reader("b")
+    answers.add(idle, 14 * MIB)
+    clock.pass_seconds(0.5)
+    answers.add(reading, 14 * MIB)
+    assert not idle.lost, "its client has a second to begin"
+    clock.pass_seconds(0.5)
+    answers.hand_over(reading, MIB)
+    clock.pass_seconds(0.5)
+    assert (idle.lost, reading.lost) == (True, False)
+
+
+def test_a_trickle_is_no_reading(clock: Clock) -> None:
+    answers = HeldAnswers(HELD)
+    trickling, reading = Reader("a"), Reader("a")
+    answers.add(trickling, 14 * MIB)
+    answers.add(reading, 14 * MIB)
+    for _ in range(3):
+        clock.pass_seconds(0.5)
+        answers.hand_over(trickling, 100)
+        answers.hand_over(reading, 300_000)
+    assert (trickling.lost, reading.lost) == (True, False)
+
+
+def test_one_that_is_not_read_stays_while_there_is_room(clock: Clock) -> None:
+    answers = HeldAnswers(HELD)
+    idle = Reader("a")
+    answers.add(idle, 14 * MIB)
+    clock.pass_seconds(60)
+    small = Reader("b")
+    answers.add(small, MIB)
+    answers.release(small)
+    assert not idle.lost
+    answers.add(Reader("c"), 3 * MIB)
+    assert idle.lost
+
+
+def test_who_holds_most_loses_first(clock: Clock) -> None:
+    answers = HeldAnswers(HELD)
+    mallory, bob = [Reader("mallory") for _ in range(3)], Reader("bob")
+    answers.add(bob, 4 * MIB)
+    for each in mallory:
+        answers.add(each, 4 * MIB)
+    clock.pass_seconds(2)
+    answers.add(Reader("alice"), MIB)
+    assert not bob.lost
+    assert sum(each.lost for each in mallory) == 1
+
+
+def test_work_gives_way_to_nobody(clock: Clock) -> None:
+    bodies = HeldBodies(HELD)
+    for number in range(40):
+        client = Holding(f"{number}", None)
+        try:
+            bodies.take(client, MIB)
+        except QueueFullError:
+            break
+    else:
+        pytest.fail("there is room for everything")
+    clock.pass_seconds(60)
+    with pytest.raises(QueueFullError):
+        bodies.take(Holding("a", None), 2 * MIB)
