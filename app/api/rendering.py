@@ -129,14 +129,14 @@ def _sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[An
 
 def render_rerank(passages: list[str], result: RerankResult, model: str) -> list[bytes]:
     """The pieces of the JSON answer to a rerank request, by falling score."""
-    order = sorted(range(len(passages)), key=lambda index: -result.scores[index])
+    # As float32, which is what they are: orjson writes the digits that tell it apart. What a caller
+    # sees as equal keeps the order of the request, so they are sorted as they are shown.
+    scores = np.array(result.scores, dtype=np.float32)
     pieces = [b'{"results":[']
-    for place, index in enumerate(order):
+    for place, index in enumerate(np.argsort(-scores, kind="stable").tolist()):
         if place:
             pieces.append(b",")
-        # As float32, which is what they are: orjson writes the digits that tell it apart.
-        score = np.float32(result.scores[index])
-        item = {"index": index, "passage": passages[index], "score": score}
+        item = {"index": index, "passage": passages[index], "score": scores[index]}
         if result.parts is not None:
             parts = asdict(result.parts[index])
             item["parts"] = {kind: np.float32(part) for kind, part in parts.items()}

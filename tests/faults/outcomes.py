@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import httpx2
 
+from tests.faults.record import Row, record
+
 EMBED = ("/embeddings/", {"sentences": ["search vector"], "return_colbert": False})
 
 
@@ -19,6 +21,13 @@ class Outcomes:
     failed: int = 0
     codes: Counter[str] = field(default_factory=Counter)
     retry_after: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        record(self.row)
+
+    def row(self) -> Row:
+        """For the table of all fault tests."""
+        return Row(self.sent, self.answered, self.refused, self.failed, lost=self.lost)
 
     @property
     def lost(self) -> int:

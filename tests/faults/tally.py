@@ -10,6 +10,7 @@ from http import HTTPStatus
 
 import httpx2
 
+from tests.faults.record import Row, record
 from tests.server import RunningServer
 
 REFUSALS = {*range(400, 500), 503, 504}
@@ -23,6 +24,11 @@ class Tally:
         self.sent = 0
         self.abandoned = 0
         self.statuses: Counter[int] = Counter()
+        record(self.row)
+
+    def row(self) -> Row:
+        """For the table of all fault tests."""
+        return Row(self.sent, self.answered, self.refused, left=self.abandoned, lost=self.lost)
 
     def leave(self) -> None:
         """A client that left before it could be answered: sent, and nobody waits."""

@@ -1,0 +1,55 @@
+"""The oracle: under mixed traffic every answer is the one that an idle server gives.
+
+For each server, sent 200: about 180 answered, 10 refused (malformed), 10 left, 0 lost, 0 wrong.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.faults.record import Row, record
+from tests.oracle.answers import TOLERANCES, Comparison
+from tests.oracle.configurations import Checkpoints, Configuration, configurations
+from tests.oracle.traffic import Traffic, ask_idle
+from tests.server import RunningServer, run_server
+
+DISTINCT = 60
+SENT = 200
+
+
+@pytest.fixture(scope="module")
+def every_configuration(tiny_m3: Path, tiny_reranker: Path, tiny_qwen: Path):
+    return configurations(Checkpoints(tiny_m3, tiny_reranker, tiny_qwen))
+
+
+@pytest.fixture(scope="module")
+def servers(
+    every_configuration: dict[str, Configuration], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, RunningServer]]:
+    """All of them, starting at the same time."""
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("oracle")
+        running = {
+            name: stack.enter_context(run_server(folder, **configuration.settings))
+            for name, configuration in every_configuration.items()
+        }
+        for server in running.values():
+            server.wait_until_healthy()
+        yield running
+
+
+@pytest.mark.parametrize("name", ["bge", "qwen", "late-interaction"])
+def test_an_answer_does_not_depend_on_the_traffic(servers, every_configuration, name) -> None:
+    cases = every_configuration[name].draw_cases(5, DISTINCT)
+    expected = asyncio.run(ask_idle(servers[name], cases))
+    traffic = Traffic(servers[name], cases, expected, Comparison(TOLERANCES["float32"]))
+    asyncio.run(traffic.run(iter(range(SENT))))
+    found, tally = traffic.comparison, traffic.tally
+    record(lambda: Row(wrong=len(found.wrong)))
+    assert found.wrong == []
+    assert (found.unasked, tally.lost, tally.sent) == (0, 0, SENT)
+    assert found.texts > 0
+    assert "Traceback" not in servers[name].log
