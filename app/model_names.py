@@ -14,7 +14,8 @@ def public_name(model: str) -> str:
 
     `model` is a setting's value. Where the folder lies is nobody's business but the machine's.
     """
-    folder = Path(model).expanduser()
+    # Unlike pathlib's, this one does not raise where there is no home folder.
+    folder = Path(os.path.expanduser(model))  # noqa: PTH111
     if _HUB_ID.fullmatch(model) and not folder.is_dir():
         return model
     # Whole, as . and .. name nothing; links are not followed, since the link's name was chosen.

@@ -50,5 +50,6 @@ def test_the_port_answers_while_the_model_is_loading(tiny_m3: Path, tmp_path: Pa
         assert server.stop() == 0
     assert server.log.count("Reranker ready. ") == 1
     assert server.log.count("Server ready to accept requests ") == 1
+    assert str(tiny_m3.parent) not in server.log
     assert "server process" not in server.log  # uvicorn's own lines are at debug
     assert f"curl -s {server.url}/embeddings/" in server.log
