@@ -35,8 +35,8 @@ class FileWatch:
         if self._changed is None:
             return None
         return (
-            f"{self._changed} was written to while the model read from it, so its vectors are "
-            "wrong: restart the service, and replace a file by renaming a new one over it"
+            f"the file {self._changed} was written to while the model read from it, so its vectors "
+            "are wrong: restart the service, and replace a file by renaming a new one over it"
         )
 
     def start(self, files: WatchedFiles) -> None:

@@ -40,7 +40,7 @@ async def test_a_change_is_told_and_then_nothing_asked_any_more() -> None:
     assert task is not None
     await task
     assert watch.problem is not None
-    assert watch.problem.startswith("m3/model.safetensors was written to")
+    assert watch.problem.startswith("the file m3/model.safetensors was written to")
     assert threading.main_thread().name not in files.asked_on
     await watch.close()
 

@@ -33,6 +33,8 @@ def test_weights_that_are_written_over_are_not_served(tiny_m3: Path, tmp_path: P
         assert (refused.status_code, refused.json()["code"]) == (503, "unhealthy")
         assert server.stop() == 0
     assert (health["status"], health["attention"]) == ("unhealthy", "matmul")
-    assert health["reason"].startswith("m3/model.safetensors was written to while the model read")
+    assert health["reason"].startswith(
+        "the file m3/model.safetensors was written to while the model read"
+    )
     assert str(tmp_path) not in health["reason"]
     assert server.log.count("model_file_changed") == 1
