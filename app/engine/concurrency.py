@@ -52,15 +52,23 @@ class FairSemaphore:
         """Give a permit back; whoever is next has it at once."""
         # While it still counts as held: of two clients that want one, each goes in turn.
         heir = self._next_client()
-        self._held[client] -= 1
-        if not self._held[client]:
-            del self._held[client]
+        self._drop(client)
         self._free += 1
         if heir is not None:
             self.try_acquire(heir)
             self._next_turn(heir).set_result(None)
             # Of clients that hold equally many the one goes next that has waited for its turn.
             self._waiters[heir] = self._waiters.pop(heir)
+
+    def transfer(self, giver: str, taker: str) -> None:
+        """Let one client's permit be another's, whoever waits."""
+        self._drop(giver)
+        self._held[taker] = self.held_by(taker) + 1
+
+    def _drop(self, client: str) -> None:
+        self._held[client] -= 1
+        if not self._held[client]:
+            del self._held[client]
 
     def _next_client(self) -> str | None:
         waiting = (client for client in self._waiters if self._has_turn(client))
@@ -120,23 +128,24 @@ class ConcurrencyLimit:
                 self._permits.release(client)
 
     async def _acquire(self, client: str) -> None:
-        if self._permits.try_acquire(client):
+        if self._permits.try_acquire(client) or self._take_over(client):
             return
-        self._revoke_for(client)
         try:
             async with asyncio.timeout(self._patience):
                 await self._permits.acquire(client)
         except TimeoutError:
             raise self._error() from None
 
-    def _revoke_for(self, client: str) -> None:
+    def _take_over(self, client: str) -> bool:
         """Take the newest permit of whoever holds most, where that leaves it no worse off."""
         largest = max(self._scopes, key=self._permits.held_by, default=client)
-        if self._permits.held_by(client) + 1 < self._permits.held_by(largest):
-            scope = self._scopes[largest][-1]
-            self._remove(largest, scope)
-            scope.reschedule(asyncio.get_running_loop().time())
-            self._permits.release(largest)
+        if self._permits.held_by(client) + 1 >= self._permits.held_by(largest):
+            return False
+        scope = self._scopes[largest][-1]
+        self._remove(largest, scope)
+        scope.reschedule(asyncio.get_running_loop().time())
+        self._permits.transfer(largest, client)
+        return True
 
     def _remove(self, client: str, scope: asyncio.Timeout) -> bool:
         """Forget a scope; whether it was still there."""

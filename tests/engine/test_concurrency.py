@@ -59,9 +59,15 @@ async def test_a_waiting_request_has_the_permit_as_soon_as_it_is_free() -> None:
 
 
 async def test_when_it_is_full_the_newest_request_of_the_largest_holder_gives_way() -> None:
-    limit = limit_of(4)
+    limit = limit_of(4, patience=30)
     alices = await holders(limit, "aaaa")
-    (bob,) = await holders(limit, "b")
+    waiting = [Holder(limit, "a") for _ in range(9)]
+    await asyncio.sleep(0)
+    bob = Holder(limit, "b")
+    await bob.inside.wait()
+    assert not any(each.inside.is_set() for each in waiting)
+    for each in waiting:
+        each.task.cancel()
     with pytest.raises(QueueFullError):
         await alices[-1].task
     assert [each.task.done() for each in alices] == [False, False, False, True]

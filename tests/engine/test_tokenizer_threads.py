@@ -8,7 +8,6 @@ import pytest
 
 from app.engine.tokenizer_threads import TokenizerThreads
 
-
 USUAL = {
     "a sentence": ["search vector"],
     "many texts": ["search vector"] * 1024,
