@@ -103,6 +103,7 @@ class Settings(BaseSettings):
         env_ignore_empty=True,
         extra="ignore",
         frozen=True,
+        hide_input_in_errors=True,  # There may be a password in an address.
         validate_default=True,
     )
 

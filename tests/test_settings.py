@@ -221,6 +221,9 @@ def test_a_password_or_key_in_an_address_is_refused_and_never_shown(
         load_settings()
     assert str(caught.value).startswith(f"{name}=********** is not allowed: ")
     assert "hush" not in str(caught.value)
+    with pytest.raises(ValueError, match=name.lower()) as raised:
+        Settings()
+    assert "hush" not in str(raised.value)
 
 
 def test_every_wrong_value_is_named_at_once(monkeypatch) -> None:

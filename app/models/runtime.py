@@ -65,25 +65,44 @@ class ModelFolders:
 
 def locate_models(settings: Settings) -> ModelFolders:
     """Find the models, each in its own revision; what is not on the disk is fetched."""
-    dense, reranker = settings.dense_model, settings.reranker_model
     return ModelFolders(
         _locate(settings.embedding_model, settings.model_revision, settings),
-        None
-        if dense == settings.embedding_model
-        else _locate(dense, settings.dense_model_revision, settings),
-        None
-        if reranker in {LATE_INTERACTION, NO_RERANKER}
-        else _locate(reranker, settings.reranker_model_revision, settings),
+        _locate_unless(
+            {settings.embedding_model},
+            settings.dense_model,
+            settings.dense_model_revision,
+            settings,
+        ),
+        _locate_unless(
+            {LATE_INTERACTION, NO_RERANKER},
+            settings.reranker_model,
+            settings.reranker_model_revision,
+            settings,
+        ),
     )
+
+
+def _locate_unless(
+    no_models: set[str], name: str, revision: str | None, settings: Settings
+) -> Path | None:
+    """The folder of `name`, or None where it is no model of its own."""
+    if name not in no_models:
+        return _locate(name, revision, settings)
+    _warn_of_revision(name, revision)
+    return None
 
 
 def _locate(name: str, revision: str | None, settings: Settings) -> Path:
     folder = local_folder(name)
     if not folder.is_dir():
         return locate(name, Hub(settings.hub_cache, revision, settings.hf_hub_offline))
+    _warn_of_revision(name, revision)
+    return folder
+
+
+def _warn_of_revision(name: str, revision: str | None) -> None:
     if revision is not None:
         log.warning("revision_not_used", model=public_name(name), revision=revision)
-    return folder
 
 
 def _files_of(settings: Settings, folders: ModelFolders) -> Iterator[tuple[str, Path]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from app.errors import StartupError
 from app.models import checkpoint
@@ -72,6 +73,19 @@ def test_each_model_has_a_revision_of_its_own(tmp_path: Path) -> None:
         expected = [*folders.values()]
         expected[place] = [*others.values()][place]
         assert found == tuple(expected)
+
+
+def test_a_revision_that_has_no_effect_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "m3").mkdir()
+    revisions = {"model_revision": "v1", "dense_model_revision": "v2"}
+    more = {"reranker_model": "none", "reranker_model_revision": "v3"}
+    with capture_logs() as logs:
+        locate_models(Settings(embedding_model=str(tmp_path / "m3"), **revisions, **more))
+    assert [(line["event"], line["model"], line["revision"]) for line in logs] == [
+        ("revision_not_used", "m3", "v1"),
+        ("revision_not_used", "m3", "v2"),
+        ("revision_not_used", "none", "v3"),
+    ]
 
 
 def test_a_revision_that_is_not_on_the_disk_is_named(tmp_path: Path) -> None:
