@@ -9,6 +9,7 @@ successful requests only. Exit code: 0, 1 when a request failed, 2 for bad argum
 import argparse
 import asyncio
 import math
+import os
 import random
 import sys
 import time
@@ -131,11 +132,7 @@ async def run_load(
     url = plan.url + PATHS[name]
 
     async def work() -> None:
-        pause = 0.0
         for body in remaining:
-            if pause:
-                await asyncio.sleep(pause)
-            pause = plan.sleep_between
             await send(session, url, body, outcome)
             progress.update()
 
@@ -157,11 +154,13 @@ async def check_reachable(session: aiohttp.ClientSession, url: str) -> None:
 
 
 async def run(plan: Plan) -> dict[str, Outcome]:
-    """Run every scenario of the plan in turn."""
-    outcomes = {}
+    """Run every scenario of the plan in turn, with a pause between them."""
+    outcomes: dict[str, Outcome] = {}
     async with open_session(plan) as session:
         await check_reachable(session, plan.url)
         for name in plan.scenarios:
+            if outcomes and plan.sleep_between:
+                await asyncio.sleep(plan.sleep_between)
             bodies = make_bodies(name, plan)
             if plan.warmup:
                 await run_load(session, name, plan, bodies[: plan.warmup], f"{name} warm-up")
@@ -298,20 +297,20 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--url", type=base_url, default="http://localhost:8000", help="address of the server")
-    add("--token", type=str.strip, default="", help="bearer token, where the server wants one")
+    add("--token", type=str.strip, help="bearer token, where the server wants one; else API_TOKEN")
     add("--concurrency", type=at_least(1), default=8, help="requests under way at any moment")
     add("--requests", type=at_least(1), default=100, help="measured requests in each scenario")
     add("--batch-size", type=at_least(1), default=4, help="sentences or passages in a request")
     add("--warmup", type=at_least(0), default=5, help="requests before the measured ones")
     add("--timeout", type=seconds, default=60.0, help="seconds until a request counts as failed")
-    add("--max-batch-size", type=at_least(1), default=128, help="largest --batch-size allowed")
+    add("--max-batch-size", type=at_least(0), default=128, help="largest --batch-size; 0 for any")
     add(
         "--scenarios",
         type=scenario_names,
         default=",".join(PATHS),
         help="what to measure, separated by commas",
     )
-    add("--sleep-between", type=seconds, default=0.0, help="seconds a worker rests after a request")
+    add("--sleep-between", type=seconds, default=0.0, help="seconds of rest between scenarios")
     add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     return parser
 
@@ -321,7 +320,9 @@ def read_plan(arguments: Sequence[str] | None = None) -> Plan:
     parser = make_parser()
     options = vars(parser.parse_args(arguments))
     largest = options.pop("max_batch_size")
-    if options["batch_size"] > largest:
+    if options["token"] is None:
+        options["token"] = os.environ.get("API_TOKEN", "").strip()
+    if largest and options["batch_size"] > largest:
         parser.error(f"--batch-size {options['batch_size']} is above --max-batch-size {largest}")
     if options["timeout"] == 0:
         parser.error("--timeout must be above 0")

@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+import os
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +29,14 @@ class Server:
     url: str = ""
     bodies: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     tokens: set[str | None] = field(default_factory=set)
+    times: list[float] = field(default_factory=list)
 
     async def answer(self, request: web.Request) -> web.Response:
         if self.meeting:
             await self.meeting.wait()
         seen = self.bodies.setdefault(request.path, [])
         seen.append(await request.json())
+        self.times.append(time.monotonic())
         self.tokens.add(request.headers.get("Authorization"))
         if self.fail_every and len(seen) % self.fail_every == 0:
             status, code = self.failure
@@ -54,11 +59,13 @@ async def serving(server: Server) -> AsyncIterator[Server]:
         await runner.cleanup()
 
 
-async def run_benchmark(*arguments: str) -> tuple[int | None, str, str]:
+async def run_benchmark(*arguments: str, **environment: str) -> tuple[int | None, str, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(BENCHMARK),
         *arguments,
+        env={name: value for name, value in os.environ.items() if name != "API_TOKEN"}
+        | environment,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -110,6 +117,44 @@ async def test_requests_are_what_the_scenario_promises_and_no_text_comes_twice()
     assert len(set(texts)) == len(texts) == 72
     assert max(map(len, texts)) > 3 * min(map(len, texts)), "lengths are mixed"
     assert server.tokens == {"Bearer secret"}
+
+
+@pytest.mark.parametrize(
+    ("options", "tokens"),
+    [
+        ([], {"Bearer from-the-environment"}),
+        (["--token", "given"], {"Bearer given"}),
+        (["--token", ""], {None}),
+    ],
+)
+async def test_the_token_is_that_of_the_service_unless_one_is_given(
+    options: list[str], tokens: set[str | None]
+) -> None:
+    async with serving(Server()) as server:
+        few = ["--scenarios", "rerank", "--requests", "2", *options]
+        await run_benchmark("--url", server.url, *few, API_TOKEN=" from-the-environment\n")
+    assert server.tokens == tokens
+
+
+async def test_it_sleeps_between_scenarios_and_only_there() -> None:
+    async with serving(Server()) as server:
+        few = ["--scenarios", "embed_dense,rerank", "--requests", "8", "--concurrency", "1"]
+        code, _, err = await run_benchmark("--url", server.url, *few, "--sleep-between", "2")
+    assert code == 0, err
+    pauses = [after - before for before, after in pairwise(server.times)]
+    longest = max(range(len(pauses)), key=pauses.__getitem__)
+    assert longest == len(server.bodies["/embeddings/"]) - 1
+    assert pauses[longest] >= 2
+    assert sorted(pauses)[-2] < 2, "nobody slept a second time"
+
+
+async def test_without_a_largest_batch_size_any_is_sent() -> None:
+    async with serving(Server()) as server:
+        few = ["--scenarios", "rerank", "--requests", "1", "--warmup", "0"]
+        sizes = ["--batch-size", "300", "--max-batch-size", "0"]
+        code, _, err = await run_benchmark("--url", server.url, *few, *sizes)
+    assert code == 0, err
+    assert [len(body["passages"]) for body in server.bodies["/rerank"]] == [300]
 
 
 async def test_every_run_sends_the_same_texts() -> None:
