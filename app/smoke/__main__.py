@@ -1,7 +1,8 @@
 """`python -m app.smoke --url URL --token TOKEN`: does a running server keep the contract?
 
 Sends a few dozen small requests, prints a line for each check and then how many passed, and exits
-with 1 where one failed. It knows only what a client can see, and changes nothing.
+with 1 where one failed. Where the rate limit refuses a request, it waits as long as that says. It
+knows only what a client can see, and changes nothing.
 """
 
 import argparse
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def check(target: Target) -> int:
     """Run and print every check; 1 where one failed."""
-    print(f"Smart Embedder {target.health['version']} at {target.url}")
+    print(f"Smart Embedder {target.health['version']} at {target.url}: {target.access}")
     outcomes: Counter[str] = Counter()
     for each in CHECKS:
         outcome, why = _outcome(each, target)
@@ -58,6 +59,8 @@ def check(target: Target) -> int:
         what = (each.__doc__ or each.__name__).rstrip(".")
         print(f"{outcome:8}{what}{f' ({why})' if why else ''}", flush=True)
     passed, failed, skipped = outcomes["ok"], outcomes["FAILED"], outcomes["skipped"]
+    if target.waited:
+        print(f"\nThe rate limit made this wait for {target.waited} seconds.")
     print(f"\n{passed} of {passed + failed} passed, {skipped} skipped.")
     return 1 if failed else 0
 

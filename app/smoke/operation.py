@@ -107,8 +107,7 @@ def unready_service_refuses_work(target: Target) -> None:
     if target.healthy:
         raise Skip("the service is healthy")
     answer = target.post(EMBED, {"sentences": ["hello"]})
-    if answer.status_code == HTTPStatus.UNAUTHORIZED and not target.token:
-        raise Skip("it needs --token")
+    target.require_access(answer)
     expect_that(
         f"POST {EMBED}", answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE, 503, describe(answer)
     )

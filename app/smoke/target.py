@@ -1,6 +1,9 @@
 """The server that is checked, and what all of its answers have in common."""
 
 import http.client
+import time
+from collections.abc import Callable
+from enum import StrEnum
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +18,17 @@ RERANK = "/rerank"
 NO_RERANKER = "none"
 _NEEDS_RETRY_AFTER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 _FAR_TOO_LARGE = 2**50
+# Others may take what the rate limit allows meanwhile: so often one request is tried again.
+_MOST_TRIES = 5
+
+
+class Access(StrEnum):
+    """Whether the service asks for a token, and what it makes of the one that was given."""
+
+    OPEN = "it asks for no token"
+    GRANTED = "it asks for a token and takes this one"
+    REFUSED = "it asks for a token and refuses this one"
+    CLOSED = "it asks for a token and none was given: it needs --token"
 
 
 class NotOursError(Exception):
@@ -30,6 +44,8 @@ class Target:
         self._timeout = timeout
         self._client = httpx2.Client(base_url=url, timeout=timeout)
         self.health: dict[str, Any] = {}
+        self.access = Access.OPEN
+        self.waited = 0
         self.without_id: list[str] = []
         self.refusals: list[str] = []
         self.without_retry_after: list[str] = []
@@ -49,10 +65,21 @@ class Target:
         if not isinstance(health, dict) or not {"status", "version", "model"} <= health.keys():
             raise NotOursError(f"what answers at {self.url} is no Smart Embedder: see its /health")
         self.health = health
+        self.access = self._find_access()
+
+    def _find_access(self) -> Access:
+        """Ask for nothing, with the token and without any."""
+        with_token, without = (
+            self.post(EMBED, {"sentences": []}, token=token).status_code == HTTPStatus.UNAUTHORIZED
+            for token in (None, "")
+        )
+        if with_token:
+            return Access.REFUSED if self.token else Access.CLOSED
+        return Access.GRANTED if without else Access.OPEN
 
     def get(self, path: str, method: str = "GET") -> httpx2.Response:
         """Ask for a page."""
-        return self._note(self._client.request(method, path, headers=self._headers()))
+        return self._send(lambda: self._client.request(method, path, headers=self._headers()))
 
     def post(
         self,
@@ -65,10 +92,13 @@ class Target:
         """Send JSON, or bytes as they are; `token` stands in for the right one, "" for none."""
         content: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
         sent = self._headers(token) | {"Content-Type": "application/json"} | (headers or {})
-        return self._note(self._client.post(path, headers=sent, **content))
+        return self._send(lambda: self._client.post(path, headers=sent, **content))
 
-    def announce_huge_body(self) -> int:
-        """The status of the answer to a request whose body is announced but never sent."""
+    def announce_huge_body(self) -> httpx2.Response:
+        """The answer to a request whose body is announced but never sent."""
+        return self._send(self._announce_huge_body)
+
+    def _announce_huge_body(self) -> httpx2.Response:
         parts = urlsplit(self.url)
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
@@ -79,7 +109,9 @@ class Target:
             for name, value in (self._headers() | announced).items():
                 connection.putheader(name, value)
             connection.endheaders()
-            return connection.getresponse().status
+            answer = connection.getresponse()
+            request = httpx2.Request("POST", f"{self.url}{EMBED}")
+            return httpx2.Response(answer.status, headers=answer.getheaders(), request=request)
         finally:
             connection.close()
 
@@ -87,8 +119,7 @@ class Target:
         """The JSON of a request that must succeed; raises `Skip` while it cannot."""
         self.require_healthy()
         answer = self.post(path, body)
-        if answer.status_code == HTTPStatus.UNAUTHORIZED and not self.token:
-            raise Skip("it needs --token")
+        self.require_access(answer)
         expect_that(f"POST {path}", answer.status_code == HTTPStatus.OK, 200, describe(answer))
         return answer.json()
 
@@ -96,16 +127,14 @@ class Target:
         """The body of a refusal, which must have the one shape; raises `Skip` while it cannot."""
         self.require_healthy()
         answer = self.post(path, body)
-        if answer.status_code == HTTPStatus.UNAUTHORIZED and not self.token:
-            raise Skip("it needs --token")
+        self.require_access(answer)
         expect_that(f"POST {path}", answer.status_code == status, status, describe(answer))
         return expect_error_shape(answer)
 
     def metrics(self) -> dict[str, list[tuple[dict[str, str], float]]]:
         """Every sample of /metrics by its name."""
         answer = self.get("/metrics")
-        if answer.status_code == HTTPStatus.UNAUTHORIZED and not self.token:
-            raise Skip("it needs --token")
+        self.require_access(answer)
         expect("GET /metrics", answer.status_code, 200)
         found: dict[str, list[tuple[dict[str, str], float]]] = {}
         for family in text_string_to_metric_families(answer.text):
@@ -123,6 +152,12 @@ class Target:
         if not self.healthy:
             raise Skip(f"the service is {self.health['status']}")
 
+    def require_access(self, answer: httpx2.Response) -> None:
+        """Raise `Skip` where it is 401 and nothing else was to be expected."""
+        closed = self.access in {Access.REFUSED, Access.CLOSED}
+        if closed and answer.status_code == HTTPStatus.UNAUTHORIZED:
+            raise Skip(self.access)
+
     def require_reranker(self) -> None:
         """Raise `Skip` where the service does not rerank."""
         if self.health["reranker_model"] == NO_RERANKER:
@@ -131,6 +166,17 @@ class Target:
     def _headers(self, token: str | None = None) -> dict[str, str]:
         token = self.token if token is None else token
         return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def _send(self, send: Callable[[], httpx2.Response]) -> httpx2.Response:
+        """Send a request, again where the rate limit refused it, after as long as that says."""
+        for _ in range(_MOST_TRIES):
+            answer = self._note(send())
+            wait = _wait_of(answer)
+            if wait is None or wait > self._timeout:
+                break
+            self.waited += wait
+            time.sleep(wait)
+        return answer
 
     def _note(self, answer: httpx2.Response) -> httpx2.Response:
         """Keep what every answer must fulfil; the last checks judge it."""
@@ -144,6 +190,13 @@ class Target:
             if not after.isdecimal() or int(after) < 1:
                 self.without_retry_after.append(name)
         return answer
+
+
+def _wait_of(answer: httpx2.Response) -> int | None:
+    """The seconds after which a request that was over the rate limit may come again."""
+    after = answer.headers.get("retry-after", "")
+    limited = answer.status_code == HTTPStatus.TOO_MANY_REQUESTS and after.isdecimal()
+    return int(after) if limited else None
 
 
 def expect_error_shape(answer: httpx2.Response) -> dict[str, Any]:

@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from app.smoke.target import Target
 from tests.server import REPOSITORY, RunningServer, run_server
 
 
@@ -63,6 +65,40 @@ def test_it_is_gentle(tiny_m3: Path, tmp_path: Path) -> None:
     assert status == 0, output
 
 
+class OverItsRate(http.server.BaseHTTPRequestHandler):
+    """Refuses every other request, to come again after a second."""
+
+    def answer(self) -> None:
+        self.server.times.append(time.monotonic())
+        limited = len(self.server.times) % 2
+        self.send_response(429 if limited else 413)
+        self.send_header("Retry-After", "1")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        self.close_connection = True
+
+    do_GET = do_POST = answer  # noqa: N815 - the names that the library calls
+
+
+def test_where_the_rate_is_small_it_waits_as_long_as_it_is_told() -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), OverItsRate) as server:
+        server.times = []
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        target = Target(f"http://127.0.0.1:{server.server_address[1]}", None, 10)
+        try:
+            answers = [target.get("/"), target.announce_huge_body()]
+        finally:
+            target.close()
+            server.shutdown()
+            thread.join()
+    assert [answer.status_code for answer in answers] == [413, 413]
+    assert target.waited == 2
+    first, second, third, fourth = server.times
+    assert second - first >= 1
+    assert fourth - third >= 1
+
+
 @pytest.fixture(scope="module")
 def closed_server(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
     """A server that asks for a token everywhere it may, and does not rerank."""
@@ -89,15 +125,27 @@ def test_without_the_token_it_says_that_one_is_needed(closed_server) -> None:
     status, output = smoke(closed_server.url)
     assert status == 1
     (failed,) = re.findall(r"^FAILED .*$", output, re.MULTILINE)
-    assert "give one with --token" in failed
-    assert "it needs --token" in skipped(output)
+    assert "none was given: it needs --token" in failed
+    assert "it asks for a token and none was given: it needs --token" in skipped(output)
+
+
+def test_a_token_that_is_refused_is_told_from_one_that_is_not_asked_for(
+    closed_server: RunningServer,
+) -> None:
+    status, output = smoke(closed_server.url, "--token", "hush-hush-not")
+    assert status == 1
+    (failed,) = re.findall(r"^FAILED .*$", output, re.MULTILINE)
+    assert "it asks for a token and refuses this one" in failed
+    assert "it asks for a token and refuses this one" in skipped(output)
+    assert "hush" not in output
 
 
 def test_a_token_that_the_server_does_not_ask_for_is_a_failure(server: RunningServer) -> None:
     status, output = smoke(server.url, "--token", "hush-hush")
     assert status == 1
     (failed,) = re.findall(r"^FAILED .*$", output, re.MULTILINE)
-    assert "expected 401" in failed
+    assert "a token was given, and this service asks for none" in failed
+    assert f"{server.url}: it asks for no token\n" in output
 
 
 def test_a_server_that_is_loading_fails_and_its_work_is_skipped(tiny_m3, tmp_path: Path) -> None:
