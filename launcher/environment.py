@@ -3,6 +3,7 @@
 import hashlib
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -19,10 +20,27 @@ _WORKS = "import pip, sys; sys.exit(sys.version_info < (3, 11))"
 
 
 @dataclass(frozen=True, slots=True)
+class Source:
+    """Locked packages, or one package by itself, and the options for the index they come from."""
+
+    file: Path
+    arguments: tuple[str, ...]
+
+
+def locked(file: str) -> Source:
+    """Return the packages of a lock file, which names every one of them with its hashes."""
+    return Source(existing(file), ("--no-deps", "--require-hashes", "-r", file))
+
+
+@dataclass(frozen=True, slots=True)
 class Environment:
-    """A virtual environment in `folder`, and the marks that the launcher leaves in it."""
+    """A virtual environment in `folder`, and the marks that the launcher leaves in it.
+
+    `lock` is a descriptor that what writes into the environment holds until its end.
+    """
 
     folder: Path
+    lock: int | None = None
 
     @property
     def python(self) -> Path:
@@ -50,10 +68,14 @@ class Environment:
         self.unfinished.unlink()
 
     def _clear(self) -> None:
+        """Empty the folder, with the mark in it before anything goes and until all is made."""
         try:
-            remove(self.folder)
-            self.folder.mkdir()
+            remove_file(self.folder)
+            self.folder.mkdir(exist_ok=True)
             self.unfinished.touch()
+            for entry in self.folder.iterdir():
+                if entry != self.unfinished:
+                    remove(entry)
         except OSError as error:
             raise LaunchError(
                 f"{self.folder} cannot be written in {Path.cwd()}: {error.strerror}."
@@ -62,7 +84,11 @@ class Environment:
     def _create(self) -> None:
         python = base_python()
         made = subprocess.run(
-            [python, "-m", "venv", self.folder], capture_output=True, text=True, check=False
+            [python, "-m", "venv", self.folder],
+            capture_output=True,
+            text=True,
+            check=False,
+            pass_fds=self._held,
         )
         if made.returncode:
             raise LaunchError(
@@ -85,17 +111,24 @@ class Environment:
             return False
         return found.returncode == 0
 
-    def install(self, name: str, *options: str) -> None:
-        """Install requirements-NAME.txt, unless just that is installed."""
-        file = requirements(name)
-        wanted = digest_of(file)
+    def install(self, name: str, *sources: Source) -> None:
+        """Install what the sources lock, in their order, unless just that is installed."""
+        wanted = digest_of(*(source.file for source in sources))
         if self._is_stamped(name, wanted):
             return
-        say(f"Installing dependencies from {file} (first start only, a few minutes) ...")
-        if self._pip_install("-r", str(file), *options):
-            raise LaunchError(f"pip could not install {file}; its message above says why.")
-        self.unfinished.unlink(missing_ok=True)
+        for source in sources:
+            self._install(source)
         self.stamp(name).write_text(f"{wanted}\n")
+
+    def _install(self, source: Source) -> None:
+        """Run pip, under a mark that stays where it ended in the middle of writing."""
+        say(f"Installing dependencies from {source.file} (first start only, a few minutes) ...")
+        self.unfinished.touch()
+        failed, wrote = self._pip_install(*source.arguments)
+        if not (failed and wrote):
+            self.unfinished.unlink()
+        if failed:
+            raise LaunchError(f"pip could not install {source.file}; its message above says why.")
 
     def build_kernels(self) -> None:
         """Build them, and try once for each state of them: without them the service is slower."""
@@ -111,7 +144,8 @@ class Environment:
         stamp = self.stamp(name)
         return stamp.is_file() and stamp.read_text().strip() == wanted
 
-    def _pip_install(self, *arguments: str) -> int:
+    def _pip_install(self, *arguments: str) -> tuple[bool, bool]:
+        """Run pip; return whether it failed, and whether it has begun to write."""
         # Where PyTorch's own index is out of reach, pip would ask it five times for every package.
         retries = os.environ.get("PIP_RETRIES") or "2"
         with subprocess.Popen(
@@ -120,17 +154,22 @@ class Environment:
             stdout=subprocess.PIPE,
             text=True,
             errors="replace",
+            pass_fds=self._held,
         ) as pip:
-            for line in pip.stdout or ():
-                self._follow(line.strip())
-        return pip.returncode
+            written = sum(_follow(line.strip()) for line in pip.stdout or ())
+        return pip.returncode != 0, written > 0
 
-    def _follow(self, line: str) -> None:
-        """Show a download, and mark pip's last step: only there can an interruption do harm."""
-        if line.startswith("Installing collected"):
-            self.unfinished.touch()
-        elif "Downloading" in line and ".metadata" not in line:
-            say(f"  {line}")
+    @property
+    def _held(self) -> tuple[int, ...]:
+        """The lock, to be inherited: what outlives a killed launcher keeps the next one waiting."""
+        return () if WINDOWS or self.lock is None else (self.lock,)
+
+
+def _follow(line: str) -> bool:
+    """Show a download; tell whether this is pip's last step, the only one that writes."""
+    if "Downloading" in line and ".metadata" not in line:
+        say(f"  {line}")
+    return line.startswith("Installing collected")
 
 
 def digest_of(*files: Path) -> str:
@@ -140,10 +179,21 @@ def digest_of(*files: Path) -> str:
 
 def requirements(name: str) -> Path:
     """Return requirements-NAME.txt, which must be there."""
-    file = Path(f"requirements-{name}.txt")
+    return existing(f"requirements-{name}.txt")
+
+
+def existing(name: str) -> Path:
+    """Return a file of the checkout; raise `LaunchError` where it is not there."""
+    file = Path(name)
     if not file.is_file():
         raise LaunchError(f"{file} is missing from {Path.cwd()}.")
     return file
+
+
+def pinned_torch(file: Path) -> str:
+    """Return the line of a requirements file that pins torch."""
+    (pin,) = re.findall(r"(?m)^torch==\S+$", file.read_text("utf-8"))
+    return str(pin)
 
 
 def require_venv() -> None:
@@ -162,9 +212,14 @@ def base_python() -> str:
     return str(getattr(sys, "_base_executable", "") or sys.executable)
 
 
-def remove(folder: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a folder, or whatever else has its name; a link goes, what it points to stays."""
-    if folder.is_symlink() or folder.is_file():
-        folder.unlink()
-    elif folder.exists():
-        shutil.rmtree(folder)
+    remove_file(path)
+    if path.exists():
+        shutil.rmtree(path)
+
+
+def remove_file(path: Path) -> None:
+    """Remove a file or a link, and leave a folder."""
+    if path.is_symlink() or path.is_file():
+        path.unlink()

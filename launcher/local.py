@@ -9,8 +9,9 @@ from pathlib import Path
 
 from launcher.console import WINDOWS, LaunchError
 from launcher.driver import require_gpu
-from launcher.environment import Environment
+from launcher.environment import Environment, Source, locked, pinned_torch, requirements
 from launcher.gpu import device_kind
+from launcher.lock import exclusive
 from launcher.port import port_of, require_free_port
 
 DEMO_FOLDER = "smart-embedder-demo"
@@ -39,22 +40,35 @@ def require_machine(flavour: str, settings: Mapping[str, str]) -> None:
 
 
 def install(flavour: str, *, demo: bool) -> None:
+    """Install what is missing; a second start waits until the first has done so."""
+    with exclusive(Path(".venv.lock"), "installing into .venv") as lock:
+        _install(Environment(Path(".venv"), lock), flavour, demo=demo)
+
+
+def _install(environment: Environment, flavour: str, *, demo: bool) -> None:
     """Bring .venv to the state of the requirements and, for the demo, make its model."""
-    environment = Environment(Path(".venv"))
     environment.make(flavour)
-    environment.install(flavour, *index_options(flavour))
+    environment.install(flavour, *sources(flavour))
     if flavour == "cpu":
         environment.build_kernels()
     if not demo:
         return
-    environment.install("demo", "--no-deps", "--require-hashes")
+    environment.install("demo", locked("requirements-demo.txt"))
     if subprocess.run([environment.python, "-m", "app.demo", DEMO_FOLDER], check=False).returncode:
         raise LaunchError("the demo model could not be made.")
 
 
-def index_options(flavour: str) -> tuple[str, ...]:
-    """Return where pip also looks: on Windows only PyTorch's own index has builds with CUDA."""
-    return ("--extra-index-url", PYTORCH_INDEX) if WINDOWS and flavour == "gpu" else ()
+def sources(flavour: str) -> tuple[Source, ...]:
+    """Return where the packages come from: each from one index, and torch alone from PyTorch's."""
+    return _torch(flavour), locked("requirements.lock")
+
+
+def _torch(flavour: str) -> Source:
+    if not (WINDOWS and flavour == "gpu"):
+        return locked(f"requirements-torch-{flavour}.lock")
+    # Only PyTorch's own index has builds with CUDA for Windows, and their hashes are not locked.
+    file = requirements(flavour)
+    return Source(file, ("--no-deps", "--index-url", PYTORCH_INDEX, pinned_torch(file)))
 
 
 def serve(root: Path) -> int:

@@ -296,15 +296,6 @@ def test_env_example_lists_every_setting_with_its_default() -> None:
         assert listed[name.upper()].lower() == default.lower(), name
 
 
-def test_the_two_requirements_files_are_the_same_but_for_torch() -> None:
-    def pins(name: str) -> list[str]:
-        lines = (REPOSITORY / name).read_text(encoding="utf-8").splitlines()
-        return [line for line in lines if line and not line.startswith(("#", "-", "torch=="))]
-
-    assert pins("requirements-cpu.txt") == pins("requirements-gpu.txt")
-    assert all("==" in pin for pin in pins("requirements-cpu.txt"))
-
-
 @pytest.mark.parametrize(
     ("value", "devices"),
     [("cuda:0, cuda:1", ["cuda:0", "cuda:1"]), ("CPU", ["cpu"]), ("cuda:1,cuda:1", ["cuda:1"])],

@@ -46,9 +46,21 @@ def test_the_base_is_a_build_argument_with_an_exact_tag_and_its_digest(file: Pat
 
 
 def test_torch_has_a_layer_of_its_own_before_anything_that_changes_more_often(file: Path) -> None:
-    torch = place(file, r'^RUN .*"torch==\$\{TORCH_VERSION\}"')
-    assert "requirements" not in image(file)[torch]
-    assert torch < place(file, r"^RUN .*-r /tmp/requirements.txt") < place(file, "^COPY app ./app$")
+    torch = place(file, r"^RUN .*-r /torch.lock")
+    assert f"source=requirements-torch-{file.suffix[1:]}.lock" in image(file)[torch]
+    assert torch < place(file, r"^RUN .*-r /requirements.lock") < place(file, "^COPY app ./app$")
+
+
+def test_every_package_is_installed_by_its_hash(file: Path) -> None:
+    installing = [line for line in image(file) if re.search(r"/bin/pip .* install ", line)]
+    assert len(installing) == 2
+    assert all("--no-deps --require-hashes -r /" in line for line in installing)
+
+
+def test_the_benchmark_is_inside_beside_the_checks(file: Path) -> None:
+    assert "COPY benchmark.py ./" in image(file)
+    allowed = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {"*", "!app", "!benchmark.py", "!requirements*.lock"} <= set(allowed)
 
 
 def test_the_service_runs_as_user_1000_and_owns_the_model_cache_alone(file: Path) -> None:

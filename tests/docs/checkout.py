@@ -1,20 +1,22 @@
 """A checkout of its own in which blocks are run, and the one place that changes their text."""
 
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from launcher.environment import Environment
+from launcher.environment import Environment, digest_of
 from tests.docs.blocks import Block
 from tests.server import REPOSITORY
 
 START = ("local", "cpu", "--demo")
 BASH = shutil.which("bash") or "bash"
 _FOLDERS = ("app", "launcher")
-_INSTALLED = ("cpu", "demo")
+_INSTALLED = {
+    "cpu": ("requirements-torch-cpu.lock", "requirements.lock"),
+    "demo": ("requirements-demo.txt",),
+}
 _SECONDS = 180
 
 
@@ -24,7 +26,7 @@ def make_checkout(folder: Path) -> Path:
     for name in _FOLDERS:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
-    for pattern in ("*.py", "*.sh", "*.txt"):
+    for pattern in ("*.py", "*.sh", "*.txt", "*.lock"):
         for file in REPOSITORY.glob(pattern):
             shutil.copy(file, folder)
     environment = Environment(folder / ".venv")
@@ -32,9 +34,8 @@ def make_checkout(folder: Path) -> Path:
     # Not a link, which would not be seen as part of the environment that is really used.
     environment.python.write_text(f'#!{BASH}\nexec "{sys.executable}" "$@"\n')
     environment.python.chmod(0o755)
-    for name in _INSTALLED:
-        wanted = hashlib.sha256((folder / f"requirements-{name}.txt").read_bytes()).hexdigest()
-        environment.stamp(name).write_text(wanted)
+    for name, files in _INSTALLED.items():
+        environment.stamp(name).write_text(digest_of(*(folder / file for file in files)))
     return folder
 
 

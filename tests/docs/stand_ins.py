@@ -8,6 +8,7 @@ settings, the compose files.
 import argparse
 import json
 import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -135,7 +136,20 @@ def _check_docker(arguments: list[str]) -> None:
     assert compose == "compose"
     assert rest[0] in _COMPOSE_COMMANDS, rest
     assert given["files"], arguments
+    if rest[0] in {"exec", "run"}:
+        _check_inside([word for word in rest[1:] if not word.startswith("--")])
     _check_profiles(given["profiles"], [REPOSITORY / name for name in given["files"]])
+
+
+def _check_inside(words: list[str]) -> None:
+    """A command in the service's container: Python's own, or one of this repository."""
+    service, program, *rest = words
+    assert service == "embedder"
+    if program == "sh":
+        program, *rest = shlex.split(rest[-1].replace('"$API_TOKEN"', "token"))
+    assert program in {"python", "python3"}
+    if rest[0] != "-c":
+        _check_python(rest)
 
 
 def _check_profiles(profiles: Iterable[str], files: list[Path]) -> None:

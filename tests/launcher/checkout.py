@@ -27,7 +27,9 @@ print(json.dumps({name: os.environ[name] for name in names if name in os.environ
 """
 BUILD = """
 import os, sys
-print("building the kernels")
+print("building the kernels", flush=True)
+if "BUILD_WAITS_FOR" in os.environ:
+    open(os.environ["BUILD_WAITS_FOR"]).read()
 sys.exit(int(os.environ.get("BUILD_FAILS", "0")))
 """
 
@@ -47,6 +49,19 @@ def start(
 ) -> subprocess.CompletedProcess[str]:
     """Run the launcher from another folder, with no terminal and little of our environment."""
     return run([str(BASH), str(script), *arguments], **variables)
+
+
+def begin(*arguments: str, script: Path, **variables: str) -> "subprocess.Popen[str]":
+    """Begin a start whose output is read while it runs."""
+    return subprocess.Popen(
+        [str(BASH), str(script), *arguments],
+        env=BARE | variables,
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
@@ -135,20 +150,25 @@ def add_nvidia_smi(folder: Path, memory: str) -> Path:
     return add_program(folder, "nvidia-smi", text)
 
 
-def write_wheel(folder: Path, version: str) -> Path:
+def write_wheel(folder: Path, version: str, name: str = "tiny") -> Path:
     """Write the smallest package that pip installs, so that the tests need no network."""
-    wheel = folder / f"tiny-{version}-py3-none-any.whl"
-    info = f"tiny-{version}.dist-info"
+    wheel = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("tiny.py", f"version = {version!r}\n")
+        archive.writestr(f"{name}.py", f"version = {version!r}\n")
         archive.writestr(
-            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: tiny\nVersion: {version}"
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"
         )
         archive.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         archive.writestr(f"{info}/RECORD", "")
     return wheel
+
+
+def locked(wheel: Path) -> str:
+    """Return the line of a lock file for a wheel."""
+    return f"{wheel} --hash=sha256:{hashlib.sha256(wheel.read_bytes()).hexdigest()}\n"
 
 
 def make_checkout(folder: Path) -> Path:
@@ -165,11 +185,13 @@ def make_checkout(folder: Path) -> Path:
     # What the launcher asks of the real app.
     for name in ("__init__.py", "errors.py", "ports.py"):
         shutil.copy(ROOT / "app" / name, folder / "app")
-    wheel = write_wheel(folder, "1.0")
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    pinned = locked(write_wheel(folder, "1.0"))
+    torch = locked(write_wheel(folder, "2.0", "torch"))
     for flavour in ("cpu", "gpu"):
-        (folder / f"requirements-{flavour}.txt").write_text(f"./{wheel.name}\n")
-    (folder / "requirements-demo.txt").write_text(f"./{wheel.name} --hash=sha256:{digest}\n")
+        (folder / f"requirements-{flavour}.txt").write_text("torch==2.0\ntiny==1.0\n")
+        (folder / f"requirements-torch-{flavour}.lock").write_text(torch)
+    for name in ("requirements.lock", "requirements-demo.txt"):
+        (folder / name).write_text(pinned)
     shutil.copytree(
         ROOT / "launcher", folder / "launcher", ignore=shutil.ignore_patterns("__pycache__")
     )

@@ -25,5 +25,6 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = start("LOCAL", "Cpu", script=script)
     assert result.returncode == 0, result.stderr
     assert "Making .venv" in result.stdout
-    assert "Installing dependencies from requirements-cpu.txt" in result.stdout
+    for lock in ("requirements-torch-cpu.lock", "requirements.lock"):
+        assert f"Installing dependencies from {lock}" in result.stdout
     return script

@@ -1,6 +1,5 @@
 """The server in a container: what must be there, and what compose is told."""
 
-import re
 import sys
 from pathlib import Path
 
@@ -63,12 +62,3 @@ def test_a_container_gets_what_the_memory_of_the_gpu_calls_for(
     assert f"docker-compose.gpu.yml up --build -d | unset {QWEN['RERANKER_MODEL']} {tuned}\n" in (
         result.stdout
     )
-
-
-@pytest.mark.parametrize("flavour", ["cpu", "gpu"])
-def test_image_and_requirements_name_the_same_torch(flavour: str) -> None:
-    requirements = (ROOT / f"requirements-{flavour}.txt").read_text()
-    dockerfile = (ROOT / f"Dockerfile.{flavour}").read_text()
-    pinned = re.search(r"^torch==(\S+)$", requirements, re.MULTILINE)
-    assert pinned
-    assert f"\nARG TORCH_VERSION={pinned[1]}\n" in dockerfile

@@ -1,5 +1,7 @@
 """The virtual environment: made, repaired, and installed only where something changed."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,17 @@ import pytest
 
 from launcher import environment
 from tests.disks import give_up_rights, read_only
-from tests.launcher.checkout import BARE, BASH, make_checkout, needs_bash, start, told, write_wheel
+from tests.launcher.checkout import (
+    BARE,
+    BASH,
+    begin,
+    locked,
+    make_checkout,
+    needs_bash,
+    start,
+    told,
+    write_wheel,
+)
 
 pytestmark = needs_bash
 
@@ -22,16 +34,27 @@ sys.meta_path = [Path if finder.__name__ == "PathFinder" else finder
                  for finder in sys.meta_path if hasattr(finder, "__name__")]
 """
 
+# At the moment when pip writes a package's first file.
+KILL = """
+import os, signal, sys
+def kill(event, arguments):
+    if event == "open" and str(arguments[0]).endswith("site-packages/tiny.py"):
+        if arguments[2] & (os.O_WRONLY | os.O_RDWR):
+            os.kill(os.getppid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(kill)
+"""
+
 
 def test_the_environment_alone_is_enough_for_a_second_start(started: Path, tools: Path) -> None:
     assert told(start("local", "cpu", script=started, PATH=str(tools), PYTHON=""))["tiny"] == "1.0"
 
 
 def test_a_start_installs_only_what_changed(started: Path, tmp_path: Path) -> None:
-    requirements = started.with_name("requirements-cpu.txt")
+    requirements = started.with_name("requirements.lock")
     before = requirements.read_text()
     assert "Installing" not in start("local", "cpu", script=started).stdout
-    requirements.write_text(str(write_wheel(tmp_path, "2.0")))
+    requirements.write_text(locked(write_wheel(tmp_path, "2.0")))
     changed = start("local", "cpu", script=started)
     assert "Installing" in changed.stdout
     assert "Making" not in changed.stdout
@@ -59,13 +82,13 @@ def test_kernels_that_cannot_be_built_cost_speed_alone(started: Path) -> None:
 
 
 def test_a_failed_install_is_an_error_and_leaves_the_environment_alone(started: Path) -> None:
-    requirements = started.with_name("requirements-cpu.txt")
+    requirements = started.with_name("requirements.lock")
     before = requirements.read_text()
-    requirements.write_text("./missing-1.0-py3-none-any.whl\n")
+    requirements.write_text(before.replace("tiny-1.0", "missing-1.0"))
     failed = start("local", "cpu", script=started)
     requirements.write_text(before)
     assert failed.returncode == 1
-    assert "start_server: pip could not install requirements-cpu.txt" in failed.stderr
+    assert "start_server: pip could not install requirements.lock" in failed.stderr
     again = start("local", "cpu", script=started)
     assert told(again)["tiny"] == "1.0"
     assert "Making" not in again.stdout
@@ -91,6 +114,43 @@ def test_a_half_made_environment_is_repaired_and_a_change_of_device_starts_afres
     changed = start("local", "gpu", script=script, PYTHON=own_python, DEVICE="mps")
     assert "Making .venv" in changed.stdout
     assert told(changed)["prefix"] == str(script.with_name(".venv"))
+
+
+def test_a_second_start_waits_until_the_first_has_installed(tmp_path: Path) -> None:
+    script = make_checkout(tmp_path / "checkout")
+    os.mkfifo(tmp_path / "go on")
+    variables = {"BUILD_WAITS_FOR": str(tmp_path / "go on")}
+    first = begin("local", "cpu", script=script, **variables)
+    assert first.stdout
+    shown = list(iter(first.stdout.readline, "building the kernels\n"))
+    assert "Making .venv with" in shown[0]
+    second = begin("local", "cpu", script=script)
+    assert second.stdout
+    told_first = "Another start is installing into .venv: waiting until it has finished ...\n"
+    assert second.stdout.readline() == told_first
+    (tmp_path / "go on").write_text("")
+    outputs = [process.communicate()[0] for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0]
+    assert all('"tiny": "1.0"' in output for output in outputs)
+    assert "Installing" not in outputs[1], "the second found everything there"
+
+
+def test_starts_at_once_in_a_fresh_checkout_all_come_up(tmp_path: Path) -> None:
+    script = make_checkout(tmp_path / "checkout")
+    processes = [begin("local", "cpu", script=script) for _ in range(2)]
+    outputs = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert sum("Making .venv" in output for output in outputs) == 1
+
+
+def test_a_start_killed_in_the_middle_of_installing_is_repaired_by_the_next(tmp_path: Path) -> None:
+    script = make_checkout(tmp_path / "checkout")
+    (tmp_path / "sitecustomize.py").write_text(KILL)
+    killed = start("local", "cpu", script=script, PYTHONPATH=str(tmp_path))
+    assert killed.returncode == -signal.SIGKILL
+    repaired = start("local", "cpu", script=script)
+    assert "Making .venv" in repaired.stdout
+    assert told(repaired)["tiny"] == "1.0"
 
 
 def test_removing_an_environment_that_is_a_link_leaves_what_it_points_to(tmp_path: Path) -> None:

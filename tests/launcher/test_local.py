@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from launcher import environment, local
-from tests.launcher.checkout import BARE, BASH, QWEN, add_program, needs_bash, start, told
+from tests.launcher.checkout import (
+    BARE,
+    BASH,
+    QWEN,
+    ROOT,
+    add_program,
+    needs_bash,
+    start,
+    told,
+)
 
 pytestmark = needs_bash
 
@@ -105,5 +114,9 @@ def test_on_windows_the_launcher_waits_for_the_app_and_passes_on_its_exit_code(
     add_program(tmp_path / ".venv" / "Scripts", "python.exe", '[[ "$*" == "-m app" ]] && exit 7')
     assert local.serve(tmp_path) == 7
     assert ignored == [(signal.SIGINT, signal.SIG_IGN)]
-    assert local.index_options("gpu") == ("--extra-index-url", local.PYTORCH_INDEX)
-    assert local.index_options("cpu") == ()
+    monkeypatch.chdir(ROOT)
+    torch, rest = local.sources("gpu")
+    assert "--extra-index-url" not in torch.arguments
+    assert torch.arguments[:3] == ("--no-deps", "--index-url", local.PYTORCH_INDEX)
+    assert re.fullmatch(r"torch==[\d.]+", torch.arguments[3])
+    assert rest == local.sources("cpu")[1]

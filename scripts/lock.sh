@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# Makes the lock files anew: every package that is installed, with what it depends on, for every
+# platform, each named by version and hash. Run it after a change of requirements-*.txt.
+#
+#   scripts/lock.sh              versions stay as they are locked where the requirements allow it
+#   scripts/lock.sh --upgrade    the newest version of what requirements-*.txt do not name
+#
+# It needs uv, which requirements-dev.txt names, and the two indexes that packages are taken from:
+#   requirements-torch-cpu.lock  from PyTorch's index of CPU builds: torch alone
+#   requirements-torch-gpu.lock  from the default index: torch with CUDA, and CUDA's libraries
+#   requirements.lock            from the default index: everything else of the service, on any device
+#   requirements-dev.lock        from the default index: what run_tests.sh needs besides
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+PATH=$PWD/.venv-tests/bin:$PATH
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+of_cuda='/^[a-z0-9]/ { cuda = /^(torch=|triton=|nvidia-|cuda-)/ } { print > (cuda ? torch : rest) }'
+
+compile() {
+  uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate \
+    --no-emit-index-url --generate-hashes "$@"
+}
+head_of() {
+  echo "# Made by scripts/lock.sh from $1: change that, and run it again."
+}
+
+# What is in the output already, uv keeps.
+cat requirements-torch-gpu.lock requirements.lock > "$work/all" 2>/dev/null || true
+compile requirements-gpu.txt "$@" --output-file "$work/all"
+head_of "requirements-gpu.txt" > "$work/torch"
+head_of "requirements-cpu.txt and requirements-gpu.txt" > "$work/rest"
+awk -v torch="$work/torch.body" -v rest="$work/rest.body" "$of_cuda" "$work/all"
+cat "$work/torch.body" >> "$work/torch"
+cat "$work/rest.body" >> "$work/rest"
+
+cp requirements-dev.lock "$work/dev" 2>/dev/null || true
+compile requirements-dev.txt --constraints "$work/rest" "$@" --output-file "$work/dev"
+{ head_of "requirements-dev.txt"; cat "$work/dev"; } > "$work/dev.whole"
+
+cp "$work/torch" requirements-torch-gpu.lock
+cp "$work/rest" requirements.lock
+cp "$work/dev.whole" requirements-dev.lock
+python3 scripts/lock_torch.py

@@ -1,0 +1,141 @@
+"""The lock files: they name what requirements-*.txt ask for, whole, and are what is installed."""
+
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from scripts import lock_torch
+
+ROOT = Path(__file__).resolve().parents[1]
+SERVICE, DEV = "requirements.lock", "requirements-dev.lock"
+TORCH = {"cpu": "requirements-torch-cpu.lock", "gpu": "requirements-torch-gpu.lock"}
+LOCKS = [SERVICE, DEV, *TORCH.values()]
+PYTORCH_INDEX = "--index-url https://download.pytorch.org/whl/cpu"
+ENTRY = re.compile(r"(?m)^([a-z0-9][a-z0-9._-]*)==([^ ;]+)( ; [^\\\n]+)? \\\n((?: +--hash=.*\n)+)")
+PIP_INSTALL = re.compile(r'bin/pip"?( --python \S+)? install ')
+# What a virtual environment brings along, and what is installed to be tried out.
+NOT_LOCKED = {"pip"}
+
+
+def text_of(name: str) -> str:
+    return (ROOT / name).read_text("utf-8")
+
+
+def entries(name: str) -> list[tuple[Requirement, str]]:
+    """Every package of a lock, and its hashes."""
+    found = ENTRY.findall(text_of(name))
+    return [
+        (Requirement(f"{each}=={version}{marker}"), hashes)
+        for each, version, marker, hashes in found
+    ]
+
+
+def versions_here(*names: str) -> dict[str, str]:
+    """The locked version of every package that this Python on this machine would get."""
+    return {
+        canonicalize_name(each.name): next(iter(each.specifier)).version
+        for name in names
+        for each, _ in entries(name)
+        if each.marker is None or each.marker.evaluate()
+    }
+
+
+def asked_for(name: str) -> list[Requirement]:
+    lines = text_of(name).splitlines()
+    return [Requirement(line) for line in lines if re.match(r"[A-Za-z]", line)]
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_holds_nothing_but_versions_with_hashes(name: str) -> None:
+    rest = ENTRY.sub("", text_of(name))
+    options = [line for line in rest.splitlines() if not line.startswith("#")]
+    assert options == ([PYTORCH_INDEX] if name == TORCH["cpu"] else [])
+    for _, hashes in entries(name):
+        lines = hashes.splitlines()
+        assert all(re.fullmatch(r"    --hash=sha256:[0-9a-f]{64}( \\)?", line) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "locks"),
+    [
+        ("requirements-cpu.txt", [SERVICE, TORCH["cpu"]]),
+        ("requirements-gpu.txt", [SERVICE, TORCH["gpu"]]),
+        ("requirements-dev.txt", [DEV]),
+    ],
+)
+def test_the_locks_are_of_the_versions_that_the_requirements_name(name: str, locks) -> None:
+    locked = versions_here(*locks)
+    for each in asked_for(name):
+        assert f"=={locked[canonicalize_name(each.name)]}" == str(each.specifier), each
+
+
+def test_the_locks_do_not_contradict_each_other() -> None:
+    service, dev = versions_here(SERVICE), versions_here(DEV)
+    both = service.keys() & dev.keys()
+    assert both
+    assert {name: service[name] for name in both} == {name: dev[name] for name in both}
+    assert versions_here(TORCH["cpu"])["torch"] == versions_here(TORCH["gpu"])["torch"]
+
+
+def test_pytorchs_index_is_asked_for_torch_alone() -> None:
+    assert set(versions_here(TORCH["cpu"])) == {"torch"}
+    names = {each.name for each, _ in entries(TORCH["gpu"])}
+    assert "torch" in names
+    assert all(name == "torch" or re.match(r"triton$|nvidia-|cuda-", name) for name in names)
+    assert not names & {each.name for each, _ in entries(SERVICE)}
+
+
+def test_the_locks_name_everything_that_their_packages_need() -> None:
+    locked = versions_here(TORCH["cpu"], SERVICE, DEV)
+    for name, version in locked.items():
+        distribution = metadata.distribution(name)
+        assert distribution.version.removesuffix("+cpu") == version
+        for line in distribution.requires or ():
+            needed = Requirement(line)
+            if needed.marker is None or needed.marker.evaluate({"extra": ""}):
+                held = locked[canonicalize_name(needed.name)]
+                assert needed.specifier.contains(held, prereleases=True), f"{name}: {line}"
+
+
+def test_nothing_is_installed_here_that_the_locks_do_not_name() -> None:
+    if not Path(sys.prefix, "installed").exists():
+        pytest.skip("this is not the environment that run_tests.sh makes")
+    demo = re.findall(r"(?m)^([\w-]+)==", text_of("requirements-demo.txt"))
+    here = {canonicalize_name(each.name) for each in metadata.distributions()}
+    assert here - versions_here(TORCH["cpu"], SERVICE, DEV).keys() - set(demo) <= NOT_LOCKED
+
+
+PAGE = """
+<a href="/whl/cpu/torch-2.0.1%2Bcpu-cp311-cp311-win_amd64.whl#sha256={a}">torch</a><br/>
+<a class="new" href="/whl/cpu/torch-2.0.1-cp314-cp314-macosx_14_0_arm64.whl#sha256={b}">torch</a>
+<a href="/whl/cpu/torch-2.0.1%2Bcpu-cp310-cp310-win_amd64.whl#sha256={c}">torch</a><br/>
+<a href="/whl/cpu/torch-2.0.10%2Bcpu-cp311-cp311-win_amd64.whl#sha256={d}">torch</a><br/>
+""".format(**{letter: letter * 64 for letter in "abcd"})
+
+
+def test_torch_is_locked_to_the_wheels_of_its_version_that_pytorchs_index_lists() -> None:
+    lock = lock_torch.lock_of(PAGE, "2.0.1")
+    hashes = [f"    --hash=sha256:{letter * 64}" for letter in "ab"]
+    assert lock == lock_torch.HEAD + " \\\n".join(["torch==2.0.1", *hashes]) + "\n"
+    with pytest.raises(ValueError, match=r"no torch 2\.0\.2"):
+        lock_torch.lock_of(PAGE, "2.0.2")
+
+
+def test_what_is_installed_anywhere_is_installed_from_the_locks() -> None:
+    for name in ("run_tests.sh", "Dockerfile.cpu", "Dockerfile.gpu"):
+        lines = re.sub(r"\\\n\s*", "", text_of(name)).splitlines()
+        installing = [
+            line for line in lines if re.search(r'bin/pip"?( --python \S+)? install ', line)
+        ]
+        assert installing, name
+        assert all("--no-deps --require-hashes -r" in line for line in installing), name
+
+
+def test_the_two_requirements_files_are_the_same() -> None:
+    assert asked_for("requirements-cpu.txt") == asked_for("requirements-gpu.txt")
+    assert all(str(each.specifier).startswith("==") for each in asked_for("requirements-cpu.txt"))
