@@ -1,0 +1,63 @@
+"""One client with hundreds of connections takes nothing from another who asks now and then.
+
+Bob, one small request at a time: sent 16, answered 16. Alice, 300 connections of bulk beside him:
+answered, or refused where the queue is full, 0 lost.
+"""
+
+import asyncio
+from pathlib import Path
+
+import httpx2
+
+from tests.faults.outcomes import EMBED, Outcomes
+from tests.server import run_server
+
+CONNECTIONS = 300
+SMALL_REQUESTS = 8
+TEXTS = ["search vector music history river bread " * 7] * 16
+BULK = [
+    ("/embeddings/", {"sentences": TEXTS, "return_colbert": False}),
+    ("/embeddings/", {"sentences": TEXTS, "return_sparse": False, "return_colbert": False}),
+    ("/rerank", {"query": "search", "passages": TEXTS}),
+]
+SMALL = [EMBED, ("/rerank", {"query": "search", "passages": ["vector", "music"]})]
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}-secret-of-the-test"}
+
+
+async def send_bulk(client, outcomes: Outcomes, refused: asyncio.Event, over: asyncio.Event):
+    """One connection: a request after the other, however they are answered."""
+    while not over.is_set():
+        path, body = BULK[outcomes.sent % len(BULK)]
+        if await outcomes.post(client, path, body, **bearer("alice")) == 503:
+            refused.set()
+
+
+async def test_a_small_request_is_answered_beside_hundreds_of_another_client(
+    tiny_m3: Path, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("alice:alice-secret-of-the-test\nbob:bob-secret-of-the-test\n")
+    alice, bob = Outcomes(), Outcomes()
+    refused, over = asyncio.Event(), asyncio.Event()
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "API_TOKENS_FILE": str(tokens)}
+    with run_server(tmp_path, MAX_BATCH_TOKENS="2048", **settings) as server:
+        server.wait_until_healthy()
+        async with server.async_client(CONNECTIONS + 1) as client, asyncio.TaskGroup() as group:
+            for _ in range(CONNECTIONS):
+                group.create_task(send_bulk(client, alice, refused, over))
+            await refused.wait()
+            await ask_small(client, bob)
+            over.set()
+        assert httpx2.get(f"{server.url}/health").status_code == 200
+    assert (bob.answered, bob.sent) == (bob.sent, SMALL_REQUESTS * len(SMALL)), bob
+    assert (alice.lost, alice.failed) == (0, 0), alice
+    assert alice.codes.keys() == {"queue_full"}
+    assert alice.answered > 0
+
+
+async def ask_small(client: httpx2.AsyncClient, bob: Outcomes) -> None:
+    for path, body in SMALL * SMALL_REQUESTS:
+        await bob.post(client, path, body, **bearer("bob"))
