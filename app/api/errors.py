@@ -111,9 +111,10 @@ async def _handle_http(request: Request, error: Exception) -> Response:
 
 def _known_paths(app: FastAPI) -> dict[str, list[str]]:
     """The methods of each path that the API's description names."""
+    described = app.openapi_schema or app.openapi()  # Made once, where it is enough.
     known = {
         path: [method.upper() for method in operations]
-        for path, operations in app.openapi()["paths"].items()
+        for path, operations in described["paths"].items()
     }
     return {
         path: [*methods, "HEAD"] if "GET" in methods else methods for path, methods in known.items()
