@@ -156,15 +156,18 @@ def _lifespan(
     on_failure: OnFailure,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # In the background, so that the port answers while the models are being loaded.
         start = asyncio.create_task(_start(service, on_ready, on_failure), name="engine-start")
+        # Half a second's work, which the first 404 or the first look at /docs would stop for.
+        describe = asyncio.create_task(asyncio.to_thread(app.openapi), name="describe-api")
         try:
             yield
         finally:
             start.cancel()
             with suppress(asyncio.CancelledError):
                 await start
+            await describe
             # The drain is over: what still runs on the device is owed to nobody.
             service.engine.abort()
             await service.engine.close()
