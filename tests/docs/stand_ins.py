@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import dropwhile
 from pathlib import Path
 
 import pytest
@@ -137,7 +138,7 @@ def _check_docker(arguments: list[str]) -> None:
     assert rest[0] in _COMPOSE_COMMANDS, rest
     assert given["files"], arguments
     if rest[0] in {"exec", "run"}:
-        _check_inside([word for word in rest[1:] if not word.startswith("--")])
+        _check_inside(list(dropwhile(lambda word: word.startswith("--"), rest[1:])))
     _check_profiles(given["profiles"], [REPOSITORY / name for name in given["files"]])
 
 
