@@ -103,6 +103,8 @@ def _check_images(arguments: list[str]) -> None:
 
 def _check_python(arguments: list[str]) -> None:
     """A module or a script of this repository whose own parser takes the rest."""
+    if arguments == ["-m", "app.verify"]:  # It has no parser: settings are all it reads.
+        return
     if arguments[:2] == ["-m", "app"]:
         Settings(_env_file=None, **parse_flags(arguments[2:]))
         return
