@@ -3,7 +3,7 @@
 A test's counts are noted when they begin and read when the test is over, passed or not.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 
 
@@ -22,6 +22,13 @@ class Row:
 
     def __add__(self, other: "Row") -> "Row":
         return Row(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+
+def row_of(sent: int, statuses: Sequence[int]) -> Row:
+    """For a client that read these statuses; what has none is lost."""
+    answered = statuses.count(200)
+    refused = len(statuses) - answered
+    return Row(sent, answered, refused, lost=sent - len(statuses))
 
 
 _open: list[Callable[[], Row]] = []

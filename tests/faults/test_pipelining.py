@@ -12,6 +12,7 @@ import httpx2
 import psutil
 
 from tests.faults.raw import connect, head, read_answers
+from tests.faults.record import record, row_of
 from tests.server import RunningServer
 
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -39,7 +40,8 @@ def answers(raw: socket.socket, requests: bytes) -> Iterator[tuple[int, bytes]]:
 def test_sending_ahead_without_end_holds_no_memory(server) -> None:
     before = memory(server)
     with connect(server) as raw:
-        statuses = []
+        statuses: list[int] = []
+        record(lambda: row_of(AHEAD, statuses))
         for status, _ in answers(raw, LIVE * AHEAD):
             statuses.append(status)
             if len(statuses) == AHEAD // 2:
@@ -72,7 +74,8 @@ def test_requests_sent_ahead_are_answered_in_order_whatever_their_size(server) -
     sizes = [0, 200_000, 3, 70_000, 0, 0, 65_536, 1] * 4
     requests = b"".join(embed(number, size) for number, size in enumerate(sizes))
     with connect(server) as raw:
-        texts = []
+        texts: list[str] = []
+        record(lambda: row_of(len(sizes), [200] * len(texts)))
         for status, body in answers(raw, requests + LIVE):
             if len(texts) == len(sizes):
                 assert (status, json.loads(body)["status"]) == (200, "alive")
