@@ -4,7 +4,7 @@ An engine's share of it tells how well it uses the hardware, which texts per sec
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import product
 from typing import Any
@@ -17,13 +17,15 @@ from torch.nn import functional
 SHAPES = ((1024, 1024, 4096), (1024, 4096, 1024), (2048, 2048, 2048), (4096, 4096, 4096))
 
 
-def measure_ceilings(seconds: float = 0.5) -> dict[str, float]:
+def measure_ceilings(
+    seconds: float = 0.5, shapes: Sequence[tuple[int, int, int]] = SHAPES
+) -> dict[str, float]:
     """FLOP/s of the best shape in each precision, each shape running for at least `seconds`.
 
     A precision that this build of PyTorch cannot multiply in is left out.
     """
     best: dict[str, float] = {}
-    for (name, make), shape in product(PRODUCTS.items(), SHAPES):
+    for (name, make), shape in product(PRODUCTS.items(), shapes):
         with suppress(AttributeError, RuntimeError):
             best[name] = max(best.get(name, 0.0), _rate(make(*shape), shape, seconds))
     return best
