@@ -87,7 +87,10 @@ class Soak:
         """A client that leaves within its body, or before its answer."""
         host, port = self.server.url.removeprefix("http://").split(":")
         body = json.dumps({"sentences": [self.text() for _ in range(16)]}).encode()
-        head = f"POST /embeddings/ HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = (
+            "POST /embeddings/ HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(head.encode() + body[: self.rng.choice([0, len(body) // 2, len(body)])])
         await writer.drain()

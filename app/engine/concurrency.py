@@ -12,6 +12,7 @@ class FairSemaphore:
     """`capacity` permits; one that comes free goes to the waiting client that holds the fewest."""
 
     def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
         self._free = capacity
         self._held: dict[str, int] = {}
         self._waiters: dict[str, deque[asyncio.Future[None]]] = {}
@@ -19,7 +20,7 @@ class FairSemaphore:
     @property
     def held(self) -> int:
         """How many permits are held."""
-        return sum(self._held.values())
+        return self._capacity - self._free
 
     def held_by(self, client: str) -> int:
         """How many permits one client holds."""

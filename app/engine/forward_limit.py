@@ -1,6 +1,7 @@
 """How long one forward may take, and whether one has taken so long that the device is stuck."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -91,10 +92,9 @@ class Watch:
     @property
     def stuck_seconds(self) -> float:
         """How long no forward has come back, once that is twice what one may take; else 0."""
-        if not self._limits:
-            return 0.0
+        longest = max(self._limits, default=math.inf)
         away = time.monotonic() - self._since
-        return away if away > 2 * max(self._limits) else 0.0
+        return away if away > 2 * longest else 0.0
 
     def _set_alarm(self) -> None:
         if self._alarm is not None:

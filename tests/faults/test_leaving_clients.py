@@ -4,14 +4,14 @@ import asyncio
 import json
 
 from tests.faults.outcomes import EMBED, Outcomes
+from tests.faults.raw import head
 
 LEAVING = 500
 
 
 def raw_request() -> bytes:
     body = json.dumps(EMBED[1]).encode()
-    head = f"POST /embeddings/ HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+    return head(len(body)) + body
 
 
 async def send(server) -> asyncio.StreamWriter:
