@@ -2,6 +2,7 @@
 
 import re
 import sys
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 
@@ -106,7 +107,9 @@ def test_nothing_is_installed_here_that_the_locks_do_not_name() -> None:
     if not Path(sys.prefix, "installed").exists():
         pytest.skip("this is not the environment that run_tests.sh makes")
     demo = re.findall(r"(?m)^([\w-]+)==", text_of("requirements-demo.txt"))
-    here = {canonicalize_name(each.name) for each in metadata.distributions()}
+    # Not from sys.path: what other tests import may have added folders to it.
+    installed = metadata.distributions(path=[sysconfig.get_path("purelib")])
+    here = {canonicalize_name(each.name) for each in installed}
     assert here - versions_here(TORCH["cpu"], SERVICE, DEV).keys() - set(demo) <= NOT_LOCKED
 
 
