@@ -14,7 +14,8 @@ from app.engine import Engine
 from app.metrics import Metrics
 from app.settings import Settings
 
-LARGE_RESPONSE_BYTES = 1_000_000
+# Three milliseconds of the event loop.
+LARGE_RESPONSE_BYTES = 100_000
 Rendered = TypeVar("Rendered")
 
 
