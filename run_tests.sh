@@ -22,7 +22,7 @@ if [[ "$(cat "$venv/installed" 2>/dev/null)" != "$wanted" ]]; then
   done
   echo "$wanted" > "$venv/installed"
 fi
-"$venv/bin/python" -m app.models.kernels.build
+"$venv/bin/python" -m app.models.ops.build
 export PATH="$PWD/$venv/bin:$PATH"
 
 # No test may reach for a model hub, and none may depend on the caller's settings.

@@ -1,12 +1,20 @@
 """`python -m app` serves; `python -m app --help` lists the flags."""
 
 import sys
-from importlib import import_module
 
-from app.flags import parse_flags
+from app.settings.flags import parse_flags
 
-if __name__ == "__main__":
+
+def main() -> None:
+    """Serve, with the settings that the command line gives."""
     arguments = sys.argv[1:]
     if {"-h", "--help"} & {*arguments}:
         parse_flags(["--help"])  # Ends the process; to import the service takes longer.
-    import_module("app.process").run(arguments=arguments)
+    from app.main import create_app  # noqa: PLC0415 - see above
+    from app.server.process import run  # noqa: PLC0415
+
+    run(create_app, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,18 +9,16 @@ from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 
 from app import __version__
-from app.announcement import announce, report_failure
+from app.access.api_tokens import Tokens
+from app.access.rate_limit import Buckets, MemoryBuckets
+from app.access.shared_rate_limit import SharedBuckets
 from app.api import embeddings, health, operations, rerank
 from app.api.description import install_description
 from app.api.docs import install_docs
 from app.api.errors import install_error_handlers
 from app.api.service import Service
-from app.drain import Drain
 from app.engine import Engine
-from app.engine.loading import LoadedModels, Loader, load_models
-from app.hosted import end_uvicorn, settle_in, told_in_one_sentence
-from app.limits import Buckets, MemoryBuckets, SharedBuckets
-from app.metrics import Metrics
+from app.engine.loaded_models import LoadedModels, Loader
 from app.middleware.auth import RequireToken
 from app.middleware.body_limit import LimitBody
 from app.middleware.client import NoteClient
@@ -32,10 +30,14 @@ from app.middleware.origin import CheckOrigin
 from app.middleware.path import UnifyPath
 from app.middleware.rate_limit import LimitRate, RateLimit
 from app.middleware.tracing import TraceRequests
-from app.model_names import public_name
+from app.models.load import load_models
+from app.observability.metrics import Metrics
+from app.observability.tracing import Tracer
+from app.server.announcement import announce, report_failure
+from app.server.drain import Drain
+from app.server.hosted import end_uvicorn, settle_in, told_in_one_sentence
 from app.settings import Settings
-from app.tokens import Tokens
-from app.tracing import Tracer, make_tracer
+from app.settings.model_names import public_name
 
 OnReady = Callable[[LoadedModels], None]
 OnFailure = Callable[[Exception], None]
@@ -65,6 +67,7 @@ def create_app(
     settings: Settings,
     *,
     loader: Loader = load_models,
+    drain: Drain | None = None,
     on_ready: OnReady = announce,
     on_failure: OnFailure = report_failure,
 ) -> FastAPI:
@@ -72,11 +75,14 @@ def create_app(
     metrics = Metrics()
     buckets = _buckets(settings, metrics)
     tracer = _tracer(settings)
+    engine = Engine(settings, loader, metrics)
+    drain = drain or Drain()
+    drain.when_over(engine.abort)
     service = Service(
         settings=settings,
         metrics=metrics,
-        engine=Engine(settings, metrics, loader),
-        drain=Drain(),
+        engine=engine,
+        drain=drain,
         render_threads=ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render"),
     )
     app = FastAPI(
@@ -140,7 +146,10 @@ def _buckets(settings: Settings, metrics: Metrics) -> Buckets:
 def _tracer(settings: Settings) -> Tracer | None:
     if settings.otlp_endpoint is None:
         return None
-    return make_tracer(settings.otlp_endpoint, settings.otel_service_name)
+    # OpenTelemetry's tracing SDK and its exporter: who wants no traces does without.
+    from app.observability.otlp import OtlpTracer  # noqa: PLC0415
+
+    return OtlpTracer(settings.otlp_endpoint, settings.otel_service_name)
 
 
 def _tokens(settings: Settings) -> Tokens:

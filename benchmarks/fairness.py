@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from app.engine import DEFAULT_URGENCY, Engine
-from app.metrics import Metrics
+from app.models.load import load_models
+from app.observability.metrics import Metrics
 from app.settings import Settings
 from benchmarks.workload import MIXED, draw_texts
 
@@ -72,7 +73,7 @@ async def compare(arguments: argparse.Namespace) -> tuple[Window, Window]:
     """The windows with the bulk load alone, and those with sentences beside it."""
     settings = Settings(embedding_model=str(arguments.folder), reranker_model="none")
     metrics, alone, beside = Metrics(), Window(), Window()
-    async with Engine(settings, metrics) as engine:
+    async with Engine(settings, load_models, metrics) as engine:
         bulk = [asyncio.create_task(keep_busy(engine, seed)) for seed in range(BULK_CLIENTS)]
         await observe(metrics, Window(), asyncio.sleep(arguments.seconds / 4))
         for _ in range(arguments.rounds):

@@ -26,10 +26,11 @@ from typing import TypedDict
 
 import httpx2
 
-from app.process import run as run_service
+from app.main import create_app
+from app.server.process import run as run_service
 from benchmarks.checkpoints import SHAPES, save_bge_m3
 from benchmarks.workload import Lengths, draw_texts
-from tests.server import RunningServer, run_server
+from tests.support.server import RunningServer, run_server
 
 LIMIT = 0.005
 _REPORT = "LOOP_PAUSE_REPORT"
@@ -108,7 +109,7 @@ def serve() -> None:
     watch, report = Watch(), Path(os.environ[_REPORT])
     signal.signal(signal.SIGUSR1, lambda *_: watch.install())
     signal.signal(signal.SIGUSR2, lambda *_: watch.write(report))
-    run_service()
+    run_service(create_app)
 
 
 async def load(server: RunningServer, options: argparse.Namespace) -> Counter[int]:

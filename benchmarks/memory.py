@@ -12,6 +12,7 @@ import psutil
 from safetensors import safe_open
 
 from app.engine import Engine
+from app.models.load import load_models
 from app.settings import Settings
 
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -42,7 +43,7 @@ async def resident_bytes(folder: Path, reranker: str, dtype: str) -> int:
             "dtype": dtype,
         }
     )
-    async with Engine(settings):
+    async with Engine(settings, load_models):
         _wait_for_thread("settle")
         return int(psutil.Process().memory_info().rss)
 

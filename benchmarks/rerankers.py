@@ -16,13 +16,14 @@ from FlagEmbedding import FlagReranker
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from app.engine import Engine, RerankRequest
-from app.jobs import FloatArray
-from app.models.checkpoint import read_config
-from app.models.qwen_template import DEFAULT_INSTRUCTION
+from app.engine.types import FloatArray
+from app.models.checkpoint.files import read_config
+from app.models.load import load_models
+from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION
 from app.settings import Settings
-from app.verify.references import padded, qwen_rows, yes_and_no
 from benchmarks.turns import Compute, measure, print_table
 from benchmarks.workload import PASSAGES, QUERIES, draw_texts
+from tools.verify.references import padded, qwen_rows, yes_and_no
 
 QUERY = draw_texts(QUERIES, 1, seed=1)[0]
 
@@ -37,7 +38,7 @@ def this_engine(arguments: argparse.Namespace, loop: asyncio.AbstractEventLoop) 
             "dtype": arguments.dtype,
         }
     )
-    engine = loop.run_until_complete(Engine(settings).__aenter__())
+    engine = loop.run_until_complete(Engine(settings, load_models).__aenter__())
 
     def score(passages: list[str]) -> FloatArray:
         result = loop.run_until_complete(engine.rerank(RerankRequest(QUERY, passages)))

@@ -30,7 +30,7 @@ from benchmarks.checkpoints import SHAPES, save_bge_m3
 from benchmarks.fairness import SENTENCE
 from benchmarks.turns import turns
 from benchmarks.workload import MIXED, draw_texts
-from tests.server import REPOSITORY, RunningServer, run_server
+from tests.support.server import REPOSITORY, RunningServer, run_server
 
 CONNECTIONS = 300
 ALICE, BOB = "alices-token-of-the-benchmark", "bobs-token-of-the-benchmark"

@@ -15,7 +15,7 @@ from pathlib import Path
 from launcher.console import WINDOWS, LaunchError, say
 from launcher.space import need_of, require_space_to_install
 
-KERNELS = Path("app/models/kernels")
+KERNELS = Path("app/models/ops/csrc")
 _WORKS = "import pip, sys; sys.exit(sys.version_info < (3, 11))"
 
 
@@ -132,10 +132,11 @@ class Environment:
 
     def build_kernels(self) -> None:
         """Build them, and try once for each state of them: without them the service is slower."""
-        wanted = digest_of(requirements("kernels"), *sorted(KERNELS.glob("*.[chp]*")))
+        sources = [KERNELS.parent / "native_sources.py", *sorted(KERNELS.glob("*.[ch]"))]
+        wanted = digest_of(requirements("kernels"), *sources)
         if self._is_stamped("kernels", wanted):
             return
-        build = [str(self.python), "-m", "app.models.kernels.build"]
+        build = [str(self.python), "-m", "app.models.ops.build"]
         if subprocess.run(build, check=False).returncode:
             say(f"The service will run without them, slower. To try again: {shlex.join(build)}")
         self.stamp("kernels").write_text(f"{wanted}\n")

@@ -54,7 +54,8 @@ def _install(environment: Environment, flavour: str, *, demo: bool) -> None:
     if not demo:
         return
     environment.install("demo", locked("requirements-demo.txt"))
-    if subprocess.run([environment.python, "-m", "app.demo", DEMO_FOLDER], check=False).returncode:
+    made = subprocess.run([environment.python, "-m", "tools.demo", DEMO_FOLDER], check=False)
+    if made.returncode:
         raise LaunchError("the demo model could not be made.")
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from app.errors import StartupError
-from app.ports import require_port
+from app.server.ports import require_port
 from launcher.console import LaunchError
 
 _HIGHEST = 65535

@@ -23,10 +23,10 @@ import httpx2
 import numpy as np
 import psutil
 
-from tests.checkpoints import save_m3, save_qwen
 from tests.faults.raw import head
 from tests.faults.tally import GOOD
-from tests.server import REPOSITORY, RunningServer, run_server
+from tests.support.checkpoints import save_m3, save_qwen
+from tests.support.server import REPOSITORY, RunningServer, run_server
 
 ATTACKER = "127.0.0.2"
 MIB = 2**20

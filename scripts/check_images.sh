@@ -141,7 +141,7 @@ make_model() {
   install --directory --owner=1000 --group=1000 "$work/cache"
   engine run --env PYTHONPATH=/demo --volume "$work/demo:/demo:ro" \
     --volume "$work/cache:/app/model_cache" "$container" -- \
-    python -m app.demo /app/model_cache/demo
+    python -m tools.demo /app/model_cache/demo
 }
 
 # Becomes process 1 of the image; called in new namespaces.

@@ -1,4 +1,4 @@
-"""Fit the demo model's two extra heads and write them to app/demo/heads.json.
+"""Fit the demo model's two extra heads and write them to tools/demo/heads.json.
 
 all-MiniLM-L6-v2 comes with neither a lexical nor a late-interaction head. This makes both from what
 is on every machine: the model's package, and the documentation that ships with Python. The same
@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from transformers import AutoModel
 
-from app.demo.checkpoint import COPIED_FILES, package_folder
+from tools.demo.checkpoint import COPIED_FILES, package_folder
 
 Vector = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
@@ -342,7 +342,7 @@ def write(path: Path, folder: Path, head: Vector) -> None:
 def main() -> None:
     """Fit, print how good the fit is, and write the numbers."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=Path("app/demo/heads.json"))
+    parser.add_argument("--output", type=Path, default=Path("tools/demo/heads.json"))
     output = parser.parse_args().output
     folder = package_folder()
     encoder = Encoder(folder)

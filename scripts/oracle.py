@@ -15,11 +15,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.models.device import cpu_has_int8
+from app.models.device.choose import cpu_has_int8
 from tests.oracle.answers import TOLERANCES, Comparison
 from tests.oracle.configurations import Configuration, configurations, save_checkpoints
 from tests.oracle.traffic import Traffic, ask_idle
-from tests.server import RunningServer, run_server
+from tests.support.server import RunningServer, run_server
 
 MOST_SHOWN = 20
 _COLUMNS = "Models            Sent  Equal Refused  Left  Lost Wrong   Texts Unasked  Difference"

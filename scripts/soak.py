@@ -23,9 +23,9 @@ from pathlib import Path
 import httpx2
 import psutil
 
-from tests.checkpoints import save_m3
 from tests.faults.tally import Tally
-from tests.server import RunningServer, run_server
+from tests.support.checkpoints import save_m3
+from tests.support.server import RunningServer, run_server
 
 CLIENTS = 3
 SECONDS_BETWEEN_REQUESTS = 0.25

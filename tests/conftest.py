@@ -9,9 +9,9 @@ from hypothesis import settings
 # Before anything imports huggingface_hub: no test may reach for a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from app.demo.checkpoint import build_demo_checkpoint
-from tests.checkpoints import save_m3, save_qwen, save_reranker
-from tests.server import RunningServer, run_server
+from tests.support.checkpoints import save_m3, save_qwen, save_reranker
+from tests.support.server import RunningServer, run_server
+from tools.demo.checkpoint import build_demo_checkpoint
 
 # How long an example takes says nothing on a shared machine.
 settings.register_profile("shared machine", deadline=None)

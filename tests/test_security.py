@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from app.errors import StartupError
-from app.models.attention import choose_attention
+from app.models.attention.choose import choose_attention
 from app.models.backbone import Target
-from app.models.embedder import load_m3_embedder
-from tests.server import REPOSITORY
+from app.models.tasks.m3 import load_m3_embedder
+from tests.support.server import REPOSITORY
 
 CPU = torch.device("cpu")
 
@@ -72,11 +72,13 @@ def test_weights_that_would_run_code_stop_the_start(copy: Path, tmp_path: Path) 
 def test_the_service_switches_the_hubs_telemetry_off() -> None:
     """Whatever the environment says, and before the hub's library is imported."""
     script = (
-        "import sys, app.process as process\n"
-        "process.serve = lambda settings, loader: 0\n"
-        "try: process.run()\n"
-        "except SystemExit: pass\n"
+        "import sys\n"
+        "from app.errors import StartupError\n"
+        "from app.main import create_app, load_models\n"
+        "from app.settings import Settings\n"
         "assert 'huggingface_hub' not in sys.modules\n"
+        "try: load_models(Settings(embedding_model='no-such/model', hf_hub_offline=True))\n"
+        "except StartupError: pass\n"
         "from huggingface_hub.constants import HF_HUB_DISABLE_TELEMETRY as off\n"
         "assert off\n"
     )

@@ -5,10 +5,10 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from app.api.requests import with_most_items
+from app.api.body import with_most_items
 from app.api.service import BEARER_NAME, Service
-from app.engine.loading import LoadedModels
-from app.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
+from app.engine.loaded_models import LoadedModels
+from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from app.settings import Settings
 
 _ABOUT = "Dense, sparse and ColBERT vectors for hybrid search, on your own hardware."

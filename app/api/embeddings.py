@@ -5,18 +5,18 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.client import client_key
+from app.access.client_key import client_key
+from app.api.body import describe_body, error_responses, most_values, read_body
+from app.api.handler import note_work, rendered, unless_gone, within
 from app.api.priority import urgency_of
 from app.api.rendering import JsonPieces, ModelNames, estimate_bytes, render_embeddings
-from app.api.requests import describe_body, error_responses, most_values, read_body
 from app.api.schemas import EmbeddingRequest, EmbeddingResponse
 from app.api.service import BEARER, Service, ServiceDep
-from app.api.work import note_work, rendered, unless_gone, within
+from app.engine.types import EmbeddingResult
 from app.errors import EmptyInputError, InvalidRequestError
-from app.jobs import EmbeddingResult
-from app.metrics import EMBEDDING_ENDPOINT
-from app.model_names import public_name
+from app.observability.metrics import EMBEDDING_ENDPOINT
 from app.settings import Settings
+from app.settings.model_names import public_name
 
 router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
 

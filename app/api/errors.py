@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from app import errors
 from app.errors import SmartEmbedderError
-from app.printable import printable
+from app.observability.printable import printable
 
 log = structlog.get_logger(__name__)
 

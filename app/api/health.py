@@ -6,12 +6,12 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from app import __version__
-from app.api.reading import readable
+from app.api.get_and_head import readable
 from app.api.schemas import HealthResponse, LivenessResponse
 from app.api.service import Service, ServiceDep
-from app.engine.loading import LoadedModels
-from app.model_names import public_name
+from app.engine.loaded_models import LoadedModels
 from app.settings import Settings
+from app.settings.model_names import public_name
 
 router = APIRouter(tags=["operation"])
 

@@ -9,12 +9,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from app import __version__
+from app.api.body import error_responses
+from app.api.get_and_head import readable
 from app.api.health import describe_gpu
-from app.api.reading import readable
-from app.api.requests import error_responses
 from app.api.schemas import IndexResponse, StatsResponse
 from app.api.service import ServiceDep
-from app.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, Metrics
+from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, Metrics
 
 router = APIRouter(tags=["operation"])
 

@@ -14,7 +14,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.jobs import (
+from app.engine.types import (
     EmbeddingResult,
     FloatArray,
     RerankResult,
@@ -22,7 +22,7 @@ from app.jobs import (
     TextEmbedding,
     Truncation,
 )
-from app.timings import Timings
+from app.observability.tracing import Timings
 
 _BYTES_OF_A_FLOAT = 12
 _FLOATS_IN_A_PIECE = 65_536

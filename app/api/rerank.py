@@ -5,19 +5,19 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.client import client_key
+from app.access.client_key import client_key
+from app.api.body import describe_body, error_responses, most_values, read_body
+from app.api.handler import note_work, rendered, unless_gone, within
 from app.api.priority import urgency_of
 from app.api.rendering import JsonPieces, render_rerank
-from app.api.requests import describe_body, error_responses, most_values, read_body
 from app.api.schemas import RerankBody, RerankResponse
 from app.api.service import BEARER, Service, ServiceDep
-from app.api.work import note_work, rendered, unless_gone, within
 from app.engine import RerankRequest, Weights
-from app.engine.loading import LoadedModels
+from app.engine.loaded_models import LoadedModels
+from app.engine.types import RerankResult
 from app.errors import EmptyInputError, InvalidRequestError
-from app.jobs import RerankResult
-from app.metrics import RERANK_ENDPOINT
-from app.model_names import public_name
+from app.observability.metrics import RERANK_ENDPOINT
+from app.settings.model_names import public_name
 
 router = APIRouter(tags=["rerank"], dependencies=[BEARER])
 

@@ -9,9 +9,9 @@ from typing import Annotated, TypeVar
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
-from app.drain import Drain
 from app.engine import Engine
-from app.metrics import Metrics
+from app.observability.metrics import Metrics
+from app.server.drain import Drain
 from app.settings import Settings
 
 # Three milliseconds of the event loop.

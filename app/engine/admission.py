@@ -9,9 +9,9 @@ from typing import Any, Generic, TypeVar
 from app.engine.job import Job
 from app.engine.queue import JobQueue
 from app.engine.tokenizer_threads import TokenizerThreads
-from app.jobs import Model
-from app.metrics import Metrics
-from app.timings import Stage
+from app.engine.types import Model
+from app.observability.metrics import Metrics
+from app.observability.tracing import Stage
 
 Tokens = TypeVar("Tokens")
 

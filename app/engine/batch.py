@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from app.engine.job import Job, Purpose
-from app.jobs import Model, Outputs, TokenSequence, join
+from app.engine.types import Model, Outputs, TokenSequence, join
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ from app.engine.admission import Admission, Tokenized
 from app.engine.batcher import weight_of
 from app.engine.concurrency import ConcurrencyLimit
 from app.engine.job import Job
-from app.engine.loading import LoadedModels
+from app.engine.loaded_models import LoadedModels
 from app.engine.timing import timings_of
-from app.errors import InvalidRequestError
-from app.jobs import (
+from app.engine.types import (
     Embedder,
     EmbeddingResult,
     FloatArray,
@@ -22,6 +21,7 @@ from app.jobs import (
     TokenizedText,
     Truncation,
 )
+from app.errors import InvalidRequestError
 
 MOST_COLBERT_BYTES = 2**30
 _BYTES_OF_A_FLOAT = 4

@@ -1,4 +1,4 @@
-"""The engine's face: `async with Engine(settings) as engine: await engine.embed(texts)`."""
+"""The engine's face: `async with Engine(settings, load_models) as engine: ...`."""
 
 import asyncio
 import math
@@ -10,14 +10,15 @@ from typing import Self
 from app.engine.admission import Admission
 from app.engine.batcher import DEFAULT_URGENCY
 from app.engine.concurrency import ConcurrencyLimit
-from app.engine.devices import Devices
+from app.engine.device_pool import Devices
 from app.engine.embedding import EmbeddingFlow
 from app.engine.executor import consumer_ended
 from app.engine.file_watch import FileWatch
-from app.engine.loading import LoadedModels, Loader, load_models
+from app.engine.loaded_models import LoadedModels, Loader
 from app.engine.queue import JobQueue
 from app.engine.reranking import RerankingFlow, RerankRequest
 from app.engine.tokenizer_threads import TokenizerThreads
+from app.engine.types import EmbeddingResult, Outputs, RerankResult
 from app.errors import (
     DrainingError,
     EmptyInputError,
@@ -25,8 +26,7 @@ from app.errors import (
     LoadingError,
     UnhealthyError,
 )
-from app.jobs import EmbeddingResult, Outputs, RerankResult
-from app.metrics import Metrics
+from app.observability.metrics import Metrics
 from app.settings import Settings
 
 QUEUE_PATIENCE = 0.5
@@ -39,9 +39,7 @@ class Engine:
     an `UnavailableError`. Usable in-process as an async context manager.
     """
 
-    def __init__(
-        self, settings: Settings, metrics: Metrics | None = None, loader: Loader = load_models
-    ) -> None:
+    def __init__(self, settings: Settings, loader: Loader, metrics: Metrics | None = None) -> None:
         self._settings = settings
         self._metrics = metrics or Metrics()
         self._loader = loader

@@ -17,9 +17,9 @@ from app.engine.job import Purpose
 from app.engine.memory import MemoryGuard
 from app.engine.queue import JobQueue
 from app.engine.service_rate import ServiceRate
+from app.engine.types import Model
 from app.errors import InferenceTimeoutError, OutOfMemoryError, SmartEmbedderError, UnhealthyError
-from app.jobs import Model
-from app.metrics import Metrics
+from app.observability.metrics import Metrics
 
 log = structlog.get_logger(__name__)
 

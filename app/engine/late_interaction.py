@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import numpy as np
 
+from app.engine.types import FloatArray, PartScores, SparseVector, TextEmbedding
 from app.errors import InvalidRequestError
-from app.jobs import FloatArray, PartScores, SparseVector, TextEmbedding
 
 Vectors = TypeVar("Vectors", FloatArray, SparseVector)
 

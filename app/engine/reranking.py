@@ -13,10 +13,9 @@ from app.engine.batcher import DEFAULT_URGENCY, weight_of
 from app.engine.concurrency import ConcurrencyLimit
 from app.engine.job import Job, Purpose
 from app.engine.late_interaction import Weights, score
-from app.engine.loading import LoadedModels
+from app.engine.loaded_models import LoadedModels
 from app.engine.timing import timings_of
-from app.errors import RerankerDisabledError
-from app.jobs import (
+from app.engine.types import (
     Embedder,
     Outputs,
     PartScores,
@@ -27,6 +26,7 @@ from app.jobs import (
     TokenSequence,
     Truncation,
 )
+from app.errors import RerankerDisabledError
 
 _ALL_KINDS = Outputs(dense=True, sparse=True, colbert=True)
 _NO_VECTORS = Outputs()

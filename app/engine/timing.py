@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator
 
 from app.engine.job import Job
-from app.timings import Stage, Timings
+from app.observability.tracing import Stage, Timings
 
 
 def timings_of(started: float, *, tokenized: Iterable[Stage], jobs: Iterable[Job]) -> Timings:

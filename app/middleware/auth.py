@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app.access.api_tokens import DEFAULT_NAME, Tokens
 from app.api.errors import error_response
 from app.errors import SmartEmbedderError, UnauthorizedError
 from app.middleware.endpoints import working_endpoint
 from app.middleware.rate_limit import RateLimit
-from app.tokens import DEFAULT_NAME, Tokens
 
 _PUBLIC = ("/health", "/docs", "/redoc", "/openapi.json", "/static/docs")
 _OPERATION = ("/stats", "/metrics")

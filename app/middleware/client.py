@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.limits import Network, client_address, network_key, unmapped
+from app.access.client_address import Network, client_address, network_key, unmapped
 
 
 class NoteClient:
-    """Leaves the client's address in `scope["state"]`, where `app.api.client.client_key` reads it.
+    """Leaves the client's address in `scope["state"]`, where `client_key` reads it.
 
     Only `trusted_proxies` may speak for a client through X-Forwarded-For.
     """

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import unforeseen_error_response
-from app.printable import printable
+from app.observability.printable import printable
 
 log = structlog.get_logger(__name__)
 

@@ -7,9 +7,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.errors import error_response
-from app.drain import Drain
 from app.errors import DrainingError
 from app.middleware.endpoints import working_endpoint
+from app.server.drain import Drain
 
 _RETRY_AFTER = 5
 _BODY_SECONDS = 2.0
@@ -31,7 +31,7 @@ class RefuseWhileDraining:
             error = DrainingError("the service is shutting down", retry_after=_RETRY_AFTER)
             await error_response(scope, error)(scope, receive, send)
         else:
-            with self._drain.owing():
+            with self._drain.track():
                 await self.app(scope, receive, send)
 
 

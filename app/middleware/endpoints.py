@@ -2,7 +2,7 @@
 
 from starlette.types import Scope
 
-from app.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
+from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 
 _ENDPOINTS = {
     EMBEDDING_ENDPOINT.rstrip("/"): EMBEDDING_ENDPOINT,

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.client import client_key
+from app.access.client_key import client_key
 from app.middleware.held_bytes import HeldAnswers, HeldBodies, Holding
 from app.middleware.timed_body import TimedBody
-from app.sampled_log import SampledLog
+from app.observability.sampled_log import SampledLog
 
 BODY_SECONDS = 10.0
 

@@ -6,8 +6,8 @@ from http import HTTPStatus
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import ClientGoneError
-from app.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, EndpointMetrics, Metrics
 from app.middleware.endpoints import working_endpoint
+from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, EndpointMetrics, Metrics
 
 _REASON_OF = {
     "queue_full": "backpressure",

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.errors import error_response
 from app.errors import ForeignOriginError
-from app.printable import printable
+from app.observability.printable import printable
 
 ANY_ORIGIN = "*"
 _DEFAULT_PORTS = {"http": 80, "https": 443}

@@ -2,7 +2,7 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.metrics import EMBEDDING_ENDPOINT
+from app.observability.metrics import EMBEDDING_ENDPOINT
 
 
 class UnifyPath:

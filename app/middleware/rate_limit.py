@@ -4,10 +4,10 @@ import math
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.api.client import client_key
+from app.access.client_key import client_key
+from app.access.rate_limit import Buckets
 from app.api.errors import error_response
 from app.errors import RateLimitedError
-from app.limits import Buckets
 from app.middleware.endpoints import working_endpoint
 
 

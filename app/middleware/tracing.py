@@ -6,7 +6,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.middleware.endpoints import working_endpoint
-from app.tracing import Attributes, RequestSpan, Tracer
+from app.observability.tracing import Attributes, RequestSpan, Tracer
 
 _W3C_HEADERS = ("traceparent", "tracestate")
 _COUNTS = ("sentences", "passages", "tokens")

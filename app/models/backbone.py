@@ -9,24 +9,24 @@ from pathlib import Path
 import structlog
 import torch
 
+from app.engine.types import TokenIds
 from app.errors import StartupError
-from app.jobs import TokenIds
-from app.models.attention import load_kernel
-from app.models.calibration import calibration_sequences
-from app.models.compiled import Transformer, compile_layers
-from app.models.cpu_threads import CpuThreads
-from app.models.decoder import Decoder, make_decoder
-from app.models.decoder_config import DecoderConfig
-from app.models.decoder_parameters import DecoderParameters
-from app.models.encoder import Encoder, make_encoder
-from app.models.encoder_config import EncoderConfig
-from app.models.encoder_parameters import EncoderParameters
-from app.models.packing import PackedBatch, pack
-from app.models.quantized import make_quantized_encoder
-from app.models.rows import can_quantize
-from app.models.selection import TokenSelection, select_tokens
-from app.models.tokenizer import TextTokenizer
-from app.models.weights import Weights
+from app.models.architectures.bert.config import EncoderConfig
+from app.models.architectures.bert.encoder import Encoder, make_encoder
+from app.models.architectures.bert.parameters import EncoderParameters
+from app.models.architectures.compiled import Transformer, compile_layers
+from app.models.architectures.qwen3.config import DecoderConfig
+from app.models.architectures.qwen3.decoder import Decoder, make_decoder
+from app.models.architectures.qwen3.parameters import DecoderParameters
+from app.models.attention.choose import load_kernel
+from app.models.batch.packing import PackedBatch, pack
+from app.models.batch.selection import TokenSelection, select_tokens
+from app.models.checkpoint.weights import Weights
+from app.models.device.cpu_threads import CpuThreads
+from app.models.ops.row_ops import can_quantize
+from app.models.quantization.calibration import calibration_sequences
+from app.models.quantization.encoder import make_quantized_encoder
+from app.models.text.tokenizer import TextTokenizer
 
 log = structlog.get_logger(__name__)
 

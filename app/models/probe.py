@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from app.jobs import Model, Outputs
-from app.models.budget import ChosenBudget, Measurement, choose_budget, promised_tokens
-from app.models.embedder import M3Embedder
+from app.engine.types import Model, Outputs
+from app.models.tasks.m3 import M3Embedder
+from app.models.token_budget import ChosenBudget, Measurement, choose_budget, promised_tokens
 
 # Whoever comes waits for the forward that runs: no throughput is worth more than this, in seconds.
 # It also keeps the whole probe short.

@@ -11,18 +11,16 @@ import structlog
 import torch
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from app.background import run_in_background
-from app.demo.checkpoint import DEMO_KEY
-from app.engine.loading import DeviceInfo, LoadedModels
-from app.jobs import Embedder, Model, Reranker
-from app.model_names import public_name
-from app.models.attention import choose_attention
+from app.engine.loaded_models import DeviceInfo, LoadedModels
+from app.engine.types import Embedder, Model, Reranker
+from app.models.architectures.compiled import explained
+from app.models.attention.choose import choose_attention
 from app.models.backbone import Target
-from app.models.budget import ChosenBudget, at_most
-from app.models.checkpoint import Hub, local_folder, locate, read_config
-from app.models.compiled import explained
-from app.models.cross_encoder import load_cross_encoder
-from app.models.device import (
+from app.models.checkpoint.files import DEMO_KEY, Hub, local_folder, locate, read_config
+from app.models.checkpoint.mapped_files import MappedFiles
+from app.models.checkpoint.weights import weight_files
+from app.models.device.background import run_in_background
+from app.models.device.choose import (
     choose_device,
     choose_dtype,
     describe_device,
@@ -30,12 +28,13 @@ from app.models.device import (
     memory_freer,
     memory_reader,
 )
-from app.models.embedder import M3Embedder, load_m3_embedder
-from app.models.mapped_files import MappedFiles
 from app.models.probe import probe, tokens_that_fit, warm_up
-from app.models.qwen import load_qwen_embedder, load_qwen_reranker
-from app.models.weights import weight_files
-from app.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
+from app.models.tasks.cross_encoder import load_cross_encoder
+from app.models.tasks.m3 import M3Embedder, load_m3_embedder
+from app.models.tasks.qwen3 import load_qwen_embedder, load_qwen_reranker
+from app.models.token_budget import ChosenBudget, at_most
+from app.settings.declaration import INT8, LATE_INTERACTION, NO_RERANKER, Settings
+from app.settings.model_names import public_name
 
 log = structlog.get_logger(__name__)
 

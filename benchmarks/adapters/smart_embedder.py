@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from app.engine import Engine
-from app.jobs import EmbeddingResult
+from app.engine.types import EmbeddingResult
+from app.models.load import load_models
 from app.settings import Settings
 from benchmarks.adapters.interface import Setting, Vectors
 
@@ -30,7 +31,7 @@ class SmartEmbedder:
 
     @staticmethod
     async def _start(settings: Settings) -> Engine:
-        engine = Engine(settings)
+        engine = Engine(settings, load_models)
         await engine.start()
         return engine
 

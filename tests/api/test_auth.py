@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.server import run_server
+from tests.support.server import run_server
 
 BODY = {"sentences": ["search"], "return_colbert": False}
 PUBLIC = ["/health", "/health/live", "/health/ready", "/docs", "/redoc", "/openapi.json"]

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from tests.server import RunningServer
+from tests.support.server import RunningServer
 
 GOOD = {"sentences": ["search"], "return_colbert": False}
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from app import __version__
-from tests.server import RunningServer, run_server
+from tests.support.server import RunningServer, run_server
 
 FIELDS = [
     "version", "gpu", "model", "dense_embedding_model", "reranker_model", "max_input_length",

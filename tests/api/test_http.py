@@ -3,7 +3,7 @@
 import pytest
 
 from app import __version__
-from tests.server import RunningServer
+from tests.support.server import RunningServer
 
 BODY = b'{"sentences": ["search"], "return_colbert": false}'
 READ = ["/", "/health", "/health/live", "/health/ready", "/stats", "/metrics", "/openapi.json"]

@@ -7,7 +7,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from schemathesis.generation import GenerationMode
 
-from tests.server import run_server
+from tests.support.server import run_server
 
 WORKING = ["/embeddings/", "/rerank"]
 READING = ["/", "/health", "/health/ready", "/health/live", "/stats", "/metrics"]

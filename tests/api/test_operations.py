@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.metrics import Metrics
-from tests.server import RunningServer, run_server
+from app.observability.metrics import Metrics
+from tests.support.server import RunningServer, run_server
 
 COUNTERS = {
     "embedding_requests_total": ["status", "endpoint"],

@@ -7,8 +7,8 @@ import httpx2
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.redis_server import needs_redis, run_redis
-from tests.server import run_server
+from tests.support.redis_server import needs_redis, run_redis
+from tests.support.server import run_server
 
 BODY = {"sentences": ["search"], "return_colbert": False}
 RERANK = {"query": "search", "passages": ["one"]}

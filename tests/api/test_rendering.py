@@ -3,8 +3,8 @@
 import orjson
 
 from app.api.rendering import render_rerank
-from app.jobs import RerankResult
-from app.timings import Timings
+from app.engine.types import RerankResult
+from app.observability.tracing import Timings
 
 
 def test_scores_that_are_shown_as_equal_keep_the_order_of_the_request() -> None:

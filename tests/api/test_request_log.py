@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.server import run_server
+from tests.support.server import run_server
 
 SECRET = "zebra"
 EMBED = {"sentences": [f"{SECRET} one", f"{SECRET} two"], "return_colbert": False}

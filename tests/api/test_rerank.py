@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from app.jobs import Outputs
-from app.models.attention import choose_attention
+from app.engine.types import Outputs
+from app.models.attention.choose import choose_attention
 from app.models.backbone import Target
-from app.models.cross_encoder import load_cross_encoder
-from app.models.device import choose_device, choose_dtype
-from app.models.qwen import load_qwen_embedder, load_qwen_reranker
-from tests.checkpoints import corpus
-from tests.server import RunningServer, run_server
+from app.models.device.choose import choose_device, choose_dtype
+from app.models.tasks.cross_encoder import load_cross_encoder
+from app.models.tasks.qwen3 import load_qwen_embedder, load_qwen_reranker
+from tests.support.checkpoints import corpus
+from tests.support.server import RunningServer, run_server
 
 PASSAGES = [*corpus(12, seed=5), "", "hybrid search vector"]
 

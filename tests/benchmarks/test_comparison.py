@@ -11,7 +11,7 @@ from benchmarks import environments
 from benchmarks.comparison import Comparison, Plan
 from benchmarks.environments import EnvironmentFailureError, interpreter
 from benchmarks.workload import MIXED, Workload
-from tests.checkpoints import plain_corpus
+from tests.support.checkpoints import plain_corpus
 
 
 def unreachable_index(_python: Path, requirements: Path) -> None:

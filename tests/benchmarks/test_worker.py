@@ -11,7 +11,7 @@ import pytest
 from benchmarks.adapters.interface import Setting
 from benchmarks.figures import worst_cosine
 from benchmarks.process import EngineFailureError, EngineProcess, engine_process
-from tests.checkpoints import plain_corpus
+from tests.support.checkpoints import plain_corpus
 
 TEXTS = plain_corpus(lines=5)
 

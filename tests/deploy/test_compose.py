@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from app.settings import Settings
-from tests.env_example import listed_for_others, listed_settings
+from tests.support.env_example import listed_for_others, listed_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU, CPU = "docker-compose.gpu.yml", "docker-compose.cpu.yml"

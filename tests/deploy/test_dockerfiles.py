@@ -60,7 +60,7 @@ def test_every_package_is_installed_by_its_hash(file: Path) -> None:
 def test_the_benchmark_is_inside_beside_the_checks(file: Path) -> None:
     assert "COPY benchmark.py ./" in image(file)
     allowed = (ROOT / ".dockerignore").read_text().splitlines()
-    assert {"*", "!app", "!benchmark.py", "!requirements*.lock"} <= set(allowed)
+    assert {"*", "!app", "!tools", "!benchmark.py", "!requirements*.lock"} <= set(allowed)
 
 
 def test_the_service_runs_as_user_1000_and_owns_the_model_cache_alone(file: Path) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.prometheus_server import (
+from tests.support.prometheus_server import (
     DEPLOYED,
     PROMTOOL,
     PrometheusServer,
     needs_prometheus,
     run_prometheus,
 )
-from tests.server import RunningServer, run_server
+from tests.support.server import RunningServer, run_server
 
 DASHBOARD = DEPLOYED.parent / "grafana" / "dashboards" / "smart-embedder.json"
 RULES = yaml.safe_load((DEPLOYED / "rules.yml").read_text())["groups"][0]["rules"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from tests.server import REPOSITORY
+from tests.support.server import REPOSITORY
 
 OUTPUT, PART_OF_OUTPUT = "output", "output, in part"
 LONG = "takes long"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from launcher.environment import Environment, digest_of
 from tests.docs.blocks import Block
-from tests.server import REPOSITORY
+from tests.support.server import REPOSITORY
 
 START = ("local", "cpu", "--demo")
 BASH = shutil.which("bash") or "bash"
-_FOLDERS = ("app", "launcher")
+_FOLDERS = ("app", "tools", "launcher")
 _INSTALLED = {
     "cpu": ("requirements-torch-cpu.lock", "requirements.lock"),
     "demo": ("requirements-demo.txt",),

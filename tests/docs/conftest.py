@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.checkout import make_checkout, start_demo
-from tests.server import RunningServer
+from tests.support.server import RunningServer
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.server import REPOSITORY
+from tests.support.server import REPOSITORY
 
 GAP = "\0"
 _FAIL = re.compile(r'(?:fail|echo) "((?:[^"\\]|\\.)*)"', re.DOTALL)

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import pytest
 
-from app.flags import parse_flags
 from app.settings import Settings
+from app.settings.flags import parse_flags
 from launcher.choices import parse_arguments
 from tests.docs.blocks import Block
 from tests.docs.checkout import BASH
-from tests.server import REPOSITORY
+from tests.support.server import REPOSITORY
 
 _RECORD = f"""#!{sys.executable} -SE
 import json, os, sys
@@ -103,7 +103,7 @@ def _check_images(arguments: list[str]) -> None:
 
 def _check_python(arguments: list[str]) -> None:
     """A module or a script of this repository whose own parser takes the rest."""
-    if arguments == ["-m", "app.verify"]:  # It has no parser: settings are all it reads.
+    if arguments == ["-m", "tools.verify"]:  # It has no parser: settings are all it reads.
         return
     if arguments[:2] == ["-m", "app"]:
         Settings(_env_file=None, **parse_flags(arguments[2:]))

@@ -11,7 +11,7 @@ from tests.docs.blocks import MARKS, Run, all_blocks, all_runs, blocks_of
 from tests.docs.checkout import START, run_block
 from tests.docs.outputs import check_lines, check_output, is_part, shape
 from tests.docs.stand_ins import calls_of, check_call
-from tests.server import REPOSITORY, RunningServer
+from tests.support.server import REPOSITORY, RunningServer
 
 RUNS = all_runs()
 LAUNCHERS = re.compile(r"\./(start_server|run_tests)\.sh")

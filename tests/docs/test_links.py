@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import documents
-from tests.server import REPOSITORY
+from tests.support.server import REPOSITORY
 
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")

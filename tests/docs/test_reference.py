@@ -12,8 +12,8 @@ from app.settings import Settings
 from launcher.gpu import CPU_LIMITS, gpu_limits
 from tests.docs.sentences import can_be_said
 from tests.docs.tables import code_in, rows_under
-from tests.env_example import listed_settings
-from tests.server import REPOSITORY
+from tests.support.env_example import listed_settings
+from tests.support.server import REPOSITORY
 
 API = REPOSITORY / "docs" / "api.md"
 CONFIGURATION = REPOSITORY / "docs" / "configuration.md"

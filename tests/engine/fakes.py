@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from app.engine.loading import DeviceInfo, LoadedModels
-from app.jobs import Outputs, TextEmbedding, TokenizedPair, TokenizedText
+from app.engine.loaded_models import DeviceInfo, LoadedModels
+from app.engine.types import Outputs, TextEmbedding, TokenizedPair, TokenizedText
 
 
 class HeldDevice(ABC):

@@ -11,7 +11,7 @@ from app.engine.batch import Batch
 from app.engine.batcher import Flow, Limits, form_batch, weight_of
 from app.engine.job import Job
 from app.engine.queue import JobQueue
-from app.jobs import Outputs
+from app.engine.types import Outputs
 from tests.engine.fakes import FakeModel
 
 MODEL = FakeModel()

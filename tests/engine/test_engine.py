@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from app.engine import Engine
+from app.engine.types import Outputs
 from app.errors import (
     DrainingError,
     EmptyInputError,
@@ -21,14 +22,14 @@ from app.errors import (
     StartupError,
     UnhealthyError,
 )
-from app.jobs import Outputs
-from app.metrics import Metrics
+from app.models.load import load_models
+from app.observability.metrics import Metrics
 from app.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
 
 
 def engine_for(model: FakeModel, metrics: Metrics | None = None, **settings) -> Engine:
-    return Engine(Settings(**settings), metrics, loader=lambda _: loaded(model))
+    return Engine(Settings(**settings), lambda _: loaded(model), metrics)
 
 
 async def entered(model: FakeModel) -> None:
@@ -170,7 +171,7 @@ async def test_a_batch_that_does_not_fit_is_halved_with_the_memory_freed_in_betw
     model, metrics = FakeModel(), Metrics()
     freed: list[int] = []
     models = replace(loaded(model), free_memory=lambda: freed.append(len(model.batches)))
-    async with Engine(Settings(), metrics, loader=lambda _: models) as engine:
+    async with Engine(Settings(), lambda _: models, metrics) as engine:
         model.failures += [MemoryError(), MemoryError()]
         result = await engine.embed(["aa", "bb", "cc", "dd", "ee"])
     assert model.batches == [[2] * 5, [2, 2], [2], [2], [2, 2, 2]]
@@ -424,7 +425,7 @@ async def test_the_token_budget_does_not_change_a_texts_vectors(tiny_m3) -> None
             dtype="float32",
             max_batch_tokens=budget,
         )
-        async with Engine(settings) as engine:
+        async with Engine(settings, load_models) as engine:
             results.append((await engine.embed(texts)).embeddings)
     for one, other in zip(results[0] * 2, results[1] + results[2], strict=True):
         np.testing.assert_allclose(one.dense, other.dense, rtol=0, atol=1e-5)

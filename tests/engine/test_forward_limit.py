@@ -6,7 +6,7 @@ import pytest
 from app.engine.batch import Batch, BatchSlice
 from app.engine.forward_limit import ForwardLimit
 from app.engine.job import Job
-from app.jobs import Outputs
+from app.engine.types import Outputs
 from tests.engine.fakes import FakeModel
 
 

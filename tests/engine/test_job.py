@@ -12,8 +12,8 @@ from app.engine.batch import Batch
 from app.engine.batcher import Limits
 from app.engine.job import Job, JobState
 from app.engine.queue import JobQueue
+from app.engine.types import Outputs
 from app.errors import InferenceError, InferenceTimeoutError, OutOfMemoryError, UnhealthyError
-from app.jobs import Outputs
 from tests.engine.fakes import FakeModel
 
 MODELS = [FakeModel(), FakeModel()]

@@ -5,10 +5,11 @@ import pytest
 from FlagEmbedding import BGEM3FlagModel
 
 from app.engine import Engine, RerankRequest, Weights
+from app.engine.types import PartScores
 from app.errors import InvalidRequestError
-from app.jobs import PartScores
+from app.models.load import load_models
 from app.settings import Settings
-from tests.texts import varied_texts
+from tests.support.texts import varied_texts
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ async def test_equals_compute_score(tiny_m3, reference: BGEM3FlagModel, weights)
         weights_for_different_modes=weights,
     )
     request = RerankRequest(query, passages, weights=Weights(*weights) if weights else Weights())
-    async with Engine(settings(tiny_m3)) as engine:
+    async with Engine(settings(tiny_m3), load_models) as engine:
         result = await engine.rerank(request)
     fused = expected["colbert+sparse+dense"]
     np.testing.assert_allclose(result.scores, fused, rtol=0, atol=1e-5)
@@ -48,7 +49,7 @@ async def test_equals_compute_score(tiny_m3, reference: BGEM3FlagModel, weights)
 
 async def test_truncation_is_reported_for_the_query_and_for_passages(tiny_m3) -> None:
     request = RerankRequest("search " * 9000, ["short", "vector " * 8191])
-    async with Engine(settings(tiny_m3)) as engine:
+    async with Engine(settings(tiny_m3), load_models) as engine:
         result = await engine.rerank(request)
     places = [(cut.field, cut.index, cut.original_tokens) for cut in result.truncations]
     assert places == [("query", 0, 9002), ("passages", 1, 8193)]

@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 
 from app.engine import Engine, RerankRequest
+from app.engine.types import Outputs, SparseVector, TextEmbedding
 from app.errors import (
     EmptyInputError,
     InferenceTimeoutError,
     QueueFullError,
     RerankerDisabledError,
 )
-from app.jobs import Outputs, SparseVector, TextEmbedding
-from app.metrics import Metrics
+from app.observability.metrics import Metrics
 from app.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 
 
 def engine_for(reranker: FakeReranker | None, metrics: Metrics | None = None, **settings) -> Engine:
     models = loaded(FakeModel(), reranker=reranker)
-    return Engine(Settings(**settings), metrics, loader=lambda _: models)
+    return Engine(Settings(**settings), lambda _: models, metrics)
 
 
 class InteractingModel(FakeModel):
@@ -38,7 +38,7 @@ def interacting_engine(
     model: InteractingModel, metrics: Metrics | None = None, **settings
 ) -> Engine:
     models = replace(loaded(model), late_interaction=True)
-    return Engine(Settings(**settings), metrics, loader=lambda _: models)
+    return Engine(Settings(**settings), lambda _: models, metrics)
 
 
 async def entered(reranker: FakeReranker) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.record import Row, as_markdown, collect
-from tests.server import run_server
+from tests.support.server import run_server
 
 ROWS = pytest.StashKey[dict[str, Row]]()
 

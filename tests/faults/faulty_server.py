@@ -11,12 +11,15 @@ import dataclasses
 import os
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from app.engine.loading import LoadedModels, load_models
-from app.process import run
+from app.engine.loaded_models import LoadedModels
+from app.main import create_app
+from app.models.load import load_models
+from app.server.process import run
 from app.settings import Settings
 
 
@@ -59,4 +62,4 @@ def load(settings: Settings) -> LoadedModels:
 
 
 if __name__ == "__main__":
-    run(load)
+    run(partial(create_app, loader=load))

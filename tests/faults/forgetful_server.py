@@ -4,11 +4,14 @@ A request with the text "parsing", "tokenising" or "rendering" finds no memory i
 """
 
 import dataclasses
+from functools import partial
 
 from app.api import embeddings
 from app.api.schemas import EmbeddingRequest
-from app.engine.loading import LoadedModels, load_models
-from app.process import run
+from app.engine.loaded_models import LoadedModels
+from app.main import create_app
+from app.models.load import load_models
+from app.server.process import run
 from app.settings import Settings
 
 _render = embeddings.render_embeddings
@@ -55,4 +58,4 @@ def load(settings: Settings) -> LoadedModels:
 if __name__ == "__main__":
     embeddings.EmbeddingRequest = ForgetfulRequest
     embeddings.render_embeddings = render
-    run(load)
+    run(partial(create_app, loader=load))

@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Iterator
 
-from tests.server import RunningServer
+from tests.support.server import RunningServer
 
 
 def connect(server: RunningServer, *, receive_buffer: int | None = None) -> socket.socket:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 import httpx2
 
 from tests.faults.record import Row, record
-from tests.server import RunningServer
+from tests.support.server import RunningServer
 
 REFUSALS = {*range(400, 500), 503, 504}
 GOOD = {"sentences": ["search"], "return_colbert": False}

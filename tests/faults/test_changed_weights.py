@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from tests.faults.tally import GOOD
-from tests.server import run_server
+from tests.support.server import run_server
 
 
 def test_weights_that_are_written_over_are_not_served(tiny_m3: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.tally import tally
-from tests.server import REPOSITORY, RunningServer, run_server
+from tests.support.server import REPOSITORY, RunningServer, run_server
 
 # Read by the interpreter before anything else: `time.time` is what the file `clock` says beside it.
 # (The monotonic clock stays as it is, which is what setting a system's clock does.)

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from tests.faults.raw import connect
-from tests.server import run_server
+from tests.support.server import run_server
 
 ROOM = 20
 

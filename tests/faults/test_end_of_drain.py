@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from tests.faults.raw import head
 from tests.faults.record import Row, record
-from tests.server import RunningServer, run_server
+from tests.support.server import RunningServer, run_server
 
 CLIENTS = 64
 SMALL = json.dumps({"sentences": ["search vector"], "return_colbert": False}).encode()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.outcomes import EMBED, Outcomes
-from tests.memory import status_bytes
-from tests.server import RunningServer, run_server
+from tests.support.memory import status_bytes
+from tests.support.server import RunningServer, run_server
 
 ENORMOUS = {"sentences": ["search vector " * 250_000], "return_colbert": False}
 

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 from tests.faults.tally import GOOD
-from tests.server import start_process
+from tests.support.server import start_process
 
 FULL = Path("/dev/full")
 

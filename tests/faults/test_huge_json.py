@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from tests.faults.tally import tally
-from tests.server import RunningServer
+from tests.support.server import RunningServer
 
 SIZE = 32 * 1024 * 1024
 # Each of these stopped the event loop for 0.3 to 196 seconds when it was parsed first.

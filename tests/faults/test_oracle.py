@@ -14,7 +14,7 @@ from tests.faults.record import Row, record
 from tests.oracle.answers import TOLERANCES, Comparison
 from tests.oracle.configurations import Checkpoints, Configuration, configurations
 from tests.oracle.traffic import Traffic, ask_idle
-from tests.server import RunningServer, run_server
+from tests.support.server import RunningServer, run_server
 
 DISTINCT = 60
 SENT = 200

@@ -13,7 +13,7 @@ import psutil
 
 from tests.faults.raw import connect, head, read_answers
 from tests.faults.record import record, row_of
-from tests.server import RunningServer
+from tests.support.server import RunningServer
 
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 AHEAD = 2000

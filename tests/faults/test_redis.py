@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.redis_server import needs_redis, run_redis
-from tests.server import RunningServer, run_server
+from tests.support.redis_server import needs_redis, run_redis
+from tests.support.server import RunningServer, run_server
 
 pytestmark = needs_redis
 

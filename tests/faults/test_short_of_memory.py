@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tests.faults.tally import tally
-from tests.server import RunningServer, run_server
+from tests.support.server import RunningServer, run_server
 
 STAGES = ("parsing", "tokenising", "rendering")
 

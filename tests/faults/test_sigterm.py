@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.faults.outcomes import EMBED, Outcomes
-from tests.server import run_server
+from tests.support.server import run_server
 
 WAITING = 50
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tests.faults.raw import connect, head
 from tests.faults.tally import Tally, tally
-from tests.server import RunningServer
+from tests.support.server import RunningServer
 
 # ColBERT vectors, more than the 16 MB of unread answers that this server holds.
 ANSWER_BYTES = 18_000_000

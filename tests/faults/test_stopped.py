@@ -13,7 +13,7 @@ import psutil
 from tests.faults.raw import connect, read_answers
 from tests.faults.record import record, row_of
 from tests.faults.test_pipelining import LIVE
-from tests.server import run_server
+from tests.support.server import run_server
 
 CONNECTIONS = 20
 PAUSE = Event()

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx2
 
 from tests.faults.outcomes import Outcomes
-from tests.server import RunningServer, run_server
+from tests.support.server import RunningServer, run_server
 
 SENTENCES = ["search vector music history " * 6] * 6
 STORM = (

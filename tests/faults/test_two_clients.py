@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 
 from tests.faults.outcomes import EMBED, Outcomes
-from tests.server import run_server
+from tests.support.server import run_server
 
 CONNECTIONS = 300
 SMALL_REQUESTS = 8

@@ -173,18 +173,20 @@ def locked(wheel: Path) -> str:
 
 def make_checkout(folder: Path) -> Path:
     """Return the launcher in a checkout whose app prints what it was started with."""
-    (folder / "app" / "demo").mkdir(parents=True)
+    ops = folder / "app" / "models" / "ops"
+    (ops / "csrc").mkdir(parents=True)
+    (ops / "build.py").write_text(BUILD)
+    (ops / "native_sources.py").touch()
     (folder / "app" / "__main__.py").write_text(PRINT_ENVIRONMENT)
-    (folder / "app" / "demo" / "__main__.py").write_text(
+    (folder / "app" / "server").mkdir()
+    (folder / "tools" / "demo").mkdir(parents=True)
+    (folder / "tools" / "demo" / "__main__.py").write_text(
         "import pathlib, sys\npathlib.Path(sys.argv[1]).mkdir(exist_ok=True)\n"
     )
-    kernels = folder / "app" / "models" / "kernels"
-    kernels.mkdir(parents=True)
-    (kernels / "build.py").write_text(BUILD)
     (folder / "requirements-kernels.txt").touch()
     # What the launcher asks of the real app.
-    for name in ("__init__.py", "errors.py", "ports.py"):
-        shutil.copy(ROOT / "app" / name, folder / "app")
+    for name in ("__init__.py", "errors.py", "server/__init__.py", "server/ports.py"):
+        shutil.copy(ROOT / "app" / name, folder / "app" / name)
     pinned = locked(write_wheel(folder, "1.0"))
     torch = locked(write_wheel(folder, "2.0", "torch"))
     for flavour in ("cpu", "gpu"):

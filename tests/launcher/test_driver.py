@@ -7,7 +7,7 @@ import pytest
 
 from launcher.driver import LIBRARY
 from tests.launcher.checkout import make_checkout, needs_bash, start, told
-from tests.nvidia_driver import install_driver
+from tests.support.nvidia_driver import install_driver
 
 pytestmark = needs_bash
 

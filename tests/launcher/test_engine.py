@@ -9,7 +9,6 @@ import pytest
 
 from launcher import engine
 from launcher.console import LaunchError
-from tests.disks import give_up_rights
 from tests.launcher.checkout import (
     BARE,
     BASH,
@@ -19,6 +18,7 @@ from tests.launcher.checkout import (
     needs_bash,
     start,
 )
+from tests.support.disks import give_up_rights
 
 pytestmark = needs_bash
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from launcher import environment
-from tests.disks import give_up_rights, read_only
 from tests.launcher.checkout import (
     BARE,
     BASH,
@@ -21,6 +20,7 @@ from tests.launcher.checkout import (
     told,
     write_wheel,
 )
+from tests.support.disks import give_up_rights, read_only
 
 pytestmark = needs_bash
 

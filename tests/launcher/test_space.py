@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from launcher.space import Need, need_of
-from tests.disks import small
 from tests.launcher.checkout import BASH, ROOT, add_docker, make_checkout, needs_bash, run, start
+from tests.support.disks import small
 
 pytestmark = needs_bash
 

@@ -6,8 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from app import errors
 from app.api.errors import error_response
 from app.api.operations import count
-from app.metrics import REJECTION_REASONS, Metrics
 from app.middleware.observe import ObserveRequests
+from app.observability.metrics import REJECTION_REASONS, Metrics
 
 REJECTED = {
     errors.QueueFullError: "backpressure",

@@ -6,11 +6,11 @@ from typing import Any
 import orjson
 import pytest
 
-from app.limits import MemoryBuckets
+from app.access.api_tokens import Tokens
+from app.access.rate_limit import MemoryBuckets
 from app.middleware.auth import RequireToken
 from app.middleware.client import NoteClient
 from app.middleware.rate_limit import LimitRate, RateLimit
-from app.tokens import Tokens
 
 PROXY = ip_network("10.0.0.0/8")
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.models.attention import choose_attention
+from app.models.attention.choose import choose_attention
 from app.models.backbone import Target
-from app.models.embedder import M3Embedder, load_m3_embedder
+from app.models.tasks.m3 import M3Embedder, load_m3_embedder
 
 CPU = torch.device("cpu")
 

@@ -23,10 +23,16 @@ from transformers import (
 )
 
 from app.errors import StartupError
-from app.models.attention import choose_attention
-from app.models.backbone import Backbone, Target, cpu_multiple, load_encoder, load_tokenizer
-from app.models.device import cpu_has_int8
-from app.models.tokenizer import TextTokenizer
+from app.models.attention.choose import choose_attention
+from app.models.backbone import (
+    Backbone,
+    Target,
+    cpu_multiple,
+    load_encoder,
+    load_tokenizer,
+)
+from app.models.device.choose import cpu_has_int8
+from app.models.text.tokenizer import TextTokenizer
 
 CPU = torch.device("cpu")
 SIZE = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}

@@ -11,8 +11,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tests.checkpoints import WORDS
-from tests.texts import ODD_TEXTS
+from tests.support.checkpoints import WORDS
+from tests.support.texts import ODD_TEXTS
 
 MOST_TEXTS = 64
 MOST_WORDS = 2000

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.checkpoints import save_m3, save_qwen, save_reranker
 from tests.oracle.cases import KINDS, Body, Case, draw_cases
+from tests.support.checkpoints import save_m3, save_qwen, save_reranker
 
 INSTRUCTION = "Find the passage that names a river."
 

@@ -11,7 +11,7 @@ from tests.faults.raw import head
 from tests.faults.tally import Tally
 from tests.oracle.answers import Answer, Comparison, parse
 from tests.oracle.cases import MALFORMED, Case
-from tests.server import RunningServer
+from tests.support.server import RunningServer
 
 CLIENTS = 24
 LEAVE_SHARE = 0.05

@@ -1,0 +1,164 @@
+"""What is wrong with a request, in sentences that its sender can act on.
+
+Each names the field, what was sent (its type and size, never its text), what is allowed, and an
+example. Texts of the caller are not quoted; the name of an unknown field is, cut and escaped.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+
+from app.api.examples import EMBEDDING_EXAMPLE, RERANK_EXAMPLE, WEIGHTS_EXAMPLE
+from app.api.schemas import EmbeddingRequest, RequestModel, RerankBody, RerankWeights
+from app.errors import InvalidRequestError
+from app.observability.printable import printable
+
+Item = Mapping[str, Any]
+Location = tuple[int | str, ...]
+
+_MOST_PROBLEMS = 10
+_LONGEST_POINTER = 200
+_LONGEST_NAME = 60
+
+_EXAMPLES: Mapping[type[RequestModel], Any] = {
+    EmbeddingRequest: EMBEDDING_EXAMPLE,
+    RerankBody: RERANK_EXAMPLE,
+    RerankWeights: WEIGHTS_EXAMPLE,
+}
+# What the fields are called by other services and in other endpoints.
+_NAMES_OF_TEXTS = ("text", "texts", "input", "inputs", "content", "docs", "document", "documents")
+_OTHER_NAMES: Mapping[type[RequestModel], Mapping[str, str]] = {
+    EmbeddingRequest: dict.fromkeys((*_NAMES_OF_TEXTS, "passages", "query", "prompt"), "sentences")
+    | {kind: f"return_{kind}" for kind in ("dense", "sparse", "colbert")},
+    RerankBody: dict.fromkeys((*_NAMES_OF_TEXTS, "sentences", "candidates"), "passages")
+    | dict.fromkeys(("q", "question", "search", "prompt"), "query")
+    | {"task": "instruction"},
+    RerankWeights: {},
+}
+_ALLOWED = {
+    "list_type": "send a list of strings",
+    "string_type": "send a string",
+    "bool_type": "send true or false",
+    "float_type": "send a number",
+    "finite_number": "send a number",
+    "string_unicode": "send text in Unicode, without lone surrogates",
+}
+
+
+def as_invalid_request(
+    error: ValidationError, model: type[RequestModel], size: int
+) -> InvalidRequestError:
+    """The error to answer for a body of `size` bytes that is no `model`; tells ten problems."""
+    found = error.errors(include_url=False)
+    unknown = [
+        str(item["loc"][0])[:_LONGEST_NAME]
+        for item in found
+        if item["type"] == "extra_forbidden" and len(item["loc"]) == 1
+    ]
+    problems = [
+        {"pointer": _pointer(item["loc"]), "message": _message(item, model, unknown, size)}
+        for item in found[:_MOST_PROBLEMS]
+    ]
+    return InvalidRequestError(problems[0]["message"], problems)
+
+
+def _message(item: Item, model: type[RequestModel], unknown: list[str], size: int) -> str:
+    location: Location = item["loc"]
+    match item["type"]:
+        case "json_invalid":
+            return _not_json(item, model, size)
+        case "missing":
+            return _missing(str(location[-1]), model, unknown)
+        case "extra_forbidden":
+            return _unknown(str(location[-1])[:_LONGEST_NAME], _model_at(location, model))
+        case _:
+            return _wrong_value(item, model)
+
+
+def _not_json(item: Item, model: type[RequestModel], size: int) -> str:
+    if not size:
+        return f"the body is empty: send {_example(model)}"
+    reason = str(item["ctx"]["error"])
+    return (
+        f"the body of {size} bytes is no JSON ({reason}): send an object such as {_example(model)}"
+    )
+
+
+def _missing(field: str, model: type[RequestModel], unknown: list[str]) -> str:
+    sent = [name for name in unknown if _meant(name, model) == field]
+    if sent:
+        name = printable(sent[0])
+        return (
+            f"the field {field} is missing, and {name} is none: call it {field}, as in "
+            f"{_example(model)}"
+        )
+    return f"the field {field} is missing: send it, as in {_example(model)}"
+
+
+def _unknown(name: str, model: type[RequestModel]) -> str:
+    meant = _meant(name, model)
+    advice = f"did you mean {meant}? There are" if meant else "there are"
+    return f"there is no field {printable(name)} here: {advice} {', '.join(model.model_fields)}"
+
+
+def _wrong_value(item: Item, model: type[RequestModel]) -> str:
+    location: Location = item["loc"]
+    kind, sent = item["type"], _describe(item["input"])
+    if kind in {"model_type", "model_attributes_type"}:
+        wanted = _model_at((*location, ""), model)
+        return f"{_name(location)} is {sent}: send an object such as {_example(wanted)}"
+    if kind in {"greater_than_equal", "less_than_equal"}:
+        return f"{_name(location)} is out of range: send a number from 0 to 1000000"
+    allowed = _ALLOWED.get(kind)
+    if allowed is None:  # None of ours; the library's words quote nothing.
+        return f"{_name(location)}: {item['msg']}"
+    example = f", as in {_example(model)}" if location[0] in _EXAMPLES[model] else ""
+    return f"{_name(location)} is {sent}: {allowed}{example}"
+
+
+def _model_at(location: Location, model: type[RequestModel]) -> type[RequestModel]:
+    """The model whose field the last part of `location` is."""
+    return RerankWeights if location[0] == "weights" and len(location) > 1 else model
+
+
+def _meant(name: str, model: type[RequestModel]) -> str | None:
+    """The field that an unknown one most likely stands for."""
+    known = _OTHER_NAMES[model].get(name.lower())
+    near = difflib.get_close_matches(name.lower(), model.model_fields, 1)
+    return known or (near[0] if near else None)
+
+
+def _describe(value: Any) -> str:
+    """Type and size in the words of JSON."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return "a number"
+        case str():
+            return f"a string of {len(value)} characters"
+        case list():
+            return f"a list of {len(value)} items"
+        case _:
+            return f"an object with {len(value)} fields"
+
+
+def _name(location: Location) -> str:
+    """The field as one writes it: sentences[3], weights.dense; the body where there is none."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    field = "".join(parts).removeprefix(".")
+    return f"the field {field}" if field else "the body"
+
+
+def _example(model: type[RequestModel]) -> str:
+    return orjson.dumps(_EXAMPLES[model]).decode()
+
+
+def _pointer(location: Location) -> str:
+    escaped = (str(part).replace("~", "~0").replace("/", "~1") for part in location)
+    return "".join(f"/{part}" for part in escaped)[:_LONGEST_POINTER]

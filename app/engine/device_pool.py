@@ -1,0 +1,125 @@
+"""Every device behind one queue: a thread and a consumer for each."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from app.engine.budget import TokenBudget
+from app.engine.device_thread import DeviceThread
+from app.engine.device_threads import DeviceThreads
+from app.engine.executor import DeviceExecutor, consumer_ended
+from app.engine.forward_limit import CPU_SECONDS, GPU_SECONDS, ForwardLimit
+from app.engine.loaded_models import LoadedModels, Loader
+from app.engine.memory import MemoryGuard
+from app.engine.queue import JobQueue
+from app.engine.types import Model
+from app.errors import SmartEmbedderError, UnhealthyError
+from app.observability.metrics import Metrics
+from app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Worker:
+    """One device at work."""
+
+    threads: DeviceThreads
+    executor: DeviceExecutor
+    consumer: "asyncio.Task[None]"
+
+
+class Devices:
+    """Serves a queue with as many devices as the loader found."""
+
+    def __init__(self, settings: Settings, queue: JobQueue, metrics: Metrics) -> None:
+        self._settings = settings
+        self._queue = queue
+        self._metrics = metrics
+        self._first_thread = DeviceThread("device")
+        self._workers: list[_Worker] = []
+
+    async def start(self, loader: Loader) -> LoadedModels:
+        """Load the models in the first device's thread, then let every device serve."""
+        models = await self._first_thread.run(partial(loader, self._settings))
+        self._workers.append(self._make_worker(self._first_thread, models, {}))
+        for replica in models.replicas:
+            thread = DeviceThread(f"device-{len(self._workers)}")
+            self._workers.append(self._make_worker(thread, replica, replicas_of(models, replica)))
+        return models
+
+    @property
+    def stuck_seconds(self) -> float:
+        """How long the device that is worst off has been away if it may never come back, else 0."""
+        return max((worker.executor.stuck_seconds for worker in self._workers), default=0.0)
+
+    @property
+    def ended(self) -> bool:
+        """Whether a consumer has ended by itself: what waits for it would wait for ever."""
+        return any(worker.consumer.done() for worker in self._workers)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """How fast all devices together work; 0 while that is not known."""
+        return sum(worker.executor.rate.tokens_per_second for worker in self._workers)
+
+    def abort(self, error: SmartEmbedderError) -> None:
+        """Fail every job that waits or is on a device, and every job that comes."""
+        self._queue.close(error)
+        for worker in self._workers:
+            worker.executor.abort(error)
+
+    async def close(self, patience: float) -> None:
+        """End the consumers and the threads; a forward that still runs is given `patience`."""
+        for worker in self._workers:
+            worker.consumer.cancel()
+            await asyncio.wait({worker.consumer})
+        if not self._workers:
+            await self._first_thread.close(patience)
+        await asyncio.gather(*(worker.threads.close(patience) for worker in self._workers))
+
+    def _make_worker(
+        self, thread: DeviceThread, models: LoadedModels, replaces: Mapping[Model, Model]
+    ) -> _Worker:
+        on_gpu = models.device.gpu_available
+        collect = DeviceThread(f"{models.device.name}-results") if on_gpu else None
+        threads = DeviceThreads(thread, collect)
+        least = GPU_SECONDS if on_gpu else CPU_SECONDS
+        executor = DeviceExecutor(
+            self._queue,
+            threads,
+            TokenBudget(
+                models.max_batch_tokens,
+                self._settings.max_batch_sequences,
+                self._settings.max_requests_in_batch,
+            ),
+            ForwardLimit(self._settings.gpu_process_timeout, least, models.seconds_per_token),
+            self._metrics,
+            memory=MemoryGuard(models.free_memory),
+            replicas=replaces,
+            batch_wait=self._settings.batch_wait_ms / 1000,
+            on_stuck=self._fail_what_waits_for_stuck_devices,
+        )
+        consumer = asyncio.create_task(executor.run(), name=f"{models.device.name}-consumer")
+        consumer.add_done_callback(self._close_queue_without_consumers)
+        return _Worker(threads, executor, consumer)
+
+    def _fail_what_waits_for_stuck_devices(self) -> None:
+        """Where no device may ever come back, nobody is left waiting for one."""
+        if all(worker.executor.stuck_seconds for worker in self._workers):
+            self._queue.fail(
+                UnhealthyError("the device does not come back from a forward", retry_after=30)
+            )
+
+    def _close_queue_without_consumers(self, ended: "asyncio.Task[None]") -> None:
+        if not ended.cancelled() and ended.exception() is not None and self._all_ended:
+            self._queue.close(consumer_ended())
+
+    @property
+    def _all_ended(self) -> bool:
+        return all(worker.consumer.done() for worker in self._workers)
+
+
+def replicas_of(models: LoadedModels, replica: LoadedModels) -> dict[Model, Model]:
+    """For each model of the first device the same model on another."""
+    pairs = zip(models.each, replica.each, strict=True)
+    return dict(pairs)

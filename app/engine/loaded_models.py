@@ -1,0 +1,79 @@
+"""What a loader makes of the settings: the models, their device, and how much it can do at once."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.engine.file_watch import WatchedFiles
+from app.engine.types import Embedder, Model, Reranker
+from app.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """The hardware that the models run on, in words and numbers for /health and /stats.
+
+    On a GPU, `read_memory` tells the bytes that are allocated, reserved, free or total.
+    """
+
+    name: str
+    description: str
+    dtype: str
+    attention: str
+    gpu_available: bool = False
+    device_count: int = 0
+    memory_bytes: int | None = None
+    read_memory: Callable[[str], int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModels:
+    """Everything a loader made: warm models, their device, and the token budget of one forward.
+
+    `dense` makes the dense vectors where it is not bge-m3 itself. With `late_interaction` bge-m3
+    reranks; else `reranker` does, or nobody. `demo` describes the demo model where one is served.
+    `seconds_per_token` was measured at the start, and `free_memory` gives back what the device's
+    allocator keeps without using it. `files` are those that the models read from while they serve.
+    `replicas` are the same models on further devices.
+    """
+
+    embedder: Embedder
+    device: DeviceInfo
+    max_batch_tokens: int
+    dense: Embedder | None = None
+    reranker: Reranker | None = None
+    late_interaction: bool = False
+    demo: str | None = None
+    seconds_per_token: float = 0.0
+    free_memory: Callable[[], object] = gc.collect
+    files: WatchedFiles | None = None
+    replicas: "tuple[LoadedModels, ...]" = ()
+
+    @property
+    def each(self) -> list[Model]:
+        """All models that run on the device."""
+        models = (self.embedder, self.dense, self.reranker)
+        return [model for model in models if model is not None]
+
+    @property
+    def names(self) -> list[str]:
+        """Their names."""
+        return [model.name for model in self.each]
+
+    def read_memory(self, kind: str) -> int:
+        """Bytes of a kind on all devices that can tell."""
+        readers = (device.read_memory for device in self.devices)
+        return sum(read(kind) for read in readers if read is not None)
+
+    @property
+    def device_names(self) -> list[str]:
+        """Every device that serves, by name."""
+        return [device.name for device in self.devices]
+
+    @property
+    def devices(self) -> list[DeviceInfo]:
+        """Every device that serves."""
+        return [self.device, *(replica.device for replica in self.replicas)]
+
+
+Loader = Callable[[Settings], LoadedModels]

@@ -1,0 +1,212 @@
+"""The records that carry a request from stage to stage, and what a model must offer them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from app.observability.tracing import Timings
+
+FloatArray = npt.NDArray[np.float32]
+TokenIds = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Which kinds of vectors are wanted."""
+
+    dense: bool = False
+    sparse: bool = False
+    colbert: bool = False
+
+    def __bool__(self) -> bool:
+        return self.dense or self.sparse or self.colbert
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedText:
+    """A text as the model reads it: `ids` with special tokens, cut to the model's limit."""
+
+    ids: TokenIds
+    original_tokens: int
+
+    @property
+    def truncated(self) -> bool:
+        """Whether tokens were cut off."""
+        return self.original_tokens > len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseVector:
+    """Lexical weights: `values[i]` float32 > 0 for the token id `indices[i]`, ids ascending."""
+
+    indices: npt.NDArray[np.int64]
+    values: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class TextEmbedding:
+    """The vectors of one text; a kind not asked for is None.
+
+    `dense` is `[width]` and `colbert` `[tokens - 1, colbert width]`, both float32.
+    """
+
+    dense: FloatArray | None = None
+    sparse: SparseVector | None = None
+    colbert: FloatArray | None = None
+
+
+class JoinedIds:
+    """Token ids in two parts, joined where a model reads them.
+
+    The pairs of one query share the first part, which would be copied for each passage otherwise.
+    """
+
+    __slots__ = ("_first", "_length", "_second")
+
+    def __init__(self, first: TokenIds, second: TokenIds) -> None:
+        self._first = first
+        self._second = second
+        self._length = len(first) + len(second)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def join(self) -> TokenIds:
+        """All of them, `[tokens]`."""
+        return np.concatenate((self._first, self._second))
+
+
+TokenSequence = TokenIds | JoinedIds
+
+
+def join(sequence: TokenSequence) -> TokenIds:
+    """The ids of a sequence as one array, `[tokens]`."""
+    return sequence.join() if isinstance(sequence, JoinedIds) else sequence
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPair:
+    """A query and a passage as a reranker reads them together, and how much of each it reads."""
+
+    sequence: TokenSequence
+    query_tokens: int
+    query_kept: int
+    passage_tokens: int
+    passage_kept: int
+
+    @property
+    def ids(self) -> TokenIds:
+        """The ids of both with special tokens, joined anew each time."""
+        return join(self.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """A text of the request had `original_tokens`; `model` read only the first `max_tokens`.
+
+    `field` is `sentences`, `query` or `passages`; `index` is the place in a list, 0 for a query.
+    """
+
+    field: str
+    index: int
+    model: str
+    max_tokens: int
+    original_tokens: int
+
+    @property
+    def truncated_tokens(self) -> int:
+        """How many tokens the model did not read."""
+        return self.original_tokens - self.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingResult:
+    """What `Engine.embed` returns: one `TextEmbedding` for each text, in the order given."""
+
+    embeddings: list[TextEmbedding]
+    truncations: list[Truncation]
+    tokens: int
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class PartScores:
+    """bge-m3's three scores of one passage for one query."""
+
+    dense: float
+    sparse: float
+    colbert: float
+
+
+@dataclass(frozen=True, slots=True)
+class RerankResult:
+    """What `Engine.rerank` returns: one score for each passage, in the order given.
+
+    `parts` holds the three scores behind each one where bge-m3 itself was the reranker.
+    """
+
+    scores: list[float]
+    parts: list[PartScores] | None
+    truncations: list[Truncation]
+    tokens: int
+    timings: Timings
+
+
+class Model(Protocol):
+    """A loaded model as the device thread sees it."""
+
+    @property
+    def name(self) -> str:
+        """The name that answers carry."""
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of one sequence, special tokens included."""
+
+    @property
+    def max_batch_sequences(self) -> int | None:
+        """The most sequences in one forward, where there is such a limit."""
+
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], Sequence[Any]]:
+        """Begin one batch, in the device thread; `outputs` says for each sequence what is wanted.
+
+        What is returned waits for it, in any thread, and gives a result for each sequence, in
+        order. Where a sequence made a number that is not finite, an `InferenceError` stands in the
+        place of its result.
+        """
+
+    def settle(self) -> None:
+        """Finish of the loading what need not be done before the first forward, beside others."""
+
+
+class Embedder(Model, Protocol):
+    """A model whose results are `TextEmbedding`s with the kinds asked for and no others."""
+
+    @property
+    def colbert_width(self) -> int:
+        """Numbers in each ColBERT vector; 0 where it makes none."""
+
+    def tokenize(self, texts: list[str]) -> list[TokenizedText]:
+        """Token ids of each text; safe to call from several threads."""
+
+
+class Reranker(Model, Protocol):
+    """A model whose results are scores."""
+
+    @property
+    def reads_instruction(self) -> bool:
+        """Whether an instruction changes what is judged."""
+
+    @property
+    def scores_are_logits(self) -> bool:
+        """Whether a sigmoid makes probabilities of the scores."""
+
+    def tokenize_pairs(
+        self, query: str, passages: list[str], instruction: str | None
+    ) -> list[TokenizedPair]:
+        """Token ids of the query with each passage; safe to call from several threads."""

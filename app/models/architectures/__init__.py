@@ -1,0 +1,1 @@
+"""The transformers: BERT's kind and Qwen3's."""

@@ -1,0 +1,1 @@
+"""Encoders of BERT's, RoBERTa's and XLM-RoBERTa's kind."""

@@ -1,0 +1,1 @@
+"""Decoders of Qwen3's kind."""

@@ -1,0 +1,1 @@
+"""Attention over a packed batch: several kernels behind one signature."""

@@ -1,0 +1,61 @@
+"""Attention as two matrix products with a softmax between: bfloat16 on a CPU without AMX.
+
+There PyTorch's fused kernel multiplies in small tiles that oneDNN does not speed up, and takes 2.5
+times as long as this from 64 tokens on. What the fused kernel avoids, scores of the whole sequence
+at once, is avoided here by taking the queries in blocks; of a long sequence a few heads at a time,
+so that their keys and values stay in the cache for all blocks.
+"""
+
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from app.models.attention.blocks import States, fused
+
+# Scores held at once, 4 MiB of them: they stay in the cache.
+_MOST_SCORES = 2**21
+# Below this PyTorch's one call costs less than the several here: a query alone, or a small model.
+_FEW_SCORES = 2**16
+# Fewer queries at once would read all keys and values too often.
+_FEWEST_QUERIES = 256
+
+
+def is_faster(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether attention in `dtype` runs faster here than in PyTorch's fused kernel."""
+    amx = torch.cpu.get_capabilities().get("amx_bf16", False)
+    return device.type == "cpu" and dtype is torch.bfloat16 and not amx
+
+
+def attend(states: States, output: Tensor, *, scale: float, mask: Tensor | None) -> None:
+    """Implement `app.models.attention.blocks.Attend`; not causal, as many key heads as queries'."""
+    count, heads, length, _ = output.shape
+    if count * heads * length * length < _FEW_SCORES:
+        fused(states, output, scale=scale, mask=mask, causal=False)
+        return
+    sequences = max(1, _MOST_SCORES // (heads * length * length))
+    for start in range(0, count, sequences):
+        part = slice(start, start + sequences)
+        query, key, value = (each[part] for each in states)
+        masks = None if mask is None else mask[part]
+        _attend_at_once((query, key, value), output[part], scale=scale, mask=masks)
+
+
+def _attend_at_once(states: States, output: Tensor, *, scale: float, mask: Tensor | None) -> None:
+    # Side by side in memory: the products below are far slower on a view of the projection.
+    query, key, value = (each.contiguous() for each in (states[0] * scale, *states[1:]))
+    count, heads, length, _ = query.shape
+    at_once = max(1, min(heads, _MOST_SCORES // (count * _FEWEST_QUERIES * length)))
+    rows = max(1, _MOST_SCORES // (count * at_once * length))
+    for head, row in product(range(0, heads, at_once), range(0, length, rows)):
+        some, block = slice(head, head + at_once), slice(row, row + rows)
+        scores = _multiply(query[:, some, block], key[:, some].transpose(-1, -2))
+        if mask is not None:
+            scores += mask
+        output[:, some, block] = _multiply(scores.softmax(dim=-1), value[:, some])
+
+
+def _multiply(left: Tensor, right: Tensor) -> Tensor:
+    """What `@` does for `[N, H, ...]`, which would lay the keys of a long text out anew."""
+    product = torch.bmm(left.flatten(0, 1), right.flatten(0, 1))
+    return product.view(*left.shape[:2], *product.shape[1:])

@@ -1,0 +1,1 @@
+"""Sequences of token ids as one packed row."""

@@ -1,0 +1,205 @@
+"""Packing: the token sequences of a batch joined end to end into one row, with no padding.
+
+Knows nothing of models or attention kernels. Within a pack the sequences are ordered by length, so
+that sequences of equal length lie side by side and can be viewed as one dense block; `unpack_order`
+leads back to the order in which they were given.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from app.engine.types import TokenIds
+from app.models.batch.shared_prefix import Sharing, shared_places
+
+# A call for every length costs more than padding does while sequences are this short.
+_LONGEST_PADDED = 64
+_BUCKET_WIDTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring sequences of one length: `count` of `length` tokens from token `start`."""
+
+    start: int
+    count: int
+    length: int
+
+    @property
+    def stop(self) -> int:
+        """The first token after the run."""
+        return self.start + self.count * self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Neighbouring short sequences of near lengths: `count`, each padded to `length` tokens.
+
+    `gather` `[count x length]` holds for each place of the padded block the token that stands there
+    (at padding, the first of the same sequence, so that a number that is not finite stays within
+    its sequence), `places` `[tokens]` for each token its place in the block, and
+    `mask` `[count, 1, 1, length]` float32 0 where there is a token and minus infinity at padding.
+    """
+
+    start: int
+    stop: int
+    count: int
+    length: int
+    gather: torch.Tensor
+    places: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """One row of T tokens that holds N sequences.
+
+    `input_ids` and `position_ids` are `[1, T]` int64 on the device, `cu_seqlens` is `[N + 1]` int32
+    on the device; `offsets` is the same on the host. `unpack_order[i]` is the packed place of the
+    i-th sequence given to `pack`. `sharing` says what of them is computed once, if anything is.
+    """
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor
+    cu_seqlens: torch.Tensor
+    offsets: npt.NDArray[np.int64]
+    unpack_order: npt.NDArray[np.intp]
+    sharing: Sharing | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        return self.input_ids.device
+
+    @property
+    def asked_tokens(self) -> int:
+        """The tokens of the sequences that were given; what follows only rounds T up."""
+        return int(self.offsets[len(self.unpack_order)])
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence, in packed order."""
+        return np.diff(self.offsets).tolist()  # type: ignore[no-any-return]
+
+    @property
+    def tokens(self) -> int:
+        """T, the tokens of all sequences."""
+        return int(self.offsets[-1])
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(self.lengths)
+
+    @cached_property
+    def blocks(self) -> list[Run | Group]:
+        """All sequences that were given, in packed order: short ones of near lengths together."""
+        blocks: list[Run | Group] = []
+        start = 0
+        for _, group in groupby(self.lengths[: len(self.unpack_order)], key=_bucket):
+            lengths = list(group)
+            run = Run(start, len(lengths), lengths[0])
+            even = lengths[0] == lengths[-1]
+            blocks.append(run if even else _group(start, lengths, self.input_ids.device))
+            start += sum(lengths)
+        return blocks
+
+
+def _bucket(length: int) -> int:
+    """Sequences of one bucket are computed together; above the limit only equal ones are."""
+    return length if length > _LONGEST_PADDED else -(-length // _BUCKET_WIDTH) - _LONGEST_PADDED
+
+
+def _group(start: int, lengths: list[int], device: torch.device) -> Group:
+    longest, tokens = lengths[-1], sum(lengths)
+    filled = np.arange(longest) < np.array(lengths)[:, None]
+    places = np.flatnonzero(filled)
+    firsts = start + np.concatenate(([0], np.cumsum(lengths[:-1])))
+    gather = np.repeat(firsts, longest)
+    gather[places] = np.arange(start, start + tokens)
+    return Group(
+        start=start,
+        stop=start + tokens,
+        count=len(lengths),
+        length=longest,
+        gather=torch.from_numpy(gather).to(device),
+        places=torch.from_numpy(places).to(device),
+        mask=torch.from_numpy(np.where(filled, np.float32(0), np.float32(-np.inf))).to(device)[
+            :, None, None
+        ],
+    )
+
+
+def pack(
+    sequences: Sequence[TokenIds],
+    *,
+    device: torch.device,
+    roberta_padding: int | None = None,
+    multiple: int = 1,
+    causal: bool = False,
+) -> PackedBatch:
+    """Join non-empty token sequences end to end; positions restart in each.
+
+    Positions count from 0, or as RoBERTa's do where its padding id is given. T is rounded up to a
+    multiple of `multiple` by one more sequence at the end, which `unpack_order` does not name. In a
+    `causal` model sequences share what they begin with.
+    """
+    order = np.argsort([len(ids) for ids in sequences], kind="stable")
+    rows = [sequences[i] for i in order]
+    filler = -sum(map(len, rows)) % multiple
+    if filler:
+        rows.append(np.zeros(filler, np.int64))
+    offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows])))
+    input_ids = np.concatenate(rows)
+    if roberta_padding is None:
+        position_ids = _count(np.ones_like(input_ids), offsets) - 1
+    else:
+        position_ids = _roberta_positions(input_ids, offsets, roberta_padding)
+    return PackedBatch(
+        input_ids=to_device(device, input_ids)[None],
+        position_ids=to_device(device, position_ids)[None],
+        cu_seqlens=to_device(device, offsets.astype(np.int32)),
+        offsets=offsets,
+        unpack_order=np.argsort(order),
+        sharing=_share(rows, device, multiple) if causal else None,
+    )
+
+
+def _share(rows: list[TokenIds], device: torch.device, multiple: int) -> Sharing | None:
+    """The tokens that are computed are rounded up by the first one."""
+    places = shared_places(rows)
+    if places is None:
+        return None
+    computed, spread = places
+    padded = np.pad(computed, (0, -len(computed) % multiple), constant_values=computed[0])
+    return Sharing(to_device(device, padded), to_device(device, spread))
+
+
+def to_device(device: torch.device, array: npt.NDArray[Any]) -> torch.Tensor:
+    """An array of the host on the device; on a GPU nothing waits for the copy."""
+    tensor = torch.from_numpy(array)
+    if device.type == "cuda":
+        # From pageable memory the copy would wait for the forward that still runs.
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
+def _roberta_positions(input_ids: TokenIds, offsets: TokenIds, padding: int) -> TokenIds:
+    """From `padding + 1` on; a padding token that a text spells out stays at `padding`."""
+    real = (input_ids != padding).astype(np.int64)
+    positions: TokenIds = _count(real, offsets) * real + padding
+    return positions
+
+
+def _count(flags: TokenIds, offsets: TokenIds) -> TokenIds:
+    """Running count of the set `flags`, begun anew at every offset."""
+    running = np.cumsum(flags)
+    before = np.concatenate(([0], running))[offsets[:-1]]
+    counted: TokenIds = running - np.repeat(before, np.diff(offsets))
+    return counted

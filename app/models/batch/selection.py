@@ -1,0 +1,71 @@
+"""The tokens of a packed batch that a head reads: those of the sequences that want its kind."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from app.models.batch.packing import PackedBatch, to_device
+
+# Where the rows of each sequence lie, in the order given to `pack`; None where it has none.
+Spans = list[slice | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSelection:
+    """Some sequences of a packed batch, token by token.
+
+    `places` `[R]` int64 on the device are the selected tokens; None selects them all. `spans[i]` is
+    where the tokens of the i-th sequence given to `pack` lie among the selected ones, None for a
+    sequence that is not selected.
+    """
+
+    places: Tensor | None
+    spans: Spans
+
+    def rows(self, states: Tensor) -> Tensor:
+        """`[R, width]`: of the states `[T, width]` of all tokens the selected ones."""
+        return states if self.places is None else states.index_select(0, self.places)
+
+
+def select_tokens(
+    packed: PackedBatch, wanted: Sequence[bool], multiple_of: Callable[[int], int]
+) -> TokenSelection:
+    """The tokens of the sequences, in the order given to `pack`, for which `wanted` is true.
+
+    R is rounded up to a multiple of what `multiple_of` says, by repeating a token.
+    """
+    offsets, order = packed.offsets, packed.unpack_order
+    spans = [slice(int(offsets[place]), int(offsets[place + 1])) for place in order]
+    if all(wanted):
+        return TokenSelection(None, list(spans))
+    selected = [span for span, want in zip(spans, wanted, strict=True) if want]
+    places = np.concatenate([np.arange(span.start, span.stop) for span in selected])
+    padded = np.pad(places, (0, -len(places) % multiple_of(len(places))), mode="edge")
+    return TokenSelection(to_device(packed.device, padded), _side_by_side(spans, wanted))
+
+
+def select_sequences(packed: PackedBatch, wanted: Sequence[bool]) -> tuple[Tensor | None, Spans]:
+    """Packed places `[S]` int64 on the device of the sequences for which `wanted` is true.
+
+    None stands for all of them, in packed order. Beside it, for each sequence in the order given to
+    `pack`, where its one row lies among those.
+    """
+    order = packed.unpack_order
+    if all(wanted):
+        return None, [slice(int(place), int(place) + 1) for place in order]
+    places = order[np.flatnonzero(wanted)].astype(np.int64)
+    rows = [slice(0, 1)] * len(wanted)
+    return to_device(packed.device, places), _side_by_side(rows, wanted)
+
+
+def _side_by_side(spans: list[slice], wanted: Sequence[bool]) -> Spans:
+    """The spans of the wanted sequences moved together."""
+    moved: Spans = []
+    start = 0
+    for span, want in zip(spans, wanted, strict=True):
+        length = span.stop - span.start
+        moved.append(slice(start, start + length) if want else None)
+        start += length * want
+    return moved

@@ -1,0 +1,1 @@
+"""Models on disk and on the hub: files, configuration numbers and tensors."""

@@ -1,0 +1,113 @@
+"""The tensors of a checkpoint by name: safetensors or PyTorch's files, whole or in shards.
+
+They stay mapped from their files: what nobody copies costs no memory but the system's cache.
+"""
+
+import json
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from app.errors import StartupError
+from app.models.checkpoint.files import TENSOR_FILE_ERRORS, linear_of
+
+_DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Tensors of the checkpoint in `folder`; every name asked for is one behind `prefix`."""
+
+    folder: Path
+    tensors: Mapping[str, Tensor]
+    prefix: str = ""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Map all tensors; raise `StartupError` for files that are absent or damaged."""
+        try:
+            return cls(folder, _read_tensors(folder))
+        except (*TENSOR_FILE_ERRORS, AttributeError) as error:
+            raise StartupError(f"the weights in {folder} cannot be loaded: {error}") from error
+
+    def __contains__(self, name: str) -> bool:
+        return self.prefix + name in self.tensors
+
+    def before(self, name: str) -> Self:
+        """The same tensors, asked for behind what stands before `name` in this checkpoint."""
+        found = (known.removesuffix(name) for known in self.tensors if known.endswith(name))
+        return type(self)(self.folder, self.tensors, next(found, self.prefix))
+
+    def get(self, name: str, *shape: int) -> Tensor:
+        """The tensor, of that shape.
+
+        Raises `StartupError` where it is missing, another's, or not in a known dtype.
+        """
+        full_name = self.prefix + name
+        tensor = self.tensors.get(full_name)
+        # Anything in its place would be random numbers, and the results with them.
+        if tensor is None:
+            raise StartupError(f"the checkpoint in {self.folder} lacks the tensor {full_name}")
+        if tensor.shape != shape:
+            raise StartupError(
+                f"the checkpoint in {self.folder} has another shape for the tensor {full_name}"
+            )
+        # Others are parts of a quantized weight, which without its scales would be random, too.
+        if tensor.dtype not in _DTYPES:
+            raise StartupError(
+                f"the checkpoint in {self.folder} has the tensor {full_name} in "
+                f"{str(tensor.dtype).removeprefix('torch.')}; take one in float32, float16 or "
+                "bfloat16"
+            )
+        return tensor
+
+    def linear(
+        self, name: str, in_features: int, out_features: int, *, bias: bool = True
+    ) -> nn.Linear:
+        """The linear layer of that name."""
+        weight = self.get(f"{name}.weight", out_features, in_features)
+        return linear_of(weight, self.get(f"{name}.bias", out_features) if bias else None)
+
+
+def _read_tensors(folder: Path) -> dict[str, Tensor]:
+    tensors = {}
+    for path in weight_files(folder):
+        for name, tensor in _read_file(path).items():
+            if isinstance(tensor, Tensor):
+                tensors[_modern(name)] = tensor
+    return tensors
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files with the tensors; raises `OSError`, `ValueError` or `KeyError` without any."""
+    for name in _FILES:
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            return [folder / name]
+        if index.is_file():
+            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            return [folder / Path(shard).name for shard in sorted(set(shards))]
+    raise FileNotFoundError(f"there is no {' and no '.join(_FILES)}")
+
+
+def _read_file(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    # Files from before PyTorch 1.6 are no archives, which alone can be mapped.
+    mapped = zipfile.is_zipfile(path)
+    state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    return state
+
+
+def _modern(name: str) -> str:
+    """Checkpoints that were made with TensorFlow call a norm's parameters by other names."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
+        "LayerNorm.beta", "LayerNorm.bias"
+    )

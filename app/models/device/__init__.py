@@ -1,0 +1,1 @@
+"""Devices: which one, how many threads and tokens, and copies from it."""

@@ -1,0 +1,156 @@
+"""Which device and number format to run on, and what the hardware is called."""
+
+import gc
+import warnings
+from collections.abc import Callable
+
+import structlog
+import torch
+
+from app.errors import StartupError
+from app.models.device.cpu_threads import available_threads
+from app.settings.declaration import INT8
+
+log = structlog.get_logger(__name__)
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that DEVICE names; `auto` takes a CUDA GPU, then Apple's, then the CPU."""
+    if name == "auto":
+        return torch.device(_best_device())
+    device = torch.device(name)
+    if device.type == "cuda":
+        _require_cuda(name, device)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise StartupError("DEVICE=mps needs an Apple GPU, and there is none here")
+    return device
+
+
+def choose_dtype(name: str, device: torch.device, *, qwen: bool = False) -> torch.dtype:
+    """The number format that DTYPE names; `auto` takes the fastest that the device has natively.
+
+    On a GPU Qwen3's states can leave the range of float16: `auto` takes bfloat16 for it, or float32
+    where the GPU has none. For `int8` it is the format of what is not a matrix product.
+    """
+    if name == INT8:
+        _require_int8(device)
+    if name in {"auto", INT8}:
+        if device.type == "cpu":
+            return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+        if qwen and device.type == "cuda":
+            return torch.bfloat16 if _cuda_has_bfloat16(device) else torch.float32
+        return torch.float16
+    dtype: torch.dtype = getattr(torch, name)
+    if device.type == "cpu" and dtype is torch.float16:
+        raise StartupError("DTYPE=float16 is for GPUs; on a CPU use bfloat16, float32 or auto")
+    return dtype
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16 matrices natively."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+
+
+def _cuda_has_bfloat16(device: torch.device) -> bool:
+    """Whether the GPU multiplies bfloat16 natively, as from Ampere on."""
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def cpu_has_int8() -> bool:
+    """Whether the processor multiplies 8-bit matrices into 32 bits; older ones saturate at 16."""
+    capabilities = torch.cpu.get_capabilities()
+    native = any(capabilities.get(name) for name in ("amx_int8", "avx512_vnni", "avx_vnni"))
+    return bool(native and torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
+def describe_device(device: torch.device) -> str:
+    """What the hardware is called."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    capabilities = torch.cpu.get_capabilities()
+    processor = capabilities.get("cpu_name") or capabilities.get("architecture") or "CPU"
+    return f"{processor}, {available_threads()} threads"
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """Memory of a CUDA device in bytes; None on others."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def memory_freer(device: torch.device) -> Callable[[], None]:
+    """A call that gives back what the device's allocator keeps without using it."""
+
+    def free() -> None:
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    return free
+
+
+def memory_reader(device: torch.device) -> Callable[[str], int] | None:
+    """Bytes allocated, reserved, free or total on a CUDA device; None on others."""
+    if device.type != "cuda":
+        return None
+
+    def read(kind: str) -> int:
+        match kind:
+            case "allocated":
+                return torch.cuda.memory_allocated(device)
+            case "reserved":
+                return torch.cuda.memory_reserved(device)
+        free, total = torch.cuda.mem_get_info(device)
+        return free if kind == "free" else total
+
+    return read
+
+
+def _has_cuda() -> bool:
+    """Whether PyTorch can use a GPU; what it warns of otherwise, `_why_no_cuda` says."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.cuda.is_available()
+
+
+def _best_device() -> str:
+    if _has_cuda():
+        return "cuda"
+    if torch.backends.mps.is_available():
+        return "mps"
+    if torch.version.cuda:  # Somebody installed the build for GPUs and will wonder.
+        log.warning("no_gpu_used", reason=_why_no_cuda(), device="cpu")
+    return "cpu"
+
+
+def _why_no_cuda() -> str:
+    """What PyTorch says, such as a driver that is missing or too old; its first sentence."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return str(error).strip().splitlines()[0].split(". ")[0].rstrip(".")
+    return "PyTorch sees no GPU"
+
+
+def _require_int8(device: torch.device) -> None:
+    if device.type != "cpu":
+        raise StartupError(
+            f"DTYPE=int8 is for CPUs, and the models run on {device}; set DTYPE=auto, or DEVICE=cpu"
+        )
+    if not cpu_has_int8():
+        raise StartupError(
+            "DTYPE=int8 needs an x86 processor with VNNI or AMX, and this one has neither; set "
+            "DTYPE=auto"
+        )
+
+
+def _require_cuda(name: str, device: torch.device) -> None:
+    if not _has_cuda():
+        raise StartupError(
+            f"DEVICE={name} needs an NVIDIA GPU that PyTorch {torch.__version__} can use, and it "
+            f"sees none ({_why_no_cuda()}); check nvidia-smi and the driver, or set DEVICE=cpu"
+        )
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise StartupError(f"DEVICE={name}: there are only {torch.cuda.device_count()} GPUs")

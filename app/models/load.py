@@ -1,0 +1,33 @@
+"""The loader that the service is wired with: from settings to warm models.
+
+torch is imported when it is called and not with this module: that takes seconds, and the port must
+answer before it is done.
+"""
+
+import os
+
+from app.engine.loaded_models import LoadedModels
+from app.models.checkpoint.read_ahead import Half, read_ahead
+from app.settings import Settings
+
+
+def load_models(settings: Settings) -> LoadedModels:
+    """Load and warm what the settings name; called in the device thread.
+
+    Raises `StartupError` for whatever stands in the way.
+    """
+    _prepare_libraries(settings)
+    # The weights come from the disk while Python imports.
+    read_ahead(settings, Half.SECOND)
+    from app.models.runtime import load  # noqa: PLC0415 - see above
+
+    models = load(settings)
+    read_ahead(settings, Half.FIRST)
+    return models
+
+
+def _prepare_libraries(settings: Settings) -> None:
+    """Set the variables that PyTorch and the hub's library read when they are imported."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    if "PYTORCH_ALLOC_CONF" not in os.environ:  # PyTorch's newer name, which only it knows.
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings.pytorch_cuda_alloc_conf

@@ -1,0 +1,96 @@
+"""Build the kernels where the processor can run them: `python -m app.models.ops.build`.
+
+The compiler is a package from the index, fetched for this alone and removed again, so that the
+library is the same wherever it is built and nothing has to be installed. `--anywhere` does not look
+at the processor, for images that are built on one machine and run on another.
+
+It ends with 0 where the library is there or of no use, and with 1 and a sentence where it cannot be
+built: the service runs without it, only slower.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from app.models.ops.native_sources import FLAGS, FOLDER, library_path, sources
+
+_COMPILER = FOLDER.parents[3] / "requirements-kernels.txt"
+_BASE = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
+_FLAGS_OF_LINUX = _BASE | {"avx512_bf16", "avx512_vnni"}
+_SECONDS = 600
+
+
+def main(arguments: list[str]) -> int:
+    """Build what is missing."""
+    if library_path().exists() or not is_of_use(anywhere="--anywhere" in arguments):
+        return 0
+    print("Building the kernels (a compiler of 100 MB is fetched for it) ...", flush=True)  # noqa: T201
+    try:
+        build()
+    except (subprocess.SubprocessError, OSError) as error:
+        print(f"The kernels could not be built: {explain(error)}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+def is_of_use(*, anywhere: bool = False) -> bool:
+    """Whether this is Linux on x86-64 (with glibc, as PyTorch is) and its processor fits."""
+    fits = platform.libc_ver()[0] == "glibc" and platform.machine() == "x86_64"
+    return fits and (anywhere or _processor_flags() >= _FLAGS_OF_LINUX)
+
+
+def _processor_flags() -> set[str]:
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+
+
+def build() -> None:
+    """Fetch the compiler, compile, and put the library in its place."""
+    with TemporaryDirectory(prefix="smart-embedder-kernels-") as temporary:
+        folder = Path(temporary)
+        _run([sys.executable, "-m", "pip", *_pip_options(folder / "compiler")], os.environ)
+        compile_with(folder / "compiler", folder)
+
+
+def compile_with(compiler: Path, folder: Path) -> None:
+    """Compile with the package ziglang in `compiler`; what else is written goes to `folder`."""
+    files = [str(path) for path in sources() if path.suffix == ".c"]
+    cache = {f"ZIG_{kind}_CACHE_DIR": str(folder / "cache") for kind in ("GLOBAL", "LOCAL")}
+    library = library_path()
+    # Beside its place, so that it comes there in one step.
+    made = library.with_suffix(f".{os.getpid()}")
+    try:
+        _run(
+            [sys.executable, "-m", "ziglang", "cc", *FLAGS, *files, "-o", str(made)],
+            {**os.environ, "PYTHONPATH": str(compiler), **cache},
+        )
+        made.replace(library)
+    finally:
+        made.unlink(missing_ok=True)
+    for other in set(FOLDER.glob("kernels-*.so")) - {library}:
+        other.unlink(missing_ok=True)
+
+
+def _pip_options(target: Path) -> list[str]:
+    quiet = ["--quiet", "--no-input", "--disable-pip-version-check"]
+    safe = ["--no-deps", "--require-hashes", "--only-binary=:all:"]
+    return ["install", *quiet, *safe, "--target", str(target), "--requirement", str(_COMPILER)]
+
+
+def _run(command: list[str], environment: os._Environ[str] | dict[str, str]) -> None:
+    subprocess.run(  # noqa: S603 - the interpreter itself
+        command, env=environment, check=True, capture_output=True, text=True, timeout=_SECONDS
+    )
+
+
+def explain(error: subprocess.SubprocessError | OSError) -> str:
+    """The last line that the failed program said, or what kept it from running."""
+    said = str(getattr(error, "stderr", None) or error).strip()
+    return said.splitlines()[-1] if said else type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""What a transformer's hidden states are used for: vectors and scores."""

@@ -1,0 +1,146 @@
+"""bge-reranker-v2-m3: query and passage read together by a classifier with one logit.
+
+The pair's layout and the way it is cut follow FlagEmbedding's `FlagReranker`.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from app.engine.types import JoinedIds, Outputs, TokenIds, TokenizedPair
+from app.errors import InferenceError, StartupError
+from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
+from app.models.batch.packing import PackedBatch
+from app.models.checkpoint.files import read_config
+from app.models.checkpoint.weights import Weights
+from app.models.device.transfer import not_finite, start_copies
+from app.models.tasks.device_model import DeviceModel
+from app.models.text.tokenizer import NO_IDS, Beginning, TextTokenizer
+
+_CLASSIFIER_TYPES = ("xlm-roberta", "roberta")
+_LOGITS = "classifier.out_proj.weight"
+
+
+class CrossEncoder(DeviceModel[float]):
+    """Implements `app.engine.types.Reranker`; a score is the raw logit."""
+
+    max_batch_sequences = None
+    scores_are_logits = True
+    reads_instruction = False
+
+    def __init__(
+        self, name: str, backbone: Backbone, classifier: nn.Module, tokenizer: TextTokenizer
+    ) -> None:
+        self.name = name
+        self._backbone = backbone
+        self._classifier = classifier
+        self._tokenizer = tokenizer
+        self._template = tokenizer.pair_template()
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of one pair, special tokens included."""
+        return self._tokenizer.max_length
+
+    def tokenize_pairs(
+        self, query: str, passages: list[str], instruction: str | None
+    ) -> list[TokenizedPair]:
+        """The query cut to three quarters of the limit, each passage from its end to the rest.
+
+        A cross-encoder has no use for an instruction.
+        """
+        del instruction
+        (beginning,) = self._tokenizer.encode_plain([query], self.max_length * 3 // 4)
+        room = self.max_length - len(self._template) - beginning.kept
+        ends = self._tokenizer.encode_plain(passages, max(0, room))
+        head = np.concatenate((self._template.prefix, beginning.ids))
+        return [self._join(head, beginning, passage) for passage in ends]
+
+    def _join(self, head: TokenIds, query: Beginning, passage: Beginning) -> TokenizedPair:
+        template = self._template
+        # FlagReranker reads a query whose passage is empty as a text alone.
+        middle = template.middle if passage.total else NO_IDS
+        return TokenizedPair(
+            sequence=JoinedIds(head, passage.take(middle, template.suffix)),
+            query_tokens=query.total,
+            query_kept=query.kept,
+            passage_tokens=passage.total,
+            passage_kept=passage.kept,
+        )
+
+    def settle(self) -> None:
+        """Implement `DeviceModel`."""
+        self._backbone.settle()
+
+    @torch.inference_mode()
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[float | InferenceError]]:
+        """Implement `DeviceModel`: the logit of each pair."""
+        del outputs
+        packed = self._backbone.pack(sequences)
+        logits = self._classify(self._backbone.forward(packed), packed)
+        return start_scores(logits, packed)
+
+    def _classify(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
+        first = hidden[packed.cu_seqlens[:-1].long()]
+        return self._classifier(first).float().squeeze(-1)  # type: ignore[no-any-return]
+
+
+def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target) -> CrossEncoder:
+    """Load a one-logit classifier; raise `StartupError` where the folder holds something else."""
+    if read_config(folder).get("model_type") not in _CLASSIFIER_TYPES:
+        raise StartupError(
+            f"{folder} is no reranker known here: use bge-reranker or Qwen3-Reranker"
+        )
+    weights = Weights.read(folder)
+    _require_one_logit(weights)
+    tokenizer = load_tokenizer(folder, max_length)
+    backbone = load_encoder(folder, target, tokenizer, weights)
+    return CrossEncoder(name, backbone, _classifier(weights, backbone), tokenizer)
+
+
+def _require_one_logit(weights: Weights) -> None:
+    if _LOGITS not in weights:
+        raise StartupError(
+            f"{weights.folder} holds an embedding model and not a reranker: it has no "
+            "classification head"
+        )
+    logits = len(weights.tensors[_LOGITS])
+    if logits != 1:
+        raise StartupError(f"{weights.folder} gives {logits} logits; a reranker gives one")
+
+
+def _classifier(weights: Weights, backbone: Backbone) -> nn.Module:
+    """From the state of a pair's first token to its logit."""
+    width = backbone.hidden_size
+    layers = (
+        weights.linear("classifier.dense", width, width),
+        nn.Tanh(),
+        weights.linear("classifier.out_proj", width, 1),
+    )
+    return nn.Sequential(*layers).to(backbone.device, backbone.dtype)
+
+
+def start_scores(
+    logits: Tensor, packed: PackedBatch, *, as_probabilities: bool = False
+) -> Callable[[], list[float | InferenceError]]:
+    """Begin to bring logits `[N]`, in packed order, to the host; collected in the order given.
+
+    In the place of one that is not finite stands an `InferenceError`.
+    """
+    arrive = start_copies([logits])
+
+    def collect() -> list[float | InferenceError]:
+        (arrived,) = arrive()
+        scores = torch.from_numpy(arrived.values)
+        values = (torch.sigmoid(scores) if as_probabilities else scores).tolist()
+        return [
+            values[place] if arrived.finite[place] else not_finite()
+            for place in packed.unpack_order
+        ]
+
+    return collect

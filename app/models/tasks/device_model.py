@@ -1,0 +1,31 @@
+"""What every model here has in common: a forward that is launched, and collected afterwards."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from app.engine.types import Outputs, TokenIds
+from app.errors import InferenceError
+
+Result = TypeVar("Result")
+
+
+class DeviceModel(ABC, Generic[Result]):
+    """The part of `app.engine.types.Model` that touches the device."""
+
+    def settle(self) -> None:
+        """Implement `app.engine.types.Model`: results are the same before and after."""
+
+    @abstractmethod
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[Result | InferenceError]]:
+        """Begin one forward for all sequences, each with the kinds in its place of `outputs`.
+
+        What is returned waits for it, in any thread, and gives one result for each sequence, in
+        order; in the place of one with a number that is not finite stands an `InferenceError`.
+        """
+
+    def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[Result | InferenceError]:
+        """Launch with the same kinds for every sequence, and wait."""
+        return self.launch(sequences, [outputs] * len(sequences))()

@@ -1,0 +1,183 @@
+"""bge-m3, and any checkpoint of its shape: one packed forward, three kinds of vectors."""
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from app.engine.types import (
+    FloatArray,
+    Outputs,
+    SparseVector,
+    TextEmbedding,
+    TokenIds,
+    TokenizedText,
+)
+from app.errors import InferenceError
+from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
+from app.models.batch.packing import PackedBatch
+from app.models.batch.selection import Spans, select_sequences
+from app.models.checkpoint.files import read_linear, read_pooling
+from app.models.device.transfer import Arrived, not_finite, start_copies
+from app.models.tasks import heads
+from app.models.tasks.device_model import DeviceModel
+from app.models.text.tokenizer import TextTokenizer
+
+_FRAME_TOKENS = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What the device made of one kind of vectors, and where each sequence's rows of it lie."""
+
+    rows: Arrived
+    spans: Spans
+
+    def finite(self, index: int) -> bool:
+        """Whether all numbers of one sequence are finite; true where it has none."""
+        span = self.spans[index]
+        return span is None or bool(self.rows.finite[span].all())
+
+    def of(self, index: int, skip: int = 0) -> FloatArray | None:
+        """The rows of one sequence without the first `skip`; None where it has none."""
+        span = self.spans[index]
+        return None if span is None else self.rows.values[span.start + skip : span.stop]
+
+
+class M3Embedder(DeviceModel[TextEmbedding]):
+    """Implements `app.engine.types.Embedder` for checkpoints of bge-m3's shape."""
+
+    max_batch_sequences = None
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        backbone: Backbone,
+        tokenizer: TextTokenizer,
+        sparse_head: nn.Linear,
+        colbert_head: nn.Linear,
+        pooling: str,
+    ) -> None:
+        self.name = name
+        self._backbone = backbone
+        self._tokenizer = tokenizer
+        self._sparse_head = sparse_head.to(backbone.device, backbone.dtype)
+        self._colbert_head = colbert_head.to(backbone.device, backbone.dtype)
+        self._pooling = pooling
+        self._vocabulary = heads.LexicalVocabulary(_ids_of(tokenizer, _FRAME_TOKENS))
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of one text, special tokens included."""
+        return self._tokenizer.max_length
+
+    @property
+    def colbert_width(self) -> int:
+        """Numbers in each ColBERT vector."""
+        return self._colbert_head.out_features
+
+    def tokenize(self, texts: list[str]) -> list[TokenizedText]:
+        """Token ids of each text, cut from the end to `max_length`."""
+        return self._tokenizer.encode(texts)
+
+    def settle(self) -> None:
+        """Implement `DeviceModel`."""
+        self._backbone.settle()
+
+    def shallow(self) -> tuple["M3Embedder", float]:
+        """One of fewer layers, for measuring only, and how many times as deep this one is."""
+        part = copy(self)
+        part._backbone, times = self._backbone.shallow()  # noqa: SLF001 - its own
+        return part, times
+
+    @torch.inference_mode()
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[TextEmbedding | InferenceError]]:
+        """Implement `DeviceModel`."""
+        packed = self._backbone.pack(sequences)
+        made = self._run_heads(self._backbone.forward(packed), packed, outputs)
+        arrive = start_copies([tensor for tensor, _ in made.values()])
+
+        def collect() -> list[TextEmbedding | InferenceError]:
+            spans = (spans for _, spans in made.values())
+            kinds = dict(zip(made, map(_Kind, arrive(), spans), strict=True))
+            return self._unpack(sequences, kinds)
+
+        return collect
+
+    def _run_heads(
+        self, hidden: Tensor, packed: PackedBatch, outputs: Sequence[Outputs]
+    ) -> dict[str, tuple[Tensor, Spans]]:
+        """Each kind that somebody wants, for the sequences that want it."""
+        made: dict[str, tuple[Tensor, Spans]] = {}
+        if any(wanted := [each.dense for each in outputs]):
+            places, spans = select_sequences(packed, wanted)
+            made["dense"] = heads.dense_vectors(hidden, packed, self._pooling, places), spans
+        if any(wanted := [each.sparse for each in outputs]):
+            tokens = self._backbone.select_tokens(packed, wanted)
+            weights = heads.token_weights(tokens.rows(hidden), self._sparse_head)
+            made["sparse"] = weights, tokens.spans
+        if any(wanted := [each.colbert for each in outputs]):
+            tokens = self._backbone.select_tokens(packed, wanted)
+            vectors = heads.token_vectors(tokens.rows(hidden), self._colbert_head)
+            made["colbert"] = vectors, tokens.spans
+        return made
+
+    def _unpack(
+        self, sequences: list[TokenIds], kinds: dict[str, _Kind]
+    ) -> list[TextEmbedding | InferenceError]:
+        dense, colbert = kinds.get("dense"), kinds.get("colbert")
+        sparse = self._sparse(sequences, kinds.get("sparse"))
+        return [
+            TextEmbedding(
+                dense=_only_row(dense, index),
+                sparse=sparse.get(index),
+                # The first token's state is for the dense vector alone.
+                colbert=None if colbert is None else colbert.of(index, skip=1),
+            )
+            if all(kind.finite(index) for kind in kinds.values())
+            else not_finite()
+            for index in range(len(sequences))
+        ]
+
+    def _sparse(self, sequences: list[TokenIds], kind: _Kind | None) -> dict[int, SparseVector]:
+        """By the index of the sequences that want it."""
+        if kind is None:
+            return {}
+        weights = {
+            index: rows for index in range(len(sequences)) if (rows := kind.of(index)) is not None
+        }
+        vectors = self._vocabulary.sparse_vectors(
+            [sequences[index] for index in weights], list(weights.values())
+        )
+        return dict(zip(weights, vectors, strict=True))
+
+
+def load_m3_embedder(name: str, folder: Path, max_length: int, target: Target) -> M3Embedder:
+    """Load a checkpoint of bge-m3's shape; raise `StartupError` for whatever is wrong with it."""
+    tokenizer = load_tokenizer(folder, max_length)
+    backbone = load_encoder(folder, target, tokenizer)
+    return M3Embedder(
+        name=name,
+        backbone=backbone,
+        tokenizer=tokenizer,
+        sparse_head=read_linear(folder / "sparse_linear.pt", backbone.hidden_size, 1),
+        colbert_head=read_linear(folder / "colbert_linear.pt", backbone.hidden_size),
+        pooling=read_pooling(folder),
+    )
+
+
+def _ids_of(tokenizer: TextTokenizer, tokens: tuple[str, ...]) -> TokenIds:
+    ids = [tokenizer.token_id(token) for token in tokens]
+    return np.array([token_id for token_id in ids if token_id is not None], dtype=np.int64)
+
+
+def _only_row(kind: _Kind | None, index: int) -> FloatArray | None:
+    rows = None if kind is None else kind.of(index)
+    return None if rows is None else rows[0]

@@ -1,0 +1,149 @@
+"""Qwen3-Embedding and Qwen3-Reranker: a causal decoder whose last token speaks for the text.
+
+The score is that of the Qwen3-Reranker model card.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from app.engine.types import Outputs, TextEmbedding, TokenIds, TokenizedPair, TokenizedText
+from app.errors import InferenceError, StartupError
+from app.models.architectures.qwen3.config import DecoderConfig
+from app.models.architectures.qwen3.parameters import vocabulary_head
+from app.models.backbone import Backbone, Target, load_decoder
+from app.models.batch.packing import PackedBatch
+from app.models.checkpoint.weights import Weights
+from app.models.device.transfer import not_finite, start_copies
+from app.models.tasks.cross_encoder import start_scores
+from app.models.tasks.device_model import DeviceModel
+from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, QwenTemplate
+from app.models.text.tokenizer import TextTokenizer
+
+END_TOKEN = "<|endoftext|>"  # noqa: S105 - a token of the vocabulary
+
+
+class QwenEmbedder(DeviceModel[TextEmbedding]):
+    """Implements `app.engine.types.Embedder` for dense vectors alone: the raw last-token state."""
+
+    max_batch_sequences = None
+    colbert_width = 0
+
+    def __init__(self, name: str, backbone: Backbone, tokenizer: TextTokenizer) -> None:
+        self.name = name
+        self._backbone = backbone
+        self._tokenizer = tokenizer
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of one text, the end token included."""
+        return self._tokenizer.max_length
+
+    def tokenize(self, texts: list[str]) -> list[TokenizedText]:
+        """Token ids of each text, closed by one end token, also where the text is cut."""
+        return self._tokenizer.encode(texts)
+
+    @torch.inference_mode()
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[TextEmbedding | InferenceError]]:
+        """Implement `DeviceModel`: the last token's state of each text, float32, not normalised."""
+        del outputs
+        packed = self._backbone.pack(sequences)
+        arrive = start_copies([_last_states(self._backbone.forward(packed), packed)])
+
+        def collect() -> list[TextEmbedding | InferenceError]:
+            (states,) = arrive()
+            return [
+                TextEmbedding(dense=states.values[place]) if states.finite[place] else not_finite()
+                for place in packed.unpack_order
+            ]
+
+        return collect
+
+
+class QwenReranker(DeviceModel[float]):
+    """Implements `app.engine.types.Reranker`; a score is the probability of yes against no."""
+
+    scores_are_logits = False
+    reads_instruction = True
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        backbone: Backbone,
+        yes_minus_no: Tensor,
+        tokenizer: TextTokenizer,
+        max_batch_sequences: int,
+    ) -> None:
+        self.name = name
+        self.max_batch_sequences = max_batch_sequences
+        self._backbone = backbone
+        self._yes_minus_no = yes_minus_no
+        self._tokenizer = tokenizer
+        self._template = QwenTemplate(tokenizer)
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of one pair, template included."""
+        return self._tokenizer.max_length
+
+    def tokenize_pairs(
+        self, query: str, passages: list[str], instruction: str | None
+    ) -> list[TokenizedPair]:
+        """The template filled in; only its content is cut, from the end, so the passage first."""
+        return self._template.pairs(query, passages, instruction or DEFAULT_INSTRUCTION)
+
+    @torch.inference_mode()
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[float | InferenceError]]:
+        """Implement `DeviceModel`: the probability of yes, from two rows of the head."""
+        del outputs
+        packed = self._backbone.pack(sequences)
+        states = _last_states(self._backbone.forward(packed), packed)
+        return start_scores(states @ self._yes_minus_no, packed, as_probabilities=True)
+
+
+def load_qwen_embedder(name: str, folder: Path, max_length: int, target: Target) -> QwenEmbedder:
+    """Load Qwen3-Embedding; raises `StartupError` for whatever is wrong with the folder."""
+    backbone = load_decoder(folder, target, Weights.read(folder))
+    limit = min(max_length, backbone.max_length)
+    return QwenEmbedder(name, backbone, TextTokenizer.from_folder(folder, limit, closing=END_TOKEN))
+
+
+def load_qwen_reranker(
+    name: str, folder: Path, max_length: int, max_batch_sequences: int, target: Target
+) -> QwenReranker:
+    """Load Qwen3-Reranker; raises `StartupError` where the folder holds something else."""
+    if (folder / "1_Pooling").is_dir():
+        raise StartupError(
+            f"{folder} holds an embedding model and not a reranker: it has a pooling"
+        )
+    weights = Weights.read(folder)
+    backbone = load_decoder(folder, target, weights)
+    tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
+    return QwenReranker(
+        name=name,
+        backbone=backbone,
+        yes_minus_no=_yes_minus_no(weights, tokenizer).to(target.device),
+        tokenizer=tokenizer,
+        max_batch_sequences=max_batch_sequences,
+    )
+
+
+def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:
+    """`[hidden]` float32: the one direction of the vocabulary's head that the score needs."""
+    yes, no = tokenizer.token_id("yes"), tokenizer.token_id("no")
+    if yes is None or no is None:
+        raise StartupError(f"the vocabulary in {weights.folder} has no tokens yes and no")
+    head = vocabulary_head(weights, DecoderConfig.read(weights.folder))
+    return head[yes].float() - head[no].float()
+
+
+def _last_states(hidden: Tensor, packed: PackedBatch) -> Tensor:
+    """`[N, hidden]` float32: the state of each sequence's last token, in packed order."""
+    return hidden[packed.cu_seqlens[1:].long() - 1].float()

@@ -1,0 +1,242 @@
+"""Tokenisation with exact counts, in memory that does not grow with the text.
+
+The model's own `tokenizer.json` is read with the tokenizers library, whose encoding releases the
+GIL and may run in several threads at once. A text goes through it whole, slice by slice: what is
+kept are the ids that the model reads, of the others only their number.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from app.engine.text_size import growth_of
+from app.engine.types import TokenIds, TokenizedText
+from app.errors import StartupError
+from app.models.checkpoint.files import read_config
+from app.models.text.slices import SLICE_CHARACTERS, Slicer
+
+# Words that the tokenizers library remembers, up to 15 kB each; ten times as many by default, which
+# makes it hardly faster.
+_REMEMBERED_WORDS = 1000
+_LAST_IDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The special tokens that a model wants before and after a text."""
+
+    prefix: TokenIds
+    suffix: TokenIds
+
+    def __len__(self) -> int:
+        return len(self.prefix) + len(self.suffix)
+
+
+@dataclass(frozen=True, slots=True)
+class PairTemplate:
+    """The special tokens that a model wants before, between and after two texts."""
+
+    prefix: TokenIds
+    middle: TokenIds
+    suffix: TokenIds
+
+    def __len__(self) -> int:
+        return len(self.prefix) + len(self.middle) + len(self.suffix)
+
+
+@dataclass(slots=True)
+class Beginning:
+    """The first token ids of a text, at most `most`, and how many it has in `total`.
+
+    `last` holds the last of all, read or not, as many as end a template.
+    """
+
+    most: int
+    total: int = 0
+    last: list[int] = field(default_factory=list)
+    _parts: list[TokenIds] = field(default_factory=list)
+
+    @property
+    def ids(self) -> TokenIds:
+        """What was kept, `[tokens]`."""
+        if len(self._parts) != 1:
+            self._parts = [np.concatenate([NO_IDS, *self._parts])]
+        return self._parts[0]
+
+    @property
+    def kept(self) -> int:
+        """How many ids were kept."""
+        return min(self.total, self.most)
+
+    def take(self, before: TokenIds, after: TokenIds) -> TokenIds:
+        """What was kept, between these; it is not kept any longer."""
+        ids = np.concatenate([before, *self._parts, after])
+        self._parts.clear()
+        return ids
+
+    def add(self, ids: list[int]) -> None:
+        """Go on with the next ids of the text."""
+        room = self.most - self.total
+        if room > 0:
+            self._parts.append(_ids(ids[:room]))
+        self.total += len(ids)
+        self.last = (self.last + ids[-_LAST_IDS:])[-_LAST_IDS:]
+
+
+class TextTokenizer:
+    """Turns texts into the token ids of one model, cut from the end to `max_length`."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        max_length: int,
+        *,
+        closing: str | None = None,
+        slice_characters: int = SLICE_CHARACTERS,
+    ) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        _remember_less(tokenizer)
+        self._tokenizer = tokenizer
+        self._template = _closed_with(_template_of(tokenizer), closing, tokenizer)
+        self._slicer = Slicer(tokenizer, slice_characters)
+        self.max_length = max_length
+        if max_length <= len(self._template):
+            raise StartupError(
+                f"a length limit of {max_length} tokens leaves no room for text beside the "
+                f"{len(self._template)} special tokens of this model"
+            )
+
+    @classmethod
+    def from_folder(
+        cls,
+        folder: Path,
+        max_length: int,
+        *,
+        closing: str | None = None,
+        slice_characters: int = SLICE_CHARACTERS,
+    ) -> "TextTokenizer":
+        """Read `tokenizer.json`; raise `StartupError` where it is missing, damaged or another's.
+
+        `closing` is a token that must end every text, whether the file's own template adds it or
+        not. Texts are tokenised in slices of `slice_characters`.
+        """
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise StartupError(f"{folder} holds no tokenizer.json")
+        try:
+            tokenizer = Tokenizer.from_file(str(path))
+            _require_embeddings(tokenizer, folder)
+            return cls(tokenizer, max_length, closing=closing, slice_characters=slice_characters)
+        except StartupError:
+            raise
+        except Exception as error:  # The tokenizers library raises bare Exception.
+            raise StartupError(f"{path} cannot be read: {error}") from error
+
+    def encode(self, texts: list[str]) -> list[TokenizedText]:
+        """Token ids of each text with special tokens, and how many there were before the cut."""
+        room = self.max_length - len(self._template)
+        return [self._finish(text) for text in self.encode_plain(texts, room)]
+
+    def encode_plain(self, texts: list[str], most: int) -> list[Beginning]:
+        """The first `most` token ids of each text, without special tokens."""
+        beginnings = [Beginning(most) for _ in texts]
+        for batch in self._batches(texts):
+            slices = [text for _, text in batch]
+            encodings = self._tokenizer.encode_batch_fast(slices, add_special_tokens=False)
+            for (place, _), encoding in zip(batch, encodings, strict=True):
+                beginnings[place].add(encoding.ids)
+        return beginnings
+
+    def _batches(self, texts: list[str]) -> Iterator[list[tuple[int, str]]]:
+        """Slices with the places of their texts, together no larger than one slice may be."""
+        batch: list[tuple[int, str]] = []
+        room = self._slicer.characters
+        for place, text in enumerate(texts):
+            for part in self._slicer.slices(text):
+                size = len(part) * growth_of(part)
+                if size > room and batch:
+                    yield batch
+                    batch, room = [], self._slicer.characters
+                batch.append((place, part))
+                room -= size
+        if batch:
+            yield batch
+
+    def pair_template(self) -> PairTemplate:
+        """The special tokens around and between two texts that are read together."""
+        return _pair_template_of(self._tokenizer)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token, or None where the vocabulary has none."""
+        return self._tokenizer.token_to_id(token)
+
+    def _finish(self, text: Beginning) -> TokenizedText:
+        template = self._template
+        ids = text.take(template.prefix, template.suffix)
+        return TokenizedText(ids, original_tokens=text.total + len(template))
+
+
+def _remember_less(tokenizer: Tokenizer) -> None:
+    """An attacker's long words would fill the library's cache with 150 MB."""
+    if hasattr(tokenizer.model, "_resize_cache"):  # Unigram and BPE, which have no public name.
+        tokenizer.model._resize_cache(_REMEMBERED_WORDS)  # noqa: SLF001
+
+
+def _require_embeddings(tokenizer: Tokenizer, folder: Path) -> None:
+    """Raise `StartupError` where a token has no embedding, at which a whole batch would fail."""
+    tokens = tokenizer.get_vocab_size(with_added_tokens=True)
+    embedded = read_config(folder).get("vocab_size", tokens)
+    if tokens > embedded:
+        raise StartupError(
+            f"the tokenizer in {folder} has {tokens} tokens, and the model only {embedded}: "
+            "they are not of one model"
+        )
+
+
+def _template_of(tokenizer: Tokenizer) -> Template:
+    """Find the special tokens by looking where a plain text lands between them."""
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    framed = tokenizer.encode("a", add_special_tokens=True).ids
+    start = _find(plain, framed)
+    return Template(_ids(framed[:start]), _ids(framed[start + len(plain) :]))
+
+
+def _closed_with(template: Template, closing: str | None, tokenizer: Tokenizer) -> Template:
+    if closing is None:
+        return template
+    token_id = tokenizer.token_to_id(closing)
+    if token_id is None:
+        raise StartupError(f"the vocabulary has no token {closing}")
+    if len(template.suffix) and template.suffix[-1] == token_id:
+        return template
+    return Template(template.prefix, np.append(template.suffix, token_id))
+
+
+def _pair_template_of(tokenizer: Tokenizer) -> PairTemplate:
+    first = tokenizer.encode("a", add_special_tokens=False).ids
+    second = tokenizer.encode("b", add_special_tokens=False).ids
+    framed = tokenizer.encode("a", "b", add_special_tokens=True).ids
+    start = _find(first, framed)
+    rest = framed[start + len(first) :]
+    between = _find(second, rest)
+    return PairTemplate(
+        _ids(framed[:start]), _ids(rest[:between]), _ids(rest[between + len(second) :])
+    )
+
+
+def _find(part: list[int], whole: list[int]) -> int:
+    for start in range(len(whole) - len(part) + 1):
+        if whole[start : start + len(part)] == part:
+            return start
+    raise StartupError("tokenizer.json changes the text itself where it adds special tokens")
+
+
+def _ids(ids: list[int]) -> TokenIds:
+    return np.array(ids, dtype=np.int64)
+
+
+NO_IDS = _ids([])

@@ -1,0 +1,1 @@
+"""The service as a process: its port, its connections, and how it ends. Knows uvicorn."""

@@ -1,0 +1,102 @@
+"""What an error says: the field, what was sent, what is allowed; and never the caller's text."""
+
+# ruff: noqa: E501 - a case with what is said of it is one line
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from app.api.schemas import EmbeddingRequest, RequestModel, RerankBody
+from app.api.validation_errors import as_invalid_request
+from app.errors import InvalidRequestError
+
+LIST = '{"sentences":["What is hybrid search?"]}'
+PAIR = '"passages":["A recipe for bread.","It joins two rankings."]}'
+
+
+def problem(model: type[RequestModel], body: bytes) -> InvalidRequestError:
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate_json(body)
+    return as_invalid_request(caught.value, model, len(body))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"sentences": "one"}, f"the field sentences is a string of 3 characters: send a list of strings, as in {LIST}"),
+        ({"sentences": None}, "the field sentences is null: send a list of strings"),
+        ({"sentences": {"a": 1}}, "the field sentences is an object with 1 fields: send a list of strings"),
+        ({"sentences": ["a", 7]}, "the field sentences[1] is a number: send a string, as in"),
+        ({"sentences": ["a", ["b"]]}, "the field sentences[1] is a list of 1 items: send a string"),
+        ({}, f"the field sentences is missing: send it, as in {LIST}"),
+        ([], f"the body is a list of 0 items: send an object such as {LIST}"),
+        ({"texts": ["a"]}, "the field sentences is missing, and texts is none: call it sentences"),
+        ({"input": "a"}, "the field sentences is missing, and input is none: call it sentences"),
+        ({"sentance": ["a"]}, "the field sentences is missing, and sentance is none: call it sentences"),
+        ({"sentences": ["a"], "dense": True}, "there is no field dense here: did you mean return_dense? There are sentences, return_dense"),
+        ({"sentences": ["a"], "return_colbret": True}, "there is no field return_colbret here: did you mean return_colbert?"),
+        ({"sentences": ["a"], "zzz": 1}, "there is no field zzz here: there are sentences,"),
+        ({"sentences": ["a"], "return_dense": "yes"}, "the field return_dense is a string of 3 characters: send true or false"),
+        ({"sentences": ["a"], "return_dense": 1}, "the field return_dense is a number: send true or false"),
+    ],
+)  # fmt: skip
+def test_an_embedding_request_is_told_what_to_send(body, said: str) -> None:
+    assert str(problem(EmbeddingRequest, orjson.dumps(body))).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"query": "a", "documents": ["b"]}, "the field passages is missing, and documents is none: call it passages, as in"),
+        ({"query": "a", "texts": ["b"]}, "the field passages is missing, and texts is none: call it passages"),
+        ({"q": "a", "passages": ["b"]}, "the field query is missing, and q is none: call it query"),
+        ({"query": "a", "passages": "b"}, "the field passages is a string of 1 characters: send a list of strings"),
+        ({"query": ["a"], "passages": ["b"]}, "the field query is a list of 1 items: send a string"),
+        ({"query": "a", "passages": ["b"], "weights": {"dense": -1}}, "the field weights.dense is out of range: send a number from 0"),
+        ({"query": "a", "passages": ["b"], "weights": {"dense": "1"}}, "the field weights.dense is a string of 1 characters: send a number"),
+        ({"query": "a", "passages": ["b"], "weights": {"sparce": 1}}, "there is no field sparce here: did you mean sparse? There are dense, sparse, colbert"),
+        ({"query": "a", "passages": ["b"], "weights": [1, 1, 1]}, 'the field weights is a list of 3 items: send an object such as {"dense":1'),
+        ({"query": "a", "passages": ["b"], "normalise": True}, "there is no field normalise here: did you mean normalize?"),
+    ],
+)  # fmt: skip
+def test_a_rerank_request_is_told_what_to_send(body, said: str) -> None:
+    assert str(problem(RerankBody, orjson.dumps(body))).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", f"the body is empty: send {LIST}"),
+        (b"no json", "the body of 7 bytes is no JSON (expected ident at line 1 column 2)"),
+        (b'{"sentences": ["a"', "the body of 18 bytes is no JSON (EOF while parsing a list"),
+        (b'{"sentences": ["\\ud800"]}', "the body of 25 bytes is no JSON (unexpected end of hex"),
+    ],
+)
+def test_what_is_no_json_is_told_where_it_ends_to_be(body: bytes, said: str) -> None:
+    assert str(problem(EmbeddingRequest, body)).startswith(said)
+
+
+SECRET = st.text("zZ\n\x1b\u202e", min_size=70, max_size=90).map(lambda text: f"{text}hush")
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False) | SECRET,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SECRET, inner, max_size=3),
+)
+FIELDS = sorted({*EmbeddingRequest.model_fields, *RerankBody.model_fields, "texts", "dense"})
+
+
+@given(
+    st.sampled_from([EmbeddingRequest, RerankBody]),
+    st.dictionaries(st.sampled_from(FIELDS) | SECRET, JSON, max_size=6) | JSON,
+)
+def test_whatever_was_sent_no_text_of_it_is_quoted(model: type[RequestModel], body) -> None:
+    """The name of an unknown field is cut before the secret; nothing can end a log's line."""
+    sent = orjson.dumps(body)
+    try:
+        model.model_validate_json(sent)
+    except ValidationError as error:
+        answer = as_invalid_request(error, model, len(sent))
+        said = [str(answer), *(each["message"] for each in answer.problems)]
+        assert all(text.isprintable() and "hush" not in text for text in said)
+        assert len(answer.problems) <= 10

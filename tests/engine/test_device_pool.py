@@ -1,0 +1,78 @@
+"""Several devices behind one queue: each works by itself, and answers as the first would."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from app.engine import Engine
+from app.engine.loaded_models import LoadedModels
+from app.errors import InferenceError, InferenceTimeoutError
+from app.settings import Settings
+from tests.engine.fakes import FakeModel, loaded
+
+
+def two_devices(first: FakeModel, second: FakeModel) -> LoadedModels:
+    return replace(loaded(first), replicas=(loaded(second),))
+
+
+async def entered(model: FakeModel) -> None:
+    await asyncio.to_thread(model.entered.acquire)
+
+
+async def test_two_devices_work_at_the_same_time() -> None:
+    models = [FakeModel(), FakeModel()]
+    for model in models:
+        model.held = True
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        # Each as long as the token budget, so that one forward cannot hold both.
+        requests = [asyncio.create_task(engine.embed([text * 10])) for text in "ab"]
+        await asyncio.gather(*map(entered, models))
+        for model in models:
+            model.gate.release()
+        results = await asyncio.gather(*requests)
+    assert [result.embeddings[0].dense[0] for result in results] == [970, 980]
+
+
+async def test_one_request_is_spread_over_both_and_comes_back_in_order() -> None:
+    models = [FakeModel(), FakeModel()]
+    for model in models:
+        model.held = True
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        request = asyncio.create_task(engine.embed([letter * 5 for letter in "abcdefgh"]))
+        await asyncio.gather(*map(entered, models))
+        for model in models:
+            model.held = False
+            model.gate.release()
+        result = await request
+    assert [e.dense[0] for e in result.embeddings] == [5 * ord(letter) for letter in "abcdefgh"]
+    assert sum(len(batch) for model in models for batch in model.batches) == 8
+
+
+async def test_a_device_that_fails_leaves_the_other_one_at_work() -> None:
+    models = [FakeModel(), FakeModel()]
+    for model in models:
+        model.held = True
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        requests = [asyncio.create_task(engine.embed([text * 10])) for text in "ab"]
+        await asyncio.gather(*map(entered, models))
+        models[0].failures.append(RuntimeError("unwell"))
+        for model in models:
+            model.gate.release()
+        results = await asyncio.gather(*requests, return_exceptions=True)
+    assert sorted(isinstance(result, InferenceError) for result in results) == [False, True]
+
+
+async def test_one_stuck_device_is_a_failure_of_the_whole() -> None:
+    models = [FakeModel(), FakeModel()]
+    settings = Settings(gpu_process_timeout=0.02)
+    async with Engine(settings, loader=lambda _: two_devices(*models)) as engine:
+        for model in models:
+            model.held = True
+        stuck = asyncio.create_task(engine.embed(["a"]))
+        while engine.failure is None:  # noqa: ASYNC110 - the clock must reach twice the limit
+            await asyncio.sleep(0.005)
+        for model in models:
+            model.gate.release()
+        with pytest.raises(InferenceTimeoutError):
+            await stuck

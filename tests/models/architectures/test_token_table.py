@@ -1,0 +1,41 @@
+"""Looking tokens up in what is still in its file, and in what has left it."""
+
+import pytest
+import torch
+
+from app.models.architectures.token_table import TokenTable
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+IDS = torch.tensor([3, 0, 3, 6])
+
+
+@pytest.mark.parametrize("stored", DTYPES)
+@pytest.mark.parametrize("wanted", DTYPES)
+@pytest.mark.parametrize("stays", [False, True])
+def test_settling_changes_no_row(stored: torch.dtype, wanted: torch.dtype, stays: bool) -> None:
+    rows = torch.randn(7, 5).to(stored)
+    table = TokenTable(rows, wanted, stays=stays)
+    before = table(IDS)
+    table.settle()
+    assert before.dtype is wanted
+    assert torch.equal(before, rows[IDS].to(wanted))
+    assert torch.equal(table(IDS), before)
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_only_what_stays_goes_on_reading_its_file(stays: bool) -> None:
+    rows = torch.ones(7, 5)
+    table = TokenTable(rows, torch.float32, stays=stays)
+    table.settle()
+    table.settle()
+    rows.zero_()
+    assert bool(table(IDS).any()) is not stays
+
+
+def test_a_copy_leaves_the_file_also_where_nothing_is_rounded() -> None:
+    rows = torch.ones(7, 5)
+    copied = TokenTable(rows, torch.float32, stays=True).copied_to(torch.bfloat16)
+    copied.settle()
+    rows.zero_()
+    assert copied(IDS).dtype is torch.bfloat16
+    assert copied(IDS).all()

@@ -1,0 +1,128 @@
+"""Checkpoint files of every kind give the same tensors, and each fault its sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from app.errors import StartupError
+from app.models.checkpoint.weights import Weights
+
+TENSORS = {
+    "embeddings.word_embeddings.weight": torch.arange(12.0).view(4, 3),
+    "encoder.layer.0.output.LayerNorm.weight": torch.ones(3),
+    "encoder.layer.0.output.LayerNorm.bias": torch.zeros(3),
+    "encoder.layer.0.output.dense.weight": torch.rand(3, 2),
+    "encoder.layer.0.output.dense.bias": torch.rand(3),
+}
+
+
+def save_whole(folder: Path) -> None:
+    save_file(TENSORS, folder / "model.safetensors")
+
+
+def save_bin(folder: Path) -> None:
+    torch.save(TENSORS, folder / "pytorch_model.bin")
+
+
+def save_old_bin(folder: Path) -> None:
+    """As PyTorch wrote files before version 1.6."""
+    path = folder / "pytorch_model.bin"
+    torch.save(TENSORS, path, _use_new_zipfile_serialization=False)
+
+
+def save_shards(folder: Path) -> None:
+    files = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(TENSORS)}
+    for file in set(files.values()):
+        save_file({name: TENSORS[name] for name in TENSORS if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def save_old_names(folder: Path) -> None:
+    """As converted from TensorFlow's BERT."""
+    old = {
+        name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): tensor
+        for name, tensor in TENSORS.items()
+    }
+    torch.save(old, folder / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize("save", [save_whole, save_bin, save_old_bin, save_shards, save_old_names])
+def test_every_kind_of_file_gives_the_same_tensors(save, tmp_path: Path) -> None:
+    save(tmp_path)
+    weights = Weights.read(tmp_path)
+    for name, tensor in TENSORS.items():
+        assert torch.equal(weights.get(name, *tensor.shape), tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_a_part_of_a_quantized_weight_is_no_weight(dtype: torch.dtype, tmp_path: Path) -> None:
+    save_file({"dense.weight": torch.ones(3, 2).to(dtype)}, tmp_path / "model.safetensors")
+    name = str(dtype).removeprefix("torch.")
+    with pytest.raises(StartupError, match=f"the tensor dense.weight in {name}; take one in float"):
+        Weights.read(tmp_path).get("dense.weight", 3, 2)
+
+
+def test_a_layer_may_have_no_bias(tmp_path: Path) -> None:
+    save_whole(tmp_path)
+    name, states = "encoder.layer.0.output.dense", torch.rand(5, 2)
+    with torch.inference_mode():
+        actual = Weights.read(tmp_path).linear(name, 2, 3, bias=False)(states)
+    torch.testing.assert_close(actual, states @ TENSORS[f"{name}.weight"].T)
+
+
+def test_a_linear_layer_is_its_weight_and_its_bias(tmp_path: Path) -> None:
+    save_whole(tmp_path)
+    states = torch.rand(5, 2)
+    name = "encoder.layer.0.output.dense"
+    expected = states @ TENSORS[f"{name}.weight"].T + TENSORS[f"{name}.bias"]
+    with torch.inference_mode():
+        actual = Weights.read(tmp_path).linear(name, 2, 3)(states)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_a_classifiers_encoder_is_found_behind_its_name(tmp_path: Path) -> None:
+    save_file({f"roberta.{name}": tensor for name, tensor in TENSORS.items()},
+              tmp_path / "model.safetensors")  # fmt: skip
+    weights = Weights.read(tmp_path)
+    assert "roberta.embeddings.word_embeddings.weight" in weights
+    below = weights.before("embeddings.word_embeddings.weight")
+    assert "encoder.layer.0.output.dense.bias" in below
+    with pytest.raises(StartupError, match="lacks the tensor roberta.encoder.layer.7"):
+        below.get("encoder.layer.7", 3)
+
+
+def test_a_missing_tensor_and_one_of_another_shape_are_named(tmp_path: Path) -> None:
+    save_whole(tmp_path)
+    weights = Weights.read(tmp_path)
+    with pytest.raises(StartupError, match="lacks the tensor pooler.dense.weight"):
+        weights.get("pooler.dense.weight", 3, 3)
+    with pytest.raises(StartupError, match="another shape for the tensor embeddings.word"):
+        weights.get("embeddings.word_embeddings.weight", 4, 4)
+
+
+@pytest.mark.parametrize(
+    "index", ["", "{}", '{"weight_map": 3}', '{"weight_map": {"a": "gone.safetensors"}}']
+)
+def test_an_index_that_leads_nowhere_is_an_error(index: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(StartupError, match="weights in .* cannot be loaded"):
+        Weights.read(tmp_path)
+
+
+def test_an_index_does_not_lead_out_of_its_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_whole(tmp_path)
+    index = {"weight_map": dict.fromkeys(TENSORS, "../model.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(StartupError, match="cannot be loaded"):
+        Weights.read(folder)
+
+
+def test_a_file_of_something_else_is_an_error(tmp_path: Path) -> None:
+    torch.save([1, 2, 3], tmp_path / "pytorch_model.bin")
+    with pytest.raises(StartupError, match="weights in .* cannot be loaded"):
+        Weights.read(tmp_path)

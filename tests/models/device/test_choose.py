@@ -1,0 +1,101 @@
+"""Which device and which number format are taken, and what is said where one cannot be.
+
+Only PyTorch's own answers are replaced: no machine that runs these tests has so old a driver.
+"""
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from app.errors import StartupError
+from app.models.device import choose as device
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def with_capabilities(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(names, True))
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"), [("amx_bf16", torch.bfloat16), ("avx2", torch.float32)]
+)
+def test_auto_is_bfloat16_where_the_processor_has_it(monkeypatch, capability, expected) -> None:
+    with_capabilities(monkeypatch, capability)
+    assert device.choose_dtype("auto", CPU) == expected
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "rest"),
+    [(("amx_int8", "amx_bf16"), torch.bfloat16), (("avx512_vnni",), torch.float32)],
+)
+def test_beside_int8_the_rest_runs_in_what_is_native(monkeypatch, capabilities, rest) -> None:
+    with_capabilities(monkeypatch, *capabilities)
+    assert device.choose_dtype("int8", CPU) == rest
+
+
+def test_int8_on_a_gpu_stops_the_start() -> None:
+    with pytest.raises(StartupError, match="DTYPE=int8 is for CPUs, and the models run on cuda"):
+        device.choose_dtype("int8", CUDA)
+
+
+def test_int8_on_a_processor_that_would_saturate_stops_the_start(monkeypatch) -> None:
+    with_capabilities(monkeypatch, "avx2", "avx512_f")
+    with pytest.raises(StartupError, match="DTYPE=int8 needs an x86 processor with VNNI or AMX"):
+        device.choose_dtype("int8", CPU)
+
+
+TOO_OLD = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU "
+    "driver by downloading and installing a new version. Alternatively, go to: pytorch.org"
+)
+
+
+@pytest.fixture
+def old_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init() -> None:
+        raise RuntimeError(TOO_OLD)
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+
+
+def test_a_driver_too_old_stops_the_start_where_a_gpu_is_asked_for(old_driver) -> None:
+    with pytest.raises(StartupError) as caught:
+        device.choose_device("cuda:0")
+    assert str(caught.value) == (
+        f"DEVICE=cuda:0 needs an NVIDIA GPU that PyTorch {torch.__version__} can use, and it sees "
+        "none (The NVIDIA driver on your system is too old (found version 11040)); check "
+        "nvidia-smi and the driver, or set DEVICE=cpu"
+    )
+
+
+def test_auto_says_why_it_passes_over_the_gpu(old_driver) -> None:
+    if torch.backends.mps.is_available():
+        pytest.skip("this machine has Apple's GPU")
+    with capture_logs() as logs:
+        assert device.choose_device("auto") == torch.device("cpu")
+    reason = "The NVIDIA driver on your system is too old (found version 11040)"
+    assert logs == [
+        {"event": "no_gpu_used", "log_level": "warning", "reason": reason, "device": "cpu"}
+    ]
+
+
+def test_auto_says_nothing_where_the_build_is_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with capture_logs() as logs:
+        device.choose_device("auto")
+    assert logs == []
+
+
+@pytest.mark.parametrize(
+    ("capability", "qwen"),
+    [((9, 0), torch.bfloat16), ((8, 0), torch.bfloat16), ((7, 5), torch.float32)],
+)
+def test_on_a_gpu_each_model_has_the_format_that_suits_it(monkeypatch, capability, qwen) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    assert device.choose_dtype("auto", CUDA) is torch.float16
+    assert device.choose_dtype("auto", CUDA, qwen=True) is qwen
+    assert device.choose_dtype("float16", CUDA, qwen=True) is torch.float16

@@ -1,0 +1,128 @@
+"""Building the kernels, in a copy of their folder, by the real program."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.models.ops import build
+from app.models.ops.native_library import load_library
+from app.models.ops.native_sources import FOLDER, library_path
+
+ROOT = Path(__file__).parents[3]
+FITTING = "flags\t\t: fpu avx512f avx512bw avx512dq avx512vl avx512cd avx512_bf16 avx512_vnni\n"
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """What the build needs of a checkout, with nothing built."""
+    shutil.copy(ROOT / "requirements-kernels.txt", tmp_path)
+    for package in ("app", "app/models"):
+        (tmp_path / package).mkdir()
+        shutil.copy(ROOT / package / "__init__.py", tmp_path / package)
+    ignored = shutil.ignore_patterns("kernels-*", "__pycache__")
+    shutil.copytree(FOLDER.parent, tmp_path / "app/models/ops", ignore=ignored)
+    return tmp_path
+
+
+def run(checkout: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "app.models.ops.build", *arguments],
+        cwd=checkout,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def built(checkout: Path) -> list[str]:
+    return [path.name for path in (checkout / "app/models/ops/csrc").glob("kernels-*")]
+
+
+def fake_compiler(folder: Path, program: str) -> Path:
+    """A package in the compiler's place, whose `python -m ziglang cc ...` runs `program`."""
+    package = folder / "compiler" / "ziglang"
+    package.mkdir(parents=True)
+    (package / "__main__.py").write_text(program)
+    return package.parent
+
+
+@pytest.mark.skipif(not build.is_of_use(), reason="needs AVX-512 with bfloat16, and glibc")
+def test_the_test_environment_runs_on_built_kernels() -> None:
+    assert library_path().is_file()
+    assert load_library() is not None
+
+
+def test_where_it_is_built_nothing_is_fetched(checkout) -> None:
+    (checkout / "app/models/ops/csrc" / library_path().name).touch()
+    done = run(checkout, "--anywhere", PIP_NO_INDEX="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_without_a_package_index_it_says_so_and_leaves_nothing_behind(checkout, tmp_path) -> None:
+    done = run(checkout, "--anywhere", PIP_NO_INDEX="1", TMPDIR=str(tmp_path))
+    if platform.machine() != "x86_64":
+        pytest.skip("elsewhere there is nothing to build")
+    assert done.returncode == 1
+    assert "The kernels could not be built: ERROR: No matching distribution" in done.stderr
+    assert built(checkout) == []
+    assert list(tmp_path.glob("smart-embedder-kernels-*")) == []
+
+
+def test_other_sources_have_another_library(checkout) -> None:
+    names = []
+    for change in ("", "/* changed */"):
+        with (checkout / "app/models/ops/csrc/rows.c").open("a") as file:
+            file.write(change)
+        code = "from app.models.ops.native_sources import library_path; print(library_path().name)"
+        command = [sys.executable, "-c", code]
+        asked = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
+        names.append(asked.stdout.strip())
+    assert names[0] == library_path().name
+    assert names[1] != names[0]
+
+
+def test_a_new_library_takes_the_place_of_older_ones(monkeypatch, tmp_path) -> None:
+    older, wanted = tmp_path / "kernels-0.so", tmp_path / "kernels-1.so"
+    older.touch()
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    monkeypatch.setattr(build, "library_path", lambda: wanted)
+    write = "import sys; open(sys.argv[-1], 'w').write('new')"
+    build.compile_with(fake_compiler(tmp_path, write), tmp_path)
+    assert wanted.read_text() == "new"
+    assert list(tmp_path.glob("kernels-*")) == [wanted]
+
+
+def test_a_compiler_that_fails_is_quoted_and_nothing_half_made_stays(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr(build, "FOLDER", tmp_path)
+    monkeypatch.setattr(build, "library_path", lambda: tmp_path / "kernels-1.so")
+    fails = "import sys; open(sys.argv[-1], 'w'); sys.exit('rows.c:1: no\\nthat is all')"
+    with pytest.raises(subprocess.CalledProcessError) as raised:
+        build.compile_with(fake_compiler(tmp_path, fails), tmp_path)
+    assert build.explain(raised.value) == "that is all"
+    assert list(tmp_path.glob("kernels-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("machine", "libc", "flags", "anywhere", "of_use"),
+    [
+        ("x86_64", "glibc", FITTING, False, True),
+        ("x86_64", "glibc", FITTING.replace("avx512_bf16", "avx512_fp16"), False, False),
+        ("x86_64", "glibc", "flags: fpu\n", True, True),
+        ("x86_64", "", FITTING, True, False),
+        ("aarch64", "glibc", "Features: bf16\n", True, False),
+    ],
+)
+def test_it_is_for_linux_with_avx512_and_bfloat16(
+    monkeypatch, machine, libc, flags, anywhere, of_use
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "libc_ver", lambda: (libc, "2.36"))
+    monkeypatch.setattr(Path, "read_text", lambda *_: f"processor : 0\n{flags}")
+    assert build.is_of_use(anywhere=anywhere) is of_use

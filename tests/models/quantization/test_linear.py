@@ -1,0 +1,143 @@
+"""Products in 8 bits against those in float32, row by row."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from app.models.device.choose import cpu_has_int8
+from app.models.ops.norm import Norm
+from app.models.quantization.linear import ZERO, FromNorm, ToNorm, choose_unit
+from app.models.quantization.weights import LARGEST
+
+pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs a processor with VNNI or AMX")
+SHAPES = [(64, 192), (40, 24), (36, 7), (1024, 256)]
+
+
+def random_layer(width: int, out: int) -> nn.Linear:
+    torch.manual_seed(width + out)
+    layer = nn.Linear(width, out)
+    # Channels of very different size, as real ones are.
+    layer.weight.data *= torch.rand(out, 1) * 10
+    return layer
+
+
+def plain_norm(width: int) -> Norm:
+    return Norm(torch.ones(width), torch.zeros(width), 1e-12)
+
+
+def worst_cosine(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return functional.cosine_similarity(actual.float(), expected.float(), dim=1).min().item()
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [
+        (None, lambda x: x),
+        ("gelu", functional.gelu),
+        ("gelu_new", lambda x: functional.gelu(x, approximate="tanh")),
+        ("relu", functional.relu),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width", "out"), SHAPES)
+@torch.inference_mode()
+def test_a_norms_output_is_multiplied_with_its_activation(
+    width, out, dtype, activation, function
+) -> None:
+    layer = random_layer(width, out)
+    states = torch.randn(50, width)
+    unit = choose_unit(states.abs().amax(0), [layer])
+    actual = FromNorm([layer], unit, activation=activation, dtype=dtype)(states / unit + ZERO)
+    assert actual.dtype == dtype
+    expected = function(layer(states))
+    # Not row by row: where all channels of one are near 0, rounding is all there is to compare.
+    assert (actual.float() - expected).norm() < 0.015 * expected.norm()
+
+
+@torch.inference_mode()
+def test_layers_that_read_the_same_norm_stand_side_by_side() -> None:
+    layers = [random_layer(64, 32), random_layer(64, 48)]
+    states = torch.randn(9, 64)
+    unit = torch.full((64,), 0.05)
+    both = FromNorm(layers, unit)(states / unit + ZERO)
+    each = [FromNorm([layer], unit)(states / unit + ZERO) for layer in layers]
+    torch.testing.assert_close(both, torch.cat(each, dim=1), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("activation", [None, "gelu", "gelu_new", "relu"])
+@torch.inference_mode()
+def test_a_row_beyond_the_units_is_as_exact_as_any(activation) -> None:
+    layer = random_layer(64, 96)
+    unit = torch.full((64,), 3 / LARGEST)
+    states = torch.randn(40, 64).clamp(-3, 3)
+    states[[3, 4, 39]] *= torch.tensor([2.0, 50.0, 1000.0])[:, None]
+    actual = FromNorm([layer], unit, activation=activation)(states / unit + ZERO)
+    exact = layer(states)
+    wanted = {
+        None: exact,
+        "gelu": functional.gelu(exact),
+        "gelu_new": functional.gelu(exact, approximate="tanh"),
+        "relu": exact.relu(),
+    }[activation]
+    assert worst_cosine(actual, wanted) > 0.999
+
+
+@pytest.mark.parametrize(("width", "out"), SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_rows_of_any_range_are_multiplied_and_added(width, out, dtype) -> None:
+    norm = plain_norm(out)
+    layer = random_layer(width, out)
+    states = (torch.randn(50, width) + torch.randn(50, 1)) * torch.logspace(-3, 3, 50)[:, None]
+    states = functional.gelu(states).to(dtype)
+    unit = torch.rand(out)
+    residual = torch.randn(50, out) * layer(states.float()).std(1, keepdim=True) / unit
+    exact = norm(layer(states.float()) + residual * unit)
+    actual = ToNorm(layer, unit, norm)(states, residual + ZERO)
+    assert worst_cosine(actual[5:], exact[5:]) > 0.999
+
+
+@pytest.mark.parametrize("fill", [0.0, -0.17, 5.0])
+@torch.inference_mode()
+def test_a_row_of_one_value_is_multiplied(fill: float) -> None:
+    layer = random_layer(64, 32)
+    states = torch.full((3, 64), fill)
+    norm = plain_norm(32)
+    actual = ToNorm(layer, torch.ones(32), norm)(states, torch.full((3, 32), ZERO))
+    torch.testing.assert_close(actual, norm(layer(states)), rtol=0.02, atol=0.1)
+
+
+@torch.inference_mode()
+def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
+    layer = random_layer(64, 128)
+    states = torch.randn(70, 64) * torch.logspace(-1, 2, 70)[:, None]
+    from_norm = FromNorm([layer], torch.full((64,), 0.1), activation="gelu")
+    to_norm = ToNorm(layer, torch.ones(128), plain_norm(128))
+    together = from_norm(states / 0.1 + ZERO), to_norm(states, torch.full((70, 128), ZERO))
+    for row in range(70):
+        alone = states[row : row + 1]
+        torch.testing.assert_close(from_norm(alone / 0.1 + ZERO), together[0][row : row + 1])
+        torch.testing.assert_close(
+            to_norm(alone, torch.full((1, 128), ZERO)), together[1][row : row + 1]
+        )
+
+
+@torch.inference_mode()
+def test_an_output_channel_without_weights_is_its_bias() -> None:
+    layer = random_layer(32, 8)
+    layer.weight.data[3] = 0
+    actual = FromNorm([layer], torch.full((32,), 0.05))(torch.randn(4, 32) / 0.05 + ZERO)
+    torch.testing.assert_close(actual[:, 3], layer.bias[3].expand(4))
+
+
+@torch.inference_mode()
+def test_a_channel_that_reaches_far_does_not_blur_the_others() -> None:
+    layer = random_layer(64, 256)
+    states = torch.randn(60, 64)
+    states[:, 5] *= 300
+    layer.weight.data[:, 5] /= 300
+    unit = choose_unit(states.abs().amax(0), [layer])
+    assert (states / unit).abs().max() < LARGEST
+    actual = FromNorm([layer], unit)(states / unit + ZERO)
+    assert worst_cosine(actual, layer(states)) > 0.999

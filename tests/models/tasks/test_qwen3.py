@@ -1,0 +1,169 @@
+"""Qwen3-Embedding and Qwen3-Reranker against transformers' own padded forward."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from app.engine.types import Outputs
+from app.errors import StartupError
+from app.models.backbone import Target
+from app.models.tasks.qwen3 import (
+    END_TOKEN,
+    QwenEmbedder,
+    QwenReranker,
+    load_qwen_embedder,
+    load_qwen_reranker,
+)
+from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION
+from tests.support.checkpoints import corpus, save_qwen
+from tests.support.texts import varied_texts
+from tools.verify.references import qwen_scores, qwen_states
+
+LIMIT = 330
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_qwen: Path) -> Path:
+    return tiny_qwen
+
+
+@pytest.fixture(scope="module")
+def embedder(folder: Path, float32_target: Target) -> QwenEmbedder:
+    return load_qwen_embedder("tiny", folder, 32_768, float32_target)
+
+
+@pytest.fixture(scope="module")
+def reranker(folder: Path, float32_target: Target) -> QwenReranker:
+    return load_qwen_reranker("tiny", folder, LIMIT, 16, float32_target)
+
+
+def test_dense_vectors_equal_the_last_token_states_of_transformers(
+    embedder: QwenEmbedder, folder: Path
+) -> None:
+    texts = varied_texts(120)
+    ours = embedder.forward([text.ids for text in embedder.tokenize(texts)], Outputs(dense=True))
+    theirs = qwen_states(folder, texts, 32_768)
+    np.testing.assert_allclose([each.dense for each in ours], theirs, rtol=0, atol=1e-5)
+
+
+def test_the_raw_state_is_not_normalised(embedder: QwenEmbedder) -> None:
+    (text,) = embedder.tokenize(["search"])
+    (embedding,) = embedder.forward([text.ids], Outputs(dense=True))
+    assert np.linalg.norm(embedding.dense) > 2
+
+
+def test_a_batch_and_a_single_text_give_the_same_vector(embedder: QwenEmbedder) -> None:
+    ids = [text.ids for text in embedder.tokenize(varied_texts(50))]
+    together = embedder.forward(ids, Outputs(dense=True))
+    for each, embedding in zip(ids, together, strict=True):
+        (alone,) = embedder.forward([each], Outputs(dense=True))
+        np.testing.assert_allclose(alone.dense, embedding.dense, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("words", [18, 19, 20, 60])
+def test_exactly_one_end_token_closes_a_text_also_after_the_cut(
+    folder: Path, float32_target: Target, words: int
+) -> None:
+    cut = load_qwen_embedder("tiny", folder, 20, float32_target)
+    text = " ".join(["search"] * words)
+    (tokenized,) = cut.tokenize([text])
+    (whole,) = load_qwen_embedder("tiny", folder, 32_768, float32_target).tokenize([text])
+    end = cut._tokenizer.token_id(END_TOKEN)
+    assert tokenized.ids.tolist() == [*whole.ids[:-1][:19].tolist(), end]
+    assert tokenized.ids.tolist().count(end) == 1
+    assert tokenized.original_tokens == len(whole.ids)
+
+
+def test_a_tokenizer_whose_template_adds_the_end_token_gets_no_second_one(
+    tmp_path: Path, float32_target: Target
+) -> None:
+    closing = save_qwen(tmp_path / "closing", template_adds_end=True)
+    embedder = load_qwen_embedder("tiny", closing, 100, float32_target)
+    (text,) = embedder.tokenize(["hybrid search"])
+    end = embedder._tokenizer.token_id(END_TOKEN)
+    assert text.ids.tolist().count(end) == 1
+    assert text.ids[-1] == end
+
+
+@pytest.mark.parametrize("instruction", [None, "Find the recipe"])
+@pytest.mark.parametrize("query", ["hybrid search", "検索 の言葉 " * 3, "search " * 200])
+def test_scores_equal_the_padded_causal_model(
+    reranker: QwenReranker, folder: Path, query: str, instruction: str | None
+) -> None:
+    passages = ["", *varied_texts(45)[4:], " ".join(["vector"] * 300)]
+    pairs = reranker.tokenize_pairs(query, passages, instruction)
+    ours = reranker.forward([pair.ids for pair in pairs], Outputs())
+    expected = qwen_scores(folder, query, passages, LIMIT, instruction or DEFAULT_INSTRUCTION)
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
+    assert min(ours) >= 0
+    assert max(ours) <= 1
+
+
+def test_only_the_content_is_cut_and_the_passage_before_the_query(reranker: QwenReranker) -> None:
+    cuts = []
+    for words in range(1, 400, 7):
+        (pair,) = reranker.tokenize_pairs("hybrid search", [" ".join(["vector"] * words)], None)
+        prefix, suffix = reranker._template.prefix, reranker._template.suffix
+        assert pair.ids[: len(prefix)].tolist() == prefix.tolist()
+        assert pair.ids[-len(suffix) :].tolist() == suffix.tolist()
+        assert len(pair.ids) <= LIMIT
+        assert pair.query_kept == pair.query_tokens
+        cuts.append(pair.passage_tokens - pair.passage_kept)
+    assert cuts[0] == 0 < cuts[-1]
+    assert cuts == sorted(cuts)
+
+
+def test_counts_are_exact_around_the_limit(folder: Path, float32_target: Target) -> None:
+    query, passage = "hybrid search", "vector vector vector vector"
+    whole = load_qwen_reranker("tiny", folder, 4096, 16, float32_target)
+    (pair,) = whole.tokenize_pairs(query, [passage], None)
+    for missing in (-1, 0, 1, 2):
+        limit = len(pair.ids) - missing
+        tight = load_qwen_reranker("tiny", folder, limit, 16, float32_target)
+        (cut,) = tight.tokenize_pairs(query, [passage], None)
+        assert cut.passage_tokens == pair.passage_tokens
+        assert cut.passage_tokens - cut.passage_kept == max(0, missing)
+
+
+def test_a_query_longer_than_the_limit_is_reported_and_no_passage_is_read(
+    reranker: QwenReranker,
+) -> None:
+    (pair,) = reranker.tokenize_pairs("search " * 500, ["vector"], None)
+    assert pair.query_kept < pair.query_tokens
+    assert (pair.passage_kept, pair.passage_tokens > 0) == (0, True)
+
+
+def largest_allocation(folder: Path, target: Target) -> int:
+    """Bytes of the largest single allocation in one forward of 64 pairs."""
+    reranker = load_qwen_reranker("wide", folder, 4096, 64, target)
+    ids = [pair.ids for pair in reranker.tokenize_pairs("search", corpus(64), None)]
+    with torch.profiler.profile(profile_memory=True) as profile:
+        reranker.forward(ids, Outputs())
+    return max(event.self_cpu_memory_usage for event in profile.events())
+
+
+def test_memory_does_not_grow_with_the_vocabulary(tmp_path: Path, float32_target: Target) -> None:
+    small = save_qwen(tmp_path / "small", vocabulary=1000, layers=1)
+    whole = save_qwen(tmp_path / "whole", vocabulary=151_669, layers=1)
+    assert largest_allocation(whole, float32_target) == largest_allocation(small, float32_target)
+
+
+def test_yes_and_no_are_looked_up_in_the_vocabulary(tmp_path: Path, float32_target) -> None:
+    folder = save_qwen(tmp_path / "wordless", answers=("da", "net"))
+    with pytest.raises(StartupError, match="has no tokens yes and no"):
+        load_qwen_reranker("tiny", folder, LIMIT, 16, float32_target)
+
+
+def test_an_embedding_folder_is_no_reranker(folder: Path, float32_target, tmp_path) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "1_Pooling").mkdir()
+    with pytest.raises(StartupError, match="holds an embedding model and not a reranker"):
+        load_qwen_reranker("tiny", tmp_path, LIMIT, 16, float32_target)
+
+
+def test_another_model_type_is_no_qwen(tiny_m3: Path, float32_target: Target) -> None:
+    with pytest.raises(StartupError, match="of type xlm-roberta, not a Qwen3 model"):
+        load_qwen_embedder("tiny", tiny_m3, LIMIT, float32_target)

@@ -1,0 +1,67 @@
+"""The token budget: small, fast, as large as promised, and no larger than the memory."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.models.token_budget import Measurement, choose_budget, promised_tokens
+
+GIB = 2**30
+MEASURED = [
+    Measurement(256, 0.256 / 0.6),
+    Measurement(512, 0.512 / 0.96),
+    Measurement(1024, 1.024 / 0.98),
+    Measurement(2048, 2.048),
+]
+
+
+def test_it_is_the_smallest_within_three_percent_of_the_best() -> None:
+    budget = choose_budget(MEASURED, promised=0)
+    assert budget.tokens == 1024
+    assert budget.reason == "the smallest within 3 % of the best, 1000 tokens/s at 2048"
+    assert budget.seconds_per_token == pytest.approx(1 / 980)
+
+
+def test_it_is_at_least_what_is_promised() -> None:
+    budget = choose_budget(MEASURED, promised=8192)
+    assert (budget.tokens, "promised" in budget.reason) == (8192, True)
+
+
+def test_the_memory_has_the_last_word() -> None:
+    budget = choose_budget(MEASURED, promised=8192, most=600)
+    assert (budget.tokens, budget.reason) == (600, "what fits the memory")
+
+
+@given(
+    st.lists(st.floats(0.001, 10), min_size=1, max_size=8),
+    st.integers(0, 100_000),
+    st.none() | st.integers(1, 100_000),
+)
+def test_every_machine_gets_a_budget(seconds, promised, most) -> None:
+    measured = [Measurement(128 * 2**n, each) for n, each in enumerate(seconds)]
+    budget = choose_budget(measured, promised, most)
+    assert budget.tokens >= 1
+    assert most is None or budget.tokens <= most
+    assert budget.tokens >= min(promised, most or promised)
+
+
+@pytest.mark.parametrize(
+    ("length", "memory", "sequences"),
+    [
+        (8192, 80 * GIB, 12),
+        (8192, 8 * GIB, 6),
+        (8192, 4 * GIB, 3),
+        (513, 3 * GIB, 3),
+        (512, 80 * GIB, 128),
+        (512, 8 * GIB, 64),
+        (512, 6 * GIB, 32),
+        (512, 4 * GIB, 16),
+        (512, None, 16),
+    ],
+)
+def test_the_least_for_each_length_and_memory(length, memory, sequences) -> None:
+    assert promised_tokens(length, memory) == sequences * length
+
+
+def test_on_a_cpu_a_busy_moment_does_not_make_the_budget_tiny() -> None:
+    assert promised_tokens(8192, None) == promised_tokens(16, None) == 512

@@ -1,0 +1,85 @@
+"""The reranker's prompt joined from token ids is the prompt tokenised as one text."""
+
+from bisect import bisect_right
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.models.test_pieces import GAPS, WORDS, qwen_words
+from tokenizers import Encoding, Tokenizer
+
+from app.engine.types import TokenizedPair
+from app.models.text.qwen_prompt import QwenTemplate
+from app.models.text.tokenizer import TextTokenizer
+
+PARTS = st.lists(st.sampled_from([*WORDS, *GAPS, "?", ":", "<", ">:", "1", "search"]), max_size=8)
+TEXTS = PARTS.map("".join) | st.text(max_size=20)
+
+
+@pytest.fixture(scope="module", params=["GPT-2's words", "Qwen's words"])
+def tokenizer(request, tiny_qwen: Path) -> Tokenizer:
+    if request.param == "Qwen's words":
+        return qwen_words(tiny_qwen)
+    return Tokenizer.from_file(str(tiny_qwen / "tokenizer.json"))
+
+
+def reference(tokenizer: Tokenizer, room: int, texts: tuple[str, str, str]) -> dict[str, object]:
+    """Ids of the content and counts, by the characters that each token of the whole text covers."""
+    instruction, query, passage = texts
+    head = f"<Instruct>: {instruction}\n<Query>: "
+    middle = f"{query}\n<Document>: "
+    whole: Encoding = tokenizer.encode(head + middle + passage, add_special_tokens=False)
+    ends = [end for _, end in whole.offsets]
+    first_query = bisect_right(ends, len(head))
+    first_passage = bisect_right(ends, len(head + middle))
+    before = sum(start < len(head + query) for start, _ in whole.offsets)
+    after_query = min(first_passage, before)
+    kept = min(len(whole.ids), room)
+    return {
+        "ids": whole.ids[:kept],
+        "query_tokens": after_query - first_query,
+        "query_kept": max(0, min(kept, after_query) - first_query),
+        "passage_tokens": len(whole.ids) - first_passage,
+        "passage_kept": max(0, kept - first_passage),
+    }
+
+
+def found(template: QwenTemplate, pair: TokenizedPair) -> dict[str, object]:
+    content = pair.ids[len(template.prefix) : len(pair.ids) - len(template.suffix)]
+    return {
+        "ids": content.tolist(),
+        "query_tokens": pair.query_tokens,
+        "query_kept": pair.query_kept,
+        "passage_tokens": pair.passage_tokens,
+        "passage_kept": pair.passage_kept,
+    }
+
+
+@given(st.sampled_from(["Find it", "x\n", " "]), TEXTS.filter(str.strip), TEXTS, st.integers(1, 90))
+@settings(max_examples=150)
+def test_ids_and_counts_are_those_of_the_whole_prompt(
+    tokenizer: Tokenizer, instruction: str, query: str, passage: str, room: int
+) -> None:
+    frame = TextTokenizer(tokenizer, 4096)
+    empty = QwenTemplate(frame)
+    limit = room + len(empty.prefix) + len(empty.suffix)
+    template = QwenTemplate(TextTokenizer(tokenizer, limit))
+    pairs = template.pairs(query, [passage, "", f" {passage}"], instruction)
+    for text, pair in zip([passage, "", f" {passage}"], pairs, strict=True):
+        expected = reference(tokenizer, room, (instruction, query, text))
+        assert found(template, pair) == expected
+
+
+def test_a_query_of_many_slices_is_counted_as_a_whole(tokenizer: Tokenizer) -> None:
+    query, passage = "search vector. " * 400, "hybrid"
+    template = QwenTemplate(TextTokenizer(tokenizer, 4096, slice_characters=500))
+    room = 4096 - len(template.prefix) - len(template.suffix)
+    (pair,) = template.pairs(query, [passage], "Find")
+    assert found(template, pair) == reference(tokenizer, room, ("Find", query, passage))
+
+
+def test_pairs_of_one_query_share_it(tokenizer: Tokenizer) -> None:
+    pairs = QwenTemplate(TextTokenizer(tokenizer, 4096)).pairs("search", ["a", "b"], "Find")
+    first, second = (pair.sequence._first for pair in pairs)
+    assert first is second

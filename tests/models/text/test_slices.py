@@ -1,0 +1,139 @@
+"""A long text tokenised in slices has the tokens that it has as a whole."""
+
+import re
+import sys
+import unicodedata
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer
+from tokenizers import Regex as Pattern
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
+from transformers.models.qwen2 import tokenization_qwen2
+
+from app.engine.text_size import growth_of
+from app.models.text import slices as pieces
+from app.models.text.slices import QWEN_WORDS, Slicer
+from app.models.text.tokenizer import TextTokenizer
+from tests.support.texts import ODD_TEXTS
+
+MARKS = ["\u0301", "\u0323", "\u0338", "\u093c", "\u0e33", "\u200d", "\ufe0f", "\u0600", "\u0d4e"]
+WORDS = [
+    *["search", "the", "naïve", "42", "7", "a.", "(b", "検索", "言葉。", "é", "é", "'s", "don't"],
+    *["<mask>", "</s>", "<|im_end|>", "[SEP]", "\u0958", "की", "각", "\u1100", "\u1161", "ﷺ", "½"],
+    *["{}", "!!!", "]", ">", "_", "-", "،", "।", "👍🏽", "🇩🇪", *MARKS],
+]
+GAPS = [" ", " ", "  ", "\n", "\n\n", "\r\n", "\t ", "\u3000", "\u00a0", "\u2028", ", ", "。\n", ""]
+TEXTS = st.lists(st.tuples(st.sampled_from(WORDS), st.sampled_from(GAPS)), max_size=60).map(
+    lambda parts: "".join(word + gap for word, gap in parts)
+)
+
+
+def qwen_words(folder: Path) -> Tokenizer:
+    """The tiny Qwen's vocabulary behind the words of the real one's pre-tokenizer."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    split = Split(Pattern(tokenization_qwen2.PRETOKENIZE_REGEX), "isolated")
+    tokenizer.pre_tokenizer = Sequence([split, ByteLevel(add_prefix_space=False, use_regex=False)])
+    return tokenizer
+
+
+@pytest.fixture(scope="session", params=["tiny_m3", "tiny_qwen", "qwen's words", "demo_checkpoint"])
+def tokenizer(request) -> Tokenizer:
+    """SentencePiece's words, GPT-2's, Qwen's, BERT's word pieces."""
+    if request.param == "qwen's words":
+        return qwen_words(request.getfixturevalue("tiny_qwen"))
+    folder = request.getfixturevalue(request.param)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if request.param == "tiny_m3":  # As in bge-m3's own file.
+        tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
+    return tokenizer
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of the whole text at once."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+@given(TEXTS)
+def test_a_border_changes_no_token(tokenizer: Tokenizer, text: str) -> None:
+    """Cut at every border at once, not only at those that slices end at."""
+    places = [found.end() for found in re.finditer(pieces._borders_of(tokenizer), text)]
+    parts = [text[start:stop] for start, stop in pairwise([0, *places, len(text)])]
+    apart = [token for part in parts for token in ids_of(tokenizer, part)]
+    assert apart == ids_of(tokenizer, text)
+
+
+ODD = st.lists(st.sampled_from([*ODD_TEXTS, *MARKS, *GAPS]), max_size=12).map("".join)
+
+
+@given(ODD | st.text(), st.integers(1, 400))
+@settings(max_examples=40)
+def test_slices_are_the_text_and_bounded(tokenizer: Tokenizer, text: str, characters: int) -> None:
+    slices = list(Slicer(tokenizer, characters).slices(text))
+    assert "".join(slices) == text
+    assert all(len(each) == 1 or len(each) * growth_of(each) <= characters for each in slices)
+
+
+@pytest.mark.parametrize(
+    "unit", ["ordinary words ", "検索の言葉。\n", "वर्ष की खोज ", "x = f(y);\n"]
+)
+def test_ordinary_text_is_never_cut_hard(tokenizer: Tokenizer, unit: str) -> None:
+    text = unit * (4000 // len(unit))
+    slicer = Slicer(tokenizer, 400)
+    assert len(list(slicer.slices(text))) > 9
+    apart = [token for part in slicer.slices(text) for token in ids_of(tokenizer, part)]
+    assert apart == ids_of(tokenizer, text)
+
+
+def test_a_text_without_a_border_is_cut_hard(tokenizer: Tokenizer) -> None:
+    assert list(Slicer(tokenizer, 40).slices("x" * 100)) == ["x" * 40, "x" * 40, "x" * 20]
+
+
+def decomposed() -> list[str]:
+    """Every character that some normalisation changes, and every letter of Hangul."""
+    everything = map(chr, [*range(0xD800), *range(0xE000, sys.maxunicode + 1)])
+    return [c for c in everything if unicodedata.decomposition(c) or "가" <= c <= "힣"]
+
+
+def test_no_character_grows_by_more_than_is_said() -> None:
+    for character in decomposed():
+        growth = growth_of(character)
+        for form in ("NFC", "NFD", "NFKC", "NFKD"):
+            normal = unicodedata.normalize(form, character)
+            assert len(normal) <= growth, character
+            assert len(normal.encode()) <= 4 * growth, character
+
+
+def test_no_border_follows_a_letter_that_ends_in_a_mark_under_nfc(tiny_qwen: Path) -> None:
+    border = re.compile(pieces._borders_of(qwen_words(tiny_qwen)))
+    taken_apart = [
+        c for c in decomposed() if c.isalnum() and not unicodedata.normalize("NFC", c)[-1].isalnum()
+    ]
+    assert len(taken_apart) > 50
+    assert not any(border.search(f"{c}.") for c in taken_apart)
+
+
+def test_qwens_words_are_those_of_transformers() -> None:
+    assert QWEN_WORDS == tokenization_qwen2.PRETOKENIZE_REGEX
+
+
+def test_a_tokenizer_of_another_kind_is_cut_between_letters_alone(tiny_qwen: Path) -> None:
+    tokenizer = qwen_words(tiny_qwen)
+    tokenizer.pre_tokenizer = Split(Pattern("[a-z]+"), "isolated")
+    assert list(Slicer(tokenizer, 9).slices("ab. cd ef, gh")) == ["ab. cd", " ef, gh"]
+
+
+def test_long_and_short_texts_keep_their_places(tiny_m3: Path) -> None:
+    tokenizer = TextTokenizer.from_folder(tiny_m3, 8192, slice_characters=8)
+    texts = ["music", "history of the music", "", "search vector search"]
+    together = tokenizer.encode_plain(texts, 100)
+    for text, found in zip(texts, together, strict=True):
+        (alone,) = tokenizer.encode_plain([text], 100)
+        assert found.ids.tolist() == alone.ids.tolist()
+        assert found.total == alone.total == len(found.ids)

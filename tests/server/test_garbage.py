@@ -1,0 +1,23 @@
+"""What the garbage collector looks at, and when."""
+
+import gc
+
+from app.server.garbage import collect_rarely, spare_what_stays
+
+
+def test_the_start_is_spared_and_what_comes_later_is_collected() -> None:
+    usual = gc.get_threshold()
+    collect_rarely()
+    try:
+        assert gc.get_threshold() > usual
+        tracked = len(gc.get_objects())
+        spare_what_stays()
+        assert gc.get_freeze_count() > 0.9 * tracked
+        assert gc.get_threshold() == (700, 10, 10)
+        cycle: list[object] = []
+        cycle.append(cycle)
+        del cycle
+        assert gc.collect() >= 1
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*usual)

@@ -1,0 +1,57 @@
+"""`uvicorn app.main:app`: the same service, started by another program."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.bad_start import run_to_the_end
+from tests.support.server import run_server
+
+ARGUMENTS = ("app.main:app", "--port", "0")
+
+
+def test_uvicorn_serves_the_app_and_its_log_is_ours(
+    tiny_m3: Path, tiny_qwen: Path, tmp_path: Path
+) -> None:
+    """Limits are shown as they are in force, which the models lower here."""
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": str(tiny_qwen)}
+    limits = {"BGE_EMBED_MAX_LENGTH": "9000", "QWEN_RERANK_MAX_LENGTH": "50000"}
+    more = {"LOG_FORMAT": "json", "MAX_QUEU_SIZE": "3"}
+    with run_server(
+        tmp_path, "uvicorn", arguments=ARGUMENTS, **settings, **limits, **more
+    ) as server:
+        server.wait_until_healthy()
+        with server.client() as client:
+            assert client.post("/embeddings/", json={"sentences": ["a"]}).status_code == 200
+            metrics = client.get("/metrics").text
+        assert server.stop() == -signal.SIGTERM
+    (info,) = [line for line in metrics.splitlines() if line.startswith("embedding_server_info{")]
+    assert 'bge_embed_max_length="8192"' in info
+    assert 'qwen_rerank_max_length="40960"' in info
+    lines = [json.loads(line) for line in server.lines]
+    events = [line["event"] for line in lines]
+    for event in ("unknown_setting", "Reranker ready.", "Server ready to accept requests"):
+        assert events.count(event) == 1
+    assert sum("POST" in line for line in server.lines) == 1
+    (reranker,) = [line for line in lines if line["event"] == "Reranker ready."]
+    assert (reranker["max_length"], reranker["max_pairs_in_forward"]) == (40960, 16)
+
+
+def test_a_failed_start_ends_uvicorn_with_its_reason_as_the_last_line(tmp_path: Path) -> None:
+    model = {"EMBEDDING_MODEL": str(tmp_path / "absent"), "LOG_LEVEL": "debug"}
+    status, output = run_to_the_end(tmp_path, module="uvicorn", arguments=ARGUMENTS, **model)
+    assert status == 1
+    assert "start_failed" in output.splitlines()[-1]
+    assert "absent does not exist" in output.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["API_TOKENS_FILE"])
+def test_a_wrong_setting_ends_uvicorn_with_one_sentence(tmp_path: Path, name: str) -> None:
+    status, output = run_to_the_end(
+        tmp_path, module="uvicorn", arguments=ARGUMENTS, **{name: "/absent"}
+    )
+    assert status == 1
+    assert output.startswith(f"Smart Embedder cannot start: {name}=/absent ")
+    assert output.count("\n") == 1

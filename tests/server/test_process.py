@@ -1,0 +1,200 @@
+"""The process as an operator sees it: one clear sentence and a non-zero status for a bad start."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.bad_start import failing_start, run_to_the_end
+from tests.support.nvidia_driver import install_driver
+from tests.support.server import REPOSITORY, run_server
+
+
+@pytest.fixture
+def broken(tiny_m3: Path, tmp_path: Path) -> Path:
+    """A copy of the tiny checkpoint for a test to damage."""
+    return Path(shutil.copytree(tiny_m3, tmp_path / "broken"))
+
+
+def test_a_wrong_setting_stops_the_start_before_the_port_opens(tmp_path: Path) -> None:
+    status, output = run_to_the_end(tmp_path, MAX_BATCH_TOKENS="plenty")
+    assert status == 1
+    assert output == (
+        "Smart Embedder cannot start: MAX_BATCH_TOKENS=plenty is not allowed: "
+        "auto, or a number of tokens, at least 1\n"
+    )
+
+
+def test_a_missing_head_stops_the_start(tmp_path: Path, broken: Path) -> None:
+    (broken / "colbert_linear.pt").unlink()
+    failing_start(tmp_path, broken, f"the head colbert_linear.pt is missing in {broken}")
+
+
+def test_a_truncated_head_stops_the_start(tmp_path: Path, broken: Path) -> None:
+    path = broken / "sparse_linear.pt"
+    path.write_bytes(path.read_bytes()[:700])
+    failing_start(tmp_path, broken, f"the head {path} is damaged")
+
+
+def test_a_head_of_the_wrong_shape_stops_the_start(tmp_path: Path, broken: Path) -> None:
+    torch.save(torch.nn.Linear(32, 1).state_dict(), broken / "sparse_linear.pt")
+    failing_start(tmp_path, broken, "has the wrong shape: weight [1, 32]")
+
+
+def test_a_reranker_that_is_an_embedding_model_stops_the_start(tmp_path, tiny_m3: Path) -> None:
+    failing_start(
+        tmp_path,
+        tiny_m3,
+        "holds an embedding model and not a reranker",
+        RERANKER_MODEL=str(tiny_m3),
+    )
+
+
+def test_an_unknown_model_type_stops_the_start(tmp_path: Path, broken: Path) -> None:
+    (broken / "config.json").write_text('{"model_type": "gpt2"}')
+    failing_start(tmp_path, broken, "holds a model of type gpt2; known here:")
+
+
+# Python runs a module of this name before anything else.
+BROKEN_LIBRARY = """
+import safetensors.torch
+safetensors.torch.load_file = lambda path: 1 / 0
+"""
+
+
+@pytest.mark.parametrize("log_format", ["console", "json"])
+def test_an_error_that_nobody_foresaw_is_a_sentence_and_an_ordinary_traceback(
+    tmp_path: Path, tiny_m3: Path, log_format: str
+) -> None:
+    """Not one with every local variable, which may be a text or a token."""
+    (tmp_path / "sitecustomize.py").write_text(BROKEN_LIBRARY)
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    status, output = run_to_the_end(
+        tmp_path, EMBEDDING_MODEL=str(tiny_m3), LOG_FORMAT=log_format, PYTHONPATH=path
+    )
+    assert status == 1
+    assert "unexpected error while loading: ZeroDivisionError: division by zero" in output
+    assert output.count("Traceback (most recent call last)") == 1
+    assert output.count("locals") == 0
+    assert len(output) < 10_000
+
+
+def test_a_model_that_is_not_there_says_what_to_fetch(tmp_path: Path) -> None:
+    failing_start(
+        tmp_path, Path("BAAI/bge-m3"), "hf download BAAI/bge-m3", HF_HOME=str(tmp_path / "cache")
+    )
+
+
+def test_a_failed_start_ends_with_its_reason_whatever_else_is_logged(tmp_path: Path) -> None:
+    status, output = run_to_the_end(tmp_path, EMBEDDING_MODEL="/absent", LOG_LEVEL="debug")
+    assert status == 1
+    assert "[debug    ] Finished server process" in output
+    assert "the model folder /absent does not exist" in output.splitlines()[-1]
+
+
+WITHOUT_HOME = ["unshare", "--user", "--map-user=54321", "--map-group=54321", "env", "-u", "HOME"]
+
+
+@pytest.fixture
+def without_home() -> list[str]:
+    """The beginning of a command that runs as a user of whom the system knows nothing."""
+    tried = subprocess.run([*WITHOUT_HOME, "true"], capture_output=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"no other user may be had here: {tried.stderr.decode().strip()}")
+    return WITHOUT_HOME
+
+
+def test_a_local_model_is_served_without_a_home_folder(
+    tmp_path: Path, tiny_m3: Path, without_home: list[str]
+) -> None:
+    with run_server(tmp_path, prefix=without_home, EMBEDDING_MODEL=str(tiny_m3)) as server:
+        server.wait_until_healthy()
+        assert server.stop() == 0
+
+
+def test_a_model_of_the_hub_needs_a_folder_to_be_kept_in(
+    tmp_path: Path, without_home: list[str]
+) -> None:
+    sentence = "this user has no home folder; set HF_HOME to a folder"
+    failing_start(tmp_path, Path("BAAI/bge-m3"), sentence, without_home)
+
+
+def test_a_gpu_that_is_not_there_stops_the_start(tmp_path: Path, tiny_m3: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    failing_start(tmp_path, tiny_m3, "DEVICE=cuda needs an NVIDIA GPU", DEVICE="cuda")
+
+
+TOO_OLD = "The NVIDIA driver on your system is too old (found version 12040)"
+
+
+@pytest.fixture
+def old_driver(tmp_path: Path) -> dict[str, str]:
+    """What makes a process meet a driver older than the CUDA of PyTorch's build."""
+    if torch.version.cuda is None:
+        pytest.skip("this PyTorch is the build for CPUs, which asks no driver")
+    return install_driver(tmp_path, 12_040)
+
+
+def test_a_driver_too_old_for_the_wheel_stops_the_start(
+    tmp_path: Path, tiny_m3: Path, old_driver: dict[str, str]
+) -> None:
+    failing_start(tmp_path, tiny_m3, f"it sees none ({TOO_OLD}); ", DEVICE="cuda", **old_driver)
+
+
+def test_a_driver_too_old_for_the_wheel_leaves_the_cpu_to_auto(
+    tmp_path: Path, tiny_m3: Path, old_driver: dict[str, str]
+) -> None:
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "DEVICE": "auto"}
+    with run_server(tmp_path, **settings, **old_driver) as server:
+        server.wait_until_healthy()
+    (line,) = [line for line in server.lines if "[warning " in line]
+    assert "no_gpu_used" in line
+    assert TOO_OLD in line
+
+
+def test_a_port_that_is_taken_stops_the_start_with_one_sentence(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        status, output = run_to_the_end(tmp_path, PORT=str(port))
+    assert status == 1
+    assert output == (
+        f"Smart Embedder cannot start: port {port} of 127.0.0.1 is taken: end what listens there, "
+        "or set another PORT\n"
+    )
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
+def test_an_address_that_is_not_this_machines_stops_the_start(host: str, tmp_path: Path) -> None:
+    status, output = run_to_the_end(tmp_path, HOST=host)
+    assert status == 1
+    assert output.startswith(f"Smart Embedder cannot start: HOST={host} PORT=0 cannot be listened")
+    assert output.count("\n") == 1
+
+
+def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
+    """No torch, no environment read, no thread: only definitions."""
+    script = (
+        "import sys, threading, os\n"
+        "os.environ['PORT'] = 'not a port'\n"
+        "import app.server.process, app.settings.declaration, app.engine\n"
+        "from app.main import create_app\n"
+        "assert 'app' not in vars(sys.modules['app.main'])\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert threading.active_count() == 1\n"
+        "import app.models.runtime\n"
+        "assert 'transformers' not in sys.modules\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,305 @@
+"""Settings: defaults of the contract, wrong values refused by name, .env.example complete."""
+
+from ipaddress import ip_network
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from app.errors import StartupError
+from app.settings import Settings
+from app.settings.sources import load_settings
+from tests.support.env_example import listed_settings
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEFAULTS = {
+    "host": "127.0.0.1",
+    "port": 8000,
+    "embedding_model": "BAAI/bge-m3",
+    "dense_embedding_model": None,
+    "dense_model": "BAAI/bge-m3",
+    "reranker_model": "BAAI/bge-reranker-v2-m3",
+    "model_revision": None,
+    "dense_model_revision": None,
+    "reranker_model_revision": None,
+    "hf_hub_offline": False,
+    "device": "auto",
+    "dtype": "auto",
+    "attention": "auto",
+    "pytorch_cuda_alloc_conf": "expandable_segments:True",
+    "max_input_length": 8192,
+    "embed_max_length": 8192,
+    "qwen_embed_max_length": 32768,
+    "bge_rerank_max_length": 8192,
+    "qwen_rerank_max_length": 32768,
+    "qwen_rerank_batch_size": 16,
+    "max_batch_tokens": "auto",
+    "max_requests_in_batch": None,
+    "max_batch_sequences": None,
+    "batch_wait_ms": 0,
+    "tokenizer_threads": "auto",
+    "torch_compile": False,
+    "max_queue_size": 200,
+    "rerank_max_queue": 32,
+    "request_timeout": 90,
+    "rerank_gpu_timeout": 60,
+    "gpu_process_timeout": None,
+    "shutdown_timeout": 30,
+    "max_sentences_per_request": 1024,
+    "max_rerank_passages": 1024,
+    "max_body_bytes": 33_554_432,
+    "api_token": None,
+    "api_tokens_file": None,
+    "protect_metrics": False,
+    "rate_limit_requests_per_minute": 3600,
+    "rate_limit_burst_size": 120,
+    "rate_limit_store": SecretStr("memory"),
+    "shared_rate_limit_store": None,
+    "trusted_proxies": None,
+    "cors_origins": None,
+    "log_format": "console",
+    "log_level": "info",
+    "otlp_endpoint": None,
+    "otel_service_name": "smart-embedder",
+}
+
+
+@pytest.fixture(autouse=True)
+def empty_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_defaults_are_those_of_the_contract() -> None:
+    settings = load_settings()
+    assert {name: getattr(settings, name) for name in DEFAULTS} == DEFAULTS
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PORT", "eighty"),
+        ("PORT", "70000"),
+        ("DEVICE", "gpu"),
+        ("DEVICE", "cuda:x"),
+        ("DEVICE", "cuda:0,cpu"),
+        ("GPU_PROCESS_TIMEOUT", "0"),
+        ("DTYPE", "float64"),
+        ("ATTENTION", "flash"),
+        ("MAX_BATCH_TOKENS", "0"),
+        ("MAX_BATCH_TOKENS", "many"),
+        ("MAX_INPUT_LENGTH", "-1"),
+        ("BGE_EMBED_MAX_LENGTH", "1.5"),
+        ("MAX_REQUESTS_IN_BATCH", "0"),
+        ("MAX_BATCH_SEQUENCES", "none"),
+        ("BATCH_WAIT_MS", "-1"),
+        ("TOKENIZER_THREADS", "0"),
+        ("TORCH_COMPILE", "perhaps"),
+        ("MAX_QUEUE_SIZE", "0"),
+        ("REQUEST_TIMEOUT", "inf"),
+        ("REQUEST_TIMEOUT", "0"),
+        ("SHUTDOWN_TIMEOUT", "soon"),
+        ("MAX_SENTENCES_PER_REQUEST", "0"),
+        ("MAX_BODY_BYTES", "32M"),
+        ("HF_HUB_OFFLINE", "perhaps"),
+        ("PROTECT_METRICS", "perhaps"),
+        ("LOG_FORMAT", "xml"),
+        ("LOG_LEVEL", "loud"),
+        ("EMBEDDING_MODEL", "   "),
+        ("RERANKER_MODEL", "   "),
+        ("QWEN_RERANK_BATCH_SIZE", "0"),
+        ("RERANK_MAX_QUEUE", "-3"),
+        ("MAX_RERANK_PASSAGES", "0"),
+        ("RATE_LIMIT_REQUESTS_PER_MINUTE", "0"),
+        ("RATE_LIMIT_REQUESTS_PER_MINUTE", "many"),
+        ("RATE_LIMIT_BURST_SIZE", "-1"),
+        ("TRUSTED_PROXIES", "proxy.example"),
+        ("TRUSTED_PROXIES", "10.0.0.1/8"),
+        ("TRUSTED_PROXIES", "10.0.0.256"),
+        ("CORS_ORIGINS", "null"),
+        ("CORS_ORIGINS", "app.example.com"),
+        ("OTLP_ENDPOINT", "collector:4318"),
+        ("OTLP_ENDPOINT", "http://"),
+        ("OTLP_ENDPOINT", "http://collector:port"),
+    ],
+)
+def test_a_wrong_value_names_the_variable_the_value_and_what_is_allowed(
+    monkeypatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(StartupError) as caught:
+        load_settings()
+    assert str(caught.value).startswith(f"{name}={value} is not allowed: ")
+    assert not str(caught.value).endswith(f"see {name} in .env.example")
+
+
+def test_trusted_proxies_are_addresses_and_networks(monkeypatch) -> None:
+    monkeypatch.setenv("TRUSTED_PROXIES", "10.0.0.1, 172.16.0.0/12,fd00::/8")
+    networks = ("10.0.0.1/32", "172.16.0.0/12", "fd00::/8")
+    assert load_settings().trusted_proxies == tuple(map(ip_network, networks))
+
+
+def test_origins_are_kept_as_browsers_write_them(monkeypatch) -> None:
+    written = "https://App.example.com/, http://localhost:3000,https://a.example:443,*"
+    monkeypatch.setenv("CORS_ORIGINS", written)
+    kept = ("https://app.example.com", "http://localhost:3000", "https://a.example", "*")
+    assert load_settings().cors_origins == kept
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "https://a.example/page",
+        "https://user@a.example",
+        "https://a.example:port",
+        "null",
+        "https:",
+    ],
+)
+def test_what_is_no_origin_stops_the_start(monkeypatch, wrong: str) -> None:
+    monkeypatch.setenv("CORS_ORIGINS", f"https://app.example.com,{wrong}")
+    with pytest.raises(StartupError, match=r"^CORS_ORIGINS=\S+ is not allowed: origins separated"):
+        load_settings()
+
+
+def test_of_several_trusted_proxies_the_wrong_one_is_named(monkeypatch) -> None:
+    monkeypatch.setenv("TRUSTED_PROXIES", "10.0.0.1,any")
+    with pytest.raises(StartupError, match=r"^TRUSTED_PROXIES=any is not allowed: addresses and"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    "address", ["redis://localhost", "redis://:secret@10.0.0.1:6380/2", "rediss://u:p@[::1]:6379/"]
+)
+def test_the_rate_limit_may_live_in_a_redis(monkeypatch, address: str) -> None:
+    monkeypatch.setenv("RATE_LIMIT_STORE", address)
+    assert load_settings().shared_rate_limit_store == address
+    assert address not in repr(load_settings())
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "disk",
+        "redis://",
+        "http://:secret@localhost",
+        "redis://:sec#ret@localhost",
+        "redis://:secret@localhost:port",
+        "redis://:secret@localhost/name",
+        "redis://localhost?password=secret",
+    ],
+)
+def test_a_wrong_rate_limit_store_is_refused_and_never_shown(monkeypatch, address: str) -> None:
+    monkeypatch.setenv("RATE_LIMIT_STORE", address)
+    with pytest.raises(StartupError) as caught:
+        load_settings()
+    message = str(caught.value)
+    assert message.startswith("RATE_LIMIT_STORE=********** is not allowed: memory, or an address")
+    assert "sec" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("OTLP_ENDPOINT", "http://user:hush@collector:4318"),
+        ("OTLP_ENDPOINT", "http://collector:4318?token=hush"),
+        ("OTLP_ENDPOINT", "collector:4318/hush"),
+        ("OTLP_ENDPOINT", "http://collector:4318#hush"),
+        ("EMBEDDING_MODEL", "https://user:hush@hub.example/m3"),
+        ("EMBEDDING_MODEL", "user:hush@hub.example/m3"),
+        ("DENSE_EMBEDDING_MODEL", "https://hub.example/m3?token=hush"),
+        ("RERANKER_MODEL", "https://hub.example/hush/m3"),
+        ("PORT", "redis://:hush@localhost"),
+    ],
+)
+def test_a_password_or_key_in_an_address_is_refused_and_never_shown(
+    monkeypatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(StartupError) as caught:
+        load_settings()
+    assert str(caught.value).startswith(f"{name}=********** is not allowed: ")
+    assert "hush" not in str(caught.value)
+    with pytest.raises(ValueError, match=name.lower()) as raised:
+        Settings()
+    assert "hush" not in str(raised.value)
+
+
+def test_every_wrong_value_is_named_at_once(monkeypatch) -> None:
+    monkeypatch.setenv("PORT", "x")
+    monkeypatch.setenv("DTYPE", "y")
+    with pytest.raises(StartupError, match=r"PORT=x .*; DTYPE=y "):
+        load_settings()
+
+
+def test_values_that_contradict_each_other_are_refused(monkeypatch) -> None:
+    monkeypatch.setenv("DEVICE", "cpu")
+    monkeypatch.setenv("DTYPE", "float16")
+    with pytest.raises(StartupError, match="DTYPE=float16 is for GPUs"):
+        load_settings()
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps"])
+def test_int8_with_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    monkeypatch.setenv("DEVICE", device)
+    monkeypatch.setenv("DTYPE", "INT8")
+    with pytest.raises(StartupError, match=f"DTYPE=int8 is for CPUs; with DEVICE={device} use"):
+        load_settings()
+
+
+def test_a_rerank_must_end_before_its_request(monkeypatch) -> None:
+    monkeypatch.setenv("RERANK_GPU_TIMEOUT", "90")
+    with pytest.raises(StartupError, match="RERANK_GPU_TIMEOUT=90 must be below REQUEST_TIMEOUT"):
+        load_settings()
+
+
+def test_an_empty_value_counts_as_not_set(monkeypatch) -> None:
+    monkeypatch.setenv("DTYPE", "")
+    monkeypatch.setenv("MAX_BATCH_TOKENS", "")
+    assert load_settings() == Settings()
+
+
+def test_case_does_not_matter_where_words_are_chosen(monkeypatch) -> None:
+    monkeypatch.setenv("DTYPE", "BFloat16")
+    monkeypatch.setenv("DEVICE", "CPU")
+    assert (load_settings().dtype, load_settings().device) == ("bfloat16", "cpu")
+
+
+def test_the_newer_length_wins_over_the_older_name(monkeypatch) -> None:
+    monkeypatch.setenv("MAX_INPUT_LENGTH", "512")
+    assert load_settings().embed_max_length == 512
+    monkeypatch.setenv("BGE_EMBED_MAX_LENGTH", "1024")
+    assert load_settings().embed_max_length == 1024
+
+
+def test_dotenv_is_read_and_the_environment_wins(monkeypatch, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("PORT=9000\nDTYPE=float32\n")
+    monkeypatch.setenv("PORT", "9001")
+    assert (load_settings().port, load_settings().dtype) == (9001, "float32")
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().port = 1
+
+
+def _plain(default: object) -> str:
+    return default.get_secret_value() if isinstance(default, SecretStr) else str(default)
+
+
+def test_env_example_lists_every_setting_with_its_default() -> None:
+    listed = listed_settings()
+    assert set(listed) == {name.upper() for name in Settings.model_fields}
+    for name, field in Settings.model_fields.items():
+        default = "" if field.default is None else _plain(field.default)
+        assert listed[name.upper()].lower() == default.lower(), name
+
+
+@pytest.mark.parametrize(
+    ("value", "devices"),
+    [("cuda:0, cuda:1", ["cuda:0", "cuda:1"]), ("CPU", ["cpu"]), ("cuda:1,cuda:1", ["cuda:1"])],
+)
+def test_each_gpu_that_is_named_is_one_worker(monkeypatch, value: str, devices) -> None:
+    monkeypatch.setenv("DEVICE", value)
+    assert load_settings().devices == devices

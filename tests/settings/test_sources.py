@@ -1,0 +1,144 @@
+"""Where settings come from: flags, the environment and .env, where no name may be nobody's."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.errors import StartupError
+from app.settings import Settings
+from app.settings.sources import COMPOSE_NAMES, load_settings, misspelt_names
+from tests.support.bad_start import run_to_the_end
+from tests.support.env_example import listed_for_others, listed_settings
+from tests.support.server import REPOSITORY
+
+
+@pytest.fixture(autouse=True)
+def empty_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_flag_wins_over_the_environment_which_wins_over_dotenv(monkeypatch, tmp_path) -> None:
+    (tmp_path / ".env").write_text("PORT=9000\nDTYPE=float32\nMAX_QUEUE_SIZE=7\n")
+    monkeypatch.setenv("PORT", "9001")
+    monkeypatch.setenv("DTYPE", "bfloat16")
+    settings = load_settings(["--port", "9002", "--rerank-max-queue=3"])
+    assert (settings.port, settings.dtype) == (9002, "bfloat16")
+    assert (settings.max_queue_size, settings.rerank_max_queue) == (7, 3)
+
+
+def test_every_setting_is_a_flag() -> None:
+    for name, default in listed_settings().items():
+        flag = "--" + name.lower().replace("_", "-")
+        assert load_settings([flag, default]) == Settings()
+
+
+def test_a_flag_for_yes_or_no_needs_no_value() -> None:
+    settings = load_settings(["--torch-compile", "--protect-metrics", "false"])
+    assert (settings.torch_compile, settings.protect_metrics) == (True, False)
+
+
+def test_an_empty_flag_counts_as_not_set(monkeypatch) -> None:
+    monkeypatch.setenv("API_TOKEN", "secret")
+    token = load_settings(["--api-token", ""]).api_token
+    assert token is not None
+    assert token.get_secret_value() == "secret"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--max-queue-size", "0"], "MAX_QUEUE_SIZE=0 is not allowed: a number of requests, at"),
+        (["--max-queu-size", "1"], "there is no flag --max-queu-size: the nearest is --max-queue-"),
+        (["--max-queue", "1"], "there is no flag --max-queue: the nearest is --max-queue-size"),
+        (["--api_token=hush"], "there is no flag --api_token: the nearest is --api-token"),
+        (["--port"], "argument --port: expected one argument"),
+        (["hush"], "flags begin with --, and one of the arguments belongs to none"),
+    ],
+)
+def test_a_flag_that_is_not_right_is_one_sentence(arguments: list[str], sentence: str) -> None:
+    with pytest.raises(StartupError) as caught:
+        load_settings(arguments)
+    assert str(caught.value).startswith(sentence)
+    assert "hush" not in str(caught.value)
+
+
+def python(*arguments: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={"PYTHONPATH": str(REPOSITORY), "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+def test_help_lists_every_flag_with_its_meaning_and_imports_no_torch(tmp_path: Path) -> None:
+    script = (
+        "import atexit, runpy, sys\n"
+        "sys.argv = ['app', '--help']\n"
+        "atexit.register(lambda: print('torch' in sys.modules, file=sys.stderr))\n"
+        "runpy.run_module('app', run_name='__main__')\n"
+    )
+    done = python("-c", script, folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "False\n")
+    told = " ".join(done.stdout.split())
+    for name, field in Settings.model_fields.items():
+        assert f"--{name.replace('_', '-')} " in told
+        assert field.description
+        assert " ".join(field.description.split()) in told
+    assert "(default: 200)" in told
+
+
+def test_a_flag_of_the_real_process_is_refused_in_one_line(tmp_path: Path) -> None:
+    done = python("-m", "app", "--prot=1", folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "Smart Embedder cannot start: there is no flag --prot: the nearest is --port; "
+        "--help lists all\n"
+    )
+
+
+def test_a_name_in_dotenv_that_is_nobodys_stops_the_start_and_names_the_nearest(tmp_path) -> None:
+    (tmp_path / ".env").write_text("PORT=0\nMAX_QUEU_SIZE=3\nexport api_tokn=hush\n")
+    status, output = run_to_the_end(tmp_path)
+    assert status == 1
+    assert output == (
+        "Smart Embedder cannot start: .env sets MAX_QUEU_SIZE, which is no setting: the nearest "
+        "is MAX_QUEUE_SIZE; .env sets api_tokn, which is no setting: the nearest is API_TOKEN\n"
+    )
+
+
+def test_names_for_compose_are_allowed_in_dotenv_and_stand_in_env_example(tmp_path: Path) -> None:
+    assert set(listed_for_others()) == COMPOSE_NAMES
+    lines = [f"{name}={value}\n" for name, value in listed_for_others().items()]
+    (tmp_path / ".env").write_text("".join(lines), encoding="utf-8")
+    assert load_settings() == Settings(_env_file=None)
+
+
+def test_dotenv_may_begin_with_a_mark_of_its_encoding(tmp_path: Path) -> None:
+    """As editors on Windows write it."""
+    (tmp_path / ".env").write_text("PORT=9000\n", encoding="utf-8-sig")
+    assert load_settings().port == 9000
+
+
+def test_a_dotenv_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_bytes(b"PORT=9000\nAPI_TOKEN=\xff\n")
+    with pytest.raises(StartupError, match=r"^\.env cannot be read: "):
+        load_settings()
+
+
+def test_names_in_the_environment_that_are_nearly_settings_are_found() -> None:
+    near = {"MAX_QUEU_SIZE": "", "POTR": "", "rate_limit_brust_size": "", "DEVICES": ""}
+    far = {"HOME": "", "PATH": "", "TERM": "", "MAX_QUEUE": "", "OTHER": "", "MEMORY_LIMITS": ""}
+    assert list(misspelt_names(near | far | dict.fromkeys(listed_settings(), ""))) == [
+        ("DEVICES", "DEVICE"),
+        ("MAX_QUEU_SIZE", "MAX_QUEUE_SIZE"),
+        ("POTR", "PORT"),
+        ("rate_limit_brust_size", "RATE_LIMIT_BURST_SIZE"),
+    ]

@@ -1,0 +1,39 @@
+"""Starting the service where it cannot start: the exit status and what it says."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support.server import start_process
+
+LIMIT = 120
+
+
+def run_to_the_end(
+    folder: Path,
+    prefix: Sequence[str] = (),
+    *,
+    module: str = "app",
+    arguments: Sequence[str] = (),
+    **environment: str,
+) -> tuple[int, str]:
+    """Run the service until it ends by itself; return its exit status and its output."""
+    process = start_process(folder, module, prefix, arguments=arguments, **environment)
+    try:
+        output, _ = process.communicate(timeout=LIMIT)
+    finally:
+        process.kill()
+        process.wait(LIMIT)
+    return process.returncode, output
+
+
+def failing_start(
+    folder: Path, model: Path, sentence: str, prefix: Sequence[str] = (), **environment: str
+) -> str:
+    """Expect status 1 and one line at least of warning, the last, with a sentence; return it."""
+    status, output = run_to_the_end(folder, prefix, EMBEDDING_MODEL=str(model), **environment)
+    assert status == 1, output
+    assert "Traceback" not in output
+    (line,) = [line for line in output.splitlines() if "[info " not in line]
+    assert sentence in line
+    assert output.endswith(f"{line}\n"), output
+    return line

@@ -1,0 +1,158 @@
+"""A real server process for tests: started on a free loopback port, ended by its own id."""
+
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+START_LIMIT = 120.0
+WAIT_LIMIT = 30.0
+# Ours, and uvicorn's where that is the command.
+_LISTENING = re.compile(r"listening|Uvicorn running on")
+
+
+class RunningServer:
+    """A server process, its address, and what it has logged so far."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.lines: list[str] = []
+        self._bound = threading.Event()
+        self.url = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            found = re.search(r"http://[^\s\"]+", line) if _LISTENING.search(line) else None
+            if found:
+                self.url = found[0]
+                self._bound.set()
+        self._bound.set()
+
+    @property
+    def log(self) -> str:
+        return "".join(self.lines)
+
+    def wait_until_bound(self) -> None:
+        assert self._bound.wait(START_LIMIT), self.log
+        assert self.url, self.log
+
+    def wait_until_healthy(self) -> None:
+        """Ask /health until it says 200; the server is asked again only after it has answered."""
+        self.wait_until_bound()
+        deadline = time.monotonic() + START_LIMIT
+        pause = threading.Event()
+        while httpx2.get(f"{self.url}/health").status_code != 200:
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, self.log
+            pause.wait(0.05)
+
+    def client(self, **options: Any) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=60, **options)
+
+    def async_client(self, connections: int = 100) -> httpx2.AsyncClient:
+        limits = httpx2.Limits(max_connections=connections)
+        return httpx2.AsyncClient(base_url=self.url, timeout=60, limits=limits)
+
+    def metric(self, series: str) -> float:
+        """The present value of a series, such as `name` or `name{label="value"}`."""
+        text = httpx2.get(f"{self.url}/metrics").text
+        (value,) = re.findall(rf"^{re.escape(series)} (\S+)$", text, re.MULTILINE)
+        return float(value)
+
+    def wait_for_metric(self, series: str, value: float) -> None:
+        """Ask /metrics until a series has a value."""
+        self._wait(lambda: self.metric(series) == value, f"{series} never was {value}")
+
+    def wait_for_line(self, text: str) -> None:
+        """Wait until the log holds `text`."""
+        self._wait(lambda: text in self.log, f"{text} was never logged")
+
+    def wait_for_status(self, path: str, status: int) -> None:
+        """Ask `path` until it answers with a status."""
+        answers = lambda: httpx2.get(f"{self.url}{path}").status_code == status  # noqa: E731
+        self._wait(answers, f"{path} never answered {status}")
+
+    def _wait(self, condition: Callable[[], bool], otherwise: str) -> None:
+        deadline = time.monotonic() + WAIT_LIMIT
+        pause = threading.Event()
+        while not condition():
+            assert self.process.poll() is None, self.log
+            assert time.monotonic() < deadline, f"{otherwise}\n{self.log}"
+            pause.wait(0.02)
+
+    def close(self) -> None:
+        """Read what is left of the output and close the pipe."""
+        self._reader.join(10)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def stop(self) -> int:
+        """SIGTERM, then the exit status."""
+        self.process.terminate()
+        status = self.process.wait(60)
+        self._reader.join(10)
+        return status
+
+
+def start_process(
+    folder: Path,
+    module: str = "app",
+    prefix: Sequence[str] = (),
+    *,
+    output: Any = subprocess.PIPE,
+    arguments: Sequence[str] = (),
+    **environment: str,
+) -> "subprocess.Popen[str]":
+    """`python -m app` in an empty folder, with nothing but the given settings."""
+    inherited = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR"}}
+    settings = {"PORT": "0", "DEVICE": "cpu", "DTYPE": "float32", "HF_HUB_OFFLINE": "1"}
+    settings["RERANKER_MODEL"] = "late-interaction"
+    # All of a test's requests come from one address.
+    settings |= {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1000000", "RATE_LIMIT_BURST_SIZE": "1000000"}
+    return subprocess.Popen(
+        [*prefix, sys.executable, "-m", module, *arguments],
+        cwd=folder,
+        env=inherited | settings | {"PYTHONPATH": str(REPOSITORY)} | environment,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+@contextmanager
+def run_server(
+    folder: Path,
+    module: str = "app",
+    prefix: Sequence[str] = (),
+    *,
+    arguments: Sequence[str] = (),
+    **environment: str,
+) -> Iterator[RunningServer]:
+    """Start a server; end it, and its process with it, when the block ends."""
+    process = start_process(folder, module, prefix, arguments=arguments, **environment)
+    running = RunningServer(process)
+    try:
+        running.wait_until_bound()
+        yield running
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(30)
+        running.close()

@@ -1,0 +1,57 @@
+"""Tokenises what it is told to and reports how far its memory grew, one line for each.
+
+A line is `[MODEL, FOLDER, [[UNIT, COUNT, TEXTS], ...]]`, where MODEL is `embedder` or `reranker`:
+so many texts, each of so many units. In a unit U+E000 stands for its number, in letters.
+"""
+
+import ctypes
+import json
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, QwenTemplate
+from app.models.text.tokenizer import TextTokenizer
+from tests.support.memory import forget_peak, status_bytes
+
+NUMBER = "\ue000"
+_LETTERS = str.maketrans("0123456789", "aeioubdfgk")
+
+
+@cache
+def load(model: str, folder: str) -> Callable[[list[str]], object]:
+    """What tokenises a request's texts for a model."""
+    tokenizer = TextTokenizer.from_folder(Path(folder), 8192)
+    call: Callable[[list[str]], object] = tokenizer.encode
+    if model == "reranker":
+        template = QwenTemplate(tokenizer)
+        call = lambda texts: template.pairs(texts[0], texts[1:], DEFAULT_INSTRUCTION)  # noqa: E731
+    call(["warm", "up"])
+    return call
+
+
+def texts_of(unit: str, count: int, times: int) -> list[str]:
+    """`times` texts of `count` units."""
+    if NUMBER not in unit:
+        return [unit * count for _ in range(times)]
+    return ["".join(unit.replace(NUMBER, str(i).translate(_LETTERS)) for i in range(count))] * times
+
+
+def main() -> None:
+    """Work until the input ends."""
+    for line in sys.stdin:
+        model, folder, units = json.loads(line)
+        call = load(model, folder)
+        texts = [text for unit in units for text in texts_of(*unit)]
+        ctypes.CDLL(None).malloc_trim(0)
+        forget_peak("self")
+        before = status_bytes("self", "VmRSS")
+        kept = call(texts)
+        sys.stdout.write(f"{status_bytes('self', 'VmHWM') - before}\n")
+        sys.stdout.flush()
+        del kept, texts
+
+
+if __name__ == "__main__":
+    main()

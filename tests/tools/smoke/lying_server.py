@@ -1,0 +1,43 @@
+"""The real service with five faults in what it says, each of which a client could see."""
+
+import dataclasses
+
+from app.api import operations, rendering, rerank
+from app.api.errors import STATUS_OF
+from app.errors import EmptyInputError
+from app.main import create_app
+from app.server.process import run
+
+_matrix = rendering._render_matrix
+_truncation = rendering._truncation_as_json
+_count = operations.count
+_rerank = rendering.render_rerank
+
+
+def drop_a_vector(matrix):
+    return _matrix(None if matrix is None else matrix[:-1])
+
+
+def miscount(truncation):
+    return _truncation(
+        dataclasses.replace(truncation, original_tokens=truncation.original_tokens + 1)
+    )
+
+
+def exaggerate(metrics):
+    totals = _count(metrics)
+    return totals | {"total_sentences": totals["total_sentences"] + 1}
+
+
+def by_rising_score(passages, result, model):
+    first, *items, last = _rerank(passages, result, model)
+    return [first, *reversed(items), last]
+
+
+if __name__ == "__main__":
+    rendering._render_matrix = drop_a_vector
+    rendering._truncation_as_json = miscount
+    operations.count = exaggerate
+    rerank.render_rerank = by_rising_score
+    STATUS_OF[EmptyInputError] = 422
+    run(create_app)

@@ -1,0 +1,219 @@
+"""The smoke check passes against a healthy server, and fails against anything else."""
+
+import functools
+import http.server
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import REPOSITORY, RunningServer, run_server
+from tools.smoke.target import Target
+
+
+def smoke(url: str, *arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tools.smoke", "--url", url, *arguments],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def counts(output: str) -> tuple[int, int, int]:
+    """Checks that passed, that were tried, and that were skipped."""
+    (found,) = re.findall(r"^(\d+) of (\d+) passed, (\d+) skipped\.$", output, re.MULTILINE)
+    passed, tried, skipped = map(int, found)
+    return passed, tried, skipped
+
+
+def skipped(output: str) -> list[str]:
+    """Why checks were skipped."""
+    return re.findall(r"^skipped .*\(([^()]+)\)$", output, re.MULTILINE)
+
+
+def test_a_healthy_server_passes_everything(server: RunningServer) -> None:
+    status, output = smoke(server.url)
+    assert status == 0, output
+    passed, tried, left = counts(output)
+    assert (passed, left) == (tried, 5), output
+    assert tried >= 25
+    assert sorted(skipped(output)) == [
+        "no token is asked for",
+        "no token was given",
+        "the service is healthy",
+        "there is a reranker",
+        "there was none",
+    ]
+
+
+def test_it_is_gentle(tiny_m3: Path, tmp_path: Path) -> None:
+    """A server with the default rate limit lets the whole of it pass."""
+    limits = {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1", "RATE_LIMIT_BURST_SIZE": "60"}
+    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3), **limits) as running:
+        running.wait_until_healthy()
+        status, output = smoke(running.url)
+    assert status == 0, output
+
+
+class OverItsRate(http.server.BaseHTTPRequestHandler):
+    """Refuses every other request, to come again after a second."""
+
+    def answer(self) -> None:
+        self.server.times.append(time.monotonic())
+        limited = len(self.server.times) % 2
+        self.send_response(429 if limited else 413)
+        self.send_header("Retry-After", "1")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        self.close_connection = True
+
+    do_GET = do_POST = answer  # noqa: N815 - the names that the library calls
+
+
+def test_where_the_rate_is_small_it_waits_as_long_as_it_is_told() -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), OverItsRate) as server:
+        server.times = []
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        target = Target(f"http://127.0.0.1:{server.server_address[1]}", None, 10)
+        try:
+            answers = [target.get("/"), target.announce_huge_body()]
+        finally:
+            target.close()
+            server.shutdown()
+            thread.join()
+    assert [answer.status_code for answer in answers] == [413, 413]
+    assert target.waited == 2
+    first, second, third, fourth = server.times
+    assert second - first >= 1
+    assert fourth - third >= 1
+
+
+@pytest.fixture(scope="module")
+def closed_server(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
+    """A server that asks for a token everywhere it may, and does not rerank."""
+    settings = {"API_TOKEN": "hush-hush", "PROTECT_METRICS": "true", "RERANKER_MODEL": "none"}
+    folder = tmp_path_factory.mktemp("closed")
+    with run_server(folder, EMBEDDING_MODEL=str(tiny_m3), **settings) as running:
+        running.wait_until_healthy()
+        yield running
+
+
+def test_a_server_with_a_token_and_without_a_reranker_passes(closed_server) -> None:
+    status, output = smoke(closed_server.url, "--token", "hush-hush")
+    assert status == 0, output
+    assert sorted(skipped(output)) == [
+        "RERANKER_MODEL is none",
+        "RERANKER_MODEL is none",
+        "the service is healthy",
+        "there was none",
+    ]
+    assert "hush" not in output
+
+
+def test_without_the_token_it_says_that_one_is_needed(closed_server) -> None:
+    status, output = smoke(closed_server.url)
+    assert status == 1
+    (failed,) = re.findall(r"^FAILED .*$", output, re.MULTILINE)
+    assert "none was given: it needs --token" in failed
+    assert "it asks for a token and none was given: it needs --token" in skipped(output)
+
+
+def test_a_token_that_is_refused_is_told_from_one_that_is_not_asked_for(
+    closed_server: RunningServer,
+) -> None:
+    status, output = smoke(closed_server.url, "--token", "hush-hush-not")
+    assert status == 1
+    (failed,) = re.findall(r"^FAILED .*$", output, re.MULTILINE)
+    assert "it asks for a token and refuses this one" in failed
+    assert "it asks for a token and refuses this one" in skipped(output)
+    assert "hush" not in output
+
+
+def test_a_token_that_the_server_does_not_ask_for_is_a_failure(server: RunningServer) -> None:
+    status, output = smoke(server.url, "--token", "hush-hush")
+    assert status == 1
+    (failed,) = re.findall(r"^FAILED .*$", output, re.MULTILINE)
+    assert "a token was given, and this service asks for none" in failed
+    assert f"{server.url}: it asks for no token\n" in output
+
+
+def test_a_server_that_is_loading_fails_and_its_work_is_skipped(tiny_m3, tmp_path: Path) -> None:
+    module = "tests.tools.smoke.loading_server"
+    with run_server(tmp_path, module, EMBEDDING_MODEL=str(tiny_m3)) as running:
+        status, output = smoke(running.url)
+    assert status == 1
+    (failed,) = re.findall(r"^FAILED .*$", output, re.MULTILINE)
+    assert "saw 'loading: the models are being loaded'" in failed
+    assert skipped(output).count("the service is loading") > 10
+    assert "ok      While loading, draining or unhealthy" in output
+
+
+def test_a_server_that_breaks_the_contract_is_caught_in_every_point(tiny_m3, tmp_path) -> None:
+    module = "tests.tools.smoke.lying_server"
+    with run_server(tmp_path, module, EMBEDDING_MODEL=str(tiny_m3)) as running:
+        running.wait_until_healthy()
+        status, output = smoke(running.url)
+    assert status == 1
+    failed = re.findall(r"^FAILED  (.*?)(?: \(|$)", output, re.MULTILINE)
+    assert failed == [
+        "Counters move with a request that succeeds and with one that is wrong",
+        "An empty list of texts is 400",
+        "ColBERT has one vector for each token but the first",
+        "A text longer than the model reads is cut, and the warning counts its tokens exactly",
+        "Every passage comes back once, by falling score; equal scores keep the request's order",
+        "A blank query, and an empty list of passages, is 400",
+        "/stats says the same as /metrics",
+    ]
+    assert counts(output)[1] - counts(output)[0] == len(failed)
+
+
+@pytest.mark.parametrize("reranker", ["tiny_reranker", "tiny_qwen"])
+def test_servers_of_other_models_pass(request, reranker: str, tiny_m3, tiny_qwen, tmp_path) -> None:
+    models = {
+        "EMBEDDING_MODEL": str(tiny_m3),
+        "DENSE_EMBEDDING_MODEL": str(tiny_qwen),
+        "RERANKER_MODEL": str(request.getfixturevalue(reranker)),
+    }
+    with run_server(tmp_path, **models) as running:
+        running.wait_until_healthy()
+        status, output = smoke(running.url)
+    assert status == 0, output
+    assert "another model makes the dense vectors" in skipped(output)
+
+
+def test_another_server_is_recognised_as_none_of_ours(tmp_path: Path) -> None:
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=tmp_path)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{other.server_address[1]}"
+            status, output = smoke(url)
+        finally:
+            other.shutdown()
+            thread.join()
+    assert status == 1
+    assert output == (
+        f"Nothing was checked: what answers at {url} is no Smart Embedder: see its /health\n"
+    )
+
+
+def test_where_nothing_listens_one_sentence_says_so() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        status, output = smoke(url)
+    assert status == 1
+    assert output.startswith(f"Nothing was checked: cannot reach {url}: ")
+    assert output.count("\n") == 1

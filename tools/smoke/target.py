@@ -1,0 +1,212 @@
+"""The server that is checked, and what all of its answers have in common."""
+
+import http.client
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
+from tools.smoke.expectations import Skip, expect, expect_keys, expect_that
+
+EMBED = "/embeddings/"
+RERANK = "/rerank"
+NO_RERANKER = "none"
+_NEEDS_RETRY_AFTER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
+_FAR_TOO_LARGE = 2**50
+# Others may take what the rate limit allows meanwhile: so often one request is tried again.
+_MOST_TRIES = 5
+
+
+class Access(StrEnum):
+    """Whether the service asks for a token, and what it makes of the one that was given."""
+
+    OPEN = "it asks for no token"
+    GRANTED = "it asks for a token and takes this one"
+    REFUSED = "it asks for a token and refuses this one"
+    CLOSED = "it asks for a token and none was given: it needs --token"
+
+
+class NotOursError(Exception):
+    """Whatever answers at the address is no Smart Embedder, or nothing answers there."""
+
+
+class Target:
+    """Sends requests, with the token where there is one, and keeps what only the end can judge."""
+
+    def __init__(self, url: str, token: str | None, timeout: float) -> None:
+        self.url = url
+        self.token = token
+        self._timeout = timeout
+        self._client = httpx2.Client(base_url=url, timeout=timeout)
+        self.health: dict[str, Any] = {}
+        self.access = Access.OPEN
+        self.waited = 0
+        self.without_id: list[str] = []
+        self.refusals: list[str] = []
+        self.without_retry_after: list[str] = []
+
+    def close(self) -> None:
+        """End the connections."""
+        self._client.close()
+
+    def identify(self) -> None:
+        """Read /health; raise `NotOursError` where it is not the one of this service."""
+        try:
+            health = self.get("/health").json()
+        except httpx2.HTTPError as error:
+            raise NotOursError(f"cannot reach {self.url}: {error}") from None
+        except ValueError:
+            health = None
+        if not isinstance(health, dict) or not {"status", "version", "model"} <= health.keys():
+            raise NotOursError(f"what answers at {self.url} is no Smart Embedder: see its /health")
+        self.health = health
+        self.access = self._find_access()
+
+    def _find_access(self) -> Access:
+        """Ask for nothing, with the token and without any."""
+        with_token, without = (
+            self.post(EMBED, {"sentences": []}, token=token).status_code == HTTPStatus.UNAUTHORIZED
+            for token in (None, "")
+        )
+        if with_token:
+            return Access.REFUSED if self.token else Access.CLOSED
+        return Access.GRANTED if without else Access.OPEN
+
+    def get(self, path: str, method: str = "GET") -> httpx2.Response:
+        """Ask for a page."""
+        return self._send(lambda: self._client.request(method, path, headers=self._headers()))
+
+    def post(
+        self,
+        path: str,
+        body: Any,
+        *,
+        token: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> httpx2.Response:
+        """Send JSON, or bytes as they are; `token` stands in for the right one, "" for none."""
+        content: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
+        sent = self._headers(token) | {"Content-Type": "application/json"} | (headers or {})
+        return self._send(lambda: self._client.post(path, headers=sent, **content))
+
+    def announce_huge_body(self) -> httpx2.Response:
+        """The answer to a request whose body is announced but never sent."""
+        return self._send(self._announce_huge_body)
+
+    def _announce_huge_body(self) -> httpx2.Response:
+        parts = urlsplit(self.url)
+        secure = parts.scheme == "https"
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        connection = kind(parts.hostname or "", parts.port, timeout=self._timeout)
+        try:
+            connection.putrequest("POST", f"{parts.path.rstrip('/')}{EMBED}")
+            announced = {"Content-Type": "application/json", "Content-Length": str(_FAR_TOO_LARGE)}
+            for name, value in (self._headers() | announced).items():
+                connection.putheader(name, value)
+            connection.endheaders()
+            answer = connection.getresponse()
+            request = httpx2.Request("POST", f"{self.url}{EMBED}")
+            return httpx2.Response(answer.status, headers=answer.getheaders(), request=request)
+        finally:
+            connection.close()
+
+    def work(self, path: str, body: dict[str, Any]) -> Any:
+        """The JSON of a request that must succeed; raises `Skip` while it cannot."""
+        self.require_healthy()
+        answer = self.post(path, body)
+        self.require_access(answer)
+        expect_that(f"POST {path}", answer.status_code == HTTPStatus.OK, 200, describe(answer))
+        return answer.json()
+
+    def refused(self, path: str, body: Any, status: int) -> dict[str, Any]:
+        """The body of a refusal, which must have the one shape; raises `Skip` while it cannot."""
+        self.require_healthy()
+        answer = self.post(path, body)
+        self.require_access(answer)
+        expect_that(f"POST {path}", answer.status_code == status, status, describe(answer))
+        return expect_error_shape(answer)
+
+    def metrics(self) -> dict[str, list[tuple[dict[str, str], float]]]:
+        """Every sample of /metrics by its name."""
+        answer = self.get("/metrics")
+        self.require_access(answer)
+        expect("GET /metrics", answer.status_code, 200)
+        found: dict[str, list[tuple[dict[str, str], float]]] = {}
+        for family in text_string_to_metric_families(answer.text):
+            for sample in family.samples:
+                found.setdefault(sample.name, []).append((sample.labels, sample.value))
+        return found
+
+    @property
+    def healthy(self) -> bool:
+        """Whether /health said so at the start."""
+        return bool(self.health["status"] == "healthy")
+
+    def require_healthy(self) -> None:
+        """Raise `Skip` where the service does no work now."""
+        if not self.healthy:
+            raise Skip(f"the service is {self.health['status']}")
+
+    def require_access(self, answer: httpx2.Response) -> None:
+        """Raise `Skip` where it is 401 and nothing else was to be expected."""
+        closed = self.access in {Access.REFUSED, Access.CLOSED}
+        if closed and answer.status_code == HTTPStatus.UNAUTHORIZED:
+            raise Skip(self.access)
+
+    def require_reranker(self) -> None:
+        """Raise `Skip` where the service does not rerank."""
+        if self.health["reranker_model"] == NO_RERANKER:
+            raise Skip("RERANKER_MODEL is none")
+
+    def _headers(self, token: str | None = None) -> dict[str, str]:
+        token = self.token if token is None else token
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def _send(self, send: Callable[[], httpx2.Response]) -> httpx2.Response:
+        """Send a request, again where the rate limit refused it, after as long as that says."""
+        for _ in range(_MOST_TRIES):
+            answer = self._note(send())
+            wait = _wait_of(answer)
+            if wait is None or wait > self._timeout:
+                break
+            self.waited += wait
+            time.sleep(wait)
+        return answer
+
+    def _note(self, answer: httpx2.Response) -> httpx2.Response:
+        """Keep what every answer must fulfil; the last checks judge it."""
+        name = f"{answer.request.method} {answer.request.url.path} {answer.status_code}"
+        if not answer.headers.get("x-request-id"):
+            self.without_id.append(name)
+        disabled = "reranker_disabled" in answer.text  # No wait changes that.
+        if answer.status_code in _NEEDS_RETRY_AFTER and "/health" not in name and not disabled:
+            self.refusals.append(name)
+            after = answer.headers.get("retry-after", "")
+            if not after.isdecimal() or int(after) < 1:
+                self.without_retry_after.append(name)
+        return answer
+
+
+def _wait_of(answer: httpx2.Response) -> int | None:
+    """The seconds after which a request that was over the rate limit may come again."""
+    after = answer.headers.get("retry-after", "")
+    limited = answer.status_code == HTTPStatus.TOO_MANY_REQUESTS and after.isdecimal()
+    return int(after) if limited else None
+
+
+def expect_error_shape(answer: httpx2.Response) -> dict[str, Any]:
+    """The body of an error, which must tell `detail`, `code` and the answer's own request id."""
+    body: dict[str, Any] = answer.json()
+    expect_keys("the error's body", body, {"detail", "code", "request_id"})
+    expect("its request_id", body["request_id"], answer.headers.get("x-request-id"))
+    return body
+
+
+def describe(answer: httpx2.Response) -> str:
+    """Status and body, for who reads of a failure."""
+    return f"{answer.status_code} {answer.text}"

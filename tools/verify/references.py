@@ -1,0 +1,180 @@
+"""The reference implementations: FlagEmbedding for bge-m3, transformers for the others.
+
+Written for plainness: one padded batch after the other, in float32.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from FlagEmbedding import BGEM3FlagModel
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+)
+
+from app.engine.types import FloatArray
+from app.models.tasks.qwen3 import END_TOKEN
+from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
+
+_BATCH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class M3Vectors:
+    """What FlagEmbedding returns for N texts.
+
+    `dense` is `[N, width]`, `sparse` weights by token id, `colbert` `[tokens - 1, width]` each.
+    """
+
+    dense: FloatArray
+    sparse: list[dict[int, float]]
+    colbert: list[FloatArray]
+
+
+def m3_vectors(folder: Path, texts: list[str], max_length: int, pooling: str) -> M3Vectors:
+    """All three kinds of vectors by `BGEM3FlagModel`."""
+    model = _m3(folder, pooling)
+    found = _encode(model, texts, max_length)
+    # XLM-RoBERTa's separator is its end token, which is dropped; BERT's is dropped here.
+    separator = model.tokenizer.sep_token_id
+    return M3Vectors(
+        dense=np.asarray(found["dense_vecs"], np.float32),
+        sparse=[_without(separator, weights) for weights in found["lexical_weights"]],
+        colbert=[np.asarray(vectors, np.float32) for vectors in found["colbert_vecs"]],
+    )
+
+
+def late_interaction_scores(
+    folder: Path, query: str, passages: list[str], max_length: int, pooling: str
+) -> list[float]:
+    """The mean of the three scores that `BGEM3FlagModel` computes from its own vectors.
+
+    (Its `compute_score` gives the same, but wants a tokenizer with XLM-RoBERTa's special tokens.)
+    """
+    model = _m3(folder, pooling)
+    found = _encode(model, [query, *passages], max_length)
+    dense, weights, vectors = (
+        found[kind] for kind in ("dense_vecs", "lexical_weights", "colbert_vecs")
+    )
+    return [
+        float(
+            dense[0] @ dense[place]
+            + model.compute_lexical_matching_score(weights[0], weights[place])
+            + model.colbert_score(vectors[0], vectors[place])
+        )
+        / 3
+        for place in range(1, len(passages) + 1)
+    ]
+
+
+def reranker_logits(folder: Path, query: str, passages: list[str], max_length: int) -> list[float]:
+    """The raw logits of transformers' classifier over padded pairs.
+
+    (FlagEmbedding's `FlagReranker` gives the same, but turns ids back into text and tokenises again
+    where transformers 5 runs, which changes some texts.)
+    """
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    logits: list[float] = []
+    for begin in range(0, len(passages), _BATCH):
+        batch = passages[begin : begin + _BATCH]
+        inputs = tokenizer(
+            [query] * len(batch),
+            batch,
+            truncation="only_second",
+            max_length=max_length,
+            padding=True,
+            return_tensors="pt",
+        )
+        with torch.inference_mode():
+            logits.extend(model(**inputs).logits[:, 0].tolist())
+    return logits
+
+
+def qwen_states(folder: Path, texts: list[str], max_length: int) -> FloatArray:
+    """`[N, width]`: the last token's state, each text closed by one end token."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    end = tokenizer.convert_tokens_to_ids(END_TOKEN)
+    rows = [
+        [*tokenizer(text, add_special_tokens=False)["input_ids"][: max_length - 1], end]
+        for text in texts
+    ]
+    model = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    states = [output.last_hidden_state[:, -1] for output in padded(model.eval(), rows)]
+    return torch.cat(states).numpy()
+
+
+def qwen_scores(
+    folder: Path,
+    query: str,
+    passages: list[str],
+    max_length: int,
+    instruction: str = DEFAULT_INSTRUCTION,
+) -> list[float]:
+    """The probability of yes, from the whole vocabulary's logits as the model card does it."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = qwen_rows(tokenizer, query, passages, max_length, instruction)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    answers = yes_and_no(tokenizer)
+    logits = [output.logits[:, -1, answers] for output in padded(model.eval(), rows)]
+    scores: list[float] = torch.cat(logits).softmax(dim=1)[:, 0].tolist()
+    return scores
+
+
+def yes_and_no(tokenizer: Any) -> list[int]:
+    """The ids of the two answers."""
+    return [tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no")]
+
+
+def qwen_rows(
+    tokenizer: Any, query: str, passages: list[str], max_length: int, instruction: str
+) -> list[list[int]]:
+    """The model card's template filled in, token ids."""
+    prefix = tokenizer.encode(PREFIX, add_special_tokens=False)
+    suffix = tokenizer.encode(SUFFIX, add_special_tokens=False)
+    room = max_length - len(prefix) - len(suffix)
+    head = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: "
+    contents = [
+        tokenizer(head + passage, add_special_tokens=False)["input_ids"] for passage in passages
+    ]
+    return [prefix + content[:room] + suffix for content in contents]
+
+
+def padded(model: Any, rows: list[list[int]], **inputs: Any) -> Iterator[Any]:
+    """Transformers' own forward over left-padded batches."""
+    for begin in range(0, len(rows), _BATCH):
+        batch = rows[begin : begin + _BATCH]
+        longest = max(map(len, batch))
+        ids = torch.tensor([[0] * (longest - len(row)) + row for row in batch])
+        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in batch])
+        positions = (mask.cumsum(1) - 1).clamp(min=0)
+        with torch.inference_mode():
+            yield model(input_ids=ids, attention_mask=mask, position_ids=positions, **inputs)
+
+
+def _m3(folder: Path, pooling: str) -> Any:
+    return BGEM3FlagModel(str(folder), use_fp16=False, devices="cpu", pooling_method=pooling)
+
+
+def _encode(model: Any, texts: list[str], max_length: int) -> dict[str, Any]:
+    found: dict[str, Any] = model.encode(
+        texts,
+        batch_size=_BATCH,
+        max_length=max_length,
+        return_dense=True,
+        return_sparse=True,
+        return_colbert_vecs=True,
+    )
+    return found
+
+
+def _without(separator: int, weights: dict[str, float]) -> dict[int, float]:
+    return {int(key): float(value) for key, value in weights.items() if int(key) != separator}
