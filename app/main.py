@@ -33,9 +33,13 @@ from app.middleware.tracing import TraceRequests
 from app.models.load import load_models
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
-from app.server.announcement import announce, report_failure
 from app.server.drain import Drain
-from app.server.hosted import end_uvicorn, settle_in, told_in_one_sentence
+from app.server.startup_log import log_failure, log_ready
+from app.server.uvicorn_command import (
+    exit_on_startup_error,
+    load_settings_and_configure_logs,
+    stop_uvicorn,
+)
 from app.settings import Settings
 from app.settings.model_names import public_name
 
@@ -57,10 +61,10 @@ def __getattr__(name: str) -> FastAPI:
     """Make `app` when a host such as uvicorn first asks for it, and no earlier."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with told_in_one_sentence():
-        made = create_app(settle_in(), on_failure=end_uvicorn)
-    globals()["app"] = made
-    return made
+    with exit_on_startup_error():
+        app = create_app(load_settings_and_configure_logs(), on_failure=stop_uvicorn)
+    globals()["app"] = app
+    return app
 
 
 def create_app(
@@ -68,8 +72,8 @@ def create_app(
     *,
     loader: Loader = load_models,
     drain: Drain | None = None,
-    on_ready: OnReady = announce,
-    on_failure: OnFailure = report_failure,
+    on_ready: OnReady = log_ready,
+    on_failure: OnFailure = log_failure,
 ) -> FastAPI:
     """The whole service as an ASGI app; its lifespan loads the models in the background."""
     metrics = Metrics()
@@ -77,7 +81,7 @@ def create_app(
     tracer = _tracer(settings)
     engine = Engine(settings, loader, metrics)
     drain = drain or Drain()
-    drain.when_over(engine.abort)
+    drain.on_timeout(engine.abort)
     service = Service(
         settings=settings,
         metrics=metrics,

@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from app import errors
 from app.errors import SmartEmbedderError
-from app.observability.printable import printable
+from app.observability.logs import escape_text
 
 log = structlog.get_logger(__name__)
 
@@ -100,11 +100,11 @@ async def _handle_http(request: Request, error: Exception) -> Response:
     known = _known_paths(request.app)
     path = request.scope["path"]
     if status == HTTPStatus.NOT_FOUND:
-        detail = f"there is no {printable(path)} here; there are {_listed(known)}"
+        detail = f"there is no {escape_text(path)} here; there are {_listed(known)}"
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
         allowed = ", ".join(known.get(path, ["GET", "HEAD"]))
         headers["Allow"] = allowed
-        detail = f"{request.method} is not allowed for {printable(path)}, but {allowed}"
+        detail = f"{request.method} is not allowed for {escape_text(path)}, but {allowed}"
     code = HTTPStatus(status).name.lower()
     return _response(_body(request.scope, code, _sentence(detail)), status, headers)
 

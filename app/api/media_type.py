@@ -9,7 +9,7 @@ from email.message import Message
 from starlette.datastructures import Headers
 
 from app.errors import UnsupportedMediaError
-from app.observability.printable import printable
+from app.observability.logs import escape_text
 
 _LONGEST = 60
 _HOW = "send JSON, with Content-Type: application/json"
@@ -47,4 +47,4 @@ def _is_json(value: str) -> bool:
 
 
 def _quoted(text: str) -> str:
-    return printable(text.strip(), _LONGEST)
+    return escape_text(text.strip(), _LONGEST)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from app.api.examples import EMBEDDING_EXAMPLE, RERANK_EXAMPLE, WEIGHTS_EXAMPLE
 from app.api.schemas import EmbeddingRequest, RequestModel, RerankBody, RerankWeights
 from app.errors import InvalidRequestError
-from app.observability.printable import printable
+from app.observability.logs import escape_text
 
 Item = Mapping[str, Any]
 Location = tuple[int | str, ...]
@@ -90,7 +90,7 @@ def _not_json(item: Item, model: type[RequestModel], size: int) -> str:
 def _missing(field: str, model: type[RequestModel], unknown: list[str]) -> str:
     sent = [name for name in unknown if _meant(name, model) == field]
     if sent:
-        name = printable(sent[0])
+        name = escape_text(sent[0])
         return (
             f"the field {field} is missing, and {name} is none: call it {field}, as in "
             f"{_example(model)}"
@@ -101,7 +101,7 @@ def _missing(field: str, model: type[RequestModel], unknown: list[str]) -> str:
 def _unknown(name: str, model: type[RequestModel]) -> str:
     meant = _meant(name, model)
     advice = f"did you mean {meant}? There are" if meant else "there are"
-    return f"there is no field {printable(name)} here: {advice} {', '.join(model.model_fields)}"
+    return f"there is no field {escape_text(name)} here: {advice} {', '.join(model.model_fields)}"
 
 
 def _wrong_value(item: Item, model: type[RequestModel]) -> str:

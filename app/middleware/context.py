@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.errors import unforeseen_error_response
-from app.observability.printable import printable
+from app.observability.logs import escape_text
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ class RequestContext:
         state["request_id"] = _request_id(scope)
         body = _Body(receive)
         answer = _Answer(send, state["request_id"])
-        path = printable(scope["path"])
+        path = escape_text(scope["path"])
         started = time.perf_counter()
         try:
             await self.app(scope, body.receive, answer.send)

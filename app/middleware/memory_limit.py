@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.access.client_key import client_key
 from app.middleware.held_bytes import HeldAnswers, HeldBodies, Holding
 from app.middleware.timed_body import TimedBody
-from app.observability.sampled_log import SampledLog
+from app.observability.logs import SampledLog
 
 BODY_SECONDS = 10.0
 

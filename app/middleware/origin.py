@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.errors import error_response
 from app.errors import ForeignOriginError
-from app.observability.printable import printable
+from app.observability.logs import escape_text
 
 ANY_ORIGIN = "*"
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -80,5 +80,5 @@ def _tell_browsers(app: ASGIApp, allowed: Collection[str]) -> CORSMiddleware:
 
 def _error(origin: str) -> ForeignOriginError:
     return ForeignOriginError(
-        f"a web page of {printable(origin)} may not ask: CORS_ORIGINS does not name its origin"
+        f"a web page of {escape_text(origin)} may not ask: CORS_ORIGINS does not name its origin"
     )

@@ -2,27 +2,33 @@
 
 import logging
 import sys
+import time
+from collections import Counter
 
 import orjson
 import structlog
 from structlog.typing import Processor
 
+log = structlog.get_logger(__name__)
 
-class _AtDebug(logging.Filter):
-    """Shows at debug what a library says at info."""
+_MAX_CHARACTERS = 200
+
+
+class _InfoAsDebug(logging.Filter):
+    """Lowers a library's records from info to debug."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether the record is shown."""
+        """Whether the record is shown."""
         if record.levelno == logging.INFO:
             record.levelno, record.levelname = logging.DEBUG, "DEBUG"
         return record.levelno >= logging.getLogger().level
 
 
-_AT_DEBUG = _AtDebug()
+_INFO_AS_DEBUG = _InfoAsDebug()
 
 
 def configure_logs(log_format: str, level: str, *, server_at: str = "debug") -> None:
-    """Send our own events and those of every library through one renderer to standard error.
+    """Send the service's events and those of every library through one renderer to stderr.
 
     uvicorn's own lines at info are shown at the level `server_at`, info or debug.
     """
@@ -48,22 +54,22 @@ def configure_logs(log_format: str, level: str, *, server_at: str = "debug") -> 
         )
     )
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
-    # Libraries report their own doings only when something is wrong.
+    # Libraries log only warnings and errors.
     for library in ("httpx", "httpx2", "urllib3", "asyncio", "uvicorn.access"):
         logging.getLogger(library).setLevel(logging.WARNING)
     _take_over_uvicorn(server_at)
 
 
 def _take_over_uvicorn(server_at: str) -> None:
-    """Where uvicorn is the command, it has made handlers of its own."""
+    """Replace the handlers that the `uvicorn` command has installed."""
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logger = logging.getLogger(name)
         logger.handlers.clear()
         logger.propagate = True
     server = logging.getLogger("uvicorn.error")
-    server.removeFilter(_AT_DEBUG)
+    server.removeFilter(_INFO_AS_DEBUG)
     if server_at == "debug":
-        server.addFilter(_AT_DEBUG)
+        server.addFilter(_INFO_AS_DEBUG)
 
 
 def _renderers(log_format: str) -> list[Processor]:
@@ -73,8 +79,40 @@ def _renderers(log_format: str) -> list[Processor]:
     return [
         structlog.dev.ConsoleRenderer(
             colors=sys.stderr.isatty(),
-            # Where rich is installed, structlog would print every local variable: a thousand lines,
-            # and the texts and tokens among them.
+            # Where rich is installed, structlog would print every local variable, texts and tokens
+            # included.
             exception_formatter=structlog.dev.plain_traceback,
         )
     ]
+
+
+class SampledLog:
+    """Writes each event at most once in `seconds`, with how many were left out since then.
+
+    For warnings that clients can cause as often as they like.
+    """
+
+    def __init__(self, seconds: float = 10.0) -> None:
+        self._seconds = seconds
+        self._quiet_until: dict[str, float] = {}
+        self._left_out: Counter[str] = Counter()
+
+    def warning(self, event: str, **facts: object) -> None:
+        """Write the event, or count it if the same one was written less than `seconds` ago."""
+        now = time.monotonic()
+        if now < self._quiet_until.get(event, now):
+            self._left_out[event] += 1
+            return
+        self._quiet_until[event] = now + self._seconds
+        log.warning(event, **facts, left_out=self._left_out.pop(event, 0))
+
+
+def escape_text(text: str, max_characters: int = _MAX_CHARACTERS) -> str:
+    """The start of a client's text, safe for a line of a log or an error message.
+
+    Escapes what could end a line, move a terminal's cursor, or change the direction of writing.
+    """
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode()
+        for each in text[:max_characters]
+    )

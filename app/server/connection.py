@@ -1,294 +1,272 @@
-"""What a client may do with a connection: the limits that uvicorn's own protocol leaves open.
+"""The HTTP protocol of one connection: uvicorn's own, with the limits that it leaves open.
 
-Knows nothing of the app. A client that never completes its headers, sends more outside a body than
-any client needs, goes on sending after its answer, or does not take its answer loses its connection
-after a bounded time. A request in work is never cut off, and one that has arrived is answered.
+Knows nothing of the app. The connection is closed, after a bounded time, on a client that never
+completes its headers, sends too many bytes outside a body, goes on sending after its response, or
+does not read its response. A request that is being processed is never cut off.
+
+The parts of uvicorn used here that are no public interface are listed in
+`tests/server/test_uvicorn_internals.py`.
 """
 
 import asyncio
-from asyncio.events import TimerHandle
-from collections.abc import Callable
+import errno
+import os
 from http import HTTPStatus
 
 import httptools
 from uvicorn._types import ASGI3Application
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from app.observability.sampled_log import SampledLog
-from app.server.descriptors import descriptors_used_up
+from app.observability.logs import SampledLog
 from app.server.drain import Drain
-from app.server.lingering import LINGER_TIMEOUT, LingeringTransport
-from app.server.raw_http import content_length, head_without_upgrade, refusal
+from app.server.raw_http import content_length, error_response, head_without_upgrade
+from app.server.transport import LINGER_TIMEOUT, BoundedFlowControl, LingeringTransport, Timer
 
 HEADERS_TIMEOUT = 10.0
 MAX_HEADER_BYTES = 65_536
-MAX_WAITING_REQUESTS = 16
+MAX_PIPELINED_REQUESTS = 16
 
-# Outside a body the parser is fed so little at a time that few requests complete within a piece.
-_PIECE_BYTES = 512
-# A process that was stopped finds its timers overdue before it has read what arrived meanwhile.
-_LAST_LOOK = 0.1
+# Outside a body the parser gets small chunks, so that few requests complete within one of them.
+_CHUNK_BYTES = 512
+_GRACE_SECONDS = 0.1
+_NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """uvicorn's protocol with limits for headers, for requests that wait, and for unread answers.
+    """uvicorn's protocol with limits for headers, pipelined requests and unread responses.
 
-    `answer_timeout` is the most seconds that an answer may wait for the client to take it. Once
-    `drain` has begun, the last answer of a connection tells that it ends.
+    `response_timeout` is how many seconds a response may wait for the client to read it. Once
+    `drain` has begun, the last response of a connection announces that it closes.
     """
 
-    answer_timeout: float
+    response_timeout: float
     drain: Drain
     log: SampledLog
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request, but not for ever."""
+        """Wait for the first request, for a limited time."""
         self._lingering = LingeringTransport(transport, self.loop)
         super().connection_made(self._lingering)
-        self.flow = self._flow = _Flow(self._lingering, self._may_read)
-        self._headers_timer: TimerHandle | None = None
-        self._body_timer: TimerHandle | None = None
-        self._answer_timer: TimerHandle | None = None
-        self._running: RequestResponseCycle | None = None
-        self._refusal: bytes | None = None
-        self._unparsed = bytearray()
+        self.flow = self._bounded_flow = BoundedFlowControl(self._lingering, self._can_read)
+        self._headers_timer = Timer(self.loop)
+        self._body_timer = Timer(self.loop)
+        self._response_timer = Timer(self.loop)
+        self._active_cycle: RequestResponseCycle | None = None
+        self._error_response: bytes | None = None
+        self._read_buffer = bytearray()
         self._in_message = False
-        self._not_body = 0
-        self._body_left = 0
-        self._watch_descriptors()
-        self._expect_headers()
+        self._bytes_outside_body = 0
+        self._body_remaining = 0
+        self._warn_if_out_of_descriptors()
+        self._start_headers_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop every timer, and let go of what refers back here."""
-        for timer in (self._headers_timer, self._body_timer, self._answer_timer):
-            _cancel(timer)
-        self._lingering.end()
-        self._unparsed.clear()
+        """Stop every timer, and drop what refers back to this connection."""
+        for timer in (self._headers_timer, self._body_timer, self._response_timer):
+            timer.cancel()
+        self._lingering.close_without_lingering()
+        self._read_buffer.clear()
         self.pipeline.clear()
-        if self._running is not None:
-            self._running.disconnected = True
-            self._running.message_event.set()
+        if self._active_cycle is not None:
+            self._active_cycle.disconnected = True
+            self._active_cycle.message_event.set()
         super().connection_lost(exc)
-        self._flow.may_read = _never
+        self._bounded_flow.detach()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what arrived, as far as there is room for requests that wait."""
+        """Parse what arrived, as far as the limit of pipelined requests allows."""
         self._unset_keepalive_if_required()
-        if self._refusal is not None or self.transport.is_closing():
-            return  # It is read so that the client can read, too.
-        if not self._in_message and self._idle():
-            self._expect_headers()
-        self._unparsed += data
-        self._parse()
+        if self._error_response is not None or self.transport.is_closing():
+            return  # It is read and dropped, so that the client can read its response.
+        if not self._in_message and self._is_idle():
+            self._start_headers_timer()
+        self._read_buffer += data
+        self._parse_buffer()
 
     def on_message_begin(self) -> None:
-        """A request begins: its headers must be there in time."""
+        """A request begins: its headers must arrive in time."""
         super().on_message_begin()
         self.scope["state"]["abort_connection"] = self._lingering.abort
         self._in_message = True
-        self._body_left = 0
-        self._expect_headers()
+        self._body_remaining = 0
+        self._start_headers_timer()
 
     def on_headers_complete(self) -> None:
-        """The headers are there; who asks again has taken the answer before."""
+        """The headers are complete; a client that sends a request has read the response before."""
         if self.parser.should_upgrade():
-            return  # They come again, without the upgrade.
-        _cancel(self._headers_timer)
-        _cancel(self._body_timer)
-        self._headers_timer = None
-        self._not_body = 0
-        self._body_left = content_length(self.headers)
+            return  # They are parsed again, without the upgrade.
+        self._headers_timer.cancel()
+        self._body_timer.cancel()
+        self._bytes_outside_body = 0
+        self._body_remaining = content_length(self.headers)
         if not self.flow.write_paused:
-            _cancel(self._answer_timer)
-            self._answer_timer = None
+            self._response_timer.cancel()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body is there."""
-        self._not_body = 0
-        self._body_left = max(0, self._body_left - len(body))
+        """A part of the body has arrived."""
+        self._bytes_outside_body = 0
+        self._body_remaining = max(0, self._body_remaining - len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The whole request is there."""
+        """The whole request has arrived."""
         if self.parser.should_upgrade():
             return
         self._in_message = False
-        self._not_body = 0
-        _cancel(self._body_timer)
+        self._bytes_outside_body = 0
+        self._body_timer.cancel()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """All is sent, if not yet taken. Nobody reads what may still come of this request."""
+        """The response is written; nobody reads what may still arrive of its request."""
         super().on_response_complete()
         if self.transport.get_write_buffer_size():
-            self._expect_to_be_read()
+            self._start_response_timer()
         if self.transport.is_closing():
             return
-        if self._in_message and self._idle():
-            self._body_timer = self.loop.call_later(LINGER_TIMEOUT, self._lingering.end)
-        self._parse()
-        self._refuse_in_turn()
+        if self._in_message and self._is_idle():
+            self._body_timer.start(LINGER_TIMEOUT, self._lingering.close_without_lingering)
+        self._parse_buffer()
+        self._send_error_in_turn()
 
     def pause_writing(self) -> None:
-        """The client takes its answer more slowly than it is sent."""
+        """The client reads its response more slowly than it is written."""
         super().pause_writing()
-        self._expect_to_be_read()
+        self._start_response_timer()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, unless a request lies there that was not yet read."""
+        """Close an idle connection, unless a request has arrived that is not yet read."""
         close = super().timeout_keep_alive_handler
-        self.timeout_keep_alive_task = self.loop.call_later(_LAST_LOOK, close)
+        self.timeout_keep_alive_task = self.loop.call_later(_GRACE_SECONDS, close)
 
-    def end_after_answer(self) -> None:
-        """Let the answer of what is in work be the last one, where nothing waits behind it."""
-        if self._running is not None and not (self.pipeline or self._unparsed):
-            self._running.keep_alive = False
+    def close_after_response(self) -> None:
+        """Close with the response in work, if no request waits behind it."""
+        if self._active_cycle is not None and not (self.pipeline or self._read_buffer):
+            self._active_cycle.keep_alive = False
 
     def shutdown(self) -> None:
-        """Close now, or with the last answer; called when the port is closed."""
+        """Close now, or with the last response; uvicorn calls this when it closes the port."""
         super().shutdown()
-        if self._idle():
-            self._lingering.end()
+        if self._is_idle():
+            self._lingering.close_without_lingering()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        self._running = cycle
+        self._active_cycle = cycle
         super()._start_asgi_task(cycle, app)
 
-    def _idle(self) -> bool:
-        """Whether every request so far is answered."""
-        return not self.pipeline and (self._running is None or self._running.response_complete)
+    def _is_idle(self) -> bool:
+        """Whether every request so far has its response."""
+        cycle = self._active_cycle
+        return not self.pipeline and (cycle is None or cycle.response_complete)
 
-    def _may_read(self) -> bool:
-        """Whether what arrived has found its place, so that more can be taken."""
-        if self._unparsed or len(self.pipeline) >= MAX_WAITING_REQUESTS:
+    def _can_read(self) -> bool:
+        """Whether everything that arrived is parsed and there is room for more."""
+        if self._read_buffer or len(self.pipeline) >= MAX_PIPELINED_REQUESTS:
             return False
-        return self._idle() or len(self.cycle.body) <= HIGH_WATER_LIMIT
+        return self._is_idle() or len(self.cycle.body) <= HIGH_WATER_LIMIT
 
-    def _parse(self) -> None:
-        """Feed the parser with what arrived, until enough requests wait."""
-        if self._unparsed:
+    def _parse_buffer(self) -> None:
+        """Give the parser what arrived, until too many requests are pipelined."""
+        if self._read_buffer:
             self._unset_keepalive_if_required()
-        while self._unparsed and len(self.pipeline) < MAX_WAITING_REQUESTS:
-            piece = bytes(self._unparsed[: self._body_left or _PIECE_BYTES])
-            del self._unparsed[: len(piece)]
-            self._feed(piece)
+        while self._read_buffer and len(self.pipeline) < MAX_PIPELINED_REQUESTS:
+            chunk = bytes(self._read_buffer[: self._body_remaining or _CHUNK_BYTES])
+            del self._read_buffer[: len(chunk)]
+            self._parse(chunk)
         if self.drain.begun:
-            self.end_after_answer()
-        if self._may_read():
+            self.close_after_response()
+        if self._can_read():
             self.flow.resume_reading()
         else:
             self.flow.pause_reading()
 
-    def _feed(self, piece: bytes) -> None:
-        self._not_body += len(piece)
+    def _parse(self, chunk: bytes) -> None:
+        self._bytes_outside_body += len(chunk)
         try:
-            self.parser.feed_data(piece)
+            self.parser.feed_data(chunk)
         except httptools.HttpParserUpgrade as upgrade:
-            self._ignore_upgrade(piece[upgrade.args[0] :])
+            self._ignore_upgrade(chunk[upgrade.args[0] :])
         except httptools.HttpParserError:
-            self._refuse(HTTPStatus.BAD_REQUEST, "malformed_request", "This is not valid HTTP.")
+            self._reject(HTTPStatus.BAD_REQUEST, "malformed_request", "This is not valid HTTP.")
         else:
-            if self._not_body > MAX_HEADER_BYTES:
-                self._refuse_headers()
+            if self._bytes_outside_body > MAX_HEADER_BYTES:
+                status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+                detail = f"The headers are larger than {MAX_HEADER_BYTES} bytes."
+                self._reject(status, "headers_too_large", detail)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Read the request again as if it offered no other protocol; the parser skips its body."""
+        """Parse the request again without its offer to upgrade: the parser would skip its body."""
         method = self.parser.get_method()
         if method == b"CONNECT":
-            self._refuse(HTTPStatus.BAD_REQUEST, "malformed_request", "This is no proxy.")
+            self._reject(HTTPStatus.BAD_REQUEST, "malformed_request", "This is no proxy.")
             return
         version = self.parser.get_http_version()
         head = head_without_upgrade(method, self.url, version, self.headers)
-        self._unparsed[:0] = head + rest
-        self._not_body = 0
+        self._read_buffer[:0] = head + rest
+        self._bytes_outside_body = 0
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
-    def _refuse_headers(self) -> None:
-        detail = f"The headers are larger than {MAX_HEADER_BYTES} bytes."
-        self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "headers_too_large", detail)
-
-    def _refuse(self, status: HTTPStatus, code: str, detail: str) -> None:
-        """Read no further, answer the requests before this one, then refuse it."""
+    def _reject(self, status: HTTPStatus, code: str, detail: str) -> None:
+        """Parse no further; answer the requests before this one, then send the error and close."""
         self.log.warning(code, client=self.client and self.client[0])
-        self._unparsed.clear()
-        self._refusal = refusal(status, code, detail)
+        self._read_buffer.clear()
+        self._error_response = error_response(status, code, detail)
         if self.pipeline and self.pipeline[0][0].more_body:
-            self.pipeline.popleft()  # The newest: its body is what cannot be read.
-        elif self._running is not None and self._running.more_body:
-            self._running.disconnected = True
-            self._running.message_event.set()
-        self._refuse_in_turn()
+            self.pipeline.popleft()  # The newest: its body is what cannot be parsed.
+        elif self._active_cycle is not None and self._active_cycle.more_body:
+            self._active_cycle.disconnected = True
+            self._active_cycle.message_event.set()
+        self._send_error_in_turn()
 
-    def _refuse_in_turn(self) -> None:
-        if self._refusal is None or not (self._idle() or self._running_is_lost()):
+    def _send_error_in_turn(self) -> None:
+        cycle = self._active_cycle
+        disconnected = cycle is not None and cycle.disconnected
+        if self._error_response is None or not (self._is_idle() or disconnected):
             return
-        if self._idle() or (self._running and not self._running.response_started):
-            self.transport.write(self._refusal)
+        if self._is_idle() or (cycle and not cycle.response_started):
+            self.transport.write(self._error_response)
         self.transport.close()
 
-    def _running_is_lost(self) -> bool:
-        return self._running is not None and self._running.disconnected
+    def _warn_if_out_of_descriptors(self) -> None:
+        """Try to copy this connection's descriptor.
 
-    def _watch_descriptors(self) -> None:
+        The event loop reports nothing at the limit: it accepts the next client and closes at once.
+        """
         connection = self.transport.get_extra_info("socket")
-        if connection is not None and descriptors_used_up(connection.fileno()):
-            self.log.warning(
-                "descriptor_limit_reached",
-                effect="further callers are disconnected",
-                remedy="raise the limit of open files (ulimit -n)",
-            )
+        if connection is None:
+            return
+        try:
+            os.close(os.dup(connection.fileno()))
+        except OSError as error:
+            if error.errno in _NO_DESCRIPTORS:
+                self.log.warning(
+                    "descriptor_limit_reached",
+                    effect="further callers are disconnected",
+                    remedy="raise the limit of open files (ulimit -n)",
+                )
 
-    def _expect_headers(self) -> None:
-        if self._headers_timer is None:
-            self._headers_timer = self.loop.call_later(HEADERS_TIMEOUT, self._headers_overdue)
+    def _start_headers_timer(self) -> None:
+        self._headers_timer.start(HEADERS_TIMEOUT, self._headers_overdue, grace=_GRACE_SECONDS)
 
     def _headers_overdue(self) -> None:
-        self._headers_timer = self.loop.call_later(_LAST_LOOK, self._headers_missing)
+        if self._is_idle():
+            self._lingering.close_without_lingering()
+        else:  # They belong to a pipelined request, while another one is in work.
+            self._start_headers_timer()
 
-    def _headers_missing(self) -> None:
-        self._headers_timer = None
-        if self._idle():
-            self._lingering.end()
-        else:  # They belong to a request sent ahead, while another one is in work.
-            self._expect_headers()
+    def _start_response_timer(self) -> None:
+        self._response_timer.start(self.response_timeout, self._response_overdue)
 
-    def _expect_to_be_read(self) -> None:
-        if self._answer_timer is None:
-            self._answer_timer = self.loop.call_later(self.answer_timeout, self._answer_overdue)
-
-    def _answer_overdue(self) -> None:
-        self._answer_timer = None
+    def _response_overdue(self) -> None:
         if self.transport.get_write_buffer_size():
-            self.log.warning("answer_not_taken", seconds=self.answer_timeout)
+            self.log.warning("answer_not_taken", seconds=self.response_timeout)
             self._lingering.abort()
 
 
-class _Flow(FlowControl):
-    """uvicorn's flow control, which resumes reading whenever a request is answered or awaited."""
-
-    def __init__(self, transport: asyncio.Transport, may_read: Callable[[], bool]) -> None:
-        super().__init__(transport)
-        self.may_read = may_read
-
-    def resume_reading(self) -> None:
-        """Read again, where there is room for what comes."""
-        if self.may_read():
-            super().resume_reading()
-
-
-def bounded_connection(answer_timeout: float, drain: Drain) -> type[BoundedConnection]:
-    """The protocol with what it needs to know, as uvicorn's `http` option takes it."""
-    facts = {"answer_timeout": answer_timeout, "drain": drain, "log": SampledLog()}
-    return type("Connection", (BoundedConnection,), facts)
-
-
-def _never() -> bool:
-    return False
-
-
-def _cancel(timer: TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
+def bounded_connection(response_timeout: float, drain: Drain) -> type[BoundedConnection]:
+    """The protocol with its parameters, as uvicorn's `http` option takes it."""
+    parameters = {"response_timeout": response_timeout, "drain": drain, "log": SampledLog()}
+    return type("Connection", (BoundedConnection,), parameters)

@@ -1,4 +1,4 @@
-"""Whether the service still takes work, and how many requests it owes an answer."""
+"""Graceful shutdown: whether new work is refused, and how many accepted requests are in work."""
 
 import asyncio
 import time
@@ -7,22 +7,22 @@ from contextlib import contextmanager
 
 
 class Drain:
-    """Begun once, by a signal; from then on newcomers are refused and the rest is waited for."""
+    """Begun once, by a signal: new requests are refused from then on, accepted ones finished."""
 
     def __init__(self) -> None:
         self._begun_at: float | None = None
         self._active = 0
-        self._when_over: list[Callable[[], None]] = []
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._on_timeout: list[Callable[[], None]] = []
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     @property
     def begun(self) -> bool:
-        """Whether newcomers are refused."""
+        """Whether new requests are refused."""
         return self._begun_at is not None
 
     def begin(self) -> None:
-        """Refuse newcomers from now on; safe to call from a signal handler."""
+        """Refuse new requests from now on; safe to call from a signal handler."""
         if self._begun_at is None:
             self._begun_at = time.monotonic()
 
@@ -31,32 +31,32 @@ class Drain:
         elapsed = 0.0 if self._begun_at is None else time.monotonic() - self._begun_at
         return max(0.0, limit - elapsed)
 
-    def when_over(self, call: Callable[[], None]) -> None:
-        """Have `call` answer who still waits when the time for the drain is over."""
-        self._when_over.append(call)
+    def on_timeout(self, callback: Callable[[], None]) -> None:
+        """Register what gives an error to the requests that are still in work at the timeout."""
+        self._on_timeout.append(callback)
 
-    def end(self) -> None:
-        """The time is over: whoever still waits is answered now."""
-        for call in self._when_over:
-            call()
+    def time_out(self) -> None:
+        """Give an error to every request that is still in work."""
+        for callback in self._on_timeout:
+            callback()
 
     @contextmanager
     def track(self) -> Iterator[None]:
-        """Count one request that is owed an answer."""
+        """Count one accepted request."""
         self._active += 1
-        self._quiet.clear()
+        self._idle.clear()
         try:
             yield
         finally:
             self._active -= 1
             if not self._active:
-                self._quiet.set()
+                self._idle.set()
 
     async def wait(self, seconds: float) -> bool:
-        """Wait until nothing is owed any more; whether that came true in time."""
+        """Wait until every accepted request has its response; False after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
-                await self._quiet.wait()
+                await self._idle.wait()
         except TimeoutError:
             return False
         return True

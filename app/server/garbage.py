@@ -1,22 +1,22 @@
-"""Python's garbage collector: rare during the start, and blind to what the start brought."""
+"""Python's garbage collector: rare during the start, and without what the start allocated."""
 
 import gc
 
-# New objects before the youngest are looked through, and so on for the older ones.
-_RARELY = (20_000, 1000, 1000)
-_USUALLY = gc.get_threshold()
+# Allocations before a collection of the youngest generation, and collections before the older ones.
+_STARTUP_THRESHOLD = (20_000, 1000, 1000)
+_DEFAULT_THRESHOLD = gc.get_threshold()
 
 
 def collect_rarely() -> None:
-    """While libraries and models come, which stay: looking at them again and again costs 0.4 s."""
-    gc.set_threshold(*_RARELY)
+    """Collect rarely while libraries and models load: their objects stay, and scans cost 0.4 s."""
+    gc.set_threshold(*_STARTUP_THRESHOLD)
 
 
-def spare_what_stays() -> None:
-    """Pass over all that is there, and collect as usual from now on.
+def freeze_startup_objects() -> None:
+    """Exclude every present object from collections, and collect as usual from now on.
 
-    These are 400,000 objects and more, and looking at all of them stopped every thread for 0.3
-    seconds, /health included, whenever a full collection fell due.
+    These are more than 400,000 objects; a full collection that scanned them stopped every thread
+    for 0.3 seconds, /health included.
     """
     gc.freeze()
-    gc.set_threshold(*_USUALLY)
+    gc.set_threshold(*_DEFAULT_THRESHOLD)

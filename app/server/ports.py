@@ -1,6 +1,6 @@
-"""Whether a port can be listened on, asked before anything depends on it.
+"""Whether a port can be listened on, checked before the slow parts of a start.
 
-Needs nothing installed: the launcher asks too.
+Imports only the standard library: the launcher uses it too.
 """
 
 import errno
@@ -11,7 +11,7 @@ from app.errors import StartupError
 
 
 def require_port(host: str, port: int) -> None:
-    """Raise `StartupError` where nobody could listen; uvicorn would say so in its log alone."""
+    """Raise `StartupError` where the port cannot be bound; uvicorn would only log it."""
     try:
         for family, kind, number, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -29,7 +29,7 @@ def require_port(host: str, port: int) -> None:
 
 
 def _bind(probe: socket.socket, address: tuple[object, ...]) -> None:
-    if os.name == "posix":  # As asyncio does: elsewhere it would take another's port.
+    if os.name == "posix":  # As asyncio does; on Windows it would take over another process's port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if probe.family == socket.AF_INET6:
         probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)

@@ -1,4 +1,4 @@
-"""HTTP by hand, for what never becomes a request of the app."""
+"""HTTP/1.1 as bytes, for what never becomes a request of the app."""
 
 import uuid
 from collections.abc import Iterable
@@ -11,8 +11,8 @@ Headers = Iterable[tuple[bytes, bytes]]
 _UPGRADE_HEADERS = {b"upgrade", b"http2-settings"}
 
 
-def refusal(status: HTTPStatus, code: str, detail: str) -> bytes:
-    """A whole answer with an error in the one shape; the connection ends with it."""
+def error_response(status: HTTPStatus, code: str, detail: str) -> bytes:
+    """A whole response with the usual error body; it announces that the connection closes."""
     request_id = uuid.uuid4().hex
     body = orjson.dumps({"detail": detail, "code": code, "request_id": request_id})
     head = (
@@ -23,7 +23,7 @@ def refusal(status: HTTPStatus, code: str, detail: str) -> bytes:
 
 
 def head_without_upgrade(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:
-    """The head of a request as it would be had its client not offered to change the protocol."""
+    """The head of a request without the client's offer to change the protocol."""
     lines = [b"%b %b HTTP/%b" % (method, target, version.encode())]
     for name, value in headers:
         kept = _without_upgrade(value) if name == b"connection" else value
@@ -33,7 +33,7 @@ def head_without_upgrade(method: bytes, target: bytes, version: str, headers: He
 
 
 def content_length(headers: Headers) -> int:
-    """The length of the body where it is announced, else 0."""
+    """The announced length of the body; 0 where there is none."""
     return next((int(value) for name, value in headers if name == b"content-length"), 0)
 
 

@@ -2,7 +2,7 @@
 
 import gc
 
-from app.server.garbage import collect_rarely, spare_what_stays
+from app.server.garbage import collect_rarely, freeze_startup_objects
 
 
 def test_the_start_is_spared_and_what_comes_later_is_collected() -> None:
@@ -11,7 +11,7 @@ def test_the_start_is_spared_and_what_comes_later_is_collected() -> None:
     try:
         assert gc.get_threshold() > usual
         tracked = len(gc.get_objects())
-        spare_what_stays()
+        freeze_startup_objects()
         assert gc.get_freeze_count() > 0.9 * tracked
         assert gc.get_threshold() == (700, 10, 10)
         cycle: list[object] = []

@@ -1,4 +1,4 @@
-"""What is different where another program serves the app, as `uvicorn app.main:app` does."""
+"""What differs where the command `uvicorn app.main:app` serves the app, or another ASGI server."""
 
 import atexit
 import os
@@ -11,38 +11,38 @@ import uvicorn
 
 from app.errors import StartupError
 from app.observability.logs import configure_logs
-from app.server.announcement import report_failure, warn_of_misspelt_names
+from app.server.startup_log import log_failure, warn_of_misspelt_names
 from app.settings import Settings
 from app.settings.sources import load_settings
 
 
 @contextmanager
-def told_in_one_sentence() -> Iterator[None]:
-    """End the host where the app cannot be made; it would print a traceback."""
+def exit_on_startup_error() -> Iterator[None]:
+    """Exit with one sentence where the app cannot be created; uvicorn would print a traceback."""
     try:
         yield
     except StartupError as error:
         sys.exit(f"Smart Embedder cannot start: {error}")
 
 
-def settle_in() -> Settings:
-    """Read the settings and take over the log; the host's own flags say where it listens."""
+def load_settings_and_configure_logs() -> Settings:
+    """Read the settings and take over the log; uvicorn's own flags say where it listens."""
     settings = load_settings()
     configure_logs(settings.log_format, settings.log_level, server_at="info")
     warn_of_misspelt_names()
     return settings
 
 
-def end_uvicorn(error: Exception) -> None:
-    """End uvicorn with status 1, the reason last; any other host keeps an unhealthy service."""
+def stop_uvicorn(error: Exception) -> None:
+    """End uvicorn with status 1, the reason last; another ASGI server keeps an unhealthy app."""
     server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
     if not isinstance(server, uvicorn.Server):
-        report_failure(error)
+        log_failure(error)
         return
     server.should_exit = True
-    atexit.register(_end, error)
+    atexit.register(_exit, error)
 
 
-def _end(error: Exception) -> None:
-    report_failure(error)
+def _exit(error: Exception) -> None:
+    log_failure(error)
     os._exit(1)

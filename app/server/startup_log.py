@@ -1,4 +1,4 @@
-"""What the log says of a start: the lines that people and scripts wait for."""
+"""The log lines about a start, which people and scripts wait for."""
 
 import structlog
 
@@ -10,17 +10,16 @@ from app.settings.sources import misspelt_names
 log = structlog.get_logger(__name__)
 
 
-def announce(models: LoadedModels, url: str | None = None) -> None:
-    """Log that the service is ready, with the limits in force; `url` where that is known."""
+def log_ready(models: LoadedModels, url: str | None = None) -> None:
+    """Log that the service is ready, with the limits in force, and its `url` if that is known."""
     reranker = models.embedder if models.late_interaction else models.reranker
     if reranker is not None:
         log.info("Reranker ready.", **_limits(reranker))
     if models.demo:
         log.warning("demo_model", note=models.demo)
-    where = {} if url is None else {"url": url}
     log.info(
         "Server ready to accept requests",
-        **where,
+        **({} if url is None else {"url": url}),
         **_limits(models.embedder),
         device=models.device.description,
         dtype=models.device.dtype,
@@ -30,7 +29,7 @@ def announce(models: LoadedModels, url: str | None = None) -> None:
 
 
 def _limits(model: Model) -> dict[str, str | int]:
-    """Its name, and the limits in force for it: they may be lower than the settings."""
+    """The model's name and its limits in force, which may be lower than the settings."""
     limits: dict[str, str | int] = {"model": model.name, "max_length": model.max_length}
     if model.max_batch_sequences is not None:
         limits["max_pairs_in_forward"] = model.max_batch_sequences
@@ -38,13 +37,13 @@ def _limits(model: Model) -> dict[str, str | int]:
 
 
 def warn_of_misspelt_names() -> None:
-    """Say which variables may have been meant for settings."""
+    """Warn of environment variables whose names are close to a setting's."""
     for name, setting in misspelt_names():
         log.warning("unknown_setting", name=name, nearest=setting)
 
 
-def report_failure(error: Exception) -> None:
-    """Log why the start failed; the line with the reason is the last."""
+def log_failure(error: Exception) -> None:
+    """Log why the start failed, with the reason in the last line."""
     reason = str(error)
     if not isinstance(error, StartupError):
         first_line = reason.partition("\n")[0]
