@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -11,7 +12,7 @@ from app.engine.queue import JobQueue
 from app.engine.tokenizer_threads import TokenizerThreads
 from app.engine.types import Model
 from app.observability.metrics import Metrics
-from app.observability.tracing import Stage
+from app.observability.tracing import Stage, Timings
 
 Tokens = TypeVar("Tokens")
 
@@ -47,13 +48,12 @@ class Admission:
 
         When the caller is cancelled they are too.
         """
-        try:
+        with ExitStack() as undo:
+            undo.callback(_cancel, jobs)
             for job in jobs:
                 self._queue.put(job)
             await asyncio.gather(*(job.dequeued() for job in jobs))
-        except BaseException:
-            _cancel(jobs)
-            raise
+            undo.pop_all()
 
     async def results(self, *jobs: Job) -> list[list[Any]]:
         """The results of each job; the first failure ends them all."""
@@ -66,3 +66,22 @@ class Admission:
 def _cancel(jobs: Iterable[Job]) -> None:
     for job in jobs:
         job.cancel()
+
+
+def timings_of(started: float, *, tokenized: Iterable[Stage], jobs: Iterable[Job]) -> Timings:
+    """Seconds in each stage up to now; what is neither tokenising nor a forward was waiting."""
+    total = time.perf_counter() - started
+    tokenized, jobs = tuple(tokenized), tuple(jobs)
+    tokenize = sum(stage.ended - stage.began for stage in tokenized)
+    inference = sum(job.inference_seconds for job in jobs)
+    stages = (*tokenized, *(stage for job in jobs for stage in _stages_of(job)))
+    return Timings(tokenize, max(0.0, total - tokenize - inference), inference, total, stages)
+
+
+def _stages_of(job: Job) -> Iterator[Stage]:
+    """The wait for the first forward, and the time until the last one was back."""
+    taken, back, model = job.first_taken_at, job.last_back_at, job.model.name
+    if taken is not None:
+        yield Stage("queue", job.enqueued_at, taken, model)
+        if back is not None:
+            yield Stage("forward", taken, back, model, job.inference_seconds)

@@ -5,18 +5,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from app.engine.budget import TokenBudget
-from app.engine.device_thread import DeviceThread
-from app.engine.device_threads import DeviceThreads
+import structlog
+
+from app.engine.device_threads import DeviceThread, DeviceThreads
 from app.engine.executor import DeviceExecutor, consumer_ended
 from app.engine.forward_limit import CPU_SECONDS, GPU_SECONDS, ForwardLimit
 from app.engine.loaded_models import LoadedModels, Loader
-from app.engine.memory import MemoryGuard
+from app.engine.memory import MemoryGuard, TokenBudget
 from app.engine.queue import JobQueue
 from app.engine.types import Model
 from app.errors import SmartEmbedderError, UnhealthyError
 from app.observability.metrics import Metrics
 from app.settings import Settings
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,11 @@ class Devices:
             )
 
     def _close_queue_without_consumers(self, ended: "asyncio.Task[None]") -> None:
-        if not ended.cancelled() and ended.exception() is not None and self._all_ended:
+        error = None if ended.cancelled() else ended.exception()
+        if error is None:
+            return
+        log.error("consumer_ended", exc_info=error)
+        if self._all_ended:
             self._queue.close(consumer_ended())
 
     @property

@@ -1,13 +1,97 @@
-"""Who talks to a device, and how far ahead of its results."""
+"""The threads that talk to a device: one launches forwards, on a GPU another collects results."""
 
 import asyncio
+import threading
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
-from app.engine.device_thread import DeviceThread
+import structlog
+
+from app.errors import InferenceError
+
+log = structlog.get_logger(__name__)
 
 Result = TypeVar("Result")
+_Calls = SimpleQueue["tuple[Future[Any], Callable[[], Any]] | None"]
+
+
+class DeviceThread:
+    """Runs calls one after the other on a thread of its own, which is replaced should it die.
+
+    `concurrent.futures` keeps counting a thread that died, and every later call would wait for
+    ever. The thread is a daemon: one that never comes back from its device must not keep the
+    process alive.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._calls: _Calls = SimpleQueue()
+        self._pending: deque[Future[Any]] = deque()
+        self._thread: threading.Thread | None = None
+
+    async def run(self, call: Callable[[], Result]) -> Result:
+        """The result of `call`; what it raises is raised here, a thread's end as InferenceError."""
+        future: Future[Result] = Future()
+        with self._lock:
+            if self._thread is None:
+                self._thread = self._start()
+            self._pending.append(future)
+            self._calls.put((future, call))
+        return await asyncio.wrap_future(future)
+
+    async def close(self, seconds: float) -> None:
+        """Let the thread end once it has done what it was given; wait so many seconds for that.
+
+        An interpreter that ends while a thread is inside a forward aborts.
+        """
+        self._calls.put(None)
+        thread = self._thread
+        if thread is not None:
+            await asyncio.to_thread(thread.join, seconds)
+
+    def _start(self) -> threading.Thread:
+        # With a queue of its own: what a dead one has left behind was answered already.
+        self._calls = SimpleQueue()
+        thread = threading.Thread(
+            target=self._work, args=(self._calls,), name=self._name, daemon=True
+        )
+        thread.start()
+        return thread
+
+    def _work(self, calls: _Calls) -> None:
+        try:
+            while (item := calls.get()) is not None:
+                _answer(*item)
+                self._pending.popleft()
+        except SystemExit:
+            log.exception("device_thread_ended")
+        finally:
+            with self._lock:
+                self._thread = None
+                unanswered, self._pending = self._pending, deque()
+            for future in unanswered:
+                _fail(future)
+
+
+def _answer(future: "Future[Any]", call: Callable[[], Any]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except Exception as error:  # noqa: BLE001 - whoever waits for the result must hear of it
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
+def _fail(future: "Future[Any]") -> None:
+    if not future.done():
+        future.set_exception(InferenceError("the device thread ended in the middle of its work"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +124,7 @@ class DeviceThreads:
         launched.set()
         return await self.collecting.run(collect)
 
-    async def close(self, patience: float) -> None:
+    async def close(self, seconds: float) -> None:
         """End both, as `DeviceThread.close`."""
         both = [each for each in (self.launching, self.collecting) if each is not None]
-        await asyncio.gather(*(thread.close(patience) for thread in both))
+        await asyncio.gather(*(thread.close(seconds) for thread in both))

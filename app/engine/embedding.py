@@ -6,12 +6,11 @@ from functools import partial
 
 import numpy as np
 
-from app.engine.admission import Admission, Tokenized
+from app.engine.admission import Admission, Tokenized, timings_of
 from app.engine.batcher import weight_of
 from app.engine.concurrency import ConcurrencyLimit
 from app.engine.job import Job
 from app.engine.loaded_models import LoadedModels
-from app.engine.timing import timings_of
 from app.engine.types import (
     Embedder,
     EmbeddingResult,

@@ -61,7 +61,7 @@ class Engine:
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._closing = self._aborted = False
-        self._start_failure: Exception | None = None
+        self._loading: asyncio.Future[LoadedModels] | None = None
 
     def _show(self, waiting: ConcurrencyLimit) -> None:
         """Let the gauges read the queue and the device whenever they are scraped."""
@@ -100,7 +100,7 @@ class Engine:
     def failure(self) -> Exception | None:
         """Why only a new process can help: a failed start, a lost device or file, or a fault."""
         if self._start_failure is not None:
-            # Its own words, which may name folders of this machine, are its cause and in the log.
+            # Its message may name folders of this machine: it is the cause, and in the log.
             error = UnhealthyError("the models could not be loaded; the log says why")
             error.__cause__ = self._start_failure
             return error
@@ -114,13 +114,17 @@ class Engine:
         changed = self._file_watch.problem
         return None if changed is None else UnhealthyError(changed)
 
+    @property
+    def _start_failure(self) -> BaseException | None:
+        loading = self._loading
+        if loading is None or not loading.done() or loading.cancelled():
+            return None
+        return loading.exception()
+
     async def start(self) -> None:
         """Load and warm the models; raise `StartupError` where they cannot be."""
-        try:
-            models = await self._devices.start(self._loader)
-        except Exception as error:
-            self._start_failure = error
-            raise
+        self._loading = asyncio.ensure_future(self._devices.start(self._loader))
+        models = await self._loading
         if models.device.read_memory is not None:
             self._metrics.watch_memory(models.read_memory)
         self._metrics.start_models(models.names)

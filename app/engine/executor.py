@@ -10,13 +10,11 @@ from typing import Any
 import structlog
 
 from app.engine.batch import Batch
-from app.engine.budget import TokenBudget
 from app.engine.device_threads import DeviceThreads
 from app.engine.forward_limit import BatchLimits, ForwardLimit, Watch
 from app.engine.job import Purpose
-from app.engine.memory import MemoryGuard
+from app.engine.memory import MemoryGuard, TokenBudget
 from app.engine.queue import JobQueue
-from app.engine.service_rate import ServiceRate
 from app.engine.types import Model
 from app.errors import InferenceTimeoutError, OutOfMemoryError, SmartEmbedderError, UnhealthyError
 from app.observability.metrics import Metrics
@@ -32,6 +30,19 @@ class _InFlight:
     previous_done: asyncio.Event
     launched: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class ServiceRate:
+    """A running mean of how fast the device works off tokens."""
+
+    tokens_per_second: float = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Take one forward into account."""
+        now = tokens / max(seconds, 1e-9)
+        last = self.tokens_per_second or now
+        self.tokens_per_second = 0.8 * last + 0.2 * now
 
 
 class DeviceExecutor:
@@ -76,13 +87,9 @@ class DeviceExecutor:
 
     async def run(self) -> None:
         """Serve the queue for ever. A batch that fails fails its own requests and no other."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                while True:
-                    await self._serve_once(tasks)
-        except Exception:
-            log.exception("consumer_ended")
-            raise
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._serve_once(tasks)
 
     async def _serve_once(self, tasks: asyncio.TaskGroup) -> None:
         await self._queue.wait()
@@ -107,13 +114,13 @@ class DeviceExecutor:
             in_flight.batch.fail(error)
 
     async def _execute(self, in_flight: _InFlight) -> None:
+        ended = True
         try:
             await self._run_batch(in_flight.batch, in_flight)
-        except BaseException:
-            # The consumer ends with it: nobody else would tell these callers.
-            in_flight.batch.fail(consumer_ended())
-            raise
+            ended = False
         finally:
+            if ended:  # The consumer ends here, and these callers would wait for ever.
+                in_flight.batch.fail(consumer_ended())
             self._in_flight.discard(in_flight)
             in_flight.launched.set()
             in_flight.done.set()
@@ -121,20 +128,25 @@ class DeviceExecutor:
 
     async def _run_batch(self, batch: Batch, in_flight: _InFlight) -> None:
         started = time.perf_counter()
-        try:
-            results = await self._on_device(batch, in_flight)
-        except OutOfMemoryError as error:
-            # What was on the device beside it has given its memory back then.
+        on_device = self._on_device(batch, in_flight)
+        outcome: list[Any] | BaseException
+        (outcome,) = await asyncio.gather(on_device, return_exceptions=True)
+        if isinstance(outcome, OutOfMemoryError):
+            # The batch before it has given its memory back by then.
             await in_flight.previous_done.wait()
-            await self._run_in_halves(batch, error, in_flight)
-        except Exception as error:  # noqa: BLE001 - these requests must hear of it
-            _fail(batch, error)
+            await self._run_in_halves(batch, outcome, in_flight)
+        elif isinstance(outcome, Exception):
+            _fail(batch, outcome)
+        elif isinstance(outcome, BaseException):
+            raise outcome
         else:
-            seconds = self._device_seconds(started)
-            self.rate.observe(batch.tokens, seconds)
-            self._budget.recover()
-            self._observe(batch, seconds)
-            batch.complete(results, seconds)
+            self._complete(batch, outcome, self._device_seconds(started))
+
+    def _complete(self, batch: Batch, results: list[Any], seconds: float) -> None:
+        self.rate.observe(batch.tokens, seconds)
+        self._budget.recover()
+        self._observe(batch, seconds)
+        batch.complete(results, seconds)
 
     def _device_seconds(self, started: float) -> float:
         """How long the device was at this batch: not while it still was at the one before."""

@@ -1,14 +1,17 @@
-"""Telling too little memory from other failures of a device."""
+"""What happens when the device's memory is short: the failure is recognised, the budget shrinks."""
 
 from collections.abc import Callable
 from typing import TypeVar
 
+from app.engine.batcher import Limits
 from app.errors import OutOfMemoryError
 
 Result = TypeVar("Result")
+
 _RETRY_AFTER = 30
 # What PyTorch's allocators and libraries say in a plain RuntimeError.
 _MESSAGES = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+_RECOVERY_STEPS = 100
 
 
 class MemoryGuard:
@@ -21,7 +24,7 @@ class MemoryGuard:
         """What `call` returns; raises `OutOfMemoryError`, the memory freed, where it was short."""
         try:
             return call()
-        except Exception as error:
+        except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
         # Outside the handler, where the error no longer keeps the failed forward's tensors.
@@ -31,8 +34,33 @@ class MemoryGuard:
         )
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    """Told by name and words: the engine does not import torch."""
+def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
+    """Recognised by name and message: the engine does not import torch."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    return isinstance(error, RuntimeError) and any(w in str(error) for w in _MESSAGES)
+    return any(message in str(error) for message in _MESSAGES)
+
+
+class TokenBudget:
+    """Shrinks when a batch did not fit the device's memory, and grows back step by step."""
+
+    def __init__(
+        self, tokens: int, max_sequences: int | None = None, max_requests: int | None = None
+    ) -> None:
+        self._most = tokens
+        self._now = tokens
+        self._max_sequences = max_sequences
+        self._max_requests = max_requests
+
+    @property
+    def limits(self) -> Limits:
+        """What the next forward may hold."""
+        return Limits(self._now, self._max_sequences, self._max_requests)
+
+    def shrink(self, failed_tokens: int) -> None:
+        """Stay at half of what was too much."""
+        self._now = max(1, min(self._now, failed_tokens // 2))
+
+    def recover(self) -> None:
+        """After a forward that fitted: a hundredth of the way back to the whole budget."""
+        self._now = min(self._most, self._now + max(1, self._most // _RECOVERY_STEPS))

@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from app.engine.admission import Admission, Tokenized
+from app.engine.admission import Admission, Tokenized, timings_of
 from app.engine.batcher import DEFAULT_URGENCY, weight_of
 from app.engine.concurrency import ConcurrencyLimit
 from app.engine.job import Job, Purpose
 from app.engine.late_interaction import Weights, score
 from app.engine.loaded_models import LoadedModels
-from app.engine.timing import timings_of
 from app.engine.types import (
     Embedder,
     Outputs,

@@ -5,17 +5,22 @@ Enormous texts have a thread of their own, so that they hold up no others.
 
 import asyncio
 import os
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
 from app.engine.concurrency import FairSemaphore
-from app.engine.text_size import GROWTHS, growth_of
 
 Result = TypeVar("Result")
 
 _MOST_THREADS = 8
+# U+FDFA becomes 18 characters under NFKC, U+3316 18 bytes, U+1D160 12 under NFC.
+_LIGATURES = re.compile(
+    "[\u2474-\u24b5\u3200-\u33ff\ufd00-\ufdff\U0001d100-\U0001d1ff\U0001f100-\U0001f2ff]"
+)
+GROWTHS = (1, 4, 18)
 # About a second's work.
 _ENORMOUS_CHARACTERS = 1_000_000
 # Looked at in one go, as Python's other threads wait meanwhile.
@@ -82,3 +87,14 @@ def _normalized_characters(text: str) -> int:
     """An upper bound, but for the few that others than ligatures may grow by."""
     parts = (text[i : i + _GLANCE_CHARACTERS] for i in range(0, len(text), _GLANCE_CHARACTERS))
     return sum(len(part) * (GROWTHS[-1] if growth_of(part) == GROWTHS[-1] else 1) for part in parts)
+
+
+def growth_of(text: str) -> int:
+    """The most characters that normalisation makes of one of `text`: one of `GROWTHS`.
+
+    Under NFC, NFD, NFKC and NFKD alike; those characters have at most four bytes for each of this
+    number, in UTF-8.
+    """
+    if text.isascii():
+        return 1
+    return 18 if _LIGATURES.search(text) else 4

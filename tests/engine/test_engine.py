@@ -56,6 +56,12 @@ async def waiting(metrics: Metrics, count: int) -> None:
         await asyncio.sleep(0)
 
 
+async def queued(engine: Engine, tokens: int) -> None:
+    """Let the loop run until so many tokens wait: a permit is held before the job is queued."""
+    while engine._queue.waiting_tokens != tokens:  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
+
+
 async def test_results_come_back_in_the_order_of_the_texts() -> None:
     async with engine_for(FakeModel()) as engine:
         result = await engine.embed(["abc", "z", "", "aaaaaaaaaaaa", "b"])
@@ -77,7 +83,7 @@ async def test_requests_that_share_a_forward_each_ask_for_their_own_kinds() -> N
         held = await hold(engine, model)
         one = asyncio.create_task(engine.embed(["ab"], dense=True, sparse=False, colbert=False))
         two = asyncio.create_task(engine.embed(["cd"], dense=False, sparse=True, colbert=False))
-        await waiting(metrics, 2)
+        await queued(engine, tokens=4)
         let_go(model)
         await asyncio.gather(held, one, two)
     assert model.batches[1:] == [[2, 2]]
@@ -195,9 +201,9 @@ async def test_only_the_request_with_the_text_that_does_not_fit_fails() -> None:
     async with engine_for(model, metrics) as engine:
         held = await hold(engine, model)
         one = asyncio.create_task(engine.embed(["aa"]))
-        await waiting(metrics, 1)
+        await queued(engine, tokens=2)
         two = asyncio.create_task(engine.embed(["bb", "cc"]))
-        await waiting(metrics, 2)
+        await queued(engine, tokens=6)
         model.failures += [MemoryError(), MemoryError()]
         model.failures.insert(0, None)
         let_go(model)
@@ -274,9 +280,9 @@ async def test_an_urgent_request_goes_before_those_that_wait() -> None:
     async with engine_for(model, metrics) as engine:
         held = await hold(engine, model)
         usual = asyncio.create_task(engine.embed(["a" * 8]))
-        await waiting(metrics, 1)
+        await queued(engine, tokens=8)
         urgent = asyncio.create_task(engine.embed(["b" * 9], urgency=0))
-        await waiting(metrics, 2)
+        await queued(engine, tokens=17)
         let_go(model)
         await asyncio.gather(held, usual, urgent)
     assert model.batches[1:] == [[9], [8]]
@@ -398,7 +404,7 @@ async def test_a_refused_caller_is_told_the_time_that_the_waiting_work_takes() -
         rate.tokens_per_second = 7.0
         held = await hold(engine, model)
         waits = asyncio.create_task(engine.embed(["a" * 50] * 3))
-        await waiting(metrics, 1)
+        await queued(engine, tokens=150)
         with pytest.raises(QueueFullError) as refused:
             await engine.embed(["refused"])
         let_go(model)

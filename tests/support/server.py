@@ -63,8 +63,10 @@ class RunningServer:
         return httpx2.Client(base_url=self.url, timeout=60, **options)
 
     def async_client(self, connections: int = 100) -> httpx2.AsyncClient:
+        """One that waits longer than REQUEST_TIMEOUT, and for a free connection without end."""
         limits = httpx2.Limits(max_connections=connections)
-        return httpx2.AsyncClient(base_url=self.url, timeout=60, limits=limits)
+        timeout = httpx2.Timeout(120, pool=None)
+        return httpx2.AsyncClient(base_url=self.url, timeout=timeout, limits=limits)
 
     def metric(self, series: str) -> float:
         """The present value of a series, such as `name` or `name{label="value"}`."""

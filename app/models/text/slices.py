@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from app.engine.text_size import GROWTHS, growth_of
+from app.engine.tokenizer_threads import GROWTHS, growth_of
 
 SLICE_CHARACTERS = 65_536
 

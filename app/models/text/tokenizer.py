@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from app.engine.text_size import growth_of
+from app.engine.tokenizer_threads import growth_of
 from app.engine.types import TokenIds, TokenizedText
 from app.errors import StartupError
 from app.models.checkpoint.files import read_config

@@ -12,31 +12,30 @@ from tests.support.server import REPOSITORY
 from tools.verify import __main__ as verify
 
 
-def run_verify(folder: Path, **environment: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tools.verify"],
-        cwd=folder,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
-        | {"HOME": str(folder), "DEVICE": "cpu"}
-        | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def run_verify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    """Run it in this process, which has the references imported, in a folder without .env."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DEVICE", "cpu")
+
+    def run(**environment: str) -> tuple[int, str]:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        status = verify.main()
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
+
+    return run
 
 
-def test_all_models_agree_with_their_references(tiny_m3, tiny_reranker, tmp_path: Path) -> None:
-    status, output = run_verify(
-        tmp_path, EMBEDDING_MODEL=str(tiny_m3), RERANKER_MODEL=str(tiny_reranker)
-    )
+def test_all_models_agree_with_their_references(tiny_m3, tiny_reranker, run_verify) -> None:
+    status, output = run_verify(EMBEDDING_MODEL=str(tiny_m3), RERANKER_MODEL=str(tiny_reranker))
     assert status == 0, output
     assert "4 of 4 outputs agree with their reference." in output
 
 
-def test_qwen_models_agree_with_theirs(tiny_m3: Path, tiny_qwen: Path, tmp_path: Path) -> None:
+def test_qwen_models_agree_with_theirs(tiny_m3: Path, tiny_qwen: Path, run_verify) -> None:
     status, output = run_verify(
-        tmp_path,
         EMBEDDING_MODEL=str(tiny_m3),
         DENSE_EMBEDDING_MODEL=str(tiny_qwen),
         RERANKER_MODEL=str(tiny_qwen),
@@ -45,25 +44,33 @@ def test_qwen_models_agree_with_theirs(tiny_m3: Path, tiny_qwen: Path, tmp_path:
     assert output.count("transformers") >= 2
 
 
-def test_a_model_that_weighs_no_token_agrees(tiny_m3: Path, tmp_path: Path) -> None:
+def test_a_model_that_weighs_no_token_agrees(tiny_m3: Path, tmp_path: Path, run_verify) -> None:
     folder = shutil.copytree(tiny_m3, tmp_path / "model")
     head = torch.load(folder / "sparse_linear.pt")
     torch.save(head | {"bias": torch.full((1,), -1e4)}, folder / "sparse_linear.pt")
-    status, output = run_verify(tmp_path, EMBEDDING_MODEL=str(folder), RERANKER_MODEL="none")
+    status, output = run_verify(EMBEDDING_MODEL=str(folder), RERANKER_MODEL="none")
     assert status == 0, output
 
 
-def test_the_demo_agrees(demo_checkpoint: Path, tmp_path: Path) -> None:
+def test_the_demo_agrees(demo_checkpoint: Path, run_verify) -> None:
     status, output = run_verify(
-        tmp_path, EMBEDDING_MODEL=str(demo_checkpoint), RERANKER_MODEL="late-interaction"
+        EMBEDDING_MODEL=str(demo_checkpoint), RERANKER_MODEL="late-interaction"
     )
     assert status == 0, output
 
 
 def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
-    status, output = run_verify(tmp_path, EMBEDDING_MODEL="/no/such/model")
-    assert status == 2
-    assert "The check cannot run: the model folder /no/such/model does not exist" in output
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.verify"],
+        cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
+        | {"HOME": str(tmp_path), "DEVICE": "cpu", "EMBEDDING_MODEL": "/no/such/model"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "The check cannot run: the model folder /no/such/model does not exist" in done.stderr
 
 
 async def test_a_wrong_number_is_out_of_tolerance(

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from app.engine.device_thread import DeviceThread
+from app.engine.device_threads import DeviceThread
 from app.errors import InferenceError
 
 
