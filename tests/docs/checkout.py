@@ -1,16 +1,16 @@
-"""A checkout of its own in which blocks are run, and the one place that changes their text."""
+"""A copy of the repository in which the README's first command is run, and the other examples."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.environment import Environment, digest_of
-from tests.docs.blocks import Block
 from tests.support.server import REPOSITORY
 
-START = ("local", "cpu", "--demo")
 BASH = shutil.which("bash") or "bash"
 _FOLDERS = ("app", "tools", "launcher")
 _INSTALLED = {
@@ -26,7 +26,7 @@ def make_checkout(folder: Path) -> Path:
     for name in _FOLDERS:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
-    for pattern in ("*.py", "*.sh", "*.txt", "*.lock"):
+    for pattern in ("*.py", "*.sh", "*.txt", "*.lock", "*.toml"):
         for file in REPOSITORY.glob(pattern):
             shutil.copy(file, folder)
     environment = Environment(folder / ".venv")
@@ -40,12 +40,14 @@ def make_checkout(folder: Path) -> Path:
 
 
 def start_demo(checkout: Path, **settings: str) -> "subprocess.Popen[str]":
-    """The first command of the README, on a free port; it installs nothing, or it fails."""
+    """The README's first command, on a free port; it installs nothing, or it fails."""
+    command = re.search(r"^\./start_server\.sh .*", _readme(), re.MULTILINE)
+    assert command
     variables = {"PORT": "0", "PYTHON": sys.executable, "PIP_NO_INDEX": "1"}
     return subprocess.Popen(
-        [BASH, "./start_server.sh", *START],
+        [BASH, "-c", f"exec {command[0]}"],
         cwd=checkout,
-        env=bare(checkout) | variables | settings,
+        env=_bare(checkout) | variables | settings,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -53,33 +55,25 @@ def start_demo(checkout: Path, **settings: str) -> "subprocess.Popen[str]":
     )
 
 
-def bare(checkout: Path) -> dict[str, str]:
-    """The least environment, with no model hub in it."""
-    return {"PATH": os.environ["PATH"], "HOME": str(checkout.parent), "HF_HUB_OFFLINE": "1"}
-
-
-def localised(text: str, url: str) -> str:
-    """The block with the addresses of this test's servers."""
-    for address in ("http://127.0.0.1:8000", "http://localhost:8000"):
-        text = text.replace(address, url)
-    return text.replace('QdrantClient("http://127.0.0.1:6333")', 'QdrantClient(":memory:")')
-
-
-def run_block(block: Block, checkout: Path, url: str) -> str:
-    """Run a block as its reader would; what it printed."""
-    script = localised(block.text, url)
-    command = {
-        "bash": [BASH, "-e", "-o", "pipefail", "-c", script],
-        "python": [sys.executable, "-c", script],
-    }[block.language]
+def run_command(command: Sequence[str], checkout: Path) -> str:
+    """Run it as a reader would; what it printed."""
     done = subprocess.run(
         command,
         cwd=checkout,
-        env=bare(checkout),
+        env=_bare(checkout),
         capture_output=True,
         text=True,
         check=False,
         timeout=_SECONDS,
     )
-    assert done.returncode == 0, f"{block.place}\n{done.stdout}{done.stderr}"
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def _bare(checkout: Path) -> dict[str, str]:
+    """The least environment, with no model hub in it."""
+    return {"PATH": os.environ["PATH"], "HOME": str(checkout.parent), "HF_HUB_OFFLINE": "1"}
+
+
+def _readme() -> str:
+    return (REPOSITORY / "README.md").read_text(encoding="utf-8")

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.blocks import documents
+from tests.docs.examples import PAGES
 from tests.support.server import REPOSITORY
 
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-FILES = [*documents(), REPOSITORY / "CHANGELOG.md"]
+FILES = [*PAGES, REPOSITORY / "CHANGELOG.md"]
 
 
 def prose_of(file: Path) -> str:
@@ -36,5 +36,5 @@ def test_links_lead_to_files_and_headings_that_there_are(file: Path) -> None:
 
 def test_every_page_is_linked_from_the_readme() -> None:
     links = set(LINK.findall(prose_of(REPOSITORY / "README.md")))
-    pages = {file.relative_to(REPOSITORY).as_posix() for file in documents()} - {"README.md"}
+    pages = {file.relative_to(REPOSITORY).as_posix() for file in PAGES} - {"README.md"}
     assert pages <= links

@@ -5,6 +5,7 @@ import json
 
 from tests.faults.outcomes import EMBED, Outcomes
 from tests.faults.raw import head
+from tests.faults.record import Row, record
 
 LEAVING = 500
 
@@ -33,6 +34,7 @@ async def test_five_hundred_leave_while_they_wait(faulty_server, open_gate) -> N
             await asyncio.to_thread(server.wait_for_metric, "embedding_queue_size", LEAVING)
             for writer in writers:
                 writer.close()
+            record(lambda: Row(LEAVING, left=LEAVING))
             await asyncio.to_thread(server.wait_for_metric, "abandoned_requests_total", LEAVING)
             assert server.metric("embedding_queue_size") == 0
             open_gate()
@@ -49,6 +51,7 @@ async def test_one_that_leaves_during_its_forward_is_forgotten(faulty_server, op
         writer = await send(server)
         await asyncio.to_thread(server.wait_for_metric, "embedding_active_requests", 1)
         writer.close()
+        record(lambda: Row(1, left=1))
         await asyncio.to_thread(server.wait_for_metric, "abandoned_requests_total", 1)
         tally = Outcomes()
         async with server.async_client() as client:

@@ -1,0 +1,82 @@
+"""The code blocks of README.md, SECURITY.md and docs/, found and run by Sybil.
+
+Sybil takes an evaluator for each language. pytest-examples and pytest-markdown-docs run Python
+alone, mktestdocs cannot skip a block, and pytest-codeblocks compares numbers in output literally.
+
+- A `bash` or `python` block runs in a process of its own, against the server of the fixture `demo`.
+- A `json` or `text` block is compared with what the block before it printed.
+- An `ini` block holds lines of .env.
+- `<!-- skip: next "reason" -->` before a block, or `skip: start`, leaves it out.
+"""
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from dotenv import dotenv_values
+from sybil import Document, Example, Sybil
+from sybil.parsers.markdown import CodeBlockParser, SkipParser
+
+from app.settings import Settings
+from tests.docs.checkout import BASH, run_command
+from tests.docs.outputs import check_json, check_lines
+from tests.support.server import REPOSITORY
+
+PAGES = [
+    REPOSITORY / "README.md",
+    REPOSITORY / "SECURITY.md",
+    *sorted((REPOSITORY / "docs").glob("*.md")),
+]
+
+
+def run_with(*command: str) -> Callable[[Example], None]:
+    """Run a block with this command; what it prints is kept for the block after it."""
+
+    def run(example: Example) -> None:
+        script = localised(example.parsed, example.namespace["url"])
+        example.namespace["printed"] = run_command(
+            [*command, script], example.namespace["checkout"]
+        )
+
+    return run
+
+
+def localised(text: str, url: str) -> str:
+    """The block with the addresses of this test's servers."""
+    for address in ("http://127.0.0.1:8000", "http://localhost:8000"):
+        text = text.replace(address, url)
+    return text.replace('QdrantClient("http://127.0.0.1:6333")', 'QdrantClient(":memory:")')
+
+
+def check_settings(example: Example) -> None:
+    values = dotenv_values(stream=io.StringIO(example.parsed))
+    settings = {name.lower(): value for name, value in values.items()}
+    assert settings.keys() <= Settings.model_fields.keys()
+    Settings(**settings)
+
+
+def check_shown_json(example: Example) -> None:
+    check_json(json.loads(example.parsed), json.loads(example.namespace.pop("printed")))
+
+
+def check_shown_lines(example: Example) -> None:
+    check_lines(example.parsed, example.namespace.pop("printed"))
+
+
+DOCUMENTATION = Sybil(
+    parsers=[
+        CodeBlockParser("bash", run_with(BASH, "-e", "-o", "pipefail", "-c")),
+        CodeBlockParser("python", run_with(sys.executable, "-c")),
+        CodeBlockParser("json", check_shown_json),
+        CodeBlockParser("text", check_shown_lines),
+        CodeBlockParser("ini", check_settings),
+        SkipParser(),
+    ]
+)
+
+
+def parse(page: Path) -> Document:
+    """The page with its examples."""
+    return DOCUMENTATION.parse(page)
