@@ -12,7 +12,7 @@ from app.api.priority import urgency_of
 from app.api.rendering import JsonPieces, render_rerank
 from app.api.schemas import RerankBody, RerankResponse
 from app.api.service import BEARER, Service, ServiceDep
-from app.engine import RerankRequest, Weights
+from app.engine import FusionWeights, RerankRequest
 from app.engine.loaded_models import LoadedModels
 from app.engine.types import RerankResult
 from app.errors import EmptyInputError, InvalidRequestError
@@ -90,7 +90,9 @@ def _as_request(wanted: RerankBody, request: Request) -> RerankRequest:
         passages=wanted.passages,
         normalize=wanted.normalize,
         instruction=wanted.instruction,
-        weights=Weights(weights.dense, weights.sparse, weights.colbert) if weights else Weights(),
+        weights=FusionWeights(weights.dense, weights.sparse, weights.colbert)
+        if weights
+        else FusionWeights(),
         urgency=urgency_of(request),
         client=client_key(request.scope),
     )

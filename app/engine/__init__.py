@@ -5,7 +5,7 @@ Knows nothing of HTTP.
 
 from app.engine.batcher import DEFAULT_URGENCY
 from app.engine.engine import Engine
-from app.engine.late_interaction import Weights
+from app.engine.late_interaction import FusionWeights
 from app.engine.reranking import RerankRequest
 
-__all__ = ["DEFAULT_URGENCY", "Engine", "RerankRequest", "Weights"]
+__all__ = ["DEFAULT_URGENCY", "Engine", "FusionWeights", "RerankRequest"]

@@ -1,4 +1,4 @@
-"""Admission: tokenisation off the event loop, then jobs in the queue until the device has them."""
+"""Admission: tokenize off the event loop, then queue jobs until the device has taken them."""
 
 import asyncio
 import time
@@ -19,14 +19,14 @@ Tokens = TypeVar("Tokens")
 
 @dataclass(frozen=True, slots=True)
 class Tokenized(Generic[Tokens]):
-    """What a tokenizer returned, and when it was at work."""
+    """What a tokenizer returned, and when it ran."""
 
     value: Tokens
     stage: Stage
 
 
 class Admission:
-    """Turns requests that hold a permit into jobs, and lines these up."""
+    """Turns requests that hold a permit into queued jobs."""
 
     def __init__(self, queue: JobQueue, threads: TokenizerThreads, metrics: Metrics) -> None:
         self._queue = queue
@@ -44,9 +44,9 @@ class Admission:
         return Tokenized(value, Stage("tokenize", started, ended, model.name))
 
     async def submit(self, *jobs: Job) -> None:
-        """Line up jobs; return once the device has all of them, or raise as soon as one fails.
+        """Queue jobs; return when the device has taken all of them, or raise when one fails.
 
-        When the caller is cancelled they are too.
+        Cancelling the caller cancels the jobs.
         """
         with ExitStack() as undo:
             undo.callback(_cancel, jobs)
@@ -69,7 +69,7 @@ def _cancel(jobs: Iterable[Job]) -> None:
 
 
 def timings_of(started: float, *, tokenized: Iterable[Stage], jobs: Iterable[Job]) -> Timings:
-    """Seconds in each stage up to now; what is neither tokenising nor a forward was waiting."""
+    """Seconds in each stage until now; `queue` is what is neither tokenizing nor a forward."""
     total = time.perf_counter() - started
     tokenized, jobs = tuple(tokenized), tuple(jobs)
     tokenize = sum(stage.ended - stage.began for stage in tokenized)
@@ -79,8 +79,8 @@ def timings_of(started: float, *, tokenized: Iterable[Stage], jobs: Iterable[Job
 
 
 def _stages_of(job: Job) -> Iterator[Stage]:
-    """The wait for the first forward, and the time until the last one was back."""
-    taken, back, model = job.first_taken_at, job.last_back_at, job.model.name
+    """The wait for the first forward, and the time from there to the end of the last one."""
+    taken, back, model = job.first_taken_at, job.last_completed_at, job.model.name
     if taken is not None:
         yield Stage("queue", job.enqueued_at, taken, model)
         if back is not None:

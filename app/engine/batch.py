@@ -52,7 +52,7 @@ class Batch:
 
     @cached_property
     def outputs(self) -> list[Outputs]:
-        """The kinds of vectors that each sequence is for."""
+        """The kinds of vectors that are wanted for each sequence."""
         return [part.job.outputs for part in self.slices for _ in range(part.count)]
 
     @cached_property
@@ -65,12 +65,12 @@ class Batch:
         return sum(part.count for part in self.slices if part.job.purpose is purpose)
 
     def take(self, now: float) -> None:
-        """Tell every job that these sequences of it go to the device."""
+        """Mark these sequences as taken in every job."""
         for part in self.slices:
             part.job.take(part.count, now)
 
     def launch(self, model: Model) -> Callable[[], list[Any]]:
-        """Begin the forward, in the device thread; what is returned waits for its results.
+        """Launch the forward, in the device thread; returns a function that waits for its results.
 
         `model` is the batch's own, or its replica on another device.
         """
@@ -78,7 +78,7 @@ class Batch:
         return lambda: self._reduce(collect())
 
     def complete(self, results: Sequence[Any], seconds: float) -> None:
-        """Hand each job its results of a forward that took `seconds`."""
+        """Give each job its results; the forward took `seconds`."""
         begin = 0
         for part in self.slices:
             part.job.complete(part.start, results[begin : begin + part.count], seconds)
@@ -115,7 +115,7 @@ class Batch:
 
 
 def _reduce_each(results: Sequence[Any], reduce: Callable[[Any], Any] | None) -> Sequence[Any]:
-    """Every result reduced; an error that stands in the place of one stays."""
+    """Reduce each result; an error in the place of a result stays."""
     if reduce is None:
         return results
     return [each if isinstance(each, Exception) else reduce(each) for each in results]

@@ -26,8 +26,8 @@ from app.engine.types import Model
 
 DEFAULT_URGENCY = 3
 QUANTUM_TOKENS = 32
-# A batch of thousands of short sequences is filled in as many turns: the event loop waits for it.
-_TURNS = 64
+# Thousands of short sequences are taken in at most so many steps, since the event loop waits.
+_ROUNDS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """One client's place among the clients: how far its work has come, in virtual time.
+    """The state of one client in fair queueing: its progress, in virtual time.
 
     `virtual_time` is where the next of its own jobs starts, and `jobs` how many of them wait.
     """
@@ -62,21 +62,21 @@ def form_batch(jobs: Mapping[Job, Flow], limits: Limits) -> Batch:
     `jobs` are in order of arrival, which decides between equals. The first sequence chosen is
     taken whatever its length and fixes the model; later ones must fit what is left.
     """
-    turns = [contender.turn for contender in _contenders(jobs)]
+    turns = [active.turn for active in _active_flows(jobs)]
     heapq.heapify(turns)
     filling = _Filling(limits)
     while turns and not filling.full:
-        contender = heapq.heappop(turns).contender
-        candidate = heapq.heappop(contender.candidates)
+        active = heapq.heappop(turns).active
+        candidate = heapq.heappop(active.candidates)
         if filling.fits(candidate):
-            contender.advance(candidate, *filling.add(candidate))
-        if contender.candidates:
-            heapq.heappush(turns, contender.turn)
+            active.advance(candidate, *filling.add(candidate))
+        if active.candidates:
+            heapq.heappush(turns, active.turn)
     return filling.batch()
 
 
 class _Candidate(NamedTuple):
-    """A job's next sequence; of one client's the smallest goes first. No two have one order."""
+    """A job's next sequence; the smallest of one client goes first. `order` is unique."""
 
     virtual_finish: float
     order: int
@@ -91,11 +91,11 @@ class _Turn(NamedTuple):
 
     virtual_finish: float
     order: int
-    contender: "_Contender"
+    active: "_ActiveFlow"
 
 
 @dataclass(slots=True)
-class _Contender:
+class _ActiveFlow:
     """A client while a batch is formed; `candidates` is a heap."""
 
     virtual_start: float
@@ -109,7 +109,7 @@ class _Contender:
         return _Turn(finish, best.order, self)
 
     def advance(self, chosen: _Candidate, after: int, tokens: int) -> None:
-        """Move on by the tokens that were taken; the job's next sequence is at `after`."""
+        """Advance by the tokens that were taken; the job's next sequence is at `after`."""
         self.virtual_start += tokens / self.weight
         job = chosen.job
         if after < len(job.sequences):
@@ -117,17 +117,17 @@ class _Contender:
             heapq.heappush(self.candidates, _candidate(job, chosen.order, after, start))
 
 
-def _contenders(jobs: Mapping[Job, Flow]) -> Iterable[_Contender]:
-    contenders: dict[Flow, _Contender] = {}
+def _active_flows(jobs: Mapping[Job, Flow]) -> Iterable[_ActiveFlow]:
+    active_flows: dict[Flow, _ActiveFlow] = {}
     for order, (job, flow) in enumerate(jobs.items()):
-        contender = contenders.get(flow)
-        if contender is None:
-            contender = contenders[flow] = _Contender(flow.virtual_start)
-        contender.weight = max(contender.weight, job.weight)
-        contender.candidates.append(_candidate(job, order, job.taken, job.virtual_start))
-    for contender in contenders.values():
-        heapq.heapify(contender.candidates)
-    return contenders.values()
+        active = active_flows.get(flow)
+        if active is None:
+            active = active_flows[flow] = _ActiveFlow(flow.virtual_start)
+        active.weight = max(active.weight, job.weight)
+        active.candidates.append(_candidate(job, order, job.taken, job.virtual_start))
+    for active in active_flows.values():
+        heapq.heapify(active.candidates)
+    return active_flows.values()
 
 
 def _candidate(job: Job, order: int, place: int, virtual_start: float) -> _Candidate:
@@ -141,7 +141,7 @@ class _Filling:
 
     def __init__(self, limits: Limits) -> None:
         self._tokens_left = limits.max_tokens
-        self._turn_tokens = limits.max_tokens // _TURNS
+        self._turn_tokens = limits.max_tokens // _ROUNDS
         self._sequences_left = limits.max_sequences or limits.max_tokens
         self._max_requests = limits.max_requests or limits.max_tokens
         self._model: Model | None = None
@@ -153,7 +153,7 @@ class _Filling:
         return self._tokens_left <= 0 or self._sequences_left <= 0
 
     def fits(self, candidate: _Candidate) -> bool:
-        """Whether a sequence may come beside those that are chosen; the first may always."""
+        """Whether a sequence fits beside the chosen ones; the first always does."""
         return self._model is None or (
             candidate.job.model is self._model
             and candidate.tokens <= self._tokens_left

@@ -1,4 +1,4 @@
-"""How many requests may be inside at once, divided fairly between the clients."""
+"""How many requests may be in work at once, divided fairly between the clients."""
 
 import asyncio
 from collections import deque
@@ -9,7 +9,7 @@ from app.errors import QueueFullError
 
 
 class FairSemaphore:
-    """`capacity` permits; one that comes free goes to the waiting client that holds the fewest."""
+    """`capacity` permits; a freed one goes to the waiting client that holds the fewest."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -27,7 +27,7 @@ class FairSemaphore:
         return self._held.get(client, 0)
 
     def try_acquire(self, client: str) -> bool:
-        """Take a permit where one is free."""
+        """Take a permit if one is free."""
         if not self._free:
             return False
         self._free -= 1
@@ -35,7 +35,7 @@ class FairSemaphore:
         return True
 
     async def acquire(self, client: str) -> None:
-        """Take a permit, as soon as it is this client's turn."""
+        """Wait for a permit and take it."""
         if self.try_acquire(client):
             return
         turn = asyncio.get_running_loop().create_future()
@@ -50,21 +50,21 @@ class FairSemaphore:
             self._forget(client, turn)
 
     def release(self, client: str) -> None:
-        """Give a permit back; whoever is next has it at once."""
-        # While it still counts as held: of two clients that want one, each goes in turn.
-        heir = self._next_client()
+        """Return a permit; the next waiting client gets it at once."""
+        # Chosen while this client still holds it: two waiting clients then alternate.
+        next_client = self._next_client()
         self._drop(client)
         self._free += 1
-        if heir is not None:
-            self.try_acquire(heir)
-            self._next_turn(heir).set_result(None)
-            # Of clients that hold equally many the one goes next that has waited for its turn.
-            self._waiters[heir] = self._waiters.pop(heir)
+        if next_client is not None:
+            self.try_acquire(next_client)
+            self._next_turn(next_client).set_result(None)
+            # Last in the order, so that clients that hold equally many alternate.
+            self._waiters[next_client] = self._waiters.pop(next_client)
 
-    def transfer(self, giver: str, taker: str) -> None:
-        """Let one client's permit be another's, whoever waits."""
-        self._drop(giver)
-        self._held[taker] = self.held_by(taker) + 1
+    def transfer(self, source: str, target: str) -> None:
+        """Move a permit from one client to another, past all waiting clients."""
+        self._drop(source)
+        self._held[target] = self.held_by(target) + 1
 
     def _drop(self, client: str) -> None:
         self._held[client] -= 1
@@ -92,14 +92,14 @@ class ConcurrencyLimit:
     """At most `capacity` requests at once.
 
     Where no permit is free, a client that holds fewer than another takes that of the other's newest
-    request, which is refused; else it waits `patience` seconds for one and is refused then.
+    request, which is refused; else it waits `acquire_timeout` seconds for one and is refused then.
     `seconds_to_clear` tells a refused caller when another try makes sense.
     """
 
     def __init__(
-        self, capacity: int, patience: float, full: str, seconds_to_clear: Callable[[], int]
+        self, capacity: int, acquire_timeout: float, full: str, seconds_to_clear: Callable[[], int]
     ) -> None:
-        self._patience = patience
+        self._acquire_timeout = acquire_timeout
         self._full = full
         self._seconds_to_clear = seconds_to_clear
         self._permits = FairSemaphore(capacity)
@@ -107,14 +107,14 @@ class ConcurrencyLimit:
 
     @property
     def held(self) -> int:
-        """How many requests are inside."""
+        """How many requests hold a permit."""
         return self._permits.held
 
     @asynccontextmanager
     async def hold(self, client: str) -> AsyncIterator[None]:
-        """Hold a permit; raise `QueueFullError` where none comes free in time or it is lost."""
+        """Hold a permit; raise `QueueFullError` if none is free in time or it is taken away."""
         await self._acquire(client)
-        # Without a time limit: it expires when another client needs the permit more.
+        # It has no deadline; it is expired when another client takes the permit over.
         scope = asyncio.timeout(None)
         try:
             async with scope:
@@ -132,13 +132,13 @@ class ConcurrencyLimit:
         if self._permits.try_acquire(client) or self._take_over(client):
             return
         try:
-            async with asyncio.timeout(self._patience):
+            async with asyncio.timeout(self._acquire_timeout):
                 await self._permits.acquire(client)
         except TimeoutError:
             raise self._error() from None
 
     def _take_over(self, client: str) -> bool:
-        """Take the newest permit of whoever holds most, where that leaves it no worse off."""
+        """Take the newest permit of the client that holds most, if it then holds no fewer."""
         largest = max(self._scopes, key=self._permits.held_by, default=client)
         if self._permits.held_by(client) + 1 >= self._permits.held_by(largest):
             return False
@@ -149,7 +149,7 @@ class ConcurrencyLimit:
         return True
 
     def _remove(self, client: str, scope: asyncio.Timeout) -> bool:
-        """Forget a scope; whether it was still there."""
+        """Remove a scope; tell whether it was still there."""
         scopes = self._scopes.get(client, [])
         if scope not in scopes:
             return False

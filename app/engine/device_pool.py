@@ -22,15 +22,15 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Worker:
-    """One device at work."""
+class _DeviceWorker:
+    """One device: its threads, its executor and its consumer task."""
 
     threads: DeviceThreads
     executor: DeviceExecutor
     consumer: "asyncio.Task[None]"
 
 
-class Devices:
+class DevicePool:
     """Serves a queue with as many devices as the loader found."""
 
     def __init__(self, settings: Settings, queue: JobQueue, metrics: Metrics) -> None:
@@ -38,7 +38,7 @@ class Devices:
         self._queue = queue
         self._metrics = metrics
         self._first_thread = DeviceThread("device")
-        self._workers: list[_Worker] = []
+        self._workers: list[_DeviceWorker] = []
 
     async def start(self, loader: Loader) -> LoadedModels:
         """Load the models in the first device's thread, then let every device serve."""
@@ -51,37 +51,37 @@ class Devices:
 
     @property
     def stuck_seconds(self) -> float:
-        """How long the device that is worst off has been away if it may never come back, else 0."""
+        """Seconds since the longest stuck device returned from a forward; 0 if none is stuck."""
         return max((worker.executor.stuck_seconds for worker in self._workers), default=0.0)
 
     @property
     def ended(self) -> bool:
-        """Whether a consumer has ended by itself: what waits for it would wait for ever."""
+        """Whether a consumer has ended by itself."""
         return any(worker.consumer.done() for worker in self._workers)
 
     @property
     def tokens_per_second(self) -> float:
-        """How fast all devices together work; 0 while that is not known."""
+        """Measured rate of all devices together; 0 until the first forward."""
         return sum(worker.executor.rate.tokens_per_second for worker in self._workers)
 
     def abort(self, error: SmartEmbedderError) -> None:
-        """Fail every job that waits or is on a device, and every job that comes."""
+        """Fail every job that waits or is on a device, and every later job."""
         self._queue.close(error)
         for worker in self._workers:
             worker.executor.abort(error)
 
-    async def close(self, patience: float) -> None:
-        """End the consumers and the threads; a forward that still runs is given `patience`."""
+    async def close(self, seconds: float) -> None:
+        """End the consumers and the threads; a running forward gets `seconds` to return."""
         for worker in self._workers:
             worker.consumer.cancel()
             await asyncio.wait({worker.consumer})
         if not self._workers:
-            await self._first_thread.close(patience)
-        await asyncio.gather(*(worker.threads.close(patience) for worker in self._workers))
+            await self._first_thread.close(seconds)
+        await asyncio.gather(*(worker.threads.close(seconds) for worker in self._workers))
 
     def _make_worker(
         self, thread: DeviceThread, models: LoadedModels, replaces: Mapping[Model, Model]
-    ) -> _Worker:
+    ) -> _DeviceWorker:
         on_gpu = models.device.gpu_available
         collect = DeviceThread(f"{models.device.name}-results") if on_gpu else None
         threads = DeviceThreads(thread, collect)
@@ -103,10 +103,10 @@ class Devices:
         )
         consumer = asyncio.create_task(executor.run(), name=f"{models.device.name}-consumer")
         consumer.add_done_callback(self._close_queue_without_consumers)
-        return _Worker(threads, executor, consumer)
+        return _DeviceWorker(threads, executor, consumer)
 
     def _fail_what_waits_for_stuck_devices(self) -> None:
-        """Where no device may ever come back, nobody is left waiting for one."""
+        """If every device is stuck, fail the jobs that wait."""
         if all(worker.executor.stuck_seconds for worker in self._workers):
             self._queue.fail(
                 UnhealthyError("the device does not come back from a forward", retry_after=30)
@@ -126,6 +126,6 @@ class Devices:
 
 
 def replicas_of(models: LoadedModels, replica: LoadedModels) -> dict[Model, Model]:
-    """For each model of the first device the same model on another."""
+    """Maps each model of the first device to its replica."""
     pairs = zip(models.each, replica.each, strict=True)
     return dict(pairs)

@@ -20,7 +20,7 @@ _Calls = SimpleQueue["tuple[Future[Any], Callable[[], Any]] | None"]
 
 
 class DeviceThread:
-    """Runs calls one after the other on a thread of its own, which is replaced should it die.
+    """Runs calls one after the other on a thread of its own, which is replaced if it dies.
 
     `concurrent.futures` keeps counting a thread that died, and every later call would wait for
     ever. The thread is a daemon: one that never comes back from its device must not keep the
@@ -35,7 +35,7 @@ class DeviceThread:
         self._thread: threading.Thread | None = None
 
     async def run(self, call: Callable[[], Result]) -> Result:
-        """The result of `call`; what it raises is raised here, a thread's end as InferenceError."""
+        """The result or the error of `call`; if the thread ends in it, `InferenceError`."""
         future: Future[Result] = Future()
         with self._lock:
             if self._thread is None:
@@ -45,7 +45,7 @@ class DeviceThread:
         return await asyncio.wrap_future(future)
 
     async def close(self, seconds: float) -> None:
-        """Let the thread end once it has done what it was given; wait so many seconds for that.
+        """Let the thread end after the calls that it was given; wait at most `seconds` for it.
 
         An interpreter that ends while a thread is inside a forward aborts.
         """
@@ -55,7 +55,7 @@ class DeviceThread:
             await asyncio.to_thread(thread.join, seconds)
 
     def _start(self) -> threading.Thread:
-        # With a queue of its own: what a dead one has left behind was answered already.
+        # A new queue: calls left in that of a dead thread were failed.
         self._calls = SimpleQueue()
         thread = threading.Thread(
             target=self._work, args=(self._calls,), name=self._name, daemon=True
@@ -96,7 +96,7 @@ def _fail(future: "Future[Any]") -> None:
 
 @dataclass(frozen=True, slots=True)
 class DeviceThreads:
-    """`launching` begins forwards, `collecting` waits for their results.
+    """`launching` launches forwards, `collecting` waits for their results.
 
     Without `collecting` the device computes while a forward is being launched, as a CPU does. With
     it the next batch is on its way before the results of the last one are back, as suits a GPU.
@@ -107,13 +107,13 @@ class DeviceThreads:
 
     @property
     def most_batches(self) -> int:
-        """How many batches may be on their way at once."""
+        """How many batches may be in flight at once."""
         return 1 if self.collecting is None else 2
 
     async def compute(
         self, launch: Callable[[], Callable[[], Result]], launched: asyncio.Event
     ) -> Result:
-        """What that returns which `launch` returns; sets `launched` between the two."""
+        """Call `launch`, set `launched`, then call what `launch` returned; return its result."""
 
         def compute_at_once() -> Result:
             return launch()()

@@ -1,4 +1,4 @@
-"""How an embedding request becomes jobs, and their results one answer."""
+"""Embedding requests: to jobs, through the queue, and back to one result."""
 
 import time
 from dataclasses import dataclass, replace
@@ -28,22 +28,22 @@ _BYTES_OF_A_FLOAT = 4
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one model contributes to a request."""
+    """The kinds of vectors that one model makes for a request."""
 
     model: Embedder
     outputs: Outputs
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    """A part whose work is ready for the device."""
+class TokenizedTask:
+    """A part with its token ids and its job."""
 
     part: Part
     tokenized: Tokenized[list[TokenizedText]]
     job: Job
 
 
-class EmbeddingFlow:
+class EmbeddingPipeline:
     """Runs embedding requests through the queue."""
 
     def __init__(self, admission: Admission, waiting: ConcurrencyLimit) -> None:
@@ -63,7 +63,7 @@ class EmbeddingFlow:
         """Embed `texts` with as few models as `outputs` needs."""
         started = time.perf_counter()
         async with self._waiting.hold(client):
-            work = divide_work(models, outputs)
+            work = assign_models(models, outputs)
             admitted = [await self._tokenize(part, texts, urgency, client) for part in work]
             jobs = [each.job for each in admitted]
             await self._admission.submit(*jobs)
@@ -82,7 +82,9 @@ class EmbeddingFlow:
             ),
         )
 
-    async def _tokenize(self, part: Part, texts: list[str], urgency: int, client: str) -> Admitted:
+    async def _tokenize(
+        self, part: Part, texts: list[str], urgency: int, client: str
+    ) -> TokenizedTask:
         tokenized = await self._admission.tokenize(
             part.model, partial(part.model.tokenize, texts), texts, client
         )
@@ -91,11 +93,11 @@ class EmbeddingFlow:
             _refuse_too_many_vectors(part.model, sum(map(len, sequences)))
         weight = weight_of(urgency)
         job = Job(part.model, sequences, part.outputs, client=client, weight=weight)
-        return Admitted(part, tokenized, job)
+        return TokenizedTask(part, tokenized, job)
 
 
-def divide_work(models: LoadedModels, outputs: Outputs) -> list[Part]:
-    """Which model makes what: a dense model of its own leaves only the rest to bge-m3."""
+def assign_models(models: LoadedModels, outputs: Outputs) -> list[Part]:
+    """Which model makes which kinds: a separate dense model leaves the rest to bge-m3."""
     if models.dense is None or not outputs.dense:
         return [Part(models.embedder, outputs)]
     rest = replace(outputs, dense=False)
@@ -104,7 +106,7 @@ def divide_work(models: LoadedModels, outputs: Outputs) -> list[Part]:
 
 
 def _refuse_too_many_vectors(model: Embedder, tokens: int) -> None:
-    """One request must not fill the memory with its results."""
+    """Raise `InvalidRequestError` if the results of one request would fill the memory."""
     size = tokens * model.colbert_width * _BYTES_OF_A_FLOAT
     if size > MOST_COLBERT_BYTES:
         raise InvalidRequestError(
@@ -131,7 +133,7 @@ def _unit(vector: FloatArray | None) -> FloatArray | None:
     return unit
 
 
-def _truncations(admitted: Admitted) -> list[Truncation]:
+def _truncations(admitted: TokenizedTask) -> list[Truncation]:
     model = admitted.part.model
     return [
         Truncation("sentences", index, model.name, model.max_length, text.original_tokens)

@@ -10,13 +10,13 @@ from typing import Self
 from app.engine.admission import Admission
 from app.engine.batcher import DEFAULT_URGENCY
 from app.engine.concurrency import ConcurrencyLimit
-from app.engine.device_pool import Devices
-from app.engine.embedding import EmbeddingFlow
+from app.engine.device_pool import DevicePool
+from app.engine.embedding import EmbeddingPipeline
 from app.engine.executor import consumer_ended
 from app.engine.file_watch import FileWatch
 from app.engine.loaded_models import LoadedModels, Loader
 from app.engine.queue import JobQueue
-from app.engine.reranking import RerankingFlow, RerankRequest
+from app.engine.reranking import RerankingPipeline, RerankRequest
 from app.engine.tokenizer_threads import TokenizerThreads
 from app.engine.types import EmbeddingResult, Outputs, RerankResult
 from app.errors import (
@@ -29,7 +29,7 @@ from app.errors import (
 from app.observability.metrics import Metrics
 from app.settings import Settings
 
-QUEUE_PATIENCE = 0.5
+ACQUIRE_TIMEOUT = 0.5
 
 
 class Engine:
@@ -47,24 +47,24 @@ class Engine:
         self._tokenizer_threads = TokenizerThreads(None if threads == "auto" else threads)
         self._queue = JobQueue()
         self._file_watch = FileWatch()
-        self._devices = Devices(settings, self._queue, self._metrics)
+        self._devices = DevicePool(settings, self._queue, self._metrics)
         admission = Admission(self._queue, self._tokenizer_threads, self._metrics)
         waiting = self._limit(settings.max_queue_size, "embedding requests wait (MAX_QUEUE_SIZE)")
         reranking = self._limit(
             settings.rerank_max_queue, "rerank requests are in work (RERANK_MAX_QUEUE)"
         )
-        self._embedding = EmbeddingFlow(admission, waiting)
-        self._reranking = RerankingFlow(admission, reranking, settings.rerank_gpu_timeout)
+        self._embedding = EmbeddingPipeline(admission, waiting)
+        self._reranking = RerankingPipeline(admission, reranking, settings.rerank_gpu_timeout)
         self._show(waiting)
         self._models: LoadedModels | None = None
         self._active = 0
-        self._quiet = asyncio.Event()
-        self._quiet.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._closing = self._aborted = False
         self._loading: asyncio.Future[LoadedModels] | None = None
 
     def _show(self, waiting: ConcurrencyLimit) -> None:
-        """Let the gauges read the queue and the device whenever they are scraped."""
+        """Connect the gauges: they read queue and device when they are scraped."""
         metrics, settings = self._metrics, self._settings
         metrics.watch_queue(lambda: waiting.held)
         metrics.watch_device(lambda: self._devices.stuck_seconds)
@@ -72,7 +72,7 @@ class Engine:
 
     def _limit(self, capacity: int, what: str) -> ConcurrencyLimit:
         full = f"the queue is full: {capacity} {what}"
-        return ConcurrencyLimit(capacity, QUEUE_PATIENCE, full, self._seconds_to_clear)
+        return ConcurrencyLimit(capacity, ACQUIRE_TIMEOUT, full, self._seconds_to_clear)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -98,7 +98,7 @@ class Engine:
 
     @property
     def failure(self) -> Exception | None:
-        """Why only a new process can help: a failed start, a lost device or file, or a fault."""
+        """The fault that only a restart repairs, or None (start, device, file or consumer)."""
         if self._start_failure is not None:
             # Its message may name folders of this machine: it is the cause, and in the log.
             error = UnhealthyError("the models could not be loaded; the log says why")
@@ -122,7 +122,7 @@ class Engine:
         return loading.exception()
 
     async def start(self) -> None:
-        """Load and warm the models; raise `StartupError` where they cannot be."""
+        """Load and warm the models; raises `StartupError` if that fails."""
         self._loading = asyncio.ensure_future(self._devices.start(self._loader))
         models = await self._loading
         if models.device.read_memory is not None:
@@ -133,24 +133,24 @@ class Engine:
         self._models = models
 
     async def close(self) -> None:
-        """Refuse newcomers, serve all that was accepted, and end the threads.
+        """Refuse new requests, serve the accepted ones, and end the threads.
 
-        What is not served within SHUTDOWN_TIMEOUT is aborted. A forward that nobody waits for any
-        more is given SHUTDOWN_TIMEOUT to come back; none at all after `abort`.
+        Requests that are not served within SHUTDOWN_TIMEOUT are aborted. A forward that is still
+        running then gets SHUTDOWN_TIMEOUT to return, or no time after `abort`.
         """
         self._closing = True
         await self._file_watch.close()
         try:
             async with asyncio.timeout(self._settings.shutdown_timeout):
-                await self._quiet.wait()
+                await self._idle.wait()
         except TimeoutError:
             self.abort()
-            await self._quiet.wait()
+            await self._idle.wait()
         await self._devices.close(0 if self._aborted else self._settings.shutdown_timeout)
         self._tokenizer_threads.close()
 
     def abort(self) -> None:
-        """Give up on everything that was accepted: each waiting caller gets a `DrainingError`."""
+        """Fail every accepted request: each waiting caller gets a `DrainingError`."""
         self._closing = self._aborted = True
         error = DrainingError("the service was stopped before this was done", retry_after=5)
         self._devices.abort(error)
@@ -205,16 +205,16 @@ class Engine:
 
     @contextmanager
     def _accepted(self) -> Iterator[LoadedModels]:
-        """Count a request as accepted: `close` waits for it."""
+        """Count an accepted request, for which `close` waits."""
         models = self._ready()
         self._active += 1
-        self._quiet.clear()
+        self._idle.clear()
         try:
             yield models
         finally:
             self._active -= 1
             if not self._active:
-                self._quiet.set()
+                self._idle.set()
 
     def _ready(self) -> LoadedModels:
         if self._closing:
@@ -227,6 +227,6 @@ class Engine:
         return self._models
 
     def _seconds_to_clear(self) -> int:
-        """How long the work that waits will take, from the measured rate; at least a second."""
+        """Seconds until the queue is empty, from the measured rate; at least 1."""
         rate = self._devices.tokens_per_second
         return max(1, math.ceil(self._queue.waiting_tokens / rate)) if rate else 1

@@ -11,7 +11,7 @@ import structlog
 
 from app.engine.batch import Batch
 from app.engine.device_threads import DeviceThreads
-from app.engine.forward_limit import BatchLimits, ForwardLimit, Watch
+from app.engine.forward_limit import BatchLimits, DeviceWatchdog, ForwardLimit
 from app.engine.job import Purpose
 from app.engine.memory import MemoryGuard, TokenBudget
 from app.engine.queue import JobQueue
@@ -77,13 +77,13 @@ class DeviceExecutor:
         self._last_done = asyncio.Event()
         self._last_done.set()
         self._free_since = 0.0
-        self._watch = Watch(on_stuck)
+        self._watchdog = DeviceWatchdog(on_stuck)
         self.rate = ServiceRate()
 
     @property
     def stuck_seconds(self) -> float:
         """How long the device thread has been away if it may never come back, else 0."""
-        return self._watch.stuck_seconds
+        return self._watchdog.stuck_seconds
 
     async def run(self) -> None:
         """Serve the queue for ever. A batch that fails fails its own requests and no other."""
@@ -190,7 +190,7 @@ class DeviceExecutor:
 
     async def _on_device(self, batch: Batch, in_flight: _InFlight) -> list[Any]:
         limits = self._limit.split(batch)
-        with self._watch.over(limits.device):
+        with self._watchdog.over(limits.device):
             running = asyncio.ensure_future(self._compute(batch, in_flight))
             try:
                 # The limits are for this forward and not for the one before.

@@ -1,4 +1,4 @@
-"""Whether the files that the models read from are still as they were loaded."""
+"""Watches the weights files that stay mapped: a change would give wrong vectors."""
 
 import asyncio
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ class WatchedFiles(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """What they are called in a message; none where the models have copies of everything."""
+        """Their names for messages; empty if the models hold copies of everything."""
 
     def changed(self) -> str | None:
-        """The name of one that was written to since it was loaded; may wait for the disk."""
+        """The name of a file that was written to since it was loaded; reads from the disk."""
 
 
 class FileWatch:
-    """Asks every other second, off the event loop, until a file has changed."""
+    """Checks every 2 seconds, off the event loop, until a file has changed."""
 
     def __init__(self) -> None:
         self._changed: str | None = None
@@ -31,7 +31,7 @@ class FileWatch:
 
     @property
     def problem(self) -> str | None:
-        """What has happened to a file and what to do, or None."""
+        """What happened to a file and what to do, or None."""
         if self._changed is None:
             return None
         return (
@@ -40,7 +40,7 @@ class FileWatch:
         )
 
     def start(self, files: WatchedFiles) -> None:
-        """Begin to ask."""
+        """Start the checks."""
         self._task = asyncio.create_task(self._run(files), name="file-watch")
 
     async def _run(self, files: WatchedFiles) -> None:
@@ -51,7 +51,7 @@ class FileWatch:
             log.error("model_file_changed", file=self._changed)
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop the checks."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})

@@ -1,4 +1,4 @@
-"""How long one forward may take, and whether one has taken so long that the device is stuck."""
+"""The time limit of a forward, and the watchdog for a device that does not return from one."""
 
 import asyncio
 import math
@@ -13,17 +13,17 @@ from app.engine.batch import Batch
 
 GPU_SECONDS = 15.0
 CPU_SECONDS = 30.0
-_GENEROSITY = 5.0
-# A sequence this long takes twice the time for each token that the probe's short ones take, because
+_SAFETY_FACTOR = 5.0
+# At this length a token takes twice as long as in the probe's short sequences, because the cost of
 # attention grows with the length (bge-m3 on a CPU; other models and GPUs reach that later).
 _DOUBLED_LENGTH = 2048
 # The clocks of the event loop and of this module may differ by their resolution.
-_A_MOMENT = 0.01
+_CLOCK_TOLERANCE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardLimit:
-    """The most seconds of one forward: `fixed` where it was set, else `least` or more.
+    """The most seconds of one forward: `fixed` if it is set, else at least `least`.
 
     More where a batch is large for the device: five times what `seconds_per_token`, measured at the
     start, predicts for it. A job with a time limit of its own is held to that instead.
@@ -34,15 +34,15 @@ class ForwardLimit:
     seconds_per_token: float = 0.0
 
     def of_batch(self, batch: Batch) -> float:
-        """For a whole batch."""
+        """Seconds for a whole batch."""
         if self.fixed is not None:
             return self.fixed
         lengths = np.fromiter(map(len, batch.sequences), dtype=np.float64)
         tokens = float((lengths * (1 + lengths / _DOUBLED_LENGTH)).sum())
-        return max(self.least, _GENEROSITY * tokens * self.seconds_per_token)
+        return max(self.least, _SAFETY_FACTOR * tokens * self.seconds_per_token)
 
     def split(self, batch: Batch) -> "BatchLimits":
-        """For each slice of a batch by itself, and for the device."""
+        """Seconds for each slice of a batch, and for the device."""
         whole = self.of_batch(batch)
         jobs = [part.job for part in batch.slices]
         return BatchLimits(
@@ -63,8 +63,8 @@ class BatchLimits:
     device: float
 
 
-class Watch:
-    """Knows since when the device has been away, and until when it may be.
+class DeviceWatchdog:
+    """Measures how long the device has not returned from a forward.
 
     `on_stuck` is called once no forward has come back for twice as long as one may take.
     """
@@ -77,7 +77,7 @@ class Watch:
 
     @contextmanager
     def over(self, limit: float) -> Iterator[None]:
-        """A forward that may take `limit` seconds once the one before it is back."""
+        """Watch a forward that may take `limit` seconds from the end of the one before it."""
         if not self._limits:
             self._since = time.monotonic()
         self._limits.append(limit)
@@ -91,7 +91,7 @@ class Watch:
 
     @property
     def stuck_seconds(self) -> float:
-        """How long no forward has come back, once that is twice what one may take; else 0."""
+        """Seconds since a forward returned, if that is more than twice its limit; else 0."""
         longest = max(self._limits, default=math.inf)
         away = time.monotonic() - self._since
         return away if away > 2 * longest else 0.0
@@ -103,4 +103,4 @@ class Watch:
         if self._limits:
             left = self._since + 2 * max(self._limits) - time.monotonic()
             loop = asyncio.get_running_loop()
-            self._alarm = loop.call_later(max(0.0, left) + _A_MOMENT, self._on_stuck)
+            self._alarm = loop.call_later(max(0.0, left) + _CLOCK_TOLERANCE, self._on_stuck)

@@ -1,4 +1,4 @@
-"""The work of one request for one model: a state machine that alone changes its own state."""
+"""The work of one request for one model: a state machine that owns its state."""
 
 import asyncio
 import time
@@ -11,14 +11,14 @@ from app.errors import InferenceError, SmartEmbedderError
 
 
 class Purpose(Enum):
-    """What a request's forwards are counted as."""
+    """Under which metrics a request's forwards count."""
 
     EMBEDDING = auto()
     RERANKING = auto()
 
 
 class JobState(Enum):
-    """`WAITING` while sequences wait for the device, `TAKEN` once it has them all, then an end."""
+    """`WAITING` while sequences are queued, `TAKEN` once the device has all, then a final state."""
 
     WAITING = auto()
     TAKEN = auto()
@@ -70,7 +70,7 @@ class Job:
         self._taken = 0
         self._finished = 0
         self._first_taken_at: float | None = None
-        self._last_back_at: float | None = None
+        self._last_completed_at: float | None = None
         self._inference_seconds = 0.0
         self._results: list[Any] = [None] * len(sequences)
         self._error: SmartEmbedderError | None = None
@@ -79,12 +79,12 @@ class Job:
 
     @property
     def state(self) -> JobState:
-        """Where it stands."""
+        """Its present state."""
         return self._state
 
     @property
     def taken(self) -> int:
-        """How many of its sequences were handed to the device."""
+        """How many of its sequences the device has taken."""
         return self._taken
 
     @property
@@ -94,17 +94,17 @@ class Job:
 
     @property
     def resolved(self) -> bool:
-        """Whether its caller has an answer, or has left."""
+        """Whether it is in a final state."""
         return self._resolved.is_set()
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens of the sequences that the device has not been handed."""
+        """Tokens of the sequences that the device has not taken."""
         return sum(map(len, self.sequences[self._taken :]))
 
     @property
     def virtual_start(self) -> float:
-        """Where its next sequence stands among its client's jobs: see `app.engine.batcher`."""
+        """The virtual start of its next sequence: see `app.engine.batcher`."""
         return self._virtual_start
 
     @property
@@ -113,29 +113,29 @@ class Job:
         return self._first_taken_at
 
     @property
-    def last_back_at(self) -> float | None:
-        """When its last results came back, by `time.perf_counter`."""
-        return self._last_back_at
+    def last_completed_at(self) -> float | None:
+        """When its latest results arrived, by `time.perf_counter`."""
+        return self._last_completed_at
 
     @property
     def inference_seconds(self) -> float:
-        """How long the device worked on batches that held a part of it."""
+        """Seconds of the forwards that held a part of it."""
         return self._inference_seconds
 
     @property
     def time_left(self) -> float | None:
-        """Seconds that its forwards may still take; None where each is limited by itself."""
+        """Seconds that its forwards may still take; None if it has no limit of its own."""
         if self.time_limit is None:
             return None
         return self.time_limit - self._time_spent - self._inference_seconds
 
     def enter(self, virtual_start: float, leave: "Callable[[Job], None]") -> None:
-        """It stands in a queue, whose `leave` is called once, as soon as nothing of it waits."""
+        """Enter a queue, whose `leave` is called once, when no sequence waits any more."""
         self._virtual_start = virtual_start
         self._leave_queue = leave
 
     def take(self, count: int, now: float) -> None:
-        """Its next `count` sequences go to the device."""
+        """Mark its next `count` sequences as taken by the device."""
         tokens = sum(map(len, self.sequences[self._taken : self._taken + count]))
         self._virtual_start += tokens / self.weight
         self._taken += count
@@ -146,7 +146,7 @@ class Job:
             self._dequeue()
 
     def complete(self, start: int, results: Sequence[Any], seconds: float) -> None:
-        """`results` of its sequences from `start` on came back from a forward of `seconds`.
+        """Store `results` of its sequences from `start` on; their forward took `seconds`.
 
         An error in the place of a result fails the job.
         """
@@ -155,7 +155,7 @@ class Job:
         self._results[start : start + len(results)] = results
         self._finished += len(results)
         self._inference_seconds += seconds
-        self._last_back_at = time.perf_counter()
+        self._last_completed_at = time.perf_counter()
         error = next((each for each in results if isinstance(each, Exception)), None)
         if error is not None:
             self.fail(error)
@@ -163,18 +163,18 @@ class Job:
             self._resolve(JobState.COMPLETED)
 
     def fail(self, error: Exception) -> None:
-        """Its caller gets `error`, unless it has an answer already."""
+        """Fail with `error`, unless it is resolved."""
         if not self.resolved:
-            self._error = _own_error(error)
+            self._error = _error_for_one_job(error)
             self._resolve(JobState.FAILED)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """End it because its caller has left, unless it is resolved."""
         if not self.resolved:
             self._resolve(JobState.CANCELLED)
 
     async def dequeued(self) -> None:
-        """Return once nothing of it waits in a queue; raises the error that it failed with."""
+        """Return when no sequence of it is queued; raises the error that it failed with."""
         await self._dequeued.wait()
         if self._error is not None:
             raise self._error
@@ -200,8 +200,8 @@ class Job:
         self._dequeued.set()
 
 
-def _own_error(error: Exception) -> SmartEmbedderError:
-    """An error of its own for each job: a shared one would gather everybody's tracebacks."""
+def _error_for_one_job(error: Exception) -> SmartEmbedderError:
+    """A new error for each job: a shared one would collect the tracebacks of all callers."""
     if isinstance(error, SmartEmbedderError):
         return type(error)(str(error), retry_after=error.retry_after)
     wrapped = InferenceError("the model failed on this request")

@@ -15,7 +15,7 @@ Vectors = TypeVar("Vectors", FloatArray, SparseVector)
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class FusionWeights:
     """How much each score counts; equal by default, as in FlagEmbedding."""
 
     dense: float = 1.0
@@ -38,9 +38,9 @@ class Weights:
 def score(query: TextEmbedding, passage: TextEmbedding) -> PartScores:
     """The three scores of one passage; both must hold all three kinds of vectors."""
     return PartScores(
-        dense=float(_given(query.dense) @ _given(passage.dense)),
-        sparse=_lexical_score(_given(query.sparse), _given(passage.sparse)),
-        colbert=_colbert_score(_given(query.colbert), _given(passage.colbert)),
+        dense=float(_required(query.dense) @ _required(passage.dense)),
+        sparse=_lexical_score(_required(query.sparse), _required(passage.sparse)),
+        colbert=_colbert_score(_required(query.colbert), _required(passage.colbert)),
     )
 
 
@@ -56,7 +56,7 @@ def _colbert_score(query: FloatArray, passage: FloatArray) -> float:
     return float((query @ passage.T).max(axis=1).mean())
 
 
-def _given(vectors: Vectors | None) -> Vectors:
+def _required(vectors: Vectors | None) -> Vectors:
     if vectors is None:
         raise ValueError("late interaction needs all three kinds of vectors")
     return vectors

@@ -1,4 +1,4 @@
-"""What a loader makes of the settings: the models, their device, and how much it can do at once."""
+"""What a loader returns: warm models, their device, and the token budget of a forward."""
 
 import gc
 from collections.abc import Callable

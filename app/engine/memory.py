@@ -1,4 +1,4 @@
-"""What happens when the device's memory is short: the failure is recognised, the budget shrinks."""
+"""Out of memory: recognising it, and the token budget that shrinks and recovers."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,25 +9,25 @@ from app.errors import OutOfMemoryError
 Result = TypeVar("Result")
 
 _RETRY_AFTER = 30
-# What PyTorch's allocators and libraries say in a plain RuntimeError.
+# Messages of PyTorch's allocators and libraries in a plain RuntimeError.
 _MESSAGES = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 _RECOVERY_STEPS = 100
 
 
 class MemoryGuard:
-    """Runs what may need more memory than there is; belongs to a device's threads."""
+    """Runs calls that may run out of memory, in a device's threads."""
 
     def __init__(self, free_memory: Callable[[], object]) -> None:
         self._free_memory = free_memory
 
     def guard(self, call: Callable[[], Result]) -> Result:
-        """What `call` returns; raises `OutOfMemoryError`, the memory freed, where it was short."""
+        """The result of `call`; raises `OutOfMemoryError`, after freeing memory, if it ran out."""
         try:
             return call()
         except (MemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
-        # Outside the handler, where the error no longer keeps the failed forward's tensors.
+        # Outside the handler: the error keeps the tensors of the failed forward alive.
         self._free_memory()
         raise OutOfMemoryError(
             "the device has too little memory for this", retry_after=_RETRY_AFTER
@@ -42,7 +42,7 @@ def _is_out_of_memory(error: MemoryError | RuntimeError) -> bool:
 
 
 class TokenBudget:
-    """Shrinks when a batch did not fit the device's memory, and grows back step by step."""
+    """The limits of a forward: halved when a batch ran out of memory, then slowly restored."""
 
     def __init__(
         self, tokens: int, max_sequences: int | None = None, max_requests: int | None = None
@@ -54,13 +54,13 @@ class TokenBudget:
 
     @property
     def limits(self) -> Limits:
-        """What the next forward may hold."""
+        """The limits of the next forward."""
         return Limits(self._now, self._max_sequences, self._max_requests)
 
     def shrink(self, failed_tokens: int) -> None:
-        """Stay at half of what was too much."""
+        """Go down to half of what did not fit."""
         self._now = max(1, min(self._now, failed_tokens // 2))
 
     def recover(self) -> None:
-        """After a forward that fitted: a hundredth of the way back to the whole budget."""
+        """After a forward that fitted, go up by a hundredth of the whole budget."""
         self._now = min(self._most, self._now + max(1, self._most // _RECOVERY_STEPS))

@@ -10,7 +10,7 @@ from app.errors import SmartEmbedderError
 
 
 class JobQueue:
-    """Jobs that wait for the device. All methods belong to the event loop's thread."""
+    """Jobs that wait for the device. To be used from the event loop's thread only."""
 
     def __init__(self) -> None:
         self._jobs: dict[Job, Flow] = {}
@@ -26,7 +26,7 @@ class JobQueue:
         return self._waiting_tokens
 
     def put(self, job: Job) -> None:
-        """Line up a job; once the queue is closed the job fails with the reason."""
+        """Add a job; if the queue is closed the job fails with the reason."""
         if self._closed_for is not None:
             job.fail(self._closed_for)
             return
@@ -45,16 +45,16 @@ class JobQueue:
             job.fail(error)
 
     def close(self, error: SmartEmbedderError) -> None:
-        """Fail every job that waits, and from now on every job that comes."""
+        """Fail every job that waits, and every later one."""
         self._closed_for = error
         self.fail(error)
 
     async def wait(self) -> None:
-        """Return as soon as a job waits."""
+        """Wait for a job."""
         await self._arrival.wait()
 
     def take(self, limits: Limits) -> Batch | None:
-        """Remove the next batch; None where nobody waits any more."""
+        """Remove the next batch; None if no job waits."""
         if not self._jobs:
             return None
         batch = form_batch(self._jobs, limits)
@@ -65,7 +65,7 @@ class JobQueue:
         return batch
 
     def _move_virtual_times(self, batch: Batch) -> None:
-        """By the batch's tokens divided by the weights that shared the device for it."""
+        """Advance by the batch's tokens divided by the weights that shared the device."""
         weights: dict[Flow, float] = {}
         shares: dict[Flow, float] = {}
         for job, flow in self._jobs.items():
@@ -78,9 +78,9 @@ class JobQueue:
         self._virtual_time += batch.tokens / sum(shares.values())
 
     def _catch_up(self) -> None:
-        """Virtual time never falls behind whoever waits, and forgets clients that it has passed.
+        """Advance virtual time to the earliest waiting flow; drop idle flows that it has passed.
 
-        Otherwise work that one client did while it was alone would be held against it later.
+        Without this, a client that worked alone for a while would be at a disadvantage later.
         """
         earliest: dict[Flow, float] = {}
         for job, flow in self._jobs.items():

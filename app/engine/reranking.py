@@ -1,4 +1,4 @@
-"""How a rerank request becomes jobs: through a reranker, or through bge-m3's late interaction."""
+"""Rerank requests: to jobs for a reranker, or for bge-m3's late interaction, and back."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from app.engine.admission import Admission, Tokenized, timings_of
 from app.engine.batcher import DEFAULT_URGENCY, weight_of
 from app.engine.concurrency import ConcurrencyLimit
 from app.engine.job import Job, Purpose
-from app.engine.late_interaction import Weights, score
+from app.engine.late_interaction import FusionWeights, score
 from app.engine.loaded_models import LoadedModels
 from app.engine.types import (
     Embedder,
@@ -43,12 +43,12 @@ class RerankRequest:
     passages: list[str]
     normalize: bool = False
     instruction: str | None = None
-    weights: Weights = field(default_factory=Weights)
+    weights: FusionWeights = field(default_factory=FusionWeights)
     urgency: int = DEFAULT_URGENCY
     client: str = ""
 
 
-class RerankingFlow:
+class RerankingPipeline:
     """Runs rerank requests through the queue; `time_limit` is for the forwards of one request."""
 
     def __init__(self, admission: Admission, inside: ConcurrencyLimit, time_limit: float) -> None:
@@ -62,7 +62,7 @@ class RerankingFlow:
             if models.late_interaction:
                 return await self._interact(models.embedder, request)
             if models.reranker is None:
-                # Nothing changes by waiting: no Retry-After.
+                # No Retry-After: only another setting changes this.
                 raise RerankerDisabledError("reranking is switched off: RERANKER_MODEL is none")
             return await self._rerank(models.reranker, request)
 
@@ -97,7 +97,7 @@ class RerankingFlow:
             request,
             outputs=_ALL_KINDS,
             time_spent=query_job.inference_seconds,
-            # In the device thread, so that a passage's token vectors need not outlive its batch.
+            # In the device thread, so that the token vectors of a passage are freed with its batch.
             reduce=partial(score, query_embedding),
         )
         parts: list[PartScores] = await self._finish(job)
@@ -138,7 +138,7 @@ class RerankingFlow:
 
 
 def _sigmoid(logits: list[float]) -> list[float]:
-    """In float32, and without overflow on either side."""
+    """Sigmoid in float32, without overflow for large values of either sign."""
     values = np.asarray(logits, dtype=np.float32)
     small = np.exp(-np.abs(values))
     probabilities: list[float] = np.where(

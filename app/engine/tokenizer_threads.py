@@ -20,49 +20,51 @@ _MOST_THREADS = 8
 _LIGATURES = re.compile(
     "[\u2474-\u24b5\u3200-\u33ff\ufd00-\ufdff\U0001d100-\U0001d1ff\U0001f100-\U0001f2ff]"
 )
-GROWTHS = (1, 4, 18)
-# About a second's work.
-_ENORMOUS_CHARACTERS = 1_000_000
-# Looked at in one go, as Python's other threads wait meanwhile.
-_GLANCE_CHARACTERS = 65_536
+NORMALIZATION_GROWTHS = (1, 4, 18)
+# A tokenizer takes about a second for these.
+_HUGE_CHARACTERS = 1_000_000
+# Scanned in one call, during which Python's other threads wait.
+_SCAN_CHARACTERS = 65_536
 
 
 class TokenizerThreads:
-    """`count` threads for requests of usual size, and one for those that take seconds."""
+    """`count` threads for requests of usual size, and one for huge ones, which take seconds."""
 
     def __init__(self, count: int | None) -> None:
         usual = count or min(os.cpu_count() or 1, _MOST_THREADS)
         self._usual = _FairThreads(usual, "tokenizer")
-        self._enormous = _FairThreads(1, "tokenizer-enormous")
+        self._huge = _FairThreads(1, "tokenizer-huge")
 
     async def run(self, call: Callable[[], Result], texts: list[str], client: str) -> Result:
         """The result of `call`, which tokenises these texts of a client."""
-        threads = self._enormous if await self._are_enormous(texts, client) else self._usual
+        threads = self._huge if await self._are_huge(texts, client) else self._usual
         return await threads.run(call, client)
 
-    async def _are_enormous(self, texts: list[str], client: str) -> bool:
+    async def _are_huge(self, texts: list[str], client: str) -> bool:
         characters = sum(map(len, texts))
-        if characters > _ENORMOUS_CHARACTERS:
+        if characters > _HUGE_CHARACTERS:
             return True
-        if characters * GROWTHS[-1] <= _ENORMOUS_CHARACTERS or all(map(str.isascii, texts)):
+        if characters * NORMALIZATION_GROWTHS[-1] <= _HUGE_CHARACTERS or all(
+            map(str.isascii, texts)
+        ):
             return False
-        return await self._usual.run(partial(_become_enormous, texts), client)
+        return await self._usual.run(partial(_are_huge_normalized, texts), client)
 
     def close(self) -> None:
-        """Forget what has not begun."""
-        for threads in (self._usual, self._enormous):
+        """Cancel the calls that have not begun."""
+        for threads in (self._usual, self._huge):
             threads.close()
 
 
 class _FairThreads:
-    """Threads, of which a free one works for the waiting client that occupies the fewest."""
+    """A thread pool whose next free thread goes to the waiting client that occupies the fewest."""
 
     def __init__(self, count: int, name: str) -> None:
         self._permits = FairSemaphore(count)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
 
     async def run(self, call: Callable[[], Result], client: str) -> Result:
-        """The result of `call`. A caller that leaves does not free its thread any sooner."""
+        """The result of `call`, which occupies its thread to its end even if the caller leaves."""
         await self._permits.acquire(client)
 
         def free(done: "asyncio.Future[Result]") -> None:
@@ -78,19 +80,27 @@ class _FairThreads:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _become_enormous(texts: list[str]) -> bool:
-    """Whether normalisation makes more of the texts than a second's work."""
-    return sum(map(_normalized_characters, texts)) > _ENORMOUS_CHARACTERS
+def _are_huge_normalized(texts: list[str]) -> bool:
+    """Whether the texts are huge once they are normalized."""
+    return sum(map(_normalized_characters, texts)) > _HUGE_CHARACTERS
 
 
 def _normalized_characters(text: str) -> int:
-    """An upper bound, but for the few that others than ligatures may grow by."""
-    parts = (text[i : i + _GLANCE_CHARACTERS] for i in range(0, len(text), _GLANCE_CHARACTERS))
-    return sum(len(part) * (GROWTHS[-1] if growth_of(part) == GROWTHS[-1] else 1) for part in parts)
+    """An upper bound, apart from the small growth of characters other than ligatures."""
+    parts = (text[i : i + _SCAN_CHARACTERS] for i in range(0, len(text), _SCAN_CHARACTERS))
+    return sum(
+        len(part)
+        * (
+            NORMALIZATION_GROWTHS[-1]
+            if normalization_growth(part) == NORMALIZATION_GROWTHS[-1]
+            else 1
+        )
+        for part in parts
+    )
 
 
-def growth_of(text: str) -> int:
-    """The most characters that normalisation makes of one of `text`: one of `GROWTHS`.
+def normalization_growth(text: str) -> int:
+    """The most characters that normalization makes of one in `text`: in NORMALIZATION_GROWTHS.
 
     Under NFC, NFD, NFKC and NFKD alike; those characters have at most four bytes for each of this
     number, in UTF-8.

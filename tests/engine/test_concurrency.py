@@ -8,8 +8,8 @@ from app.engine.concurrency import ConcurrencyLimit, FairSemaphore
 from app.errors import QueueFullError
 
 
-def limit_of(capacity: int, patience: float = 0.01) -> ConcurrencyLimit:
-    return ConcurrencyLimit(capacity, patience, "the queue is full", lambda: 7)
+def limit_of(capacity: int, acquire_timeout: float = 0.01) -> ConcurrencyLimit:
+    return ConcurrencyLimit(capacity, acquire_timeout, "the queue is full", lambda: 7)
 
 
 class Holder:
@@ -49,7 +49,7 @@ async def test_who_finds_no_permit_in_time_is_refused_and_told_when_to_come_back
 
 
 async def test_a_waiting_request_has_the_permit_as_soon_as_it_is_free() -> None:
-    limit = limit_of(1, patience=30)
+    limit = limit_of(1, acquire_timeout=30)
     (held,) = await holders(limit, "a")
     waiting = Holder(limit, "a")
     await held.let_go()
@@ -59,7 +59,7 @@ async def test_a_waiting_request_has_the_permit_as_soon_as_it_is_free() -> None:
 
 
 async def test_when_it_is_full_the_newest_request_of_the_largest_holder_gives_way() -> None:
-    limit = limit_of(4, patience=30)
+    limit = limit_of(4, acquire_timeout=30)
     alices = await holders(limit, "aaaa")
     waiting = [Holder(limit, "a") for _ in range(9)]
     await asyncio.sleep(0)
@@ -93,7 +93,7 @@ async def test_a_timeout_inside_stays_a_timeout() -> None:
 
 
 async def test_who_is_cancelled_while_waiting_leaves_no_trace() -> None:
-    limit = limit_of(1, patience=30)
+    limit = limit_of(1, acquire_timeout=30)
     (held,) = await holders(limit, "a")
     leaving, staying = Holder(limit, "a"), Holder(limit, "a")
     await asyncio.sleep(0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from FlagEmbedding import BGEM3FlagModel
 
-from app.engine import Engine, RerankRequest, Weights
+from app.engine import Engine, FusionWeights, RerankRequest
 from app.engine.types import PartScores
 from app.errors import InvalidRequestError
 from app.models.load import load_models
@@ -37,7 +37,9 @@ async def test_equals_compute_score(tiny_m3, reference: BGEM3FlagModel, weights)
         max_passage_length=8192,
         weights_for_different_modes=weights,
     )
-    request = RerankRequest(query, passages, weights=Weights(*weights) if weights else Weights())
+    request = RerankRequest(
+        query, passages, weights=FusionWeights(*weights) if weights else FusionWeights()
+    )
     async with Engine(settings(tiny_m3), load_models) as engine:
         result = await engine.rerank(request)
     fused = expected["colbert+sparse+dense"]
@@ -58,8 +60,8 @@ async def test_truncation_is_reported_for_the_query_and_for_passages(tiny_m3) ->
 @pytest.mark.parametrize("weights", [(0, 0, 0), (-1, 1, 1), (float("nan"), 1, 1)])
 def test_weights_that_give_no_mean_are_refused(weights) -> None:
     with pytest.raises(InvalidRequestError, match="weights must be at least 0"):
-        Weights(*weights)
+        FusionWeights(*weights)
 
 
 def test_the_fused_score_is_the_weighted_mean() -> None:
-    assert Weights(1, 2, 5).fuse(PartScores(0.8, 0.4, 0.2)) == pytest.approx(2.6 / 8)
+    assert FusionWeights(1, 2, 5).fuse(PartScores(0.8, 0.4, 0.2)) == pytest.approx(2.6 / 8)

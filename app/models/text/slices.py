@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from app.engine.tokenizer_threads import GROWTHS, growth_of
+from app.engine.tokenizer_threads import NORMALIZATION_GROWTHS, normalization_growth
 
 SLICE_CHARACTERS = 65_536
 
@@ -70,9 +70,9 @@ class Slicer:
 
     def _room(self, text: str, start: int) -> int:
         """The most characters from `start` on that make one slice."""
-        for growth in GROWTHS:
+        for growth in NORMALIZATION_GROWTHS:
             room = max(1, self.characters // growth)
-            if growth_of(text[start : start + room]) <= growth:
+            if normalization_growth(text[start : start + room]) <= growth:
                 break
         return room
 

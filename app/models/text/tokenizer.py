@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from app.engine.tokenizer_threads import growth_of
+from app.engine.tokenizer_threads import normalization_growth
 from app.engine.types import TokenIds, TokenizedText
 from app.errors import StartupError
 from app.models.checkpoint.files import read_config
@@ -157,7 +157,7 @@ class TextTokenizer:
         room = self._slicer.characters
         for place, text in enumerate(texts):
             for part in self._slicer.slices(text):
-                size = len(part) * growth_of(part)
+                size = len(part) * normalization_growth(part)
                 if size > room and batch:
                     yield batch
                     batch, room = [], self._slicer.characters

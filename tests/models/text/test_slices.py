@@ -14,7 +14,7 @@ from tokenizers import Regex as Pattern
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from transformers.models.qwen2 import tokenization_qwen2
 
-from app.engine.tokenizer_threads import growth_of
+from app.engine.tokenizer_threads import normalization_growth
 from app.models.text import slices as pieces
 from app.models.text.slices import QWEN_WORDS, Slicer
 from app.models.text.tokenizer import TextTokenizer
@@ -77,7 +77,9 @@ ODD = st.lists(st.sampled_from([*ODD_TEXTS, *MARKS, *GAPS]), max_size=12).map(""
 def test_slices_are_the_text_and_bounded(tokenizer: Tokenizer, text: str, characters: int) -> None:
     slices = list(Slicer(tokenizer, characters).slices(text))
     assert "".join(slices) == text
-    assert all(len(each) == 1 or len(each) * growth_of(each) <= characters for each in slices)
+    assert all(
+        len(each) == 1 or len(each) * normalization_growth(each) <= characters for each in slices
+    )
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def decomposed() -> list[str]:
 
 def test_no_character_grows_by_more_than_is_said() -> None:
     for character in decomposed():
-        growth = growth_of(character)
+        growth = normalization_growth(character)
         for form in ("NFC", "NFD", "NFKC", "NFKD"):
             normal = unicodedata.normalize(form, character)
             assert len(normal) <= growth, character
