@@ -10,8 +10,7 @@ from fastapi.telemetry import TelemetryConfig
 
 from app import __version__
 from app.access.api_tokens import Tokens
-from app.access.rate_limit import Buckets, MemoryBuckets
-from app.access.shared_rate_limit import SharedBuckets
+from app.access.rate_limit import Buckets, MemoryBuckets, SharedBuckets
 from app.api import embeddings, health, operations, rerank
 from app.api.description import install_description
 from app.api.docs import install_docs
@@ -21,15 +20,14 @@ from app.engine import Engine
 from app.engine.loaded_models import LoadedModels, Loader
 from app.middleware.auth import RequireToken
 from app.middleware.body_limit import LimitBody
-from app.middleware.client import NoteClient
-from app.middleware.context import RequestContext
+from app.middleware.context import ProvideContext
 from app.middleware.draining import RefuseWhileDraining
 from app.middleware.memory_limit import BODY_SECONDS, LimitMemory
-from app.middleware.observe import ObserveRequests
 from app.middleware.origin import CheckOrigin
-from app.middleware.path import UnifyPath
-from app.middleware.rate_limit import LimitRate, RateLimit
-from app.middleware.tracing import TraceRequests
+from app.middleware.rate_limit import LimitRate, RateLimiter
+from app.middleware.request_log import LogRequests
+from app.middleware.request_metrics import MeasureRequests
+from app.middleware.request_tracing import TraceRequests
 from app.models.load import load_models
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
@@ -113,7 +111,7 @@ def _add_middleware(
 ) -> None:
     """The last one added is the outermost."""
     settings = service.settings
-    limit = RateLimit(
+    limiter = RateLimiter(
         buckets, settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
     )
     app.add_middleware(
@@ -122,21 +120,20 @@ def _add_middleware(
         body_seconds=min(BODY_SECONDS, settings.request_timeout / 3),
     )
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
-    app.add_middleware(LimitRate, limit=limit)
+    app.add_middleware(LimitRate, limiter=limiter)
     app.add_middleware(
         RequireToken,
         tokens=_tokens(settings),
-        limit=limit,
+        limiter=limiter,
         protect_metrics=settings.protect_metrics,
     )
     app.add_middleware(RefuseWhileDraining, drain=service.drain)
     app.add_middleware(CheckOrigin, allowed=settings.cors_origins or ())
-    app.add_middleware(ObserveRequests, metrics=service.metrics)
+    app.add_middleware(MeasureRequests, metrics=service.metrics)
     if tracer is not None:
         app.add_middleware(TraceRequests, tracer=tracer)
-    app.add_middleware(NoteClient, trusted_proxies=settings.trusted_proxies or ())
-    app.add_middleware(UnifyPath)
-    app.add_middleware(RequestContext)
+    app.add_middleware(LogRequests)
+    app.add_middleware(ProvideContext, trusted_proxies=settings.trusted_proxies or ())
 
 
 def _buckets(settings: Settings, metrics: Metrics) -> Buckets:

@@ -5,8 +5,8 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.access.client_key import client_key
 from app.api.body import describe_body, error_responses, most_values, read_body
+from app.api.context import context_of
 from app.api.handler import note_work, rendered, unless_gone, within
 from app.api.priority import urgency_of
 from app.api.rendering import JsonPieces, ModelNames, estimate_bytes, render_embeddings
@@ -44,7 +44,7 @@ async def _answer(request: Request, service: Service) -> Response:
         colbert=wanted.return_colbert,
         normalize_dense=wanted.normalize_dense,
         urgency=urgency_of(request),
-        client=client_key(request.scope),
+        client=context_of(request.scope).client,
     )
     result = await unless_gone(request, embed)
     service.metrics.sentences.inc(len(wanted.sentences))

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from app import errors
+from app.api.context import context_of
 from app.errors import SmartEmbedderError
 from app.observability.logs import escape_text
 
@@ -81,7 +82,9 @@ async def _handle_own(request: Request, error: Exception) -> Response:
 async def _handle_memory(request: Request, error: Exception) -> Response:
     """Outside the model: its own lack of memory is told by `app.engine.memory`."""
     log.warning(
-        "request_out_of_memory", request_id=request.state.request_id, reason=str(error) or None
+        "request_out_of_memory",
+        request_id=context_of(request.scope).request_id,
+        reason=str(error) or None,
     )
     return error_response(request.scope, _out_of_memory())
 
@@ -126,9 +129,9 @@ def _listed(known: dict[str, list[str]]) -> str:
 
 
 def _body(scope: Scope, code: str, detail: str) -> dict[str, Any]:
-    state = scope.setdefault("state", {})
-    state["error_code"] = code
-    return {"detail": detail, "code": code, "request_id": state.get("request_id")}
+    context = context_of(scope)
+    context.error_code = code
+    return {"detail": detail, "code": code, "request_id": context.request_id}
 
 
 def _response(

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from starlette.types import Scope
 
+from app.api.context import context_of
 from app.api.rendering import timings_as_json
 from app.api.service import Service
 from app.engine.types import EmbeddingResult, RerankResult
@@ -76,12 +77,12 @@ async def rendered(
 
 def note_stages(scope: Scope, *stages: Stage) -> None:
     """Leave stages for the request's trace."""
-    scope["state"].setdefault("stages", []).extend(stages)
+    context_of(scope).stages.extend(stages)
 
 
 def note_work(scope: Scope, result: EmbeddingResult | RerankResult, **counts: int) -> None:
     """Leave numbers for the request's log line and its trace: texts, tokens, and each stage."""
     timings = timings_as_json(result.timings)
     stages = {f"{stage}_ms": timings[stage] for stage in ("tokenize", "queue", "inference")}
-    scope["state"]["work"] = counts | {"tokens": result.tokens} | stages
+    context_of(scope).counts = counts | {"tokens": result.tokens} | stages
     note_stages(scope, *result.timings.stages)

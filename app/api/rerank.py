@@ -5,8 +5,8 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.access.client_key import client_key
 from app.api.body import describe_body, error_responses, most_values, read_body
+from app.api.context import context_of
 from app.api.handler import note_work, rendered, unless_gone, within
 from app.api.priority import urgency_of
 from app.api.rendering import JsonPieces, render_rerank
@@ -94,5 +94,5 @@ def _as_request(wanted: RerankBody, request: Request) -> RerankRequest:
         if weights
         else FusionWeights(),
         urgency=urgency_of(request),
-        client=client_key(request.scope),
+        client=context_of(request.scope).client,
     )

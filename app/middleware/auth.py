@@ -1,4 +1,4 @@
-"""Asks for a bearer token on everything that is not public."""
+"""Requires a bearer token on every path that is not public."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.access.api_tokens import DEFAULT_NAME, Tokens
+from app.api.context import context_of, working_endpoint
 from app.api.errors import error_response
 from app.errors import SmartEmbedderError, UnauthorizedError
-from app.middleware.endpoints import working_endpoint
-from app.middleware.rate_limit import RateLimit
+from app.middleware.rate_limit import RateLimiter
 
 _PUBLIC = ("/health", "/docs", "/redoc", "/openapi.json", "/static/docs")
 _OPERATION = ("/stats", "/metrics")
@@ -17,19 +17,19 @@ _HOW = "send Authorization: Bearer <token>, with a token of API_TOKEN or API_TOK
 
 
 class RequireToken:
-    """Answers 401 without a known token; notes whose token it was for limits and logs.
+    """Answers 401 without a known token; records the token's name for limits and logs.
 
     Each failure counts against its address, whatever the path and method, and is 429 once that
-    address has no more tries. From then on a right token is told from a wrong one only where it
-    opens something and is counted by its name, so that who guesses shuts out nobody else.
+    address has no tries left. From then on a correct token gets another answer than a wrong one
+    only where it opens something and is counted by its name: guessing locks out nobody else.
     """
 
     def __init__(
-        self, app: ASGIApp, tokens: Tokens, limit: RateLimit, *, protect_metrics: bool
+        self, app: ASGIApp, tokens: Tokens, limiter: RateLimiter, *, protect_metrics: bool
     ) -> None:
         self.app = app
         self._tokens = tokens
-        self._limit = limit
+        self._limiter = limiter
         self._public = _PUBLIC if protect_metrics else _PUBLIC + _OPERATION
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,14 +44,16 @@ class RequireToken:
         await self.app(scope, receive, send)
 
     async def _check(self, scope: Scope) -> SmartEmbedderError | None:
-        """The error to answer where the request may not pass."""
+        """The error to answer, if the request may not pass."""
+        context = context_of(scope)
         presented = _authorization(scope)
         name = self._tokens.name_of(presented.token)
         if name is None:
-            return await self._limit.refusal_of_failure(scope) or UnauthorizedError(presented.fault)
-        scope["state"]["token_name"] = name
-        if _tells_nothing(scope, name):
-            return await self._limit.refusal_after_failures(scope)
+            limited = await self._limiter.count_failed_token(context)
+            return limited or UnauthorizedError(presented.fault)
+        context.token_name = name
+        if _only_confirms_token(scope, name):
+            return await self._limiter.check_failed_tokens(context)
         return None
 
     def _is_public(self, path: str) -> bool:
@@ -62,10 +64,10 @@ def _is_below(path: str, parents: Sequence[str]) -> bool:
     return any(path == parent or path.startswith(f"{parent}/") for parent in parents)
 
 
-def _tells_nothing(scope: Scope, name: str) -> bool:
-    """Whether 200 or 404 here would only tell a guesser that the token is right.
+def _only_confirms_token(scope: Scope, name: str) -> bool:
+    """Whether 200 or 404 would only tell a client that guesses that its token is correct.
 
-    Work is counted by the rate limit itself.
+    Requests for work are counted by the rate limit itself.
     """
     if working_endpoint(scope) is not None:
         return False
@@ -74,14 +76,14 @@ def _tells_nothing(scope: Scope, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Authorization:
-    """The token of a request, empty where there is none, and what to say if it is not known."""
+    """The token of a request, empty where there is none, and the message if it is not known."""
 
     token: bytes
     fault: str
 
 
 def _authorization(scope: Scope) -> _Authorization:
-    # The bytes as they came: as text they would be stripped of more than white space.
+    # Bytes: str.strip would remove more than white space.
     header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
     scheme, _, token = header.strip().partition(b" ")
     if not header:

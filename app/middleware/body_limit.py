@@ -8,7 +8,7 @@ from app.errors import BodyTooLargeError
 
 
 class LimitBody:
-    """Answers 413 as soon as it is known that a body is larger than `max_bytes`."""
+    """Answers 413 as soon as a body is known to be larger than `max_bytes`."""
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self.app = app
@@ -25,7 +25,7 @@ class LimitBody:
             return
         left = self._max_bytes
 
-        async def count() -> Message:
+        async def receive_counted() -> Message:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
@@ -33,7 +33,7 @@ class LimitBody:
                 raise self._error()
             return message
 
-        await self.app(scope, count, send)
+        await self.app(scope, receive_counted, send)
 
     def _error(self) -> BodyTooLargeError:
         return BodyTooLargeError(

@@ -1,108 +1,69 @@
-"""The outermost layer: a request id, one log line, and an answer whatever happens inside."""
+"""The outermost middleware: a request's id, its path in one spelling, and its client's address."""
 
 import re
-import time
 import uuid
+from collections.abc import Sequence
 
-import structlog
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.errors import unforeseen_error_response
+from app.access.client_address import Network, client_address, network_key, unmapped
+from app.api.context import RequestContext
 from app.observability.logs import escape_text
-
-log = structlog.get_logger(__name__)
+from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
+_ENDPOINTS = {path.rstrip("/"): path for path in (EMBEDDING_ENDPOINT, RERANK_ENDPOINT)}
 
 
-class RequestContext:
-    """Gives each request an id (the client's own if it sent a printable one) and logs its end.
+class ProvideContext:
+    """Creates the `RequestContext`, and adds X-Request-ID to the response.
 
-    The line tells method, path, route, status, sizes and, where work was done, how much and how
-    long each stage took. Neither texts nor tokens nor query strings reach the log.
+    The id is the client's own if it sent a printable one. Only `trusted_proxies` may name another
+    client's address, through X-Forwarded-For.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, trusted_proxies: Sequence[Network]) -> None:
         self.app = app
+        self._trusted_proxies = [unmapped(network) for network in trusted_proxies]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the request inside its context."""
+        """Create the context of an HTTP request and go on."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        state = scope.setdefault("state", {})
-        state["request_id"] = _request_id(scope)
-        body = _Body(receive)
-        answer = _Answer(send, state["request_id"])
+        context = self._create_context(scope)
+        scope.setdefault("state", {})["context"] = context
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["X-Request-ID"] = context.request_id
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
+
+    def _create_context(self, scope: Scope) -> RequestContext:
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        peer, _ = scope["client"] or ("", 0)
+        forwarded_for = ",".join(headers.getlist("x-forwarded-for"))
         path = escape_text(scope["path"])
-        started = time.perf_counter()
-        try:
-            await self.app(scope, body.receive, answer.send)
-        except Exception as error:  # The last resort: the client must get an answer.
-            log.exception("request_failed", request_id=state["request_id"])
-            if answer.status is None:
-                await unforeseen_error_response(scope, error)(scope, receive, answer.send)
-        finally:
-            _log_end(scope, path, body, answer, time.perf_counter() - started)
+        endpoint = _normalize_path(scope)
+        return RequestContext(
+            request_id=given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex,
+            path=path,
+            endpoint=endpoint if scope["method"] == "POST" else None,
+            client_address=network_key(client_address(peer, forwarded_for, self._trusted_proxies)),
+        )
 
 
-class _Body:
-    """Passes the body on and remembers how much of it came."""
+def _normalize_path(scope: Scope) -> str | None:
+    """Remove slashes from the end of the path, where they change nothing; the endpoint's path.
 
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self.size = 0
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        self.size += len(message.get("body", b""))
-        return message
-
-
-class _Answer:
-    """Passes the answer on, adds the request id, and remembers status and size."""
-
-    def __init__(self, send: Send, request_id: str) -> None:
-        self._send = send
-        self._request_id = request_id
-        self.status: int | None = None
-        self.size = 0
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-            MutableHeaders(scope=message)["X-Request-ID"] = self._request_id
-        else:
-            self.size += len(message.get("body", b""))
-        await self._send(message)
-
-
-def _request_id(scope: Scope) -> str:
-    given = Headers(scope=scope).get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-
-
-def _log_end(scope: Scope, path: str, body: _Body, answer: _Answer, seconds: float) -> None:
-    state = scope["state"]
-    write = log.debug if _is_routine(scope["method"], answer.status) else log.info
-    write(
-        "request",
-        request_id=state["request_id"],
-        method=scope["method"],
-        path=path,
-        route=getattr(scope.get("route"), "path", None),
-        client=state.get("token_name"),
-        status=answer.status,
-        code=state.get("error_code"),
-        bytes_in=body.size,
-        bytes_out=answer.size,
-        ms=round(seconds * 1000, 3),
-        **state.get("work", {}),
-    )
-
-
-def _is_routine(method: str, status: int | None) -> bool:
-    """A health check or a scrape, whatever came of it, but no mistake of whoever sent it."""
-    mistaken = status is not None and 400 <= status < 500  # noqa: PLR2004 - a 4xx
-    return method in {"GET", "HEAD"} and not mistaken
+    The router's patterns also match a line feed at the end (%0A): it is removed too, so that no
+    request passes by the middleware that compares paths.
+    """
+    bare = scope["path"].rstrip("/\n")
+    endpoint = _ENDPOINTS.get(bare)
+    scope["path"] = endpoint or bare or "/"
+    return endpoint

@@ -1,7 +1,7 @@
-"""Refuses what the web pages of others ask, and lets those ask that CORS_ORIGINS names.
+"""Refuses the requests of other sites' web pages, except those that CORS_ORIGINS names.
 
-A page that is open in a browser on this machine may send requests to its loopback port, and a
-browser's user may stand inside a network that the page's author does not reach.
+A page that is open in a browser on this machine can send requests to its loopback port, and into a
+network that the page's author cannot reach.
 """
 
 from collections.abc import Collection
@@ -21,19 +21,19 @@ _EXPOSED = ("X-Request-ID", "Retry-After", "traceparent")
 
 
 class CheckOrigin:
-    """Answers 403 to a request of a page that is neither our own nor of an allowed origin.
+    """Answers 403 to a page that neither this service served nor CORS_ORIGINS allows.
 
-    Browsers tell a page's origin and pages cannot change it; other clients send none and pass.
-    `null`, which a page without an origin of its own sends, is foreign. What is allowed is told to
-    the browser by Starlette's `CORSMiddleware`, whose own refusals cannot occur behind this.
+    Browsers send a page's origin, which the page cannot change; other clients send none and pass.
+    `null`, which a page without an origin sends, is foreign. Starlette's `CORSMiddleware` adds the
+    headers for browsers; its own refusals cannot occur behind this check.
     """
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
         self._allowed = allowed
-        self.app = app if not allowed else _tell_browsers(app, allowed)
+        self.app = app if not allowed else _with_cors_headers(app, allowed)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request pass, or refuse it before anything is read or counted."""
+        """Let the request pass, or refuse it before its body is read."""
         if scope["type"] == "http":
             foreign = self._foreign_origin(Headers(scope=scope))
             if foreign is not None:
@@ -42,20 +42,20 @@ class CheckOrigin:
         await self.app(scope, receive, send)
 
     def _foreign_origin(self, headers: Headers) -> str | None:
-        """The first origin that may not ask, if there is one."""
+        """The first origin that is not allowed, if there is one."""
         if ANY_ORIGIN in self._allowed or headers.get("sec-fetch-site") == "same-origin":
             return None
         host = headers.get("host", "")
-        return next((o for o in headers.getlist("origin") if not self._may_ask(o, host)), None)
+        return next((o for o in headers.getlist("origin") if not self._is_allowed(o, host)), None)
 
-    def _may_ask(self, origin: str, host: str) -> bool:
+    def _is_allowed(self, origin: str, host: str) -> bool:
         return not origin or origin in self._allowed or _is_own(origin, host)
 
 
 def _is_own(origin: str, host: str) -> bool:
-    """Whether a page of `origin` came from `host`, as this request's Host header names it.
+    """Whether a page of `origin` came from `host`, the request's Host header.
 
-    Not by scheme: behind a proxy that ends TLS the page has https and the request http.
+    The scheme is not compared: behind a proxy that ends TLS the page has https, the request http.
     """
     try:
         page = urlsplit(origin)
@@ -67,7 +67,7 @@ def _is_own(origin: str, host: str) -> bool:
     return page.hostname is not None and page.hostname == own.hostname and ports[0] == ports[1]
 
 
-def _tell_browsers(app: ASGIApp, allowed: Collection[str]) -> CORSMiddleware:
+def _with_cors_headers(app: ASGIApp, allowed: Collection[str]) -> CORSMiddleware:
     return CORSMiddleware(
         app,
         allow_origins=allowed,

@@ -1,23 +1,22 @@
-"""Refuses the requests of a client that sends more than its share."""
+"""Refuses the requests of a client that exceeds its rate limit."""
 
 import math
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.access.client_key import client_key
 from app.access.rate_limit import Buckets
+from app.api.context import RequestContext, context_of
 from app.api.errors import error_response
 from app.errors import RateLimitedError
-from app.middleware.endpoints import working_endpoint
 
 
-class RateLimit:
-    """The one rule: whom a request is counted for, and whether it may go on.
+class RateLimiter:
+    """Decides in which bucket a request counts, and whether it may go on.
 
-    Of what passes the token check only POST requests that ask for work count, each for its client.
-    A request whose token failed counts for its address, whatever it asks for: in the bucket of the
-    work without a named token, and in one of its own, which tells how much was guessed even where
-    much is worked. A holder of a named token is not shut out by a guesser behind the same address.
+    Of the requests that pass the token check only those that ask for work count, for their client.
+    A request whose token failed counts for its address, whatever its path: in the bucket for work
+    without a named token, and in one for failures, which work does not fill. So a client that
+    guesses does not lock out a named token that comes from the same address.
     """
 
     def __init__(self, buckets: Buckets, requests_per_minute: int, burst: int) -> None:
@@ -27,20 +26,20 @@ class RateLimit:
             "(RATE_LIMIT_BURST_SIZE, RATE_LIMIT_REQUESTS_PER_MINUTE)"
         )
 
-    async def refusal(self, scope: Scope) -> RateLimitedError | None:
-        """Count this request if it asks for work; the error to answer where it may not go on."""
-        if working_endpoint(scope) is None:
+    async def count(self, context: RequestContext) -> RateLimitedError | None:
+        """Count a request if it asks for work; the error, if its client exceeds the limit."""
+        if context.endpoint is None:
             return None
-        return self._error(await self._buckets.take(client_key(scope)))
+        return self._error(await self._buckets.take(context.client))
 
-    async def refusal_of_failure(self, scope: Scope) -> RateLimitedError | None:
-        """Count a request whose token failed; the error where its address has no more tries."""
-        wait = await self._buckets.take(client_key(scope))
-        return self._error(max(wait, await self._buckets.take(_failures_key(scope))))
+    async def count_failed_token(self, context: RequestContext) -> RateLimitedError | None:
+        """Count a request whose token failed; the error, if its address has no tries left."""
+        wait = await self._buckets.take(context.client)
+        return self._error(max(wait, await self._buckets.take(_failures_key(context))))
 
-    async def refusal_after_failures(self, scope: Scope) -> RateLimitedError | None:
-        """The error where the address of this request has no more tries; counts nothing."""
-        return self._error(await self._buckets.look(_failures_key(scope)))
+    async def check_failed_tokens(self, context: RequestContext) -> RateLimitedError | None:
+        """The error, if the address of this request has no tries left; counts nothing."""
+        return self._error(await self._buckets.peek(_failures_key(context)))
 
     def _error(self, wait: float) -> RateLimitedError | None:
         if not wait:
@@ -51,20 +50,23 @@ class RateLimit:
         )
 
 
-def _failures_key(scope: Scope) -> str:
-    return f"failures:{scope['state']['client_address']}"
+def _failures_key(context: RequestContext) -> str:
+    return f"failures:{context.client_address}"
 
 
 class LimitRate:
-    """Answers 429 before the body is read; stands behind the token check, whose names it counts."""
+    """Answers 429 before the body is read; runs after the token check, which sets the client."""
 
-    def __init__(self, app: ASGIApp, limit: RateLimit) -> None:
+    def __init__(self, app: ASGIApp, limiter: RateLimiter) -> None:
         self.app = app
-        self._limit = limit
+        self._limiter = limiter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the request pass, or refuse it and say when to come again."""
-        error = await self._limit.refusal(scope)
+        """Let the request pass, or refuse it with a Retry-After."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        error = await self._limiter.count(context_of(scope))
         if error is not None:
             await error_response(scope, error)(scope, receive, send)
             return

@@ -105,7 +105,7 @@ async def test_a_million_addresses_leave_no_more_than_may_be_kept() -> None:
 
 
 async def test_the_client_not_seen_for_longest_is_forgotten() -> None:
-    buckets = MemoryBuckets(1, 1, most_clients=3)
+    buckets = MemoryBuckets(1, 1, max_clients=3)
     for key in "abc":
         assert await buckets.take(key) == 0
     assert await buckets.take("a") > 0

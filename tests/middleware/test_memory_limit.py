@@ -5,16 +5,17 @@ from collections.abc import Callable
 
 import pytest
 
+from app.api.context import RequestContext
 from app.errors import BodyStalledError, QueueFullError
-from app.middleware.held_bytes import HeldAnswers, HeldBodies, Holding
-from app.middleware.memory_limit import LimitMemory
+from app.middleware.memory_limit import BodyMemory, LimitMemory, Reservation, ResponseMemory
 
 MIB = 1 << 20
 HELD = 16 * MIB
 
 
 def scope(client: str = "192.0.2.1", abort: Callable[[], None] | None = None) -> dict:
-    return {"type": "http", "state": {"client_address": client, "abort_connection": abort}}
+    context = RequestContext("id", "/embeddings/", "/embeddings/", client)
+    return {"type": "http", "state": {"context": context, "abort_connection": abort}}
 
 
 async def send(_message) -> None:
@@ -43,14 +44,14 @@ async def read_whole(_scope, receive, _send) -> None:
         pass
 
 
-def take(bodies: HeldBodies, count: int, client: str, size: int = MIB) -> None:
+def take(bodies: BodyMemory, count: int, client: str, size: int = MIB) -> None:
     """So many requests of one client, each with a body of this size, in work."""
     for _ in range(count):
-        bodies.take(Holding(client, None), size)
+        bodies.reserve(Reservation(client, None), size)
 
 
 def test_one_client_cannot_fill_the_memory_and_alone_has_three_quarters(clock) -> None:
-    bodies = HeldBodies(HELD)
+    bodies = BodyMemory(HELD)
     take(bodies, 12, "a")
     with pytest.raises(QueueFullError, match="16 times MAX_BODY_BYTES") as refused:
         take(bodies, 1, "a")
@@ -99,7 +100,7 @@ async def test_a_body_that_does_not_come_is_refused_after_its_window() -> None:
 
 
 async def test_where_memory_is_short_an_upload_that_stalls_gives_way(monkeypatch) -> None:
-    monkeypatch.setattr("app.middleware.held_bytes.STALLED_SECONDS", 0.0)
+    monkeypatch.setattr("app.middleware.memory_limit.STALLED_SECONDS", 0.0)
     limit = LimitMemory(read_whole, HELD)
     stalled = [
         asyncio.create_task(limit(scope(), receiving(6 * MIB, complete=False), send))
@@ -141,7 +142,7 @@ def clock(monkeypatch) -> Clock:
     return Clock(monkeypatch)
 
 
-class Reader(Holding):
+class Reader(Reservation):
     """An answer and whether its client lost it."""
 
     def __init__(self, client: str) -> None:
@@ -153,65 +154,65 @@ class Reader(Holding):
 
 
 def test_of_two_answers_that_are_too_many_the_one_that_is_not_read_is_lost(clock: Clock) -> None:
-    answers = HeldAnswers(HELD)
+    responses = ResponseMemory(HELD)
     idle, reading = Reader("a"), Reader("b")
-    answers.add(idle, 14 * MIB)
+    responses.reserve(idle, 14 * MIB)
     clock.pass_seconds(0.5)
-    answers.add(reading, 14 * MIB)
+    responses.reserve(reading, 14 * MIB)
     assert not idle.lost, "its client has a second to begin"
     clock.pass_seconds(0.5)
-    answers.hand_over(reading, MIB)
+    responses.release_sent(reading, MIB)
     clock.pass_seconds(0.5)
     assert (idle.lost, reading.lost) == (True, False)
 
 
 def test_a_trickle_is_no_reading(clock: Clock) -> None:
-    answers = HeldAnswers(HELD)
+    responses = ResponseMemory(HELD)
     trickling, reading = Reader("a"), Reader("a")
-    answers.add(trickling, 14 * MIB)
-    answers.add(reading, 14 * MIB)
+    responses.reserve(trickling, 14 * MIB)
+    responses.reserve(reading, 14 * MIB)
     for _ in range(3):
         clock.pass_seconds(0.5)
-        answers.hand_over(trickling, 100)
-        answers.hand_over(reading, 300_000)
+        responses.release_sent(trickling, 100)
+        responses.release_sent(reading, 300_000)
     assert (trickling.lost, reading.lost) == (True, False)
 
 
 def test_one_that_is_not_read_stays_while_there_is_room(clock: Clock) -> None:
-    answers = HeldAnswers(HELD)
+    responses = ResponseMemory(HELD)
     idle = Reader("a")
-    answers.add(idle, 14 * MIB)
+    responses.reserve(idle, 14 * MIB)
     clock.pass_seconds(60)
     small = Reader("b")
-    answers.add(small, MIB)
-    answers.release(small)
+    responses.reserve(small, MIB)
+    responses.release(small)
     assert not idle.lost
-    answers.add(Reader("c"), 3 * MIB)
+    responses.reserve(Reader("c"), 3 * MIB)
     assert idle.lost
 
 
 def test_who_holds_most_loses_first(clock: Clock) -> None:
-    answers = HeldAnswers(HELD)
+    responses = ResponseMemory(HELD)
     mallory, bob = [Reader("mallory") for _ in range(3)], Reader("bob")
-    answers.add(bob, 4 * MIB)
+    responses.reserve(bob, 4 * MIB)
     for each in mallory:
-        answers.add(each, 4 * MIB)
+        responses.reserve(each, 4 * MIB)
     clock.pass_seconds(2)
-    answers.add(Reader("alice"), MIB)
+    responses.reserve(Reader("alice"), MIB)
     assert not bob.lost
     assert sum(each.lost for each in mallory) == 1
 
 
 def test_work_gives_way_to_nobody(clock: Clock) -> None:
-    bodies = HeldBodies(HELD)
+    bodies = BodyMemory(HELD)
     for number in range(40):
-        client = Holding(f"{number}", None)
+        client = Reservation(f"{number}", None)
         try:
-            bodies.take(client, MIB)
+            bodies.reserve(client, MIB)
         except QueueFullError:
             break
     else:
         pytest.fail("there is room for everything")
     clock.pass_seconds(60)
     with pytest.raises(QueueFullError):
-        bodies.take(Holding("a", None), 2 * MIB)
+        bodies.reserve(Reservation("a", None), 2 * MIB)

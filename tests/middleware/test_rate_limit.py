@@ -9,8 +9,8 @@ import pytest
 from app.access.api_tokens import Tokens
 from app.access.rate_limit import MemoryBuckets
 from app.middleware.auth import RequireToken
-from app.middleware.client import NoteClient
-from app.middleware.rate_limit import LimitRate, RateLimit
+from app.middleware.context import ProvideContext
+from app.middleware.rate_limit import LimitRate, RateLimiter
 
 PROXY = ip_network("10.0.0.0/8")
 
@@ -26,14 +26,14 @@ class App:
     def __init__(
         self, burst: int = 1, tokens: Tokens | None = None, *, protect_metrics: bool = False
     ) -> None:
-        limit = RateLimit(MemoryBuckets(1, burst), 1, burst)
+        limiter = RateLimiter(MemoryBuckets(1, burst), 1, burst)
         checked = RequireToken(
-            LimitRate(answer, limit),
+            LimitRate(answer, limiter),
             tokens or Tokens(None, None),
-            limit,
+            limiter,
             protect_metrics=protect_metrics,
         )
-        self._app = NoteClient(checked, [PROXY])
+        self._app = ProvideContext(checked, [PROXY])
 
     async def send(
         self,
@@ -45,11 +45,11 @@ class App:
         """The messages of the answer."""
         sent: list[dict[str, Any]] = []
 
-        async def note(message) -> None:
+        async def record(message) -> None:
             sent.append(message)
 
         scope = {"type": "http", "method": method, "path": path, "headers": headers or []}
-        await self._app(scope | {"client": (client, 1), "state": {}}, None, note)
+        await self._app(scope | {"client": (client, 1)}, None, record)
         return sent
 
     async def status(self, *args, **options) -> int:

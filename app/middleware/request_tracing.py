@@ -1,21 +1,21 @@
-"""One trace for each request that asks for work; stands only where OTLP_ENDPOINT is set."""
+"""One trace for each request that asks for work; installed only if OTLP_ENDPOINT is set."""
 
 from http import HTTPStatus
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.middleware.endpoints import working_endpoint
+from app.api.context import RequestContext, context_of, working_endpoint
 from app.observability.tracing import Attributes, RequestSpan, Tracer
 
 _W3C_HEADERS = ("traceparent", "tracestate")
-_COUNTS = ("sentences", "passages", "tokens")
+_COUNTS = {"sentences", "passages", "tokens"}
 
 
 class TraceRequests:
-    """Continues the client's W3C trace context, or begins one, and names it in the answer.
+    """Continues the client's W3C trace context, or begins one, and returns it in the response.
 
-    A span tells route, status, request id, counts and times; never a text, a vector or a token.
+    A span holds route, status, request id, counts and times; never a text, a vector or a token.
     Health checks and scrapes are not traced.
     """
 
@@ -34,7 +34,7 @@ class TraceRequests:
         span = self._tracer.begin(f"POST {route}", context)
         status: int = HTTPStatus.INTERNAL_SERVER_ERROR
 
-        async def watch(message: Message) -> None:
+        async def record_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -43,24 +43,21 @@ class TraceRequests:
             await send(message)
 
         try:
-            await self.app(scope, receive, watch)
+            await self.app(scope, receive, record_status)
         finally:
-            _end(span, scope, route, status)
+            _end(span, context_of(scope), route, status)
 
 
-def _end(span: RequestSpan, scope: Scope, route: str, status: int) -> None:
-    state = scope["state"]
-    code = state.get("error_code")
+def _end(span: RequestSpan, context: RequestContext, route: str, status: int) -> None:
     attributes: Attributes = {
         "http.request.method": "POST",
         "http.route": route,
         "http.response.status_code": status,
-        "smart_embedder.request_id": state["request_id"],
-        **_counts(state.get("work", {})),
+        "smart_embedder.request_id": context.request_id,
+        **{
+            f"smart_embedder.{name}": context.counts[name]
+            for name in _COUNTS & context.counts.keys()
+        },
     }
     failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR
-    span.end(attributes, state.get("stages", ()), code or "internal_error" if failed else None)
-
-
-def _counts(work: dict[str, int | float]) -> Attributes:
-    return {f"smart_embedder.{name}": work[name] for name in _COUNTS if name in work}
+    span.end(attributes, context.stages, context.error_code or "internal_error" if failed else None)

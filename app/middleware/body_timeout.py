@@ -1,4 +1,4 @@
-"""A request's body as it comes, and an end for one that does not."""
+"""A request body with a minimum rate at which it must arrive."""
 
 import asyncio
 
@@ -8,23 +8,23 @@ from app.errors import BodyStalledError
 
 MIN_BYTES_PER_SECOND = 1024
 # A process that was stopped finds its timers overdue before it has read what arrived meanwhile.
-_LAST_LOOK = 0.25
+_GRACE_SECONDS = 0.25
 
 
 class TimedBody:
-    """Passes a body on; raises `BodyStalledError` where it comes too slowly.
+    """Passes a body on; raises `BodyStalledError` where it arrives too slowly.
 
     Each `window` of seconds must bring MIN_BYTES_PER_SECOND or the end of the body, the first one
-    included. `end` makes it raise before its time.
+    included. `time_out` makes it raise earlier.
     """
 
     def __init__(self, receive: Receive, window: float) -> None:
         self._receive = receive
         self._window = window
-        self._came = 0
-        self._ends = asyncio.get_running_loop().time() + window
-        self._limit: asyncio.Timeout | None = None
-        self._ended = False
+        self._bytes_in_window = 0
+        self._window_end = asyncio.get_running_loop().time() + window
+        self._timeout: asyncio.Timeout | None = None
+        self._timed_out = False
         self.complete = False
 
     async def receive(self) -> Message:
@@ -33,45 +33,45 @@ class TimedBody:
             return await self._receive()
         late = False
         try:
-            message = await self._receive_until(self._ends)
+            message = await self._receive_until(self._window_end)
         except TimeoutError:
-            message, late = await self._look_again(), True
-        self._came += len(message.get("body", b""))
+            message, late = await self._receive_within_grace(), True
+        self._bytes_in_window += len(message.get("body", b""))
         self.complete = not message.get("more_body", False)
         if late:
             self._begin_window()
         return message
 
-    def end(self) -> None:
-        """Let the request be refused now, as one whose body does not come."""
-        self._ended = True
-        if self._limit is not None and not self._limit.expired():
-            self._limit.reschedule(asyncio.get_running_loop().time())
+    def time_out(self) -> None:
+        """Let the request fail now, as one whose body stalls while memory is short."""
+        self._timed_out = True
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
 
     async def _receive_until(self, moment: float) -> Message:
-        if self._ended:
+        if self._timed_out:
             raise self._error()
         try:
-            async with asyncio.timeout_at(moment) as self._limit:
+            async with asyncio.timeout_at(moment) as self._timeout:
                 return await self._receive()
         finally:
-            self._limit = None
+            self._timeout = None
 
-    async def _look_again(self) -> Message:
-        """What lies there in spite of the time."""
+    async def _receive_within_grace(self) -> Message:
+        """What has arrived although the time is over."""
         try:
-            return await self._receive_until(asyncio.get_running_loop().time() + _LAST_LOOK)
+            return await self._receive_until(asyncio.get_running_loop().time() + _GRACE_SECONDS)
         except TimeoutError:
             raise self._error() from None
 
     def _begin_window(self) -> None:
-        if not self.complete and self._came < MIN_BYTES_PER_SECOND * self._window:
+        if not self.complete and self._bytes_in_window < MIN_BYTES_PER_SECOND * self._window:
             raise self._error()
-        self._came = 0
-        self._ends = asyncio.get_running_loop().time() + self._window
+        self._bytes_in_window = 0
+        self._window_end = asyncio.get_running_loop().time() + self._window
 
     def _error(self) -> BodyStalledError:
-        if self._ended:
+        if self._timed_out:
             return BodyStalledError(
                 "the body did not go on for a second while memory was short: send it without pause"
             )

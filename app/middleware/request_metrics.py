@@ -1,12 +1,12 @@
-"""Counts every request to the endpoints that do work, whatever refused or answered it."""
+"""Counts every request to the endpoints that do work, whichever layer answers it."""
 
 import time
 from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.context import context_of, working_endpoint
 from app.errors import ClientGoneError
-from app.middleware.endpoints import working_endpoint
 from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, EndpointMetrics, Metrics
 
 _REASON_OF = {
@@ -22,8 +22,8 @@ _REASON_OF = {
 }
 
 
-class ObserveRequests:
-    """Feeds the request metrics: outcome, duration, and how many are in work."""
+class MeasureRequests:
+    """Updates the request metrics: outcome, duration, and how many are in work."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
@@ -34,14 +34,15 @@ class ObserveRequests:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Observe POST requests to known endpoints; pass everything else through."""
-        endpoint = self._endpoint_of(scope)
-        if endpoint is None:
+        """Measure POST requests to known endpoints; pass everything else through."""
+        name = working_endpoint(scope)
+        if name is None:
             await self.app(scope, receive, send)
             return
+        endpoint = self._endpoints[name]
         status = 0
 
-        async def watch(message: Message) -> None:
+        async def record_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -50,13 +51,13 @@ class ObserveRequests:
         started = time.perf_counter()
         try:
             with endpoint.active.track_inprogress():
-                await self.app(scope, receive, watch)
+                await self.app(scope, receive, record_status)
         finally:
             self._count(endpoint, status, scope, time.perf_counter() - started)
 
     def _count(self, endpoint: EndpointMetrics, status: int, scope: Scope, seconds: float) -> None:
         """Every request is counted once: as refused, as abandoned, or by its outcome."""
-        code = scope.get("state", {}).get("error_code", "")
+        code = context_of(scope).error_code
         if code in _REASON_OF:
             endpoint.rejected[_REASON_OF[code]].inc()
         elif code == ClientGoneError.code:
@@ -64,12 +65,8 @@ class ObserveRequests:
         else:
             outcome = _outcome(status)
             endpoint.requests[outcome].inc()
-            if outcome != "client_error":  # It would tell how fast we refuse, not how we work.
+            if outcome != "client_error":  # It measures how fast a request is refused.
                 endpoint.duration.observe(seconds)
-
-    def _endpoint_of(self, scope: Scope) -> EndpointMetrics | None:
-        name = working_endpoint(scope)
-        return None if name is None else self._endpoints[name]
 
 
 def _outcome(status: int) -> str:

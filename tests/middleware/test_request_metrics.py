@@ -6,7 +6,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from app import errors
 from app.api.errors import error_response
 from app.api.operations import count
-from app.middleware.observe import ObserveRequests
+from app.middleware.context import ProvideContext
+from app.middleware.request_metrics import MeasureRequests
 from app.observability.metrics import REJECTION_REASONS, Metrics
 
 REJECTED = {
@@ -39,8 +40,8 @@ async def ask(metrics: Metrics, path: str, error: type[errors.SmartEmbedderError
     async def refuse(scope, receive, send) -> None:
         await error_response(scope, error("no"))(scope, receive, send)
 
-    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "state": {}}
-    await ObserveRequests(refuse, metrics)(scope, None, send)
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "client": None}
+    await ProvideContext(MeasureRequests(refuse, metrics), [])(scope, None, send)
 
 
 def moved(metrics: Metrics) -> dict[str, float]:

@@ -1,0 +1,49 @@
+"""What is known of a request: one record, from the outermost middleware to the log line."""
+
+from dataclasses import dataclass, field
+
+from starlette.types import Scope
+
+from app.access.api_tokens import DEFAULT_NAME
+from app.observability.tracing import Stage
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """The facts of one request; middleware and endpoints fill in what they learn.
+
+    `endpoint` is the path, as metrics name it, of a POST that asks for work, and None for every
+    other request. `counts` holds numbers for the log line, `stages` the times for the trace.
+    """
+
+    request_id: str
+    path: str
+    endpoint: str | None
+    client_address: str
+    token_name: str | None = None
+    error_code: str | None = None
+    counts: dict[str, int | float] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
+
+    @property
+    def client(self) -> str:
+        """The key by which clients are told apart: `token:NAME` or `address:ADDRESS`.
+
+        Rate limit, memory limit and the fairness of the queue use this one key. A named token is
+        one client wherever it comes from; requests with API_TOKEN or without a token count for
+        their address.
+        """
+        if self.token_name in {None, DEFAULT_NAME}:
+            return f"address:{self.client_address}"
+        return f"token:{self.token_name}"
+
+
+def context_of(scope: Scope) -> RequestContext:
+    """The context of an HTTP request."""
+    context: RequestContext = scope["state"]["context"]
+    return context
+
+
+def working_endpoint(scope: Scope) -> str | None:
+    """The endpoint of a POST that asks for work; None for every other request."""
+    return context_of(scope).endpoint if scope["type"] == "http" else None
