@@ -33,7 +33,7 @@ from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
 from app.models.tasks.qwen3 import load_qwen_embedder, load_qwen_reranker
 from app.models.token_budget import ChosenBudget, at_most
-from app.settings.declaration import INT8, LATE_INTERACTION, NO_RERANKER, Settings
+from app.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
 from app.settings.model_names import public_name
 
 log = structlog.get_logger(__name__)

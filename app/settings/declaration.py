@@ -1,308 +1,252 @@
-"""Every setting: its name, its default, its meaning and what it may be.
+"""Every setting: its name, what it may be, its default and its meaning.
 
-The environment and .env are read here and in `app.settings.sources` alone. Nothing is ever
-replaced by a default behind the operator's back; an empty value counts as not set.
+`python -m app --help`, .env.example and the tables of docs/configuration.md are made of what
+stands here: run `python -m scripts.settings_docs` after a change.
 """
 
-import re
-from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from app.errors import StartupError
+from app.settings import types
+from app.settings.types import IN_MEMORY, INT8, LATE_INTERACTION
 
-DOTENV = Path(".env")
-LATE_INTERACTION = "late-interaction"
-NO_RERANKER = "none"
-IN_MEMORY = "memory"
-INT8 = "int8"
-# A name may be a web address by mistake, with a user's password or a key in it.
-_ADDRESS = re.compile(r"://|:[^/]*@")
-
-
-@dataclass(frozen=True, slots=True)
-class Allowed:
-    """Says, in an annotation, which values a setting takes; told where a value is refused."""
-
-    text: str
-
-
-def _as_origin(text: str) -> str:
-    """An origin as browsers write it: scheme://host[:port], in lower case; `*` is any.
-
-    Raises `ValueError` for an address with a path, a user or no host, and for `null`.
-    """
-    parts = urlsplit(text.lower().removesuffix("/"))
-    if text != "*" and (parts[2:] != ("", "", "") or not parts.hostname or "@" in parts.netloc):
-        raise ValueError("no origin")
-    _ = parts.port  # Raises where it is no port.
-    default = {"http": 80, "https": 443}.get(parts.scheme)
-    netloc = parts.netloc.removesuffix(f":{default}")
-    return text if text == "*" else f"{parts.scheme}://{netloc}"
+# The groups that settings are shown in, each by its first setting.
+SECTIONS = {
+    "host": "Address",
+    "embedding_model": "Models",
+    "device": "Hardware",
+    "bge_embed_max_length": "Lengths, in tokens",
+    "max_batch_tokens": "Batching",
+    "max_queue_size": "Limits",
+    "api_token": "Access",
+    "rate_limit_burst_size": "Rate limit",
+    "log_format": "Logs",
+    "otlp_endpoint": "Traces",
+}
 
 
-Auto = Literal["auto"]
-Networks = tuple[IPv4Network | IPv6Network, ...]
-Port = Annotated[int, Field(ge=0, le=65535), Allowed("a number from 0 to 65535")]
-Count = Annotated[int, Field(ge=1), Allowed("a number, at least 1")]
-Tokens = Annotated[int, Field(ge=1), Allowed("a number of tokens, at least 1")]
-Pairs = Annotated[int, Field(ge=1), Allowed("a number of pairs, at least 1")]
-Requests = Annotated[int, Field(ge=1), Allowed("a number of requests, at least 1")]
-Sequences = Annotated[int, Field(ge=1), Allowed("a number of texts or pairs, at least 1")]
-Bytes = Annotated[int, Field(ge=1), Allowed("a number of bytes, at least 1")]
-AutoTokens = Annotated[Auto | Tokens, Allowed("auto, or a number of tokens, at least 1")]
-AutoCount = Annotated[Auto | Count, Allowed("auto, or a number, at least 1")]
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Allowed("seconds above 0")]
-RerankSeconds = Annotated[Seconds, Allowed("seconds above 0 and below REQUEST_TIMEOUT")]
-Milliseconds = Annotated[float, Field(ge=0, le=1000), Allowed("milliseconds from 0 to 1000")]
-EmbeddingModel = Annotated[str, Allowed("a hub id such as BAAI/bge-m3, or a folder")]
-DenseModel = Annotated[str, Allowed("a hub id such as Qwen/Qwen3-Embedding-0.6B, or a folder")]
-RerankerModel = Annotated[
-    str, Allowed("a hub id or folder of a reranker, late-interaction or none")
-]
-DeviceNames = Annotated[
-    str,
-    Field(pattern=r"^(auto|cpu|mps|cuda|cuda:\d+( *, *cuda:\d+)*)$"),
-    Allowed("auto, cpu, mps, cuda or GPUs such as cuda:0,cuda:1"),
-]
-Store = Annotated[
-    SecretStr,
-    Allowed("memory, or an address such as redis://user:password@host:6379/0 or rediss://"),
-]
-Proxies = Annotated[
-    Networks,
-    Allowed("addresses and networks separated by commas, such as 10.0.0.1,172.16.0.0/12"),
-]
-Origins = Annotated[
-    tuple[Annotated[str, AfterValidator(_as_origin)], ...],
-    Allowed("origins separated by commas, such as https://app.example.com, or *"),
-]
-Collector = Annotated[
-    str,
-    Allowed(
-        "the http:// or https:// address of an OTLP receiver, such as http://localhost:4318, "
-        "without a user"
-    ),
-]
+class Settings(BaseModel):
+    """The settings of a service or of an engine; None is a setting that is not set.
 
-
-class Settings(BaseSettings):
-    """Every setting of the service; the names are those of the environment, in lower case.
-
-    A field's description is what `python -m app --help` says of it.
+    Reads nothing: `app.settings.sources.load_settings` is for flags, the environment and .env.
+    Raises `ValueError` for a name that is no setting and for a value that is not allowed.
     """
 
-    model_config = SettingsConfigDict(
-        env_file=DOTENV,
-        env_file_encoding="utf-8-sig",
-        env_ignore_empty=True,
-        extra="ignore",
+    model_config = ConfigDict(
+        extra="forbid",
         frozen=True,
         hide_input_in_errors=True,  # There may be a password in an address.
         validate_default=True,
     )
 
-    host: str = Field("127.0.0.1", description="the address to listen on")
-    port: Port = Field(8000, description="the port; 0 takes a free one and logs it")
+    host: str = Field(
+        "127.0.0.1", description="the address to listen on; `0.0.0.0` in the container"
+    )
+    port: types.Port = Field(8000, description="the port; 0 takes a free one and logs it")
 
-    embedding_model: EmbeddingModel = Field(
+    embedding_model: types.EmbeddingModel = Field(
         "BAAI/bge-m3", description="a hub id, or a folder with a model of bge-m3's shape"
     )
-    dense_embedding_model: DenseModel | None = Field(
+    dense_embedding_model: types.DenseModel | None = Field(
         None,
-        description="a dense model of its own, such as Qwen/Qwen3-Embedding-0.6B; not set, "
-        "EMBEDDING_MODEL makes every kind",
+        description="another model for dense vectors, such as `Qwen/Qwen3-Embedding-0.6B`; not "
+        "set, `EMBEDDING_MODEL` makes every kind",
     )
-    reranker_model: RerankerModel = Field(
+    reranker_model: types.RerankerModel = Field(
         "BAAI/bge-reranker-v2-m3",
-        description="a hub id or folder of a reranker; late-interaction, where EMBEDDING_MODEL "
-        "scores the passages itself; or none",
+        description="a hub id or folder of bge-reranker's or Qwen3-Reranker's kind, such as "
+        "`Qwen/Qwen3-Reranker-0.6B`; `late-interaction`, where `EMBEDDING_MODEL` scores the "
+        "passages itself, with no second model; or `none`",
     )
     model_revision: str | None = Field(
-        None, description="a branch, tag or commit of EMBEDDING_MODEL on the hub"
+        None,
+        description="a branch, tag or commit of `EMBEDDING_MODEL` on the hub; not set, the newest",
     )
-    dense_model_revision: str | None = Field(None, description="the same of DENSE_EMBEDDING_MODEL")
-    reranker_model_revision: str | None = Field(None, description="the same of RERANKER_MODEL")
+    dense_model_revision: str | None = Field(
+        None, description="the same for `DENSE_EMBEDDING_MODEL`"
+    )
+    reranker_model_revision: str | None = Field(None, description="the same for `RERANKER_MODEL`")
     hf_home: Path = Field(
-        Path("~/.cache/huggingface"), description="where downloaded models are kept"
+        Path("~/.cache/huggingface"),
+        description="the folder of downloaded models, which are in `hub` below it",
     )
     hf_hub_offline: bool = Field(
-        False, description="whether the hub is left alone and only what is on the disk is used"
+        False, description="whether only what is on the disk is used and the hub is never asked"
     )
 
-    device: DeviceNames = Field(
-        "auto", description="auto, cpu, mps, cuda, or GPUs such as cuda:0,cuda:1"
-    )
-    dtype: Literal["auto", "float16", "bfloat16", "float32", "int8"] = Field(
-        "auto", description="the number format: auto, float16, bfloat16, float32 or int8"
-    )
-    attention: Literal[
+    device: types.DeviceNames = Field(
         "auto",
-        "varlen",
-        "flash_attention_2",
-        "flash_attention_3",
-        "native",
-        "matmul",
-        "sdpa",
-        "eager",
-    ] = Field("auto", description="the attention kernel: auto, or a name that /health can show")
+        description="`cuda`, `mps`, `cpu`, or GPUs such as `cuda:0,cuda:1`, one worker each behind "
+        "the same queue; `auto` takes the first of cuda, mps and cpu that is there",
+    )
+    dtype: types.Dtype = Field(
+        "auto",
+        description="the number format of the models. `auto` is float16 on a GPU (bfloat16 for "
+        "Qwen3 on NVIDIA's), and on a CPU bfloat16 where it is native, else float32. `int8` runs "
+        "bge-m3 and bge-reranker in 8 bits on a CPU with VNNI or AMX",
+    )
+    attention: types.Attention = Field(
+        "auto",
+        description="the attention kernel; one that cannot run here stops the start and says what "
+        "is missing. `auto` takes varlen on NVIDIA GPUs in half precision, native in bfloat16 or "
+        "int8 on a CPU without AMX (matmul where the kernels are not built), else sdpa",
+    )
     pytorch_cuda_alloc_conf: str = Field(
-        "expandable_segments:True", description="options of PyTorch's memory allocator on a GPU"
+        "expandable_segments:True",
+        description="options of PyTorch's memory allocator on a GPU; PyTorch's own newer variable, "
+        "`PYTORCH_ALLOC_CONF`, wins",
     )
 
-    bge_embed_max_length: Tokens | None = Field(
-        None, description="the most of a text that bge-m3 reads; not set, MAX_INPUT_LENGTH counts"
+    bge_embed_max_length: types.Tokens | None = Field(
+        None,
+        description="the most tokens of a text that bge-m3 reads; not set, `MAX_INPUT_LENGTH` "
+        "counts",
     )
-    max_input_length: Tokens = Field(8192, description="the older name of the same")
-    qwen_embed_max_length: Tokens = Field(
-        32_768, description="the most of a text that a Qwen3 dense model reads"
+    max_input_length: types.Tokens = Field(
+        8192, description="an older name for `BGE_EMBED_MAX_LENGTH`"
     )
-    bge_rerank_max_length: Tokens = Field(
-        8192, description="the most of a query and a passage together for bge-reranker"
+    qwen_embed_max_length: types.Tokens = Field(
+        32_768, description="the most tokens of a text that a Qwen3 dense model reads"
     )
-    qwen_rerank_max_length: Tokens = Field(
-        32_768, description="the same for Qwen3-Reranker, its template included"
+    bge_rerank_max_length: types.Tokens = Field(
+        8192, description="the most tokens of a query and a passage together for bge-reranker"
+    )
+    qwen_rerank_max_length: types.Tokens = Field(
+        32_768,
+        description="the same for Qwen3-Reranker, its template included; the launcher fits it to "
+        "the memory where it is not set",
     )
 
-    max_batch_tokens: AutoTokens = Field(
-        "auto", description="tokens of one forward; auto measures at the start"
+    max_batch_tokens: types.AutoTokens = Field(
+        "auto",
+        description="tokens of one forward; `auto` measures at the start, and the log's "
+        "`token_budget` line says what was chosen and why. Smaller means sooner answers under load",
     )
-    max_requests_in_batch: Requests | None = Field(
-        None, description="the most requests in one forward; not set, as many as fit"
+    max_requests_in_batch: types.Requests | None = Field(
+        None, description="the most requests that share one forward; not set, as many as fit"
     )
-    max_batch_sequences: Sequences | None = Field(
+    max_batch_sequences: types.Sequences | None = Field(
         None, description="the most texts or pairs in one forward; not set, as many as fit"
     )
-    batch_wait_ms: Milliseconds = Field(
-        0, description="milliseconds to wait for company before a batch is formed"
+    batch_wait_ms: types.Milliseconds = Field(
+        0,
+        description="milliseconds to wait for more requests before a batch is formed; 0 starts at "
+        "once, and requests gather while the device is busy",
     )
-    tokenizer_threads: AutoCount = Field("auto", description="threads that tokenise")
-    torch_compile: bool = Field(False, description="models on a GPU through PyTorch's compiler")
-    qwen_rerank_batch_size: Pairs = Field(
-        16, description="the most pairs in one forward of Qwen3-Reranker"
+    tokenizer_threads: types.AutoCount = Field(
+        "auto", description="threads that tokenise; `auto` is one for each CPU, eight at most"
+    )
+    torch_compile: bool = Field(
+        False,
+        description="whether models on a GPU go through PyTorch's compiler: a slower start, and it "
+        "needs a C++ compiler, which the container images do not have. On a CPU nothing is "
+        "compiled; a warning in the log says so",
+    )
+    qwen_rerank_batch_size: types.Pairs = Field(
+        16,
+        description="the most pairs in one forward of Qwen3-Reranker, which computes once what "
+        "they begin with: with more a request takes less time and more memory. The launcher fits "
+        "it to the memory where it is not set",
     )
 
-    max_queue_size: Requests = Field(
-        200, description="embedding requests that may wait; more are refused with 503"
+    max_queue_size: types.Requests = Field(
+        200,
+        description="embedding requests that may wait; more are refused after half a second (503)",
     )
-    request_timeout: Seconds = Field(90, description="seconds for a whole request (504)")
-    gpu_process_timeout: Seconds | None = Field(
+    request_timeout: types.Seconds = Field(
+        90,
+        description="seconds for a whole request, from the first byte of its body to the rendered "
+        "answer (504)",
+    )
+    gpu_process_timeout: types.Seconds | None = Field(
         None,
-        description="seconds for one embedding forward (504); not set, 15 on a GPU and 30 on a "
-        "CPU, or five times what the start predicts for the batch, where that is more",
+        description="seconds for one embedding forward, not counting the wait before it (504); not "
+        "set, 15 on a GPU and 30 on a CPU, or five times what the measurement at the start "
+        "predicts for the batch, where that is more",
     )
-    rerank_max_queue: Requests = Field(
-        32, description="rerank requests accepted at once; more are refused with 503"
+    rerank_max_queue: types.Requests = Field(
+        32,
+        description="rerank requests accepted at once; more are refused after half a second (503)",
     )
-    rerank_gpu_timeout: RerankSeconds = Field(
-        60, description="seconds that one rerank request may spend in forwards (504)"
+    rerank_gpu_timeout: types.RerankSeconds = Field(
+        60,
+        description="seconds that one rerank request may spend in forwards (504); it must be below "
+        "`REQUEST_TIMEOUT`",
     )
-    shutdown_timeout: Seconds = Field(
+    shutdown_timeout: types.Seconds = Field(
         30, description="seconds to finish accepted work after SIGTERM"
     )
-    max_sentences_per_request: Count = Field(1024, description="texts of one request (422)")
-    max_rerank_passages: Count = Field(1024, description="passages of one request (422)")
-    max_body_bytes: Bytes = Field(33_554_432, description="bytes of one body (413)")
+    max_sentences_per_request: types.Count = Field(1024, description="texts of one request (422)")
+    max_rerank_passages: types.Count = Field(1024, description="passages of one request (422)")
+    max_body_bytes: types.Bytes = Field(
+        33_554_432, description="bytes of one body (413, before it is read whole)"
+    )
 
     api_token: SecretStr | None = Field(
-        None, description="the token that every POST must show; a flag is seen by every process"
+        None,
+        description="the token that every `POST` must show as `Authorization: Bearer <token>`; "
+        "with neither this nor `API_TOKENS_FILE` set, none is asked for. As a flag, every process "
+        "of the machine can read it",
     )
     api_tokens_file: Path | None = Field(
-        None, description="a file of named tokens, one name:token a line"
+        None,
+        description="a file of named tokens, one `name:token` a line, read again when it changes; "
+        "lines that begin with `#` do not count",
     )
     protect_metrics: bool = Field(
-        False, description="whether /stats and /metrics ask for a token too"
+        False, description="whether `/stats` and `/metrics` ask for a token too"
+    )
+    cors_origins: types.Origins | None = Field(
+        None,
+        description="origins of web pages that may call the service from a browser, separated by "
+        "commas, such as `https://app.example.com`; `*` is any. Not set, a request of a page from "
+        "elsewhere is refused (403)",
     )
 
-    rate_limit_burst_size: Count = Field(
-        120, description="POST requests that one client may send at once"
+    rate_limit_burst_size: types.Count = Field(
+        120, description="`POST` requests that one client may send at once"
     )
-    rate_limit_requests_per_minute: Count = Field(
-        3600, description="and then so many a minute; more are refused with 429"
+    rate_limit_requests_per_minute: types.Count = Field(
+        3600,
+        description="`POST` requests a minute that one client may send after its burst; more are "
+        "refused (429, with `Retry-After`)",
     )
-    # Secret because a Redis address may hold a password.
-    rate_limit_store: Store = Field(
+    rate_limit_store: types.Store = Field(
         SecretStr(IN_MEMORY),
-        description="memory, or the redis:// address of a store that replicas share",
+        description="where requests are counted: `memory`, each process for itself, or a Redis "
+        "that several share, `redis://user:password@host:6379/0` or `rediss://host`",
     )
-    trusted_proxies: Annotated[Proxies | None, NoDecode] = Field(
+    trusted_proxies: types.Proxies | None = Field(
         None,
-        description="addresses and networks, separated by commas, that may name a client in "
-        "X-Forwarded-For",
-    )
-    cors_origins: Annotated[Origins | None, NoDecode] = Field(
-        None,
-        description="origins of web pages, separated by commas, that may call the service from a "
-        "browser; * is any",
+        description="addresses and networks of proxies, separated by commas, that may name a "
+        "client in `X-Forwarded-For`; not set, the header is ignored and a client is whoever "
+        "holds the connection",
     )
 
-    log_format: Literal["console", "json"] = Field("console", description="console or json")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="debug, info, warning or error"
+    log_format: types.LogFormat = Field(
+        "console", description="the form of the log; `json` is one object a line"
     )
-    otlp_endpoint: Collector | None = Field(
-        None, description="an OpenTelemetry collector that speaks OTLP over HTTP"
+    log_level: types.LogLevel = Field(
+        "info",
+        description="the least that is logged; a `GET` is at debug unless it was wrong (4xx)",
+    )
+
+    otlp_endpoint: types.Collector | None = Field(
+        None,
+        description="an OpenTelemetry collector that speaks OTLP over HTTP, such as "
+        "`http://localhost:4318`; spans go to `/v1/traces` there. Not set, none are made. An "
+        "address with a user or a query is refused; of the rest only host and port are ever logged",
     )
     otel_service_name: str = Field("smart-embedder", description="the service's name in its traces")
 
-    @field_validator("dtype", "attention", "device", "log_format", "log_level", mode="before")
-    @classmethod
-    def _fold_case(cls, value: object) -> object:
-        return value.strip().lower() if isinstance(value, str) else value
-
-    @field_validator("embedding_model", "dense_embedding_model", "reranker_model")
-    @classmethod
-    def _is_a_name(cls, value: str | None) -> str | None:
-        if value is not None and (not value.strip() or _ADDRESS.search(value)):
-            raise ValueError("a hub id or a folder")
-        return value.strip() if value else value
-
-    @field_validator("reranker_model")
-    @classmethod
-    def _fold_keywords(cls, value: str) -> str:
-        return value.lower() if value.lower() in {LATE_INTERACTION, NO_RERANKER} else value
-
-    @field_validator("rate_limit_store")
-    @classmethod
-    def _memory_or_redis(cls, value: SecretStr) -> SecretStr:
-        text = value.get_secret_value().strip()
-        if text.lower() == IN_MEMORY:
-            return SecretStr(IN_MEMORY)
-        _check_redis_address(text)
-        return SecretStr(text)
-
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def _http_address(cls, value: str | None) -> str | None:
-        if value is not None:
-            value = value.strip()
-            _check_http_address(value)
-        return value
-
-    @field_validator("trusted_proxies", "cors_origins", mode="before")
-    @classmethod
-    def _split(cls, value: object) -> object:
-        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
-
     @model_validator(mode="after")
-    def _float16_needs_a_gpu(self) -> "Settings":
+    def _agree(self) -> "Settings":
         if self.dtype == "float16" and self.device == "cpu":
             raise ValueError("DTYPE=float16 is for GPUs; with DEVICE=cpu use bfloat16 or float32")
-        return self
-
-    @model_validator(mode="after")
-    def _int8_needs_the_cpu(self) -> "Settings":
         if self.dtype == INT8 and self.device.startswith(("cuda", "mps")):
             raise ValueError(f"DTYPE=int8 is for CPUs; with DEVICE={self.device} use auto")
-        return self
-
-    @model_validator(mode="after")
-    def _rerank_ends_before_the_request(self) -> "Settings":
         if self.rerank_gpu_timeout >= self.request_timeout:
             raise ValueError(
                 f"RERANK_GPU_TIMEOUT={self.rerank_gpu_timeout:g} must be below "
@@ -348,27 +292,3 @@ class Settings(BaseSettings):
                 f"HF_HOME={self.hf_home} cannot be found: this user has no home folder; set "
                 "HF_HOME to a folder for downloaded models"
             ) from error
-
-
-def _check_redis_address(text: str) -> None:
-    """Raise `ValueError` unless `text` is redis[s]://[user:password@]host[:port][/number]."""
-    parts = urlsplit(text)
-    _ = parts.port  # Raises where it is no port.
-    number = parts.path.removeprefix("/")
-    if (
-        parts.scheme not in {"redis", "rediss"}
-        or not parts.hostname
-        or not (number.isdecimal() or not number)
-        or parts.query
-        or parts.fragment
-    ):
-        raise ValueError("no Redis address")
-
-
-def _check_http_address(text: str) -> None:
-    """Raise `ValueError` unless `text` is http[s]://host[:port][/path], with no user in it."""
-    parts = urlsplit(text)
-    _ = parts.port  # Raises where it is no port.
-    plain = not (parts.query or parts.fragment or "@" in parts.netloc or " " in text)
-    if parts.scheme not in {"http", "https"} or not parts.hostname or not plain:
-        raise ValueError("no HTTP address")

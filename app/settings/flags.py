@@ -2,14 +2,12 @@
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, NoReturn
-
-from pydantic import SecretStr
-from pydantic.fields import FieldInfo
+from difflib import get_close_matches
+from typing import NoReturn
 
 from app.errors import StartupError
 from app.settings.declaration import Settings
-from app.settings.spelling import nearest
+from app.settings.describe import default, meaning, sections, without_markup
 
 _ABOUT = """\
 Serve embeddings and reranking over HTTP.
@@ -20,7 +18,7 @@ underscores: --max-queue-size is MAX_QUEUE_SIZE. A flag wins over the environmen
 """
 
 
-def parse_flags(arguments: Sequence[str]) -> dict[str, Any]:
+def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
     """The settings that are given as flags, by name in lower case; empty ones count as not set.
 
     Raises `StartupError` for a flag that there is none of; `--help` prints all and ends the
@@ -47,13 +45,15 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
-    for name, field in Settings.model_fields.items():
-        if field.annotation is bool:
-            parser.add_argument(
-                _flag(name), help=_help(field), metavar="true|false", nargs="?", const="true"
-            )
-        else:
-            parser.add_argument(_flag(name), help=_help(field), metavar="VALUE")
+    for title, names in sections().items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            if Settings.model_fields[name].annotation is bool:
+                group.add_argument(
+                    _flag(name), help=_help(name), metavar="true|false", nargs="?", const="true"
+                )
+            else:
+                group.add_argument(_flag(name), help=_help(name), metavar="VALUE")
     return parser
 
 
@@ -61,19 +61,16 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _help(field: FieldInfo) -> str:
-    default = field.default
-    if isinstance(default, SecretStr):
-        default = default.get_secret_value()
-    elif isinstance(default, bool):
-        default = str(default).lower()
-    ending = "" if default is None else f" (default: {default})"
-    return f"{field.description}{ending}".replace("%", "%%")
+def _help(name: str) -> str:
+    ending = f" (default: {default(name)})" if default(name) else ""
+    return f"{without_markup(meaning(name))}{ending}".replace("%", "%%")
 
 
 def _unknown(argument: str) -> str:
     flag = argument.partition("=")[0]
     if not flag.startswith("-"):
         return "flags begin with --, and one of the arguments belongs to none"
-    meant = nearest("--" + flag.lstrip("-"), map(_flag, Settings.model_fields))
-    return f"there is no flag {flag}: the nearest is {meant}; --help lists all"
+    (nearest,) = get_close_matches(
+        "--" + flag.lstrip("-"), map(_flag, Settings.model_fields), n=1, cutoff=0
+    )
+    return f"there is no flag {flag}: the nearest is {nearest}; --help lists all"

@@ -1,45 +1,34 @@
 """Settings from the command line, the environment and .env, in that order.
 
 A value that is not allowed stops the start with one sentence that names the setting, the value and
-what is allowed. So does a name in .env that nobody would read.
+what is allowed. So does a name in .env that nobody would read. Nothing is ever replaced by a
+default; an empty value counts as not set.
 """
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args, get_origin
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
 
 from dotenv import dotenv_values
 from pydantic import ValidationError
 
 from app.errors import StartupError
-from app.settings.declaration import DOTENV, Allowed, Settings
+from app.settings.compose import COMPOSE_VARIABLES
+from app.settings.declaration import Settings
+from app.settings.describe import allowed
 from app.settings.flags import parse_flags
-from app.settings.spelling import distance, nearest
 
-# What .env may hold for compose alone; .env.example says what each is for.
-COMPOSE_NAMES = frozenset(
-    {
-        "COMPOSE_FILE",
-        "COMPOSE_PROFILES",
-        "COMPOSE_PROJECT_NAME",
-        "GRAFANA_PORT",
-        "HF_CACHE_VOLUME",
-        "MEMORY_LIMIT",
-        "MONITORING_MEMORY_LIMIT",
-        "PIDS_LIMIT",
-        "PROMETHEUS_PORT",
-        "QDRANT_GRPC_PORT",
-        "QDRANT_MEMORY_LIMIT",
-        "QDRANT_PORT",
-        "QDRANT__SERVICE__API_KEY",
-        "STOP_GRACE_PERIOD",
-    }
-)
-_SETTINGS = frozenset(name.upper() for name in Settings.model_fields)
-_KNOWN = _SETTINGS | COMPOSE_NAMES
+DOTENV = Path(".env")
+_SETTINGS = {name.upper() for name in Settings.model_fields}
+_KNOWN = _SETTINGS | {variable.name for variable in COMPOSE_VARIABLES}
 # In so few letters more than one difference makes another word, such as HOME of HOST.
 _SHORT = 5
+# Two pairs of neighbours that are swapped in the shortest of the other names leave more alike.
+_ALIKE = 0.5
 _SECRETS = {"API_TOKEN", "RATE_LIMIT_STORE"}
 _HIDDEN = "**********"
 # Of an address what can hold no password and no key: scheme, host and port.
@@ -52,49 +41,55 @@ def load_settings(arguments: Sequence[str] = ()) -> Settings:
     `arguments` are those of the command line, of which `--help` prints the flags and ends the
     process.
     """
-    flags: dict[str, Any] = parse_flags(arguments)
+    flags = parse_flags(arguments)
+    values = _settings_in(_read_dotenv()) | _settings_in(os.environ) | flags
     try:
-        _require_known_names()
-        return Settings(**flags)
+        return Settings.model_validate(values)
     except ValidationError as error:
         raise StartupError(describe(error)) from None
+
+
+def _settings_in(variables: Mapping[str, str | None]) -> dict[str, str]:
+    """The settings among variables, whose names may be in any case; empty ones are left out."""
+    found = {name.lower(): value for name, value in variables.items() if value}
+    return {name: value for name, value in found.items() if name in Settings.model_fields}
+
+
+def _read_dotenv() -> dict[str, str | None]:
+    """What .env sets; raises `StartupError` where it cannot be read or sets names of nobody."""
+    if not DOTENV.is_file():
+        return {}
+    try:
+        variables = dotenv_values(DOTENV, encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"{DOTENV} cannot be read: {error}") from error
+    unknown = [name for name in variables if name.upper() not in _KNOWN]
+    if unknown:
+        raise StartupError("; ".join(map(_unknown, unknown)))
+    return variables
+
+
+def _unknown(name: str) -> str:
+    (nearest,) = get_close_matches(name.upper(), sorted(_KNOWN), n=1, cutoff=0)
+    return f".env sets {name}, which is no setting: the nearest is {nearest}"
 
 
 def misspelt_names(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:
     """Names in the environment that are a letter or two from a setting, each with that setting."""
     for name in sorted(environment):
         upper = name.upper()
-        if upper not in _KNOWN:
-            for setting in sorted(_SETTINGS):
-                if _may_be(upper, setting):
-                    yield name, setting
-                    break
+        near = [setting for setting in _SETTINGS - {upper} if _has_the_letters(upper, setting)]
+        if upper not in _KNOWN and (found := get_close_matches(upper, near, n=1, cutoff=_ALIKE)):
+            yield name, found[0]
 
 
-def _may_be(name: str, setting: str) -> bool:
+def _has_the_letters(name: str, setting: str) -> bool:
+    """Whether the letters are the same but for one or two, in whatever order."""
     most = 1 if len(setting) <= _SHORT else 2
-    # The first is quickly told of almost all.
-    return len(set(name) ^ set(setting)) <= 2 * most and distance(name, setting) <= most
-
-
-def _require_known_names() -> None:
-    """Raise `StartupError` for names in .env that are nobody's."""
-    if not DOTENV.is_file():
-        return
-    names = dotenv_values(DOTENV, interpolate=False, encoding="utf-8-sig")
-    unknown = [name for name in names if name.upper() not in _KNOWN]
-    if unknown:
-        raise StartupError("; ".join(map(_unknown, unknown)))
-
-
-def _unknown(name: str) -> str:
-    return f".env sets {name}, which is no setting: the nearest is {_nearest(name)}"
-
-
-def _nearest(name: str) -> str:
-    return nearest(name.upper(), _KNOWN)
+    if abs(len(name) - len(setting)) > most:
+        return False
+    letters, wanted = Counter(name), Counter(setting)
+    return max((letters - wanted).total(), (wanted - letters).total()) <= most
 
 
 def describe(error: ValidationError) -> str:
@@ -116,22 +111,3 @@ def _shown(name: str, value: str) -> str:
     if name in _SECRETS or "@" in value or (address and not _PLAIN_ADDRESS.fullmatch(value)):
         return _HIDDEN
     return value
-
-
-def allowed(name: str) -> str:
-    """What the setting of that name, in lower case, may be."""
-    field = Settings.model_fields[name]
-    if field.annotation is bool:
-        return "true or false"
-    if get_origin(field.annotation) is Literal:
-        *others, last = get_args(field.annotation)
-        return f"{', '.join(others)} or {last}"
-    told = [*field.metadata, *_parts(field.annotation)]
-    texts = (each.text for each in told if isinstance(each, Allowed))
-    return next(texts, f"see {name.upper()} in .env.example")
-
-
-def _parts(annotation: object) -> Iterator[object]:
-    for part in get_args(annotation):
-        yield part
-        yield from _parts(part)

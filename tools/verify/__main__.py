@@ -20,7 +20,7 @@ from app.errors import StartupError
 from app.models.checkpoint.files import read_config, read_pooling
 from app.models.load import load_models
 from app.models.runtime import ModelFolders, locate_models
-from app.settings.declaration import LATE_INTERACTION, NO_RERANKER, Settings
+from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
 from app.settings.sources import load_settings
 from tools.verify import references
 from tools.verify.texts import PASSAGES, QUERY, TEXTS

@@ -9,7 +9,7 @@ import torch
 
 from app.errors import StartupError
 from app.models.device.cpu_threads import available_threads
-from app.settings.declaration import INT8
+from app.settings import INT8
 
 log = structlog.get_logger(__name__)
 

@@ -1,0 +1,170 @@
+"""The types of settings: what a value may be, how it is checked, and the words that say so."""
+
+import re
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network
+from typing import Annotated, Literal
+from urllib.parse import SplitResult, urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+
+LATE_INTERACTION = "late-interaction"
+NO_RERANKER = "none"
+IN_MEMORY = "memory"
+INT8 = "int8"
+# A name may be a web address by mistake, with a user's password or a key in it.
+_ADDRESS = re.compile(r"://|:[^/]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Says, in an annotation, which values a setting takes; told where a value is refused."""
+
+    text: str
+
+
+def _fold_case(value: object) -> object:
+    return value.strip().lower() if isinstance(value, str) else value
+
+
+def _split(value: object) -> object:
+    return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+
+def _as_model(text: str) -> str:
+    """A hub id or a folder, not an address."""
+    if not text.strip() or _ADDRESS.search(text):
+        raise ValueError("a hub id or a folder")
+    return text.strip()
+
+
+def _as_reranker(text: str) -> str:
+    name = _as_model(text)
+    return name.lower() if name.lower() in {LATE_INTERACTION, NO_RERANKER} else name
+
+
+def _parts(text: str) -> SplitResult:
+    """Split an address; raise `ValueError` where its port is no number."""
+    parts = urlsplit(text)
+    _ = parts.port
+    return parts
+
+
+def _as_origin(text: str) -> str:
+    """An origin as browsers write it: scheme://host[:port], in lower case; `*` is any.
+
+    Raises `ValueError` for an address with a path, a user or no host, and for `null`.
+    """
+    if text == "*":
+        return text
+    parts = _parts(text.lower().removesuffix("/"))
+    if parts[2:] != ("", "", "") or not parts.hostname or "@" in parts.netloc:
+        raise ValueError("no origin")
+    default = {"http": 80, "https": 443}.get(parts.scheme)
+    return f"{parts.scheme}://{parts.netloc.removesuffix(f':{default}')}"
+
+
+def _as_store(secret: SecretStr) -> SecretStr:
+    """`memory`, or redis[s]://[user:password@]host[:port][/number]."""
+    text = secret.get_secret_value().strip()
+    if text.lower() == IN_MEMORY:
+        return SecretStr(IN_MEMORY)
+    parts = _parts(text)
+    number = parts.path.removeprefix("/")
+    if (
+        parts.scheme not in {"redis", "rediss"}
+        or not parts.hostname
+        or not (number.isdecimal() or not number)
+        or parts.query
+        or parts.fragment
+    ):
+        raise ValueError("no Redis address")
+    return SecretStr(text)
+
+
+def _as_collector(text: str) -> str:
+    """http[s]://host[:port][/path], with no user in it."""
+    text = text.strip()
+    parts = _parts(text)
+    plain = not (parts.query or parts.fragment or "@" in parts.netloc or " " in text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not plain:
+        raise ValueError("no HTTP address")
+    return text
+
+
+_AnyCase = BeforeValidator(_fold_case)
+_CommaSeparated = BeforeValidator(_split)
+_AtLeast1 = Field(ge=1)
+
+Auto = Literal["auto"]
+Port = Annotated[int, Field(ge=0, le=65535), Allowed("a number from 0 to 65535")]
+Count = Annotated[int, _AtLeast1, Allowed("a number, at least 1")]
+Tokens = Annotated[int, _AtLeast1, Allowed("a number of tokens, at least 1")]
+Pairs = Annotated[int, _AtLeast1, Allowed("a number of pairs, at least 1")]
+Requests = Annotated[int, _AtLeast1, Allowed("a number of requests, at least 1")]
+Sequences = Annotated[int, _AtLeast1, Allowed("a number of texts or pairs, at least 1")]
+Bytes = Annotated[int, _AtLeast1, Allowed("a number of bytes, at least 1")]
+AutoTokens = Annotated[Auto | Tokens, Allowed("auto, or a number of tokens, at least 1")]
+AutoCount = Annotated[Auto | Count, Allowed("auto, or a number, at least 1")]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Allowed("seconds above 0")]
+RerankSeconds = Annotated[Seconds, Allowed("seconds above 0 and below REQUEST_TIMEOUT")]
+Milliseconds = Annotated[float, Field(ge=0, le=1000), Allowed("milliseconds from 0 to 1000")]
+EmbeddingModel = Annotated[
+    str, AfterValidator(_as_model), Allowed("a hub id such as BAAI/bge-m3, or a folder")
+]
+DenseModel = Annotated[
+    str,
+    AfterValidator(_as_model),
+    Allowed("a hub id such as Qwen/Qwen3-Embedding-0.6B, or a folder"),
+]
+RerankerModel = Annotated[
+    str,
+    AfterValidator(_as_reranker),
+    Allowed("a hub id or folder of a reranker, late-interaction or none"),
+]
+DeviceNames = Annotated[
+    str,
+    _AnyCase,
+    Field(pattern=r"^(auto|cpu|mps|cuda|cuda:\d+( *, *cuda:\d+)*)$"),
+    Allowed("auto, cpu, mps, cuda or GPUs such as cuda:0,cuda:1"),
+]
+Dtype = Annotated[Literal["auto", "float16", "bfloat16", "float32", "int8"], _AnyCase]
+Attention = Annotated[
+    Literal[
+        "auto",
+        "varlen",
+        "flash_attention_2",
+        "flash_attention_3",
+        "native",
+        "matmul",
+        "sdpa",
+        "eager",
+    ],
+    _AnyCase,
+]
+LogFormat = Annotated[Literal["console", "json"], _AnyCase]
+LogLevel = Annotated[Literal["debug", "info", "warning", "error"], _AnyCase]
+# Secret because a Redis address may hold a password.
+Store = Annotated[
+    SecretStr,
+    AfterValidator(_as_store),
+    Allowed("memory, or an address such as redis://user:password@host:6379/0 or rediss://"),
+]
+Proxies = Annotated[
+    tuple[IPv4Network | IPv6Network, ...],
+    _CommaSeparated,
+    Allowed("addresses and networks separated by commas, such as 10.0.0.1,172.16.0.0/12"),
+]
+Origins = Annotated[
+    tuple[Annotated[str, AfterValidator(_as_origin)], ...],
+    _CommaSeparated,
+    Allowed("origins separated by commas, such as https://app.example.com, or *"),
+]
+Collector = Annotated[
+    str,
+    AfterValidator(_as_collector),
+    Allowed(
+        "the http:// or https:// address of an OTLP receiver, such as http://localhost:4318, "
+        "without a user"
+    ),
+]
