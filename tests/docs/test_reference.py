@@ -1,4 +1,4 @@
-"""What docs/ says of settings, fields and errors is what the product has."""
+"""docs/ lists every error, every field of a request, and what the launcher sets."""
 
 import pytest
 
@@ -7,7 +7,6 @@ from app.api.errors import status_of
 from app.api.schemas import EmbeddingRequest, RerankBody
 from app.errors import SmartEmbedderError, StartupError, UnavailableError
 from launcher.gpu import CPU_LIMITS, RerankLimits, gpu_limits
-from tests.support.env_example import listed_settings
 from tests.support.server import REPOSITORY
 
 CONFIGURATION = (REPOSITORY / "docs" / "configuration.md").read_text(encoding="utf-8")
@@ -35,12 +34,6 @@ def test_every_error_is_listed_with_its_status(kind: type[SmartEmbedderError]) -
 @pytest.mark.parametrize("field", [*EmbeddingRequest.model_fields, *RerankBody.model_fields])
 def test_every_field_of_a_request_is_listed(field: str) -> None:
     assert f"| `{field}` |" in API
-
-
-@pytest.mark.parametrize("setting", listed_settings().items(), ids=lambda setting: setting[0])
-def test_every_setting_is_listed_with_its_default(setting: tuple[str, str]) -> None:
-    name, default = setting
-    assert f"| `{name}` | {f'`{default}`' if default else 'not set'} |" in CONFIGURATION
 
 
 @pytest.mark.parametrize("limits", [*map(gpu_limits, (6 << 10, 8 << 10, 24 << 10)), CPU_LIMITS])
