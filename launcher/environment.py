@@ -132,8 +132,12 @@ class Environment:
 
     def build_kernels(self) -> None:
         """Build them, and try once for each state of them: without them the service is slower."""
-        sources = [KERNELS.parent / "native_sources.py", *sorted(KERNELS.glob("*.[ch]"))]
-        wanted = digest_of(requirements("kernels"), *sources)
+        sources = [
+            KERNELS.parent / "requirements-kernels.txt",
+            KERNELS.parent / "native_sources.py",
+            *sorted(KERNELS.glob("*.[ch]")),
+        ]
+        wanted = digest_of(*sources)
         if self._is_stamped("kernels", wanted):
             return
         build = [str(self.python), "-m", "app.models.ops.build"]

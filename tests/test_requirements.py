@@ -1,9 +1,12 @@
-"""The lock files: they name what requirements-*.txt ask for, whole, and are what is installed."""
+"""Requirements: pyproject.toml, requirements-*.txt and the lock files agree, and are installed."""
 
+import hashlib
 import re
 import sys
 import sysconfig
+import tomllib
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -18,9 +21,12 @@ TORCH = {"cpu": "requirements-torch-cpu.lock", "gpu": "requirements-torch-gpu.lo
 LOCKS = [SERVICE, DEV, *TORCH.values()]
 PYTORCH_INDEX = "--index-url https://download.pytorch.org/whl/cpu"
 ENTRY = re.compile(r"(?m)^([a-z0-9][a-z0-9._-]*)==([^ ;]+)( ; [^\\\n]+)? \\\n((?: +--hash=.*\n)+)")
-PIP_INSTALL = re.compile(r'bin/pip"?( --python \S+)? install ')
-# What a virtual environment brings along, and what is installed to be tried out.
+# What run_tests.sh installs, in its order.
+INSTALLED = [TORCH["cpu"], SERVICE, DEV, "requirements-demo.txt"]
+# What a virtual environment brings along.
 NOT_LOCKED = {"pip"}
+# Built for a machine's own CUDA and torch, so none is pinned.
+NOT_PINNED = {"flash-attn"}
 
 
 def text_of(name: str) -> str:
@@ -104,8 +110,10 @@ def test_the_locks_name_everything_that_their_packages_need() -> None:
 
 
 def test_nothing_is_installed_here_that_the_locks_do_not_name() -> None:
-    if not Path(sys.prefix, "installed").exists():
-        pytest.skip("this is not the environment that run_tests.sh makes")
+    digest = hashlib.sha256("".join(map(text_of, INSTALLED)).encode()).hexdigest()
+    stamp = Path(sys.prefix, "installed")
+    if not stamp.exists() or digest not in stamp.read_text("utf-8"):
+        pytest.skip("this is not the environment that run_tests.sh makes of these locks")
     demo = re.findall(r"(?m)^([\w-]+)==", text_of("requirements-demo.txt"))
     # Not from sys.path: what other tests import may have added folders to it.
     installed = metadata.distributions(path=[sysconfig.get_path("purelib")])
@@ -137,6 +145,25 @@ def test_what_is_installed_anywhere_is_installed_from_the_locks() -> None:
         ]
         assert installing, name
         assert all("--no-deps --require-hashes -r" in line for line in installing), name
+
+
+def test_the_package_depends_on_what_the_requirements_pin_and_on_nothing_else() -> None:
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    named = [project["dependencies"], *project["optional-dependencies"].values()]
+    ranges = {
+        canonicalize_name(each.name): each.specifier for each in map(Requirement, chain(*named))
+    }
+    pins = {
+        canonicalize_name(each.name): next(iter(each.specifier)).version
+        for each in asked_for("requirements-cpu.txt")
+    }
+    assert ranges.keys() - NOT_PINNED == pins.keys()
+    assert all(ranges[name].contains(version) for name, version in pins.items())
+
+
+def test_the_package_is_built_by_what_is_locked() -> None:
+    (needed,) = tomllib.loads(text_of("pyproject.toml"))["build-system"]["requires"]
+    assert needed == f"setuptools=={versions_here(*TORCH.values(), SERVICE)['setuptools']}"
 
 
 def test_the_two_requirements_files_are_the_same() -> None:

@@ -177,13 +177,13 @@ def make_checkout(folder: Path) -> Path:
     (ops / "csrc").mkdir(parents=True)
     (ops / "build.py").write_text(BUILD)
     (ops / "native_sources.py").touch()
+    (ops / "requirements-kernels.txt").touch()
     (folder / "app" / "__main__.py").write_text(PRINT_ENVIRONMENT)
     (folder / "app" / "server").mkdir()
     (folder / "tools" / "demo").mkdir(parents=True)
     (folder / "tools" / "demo" / "__main__.py").write_text(
         "import pathlib, sys\npathlib.Path(sys.argv[1]).mkdir(exist_ok=True)\n"
     )
-    (folder / "requirements-kernels.txt").touch()
     # What the launcher asks of the real app.
     for name in ("__init__.py", "errors.py", "server/__init__.py", "server/ports.py"):
         shutil.copy(ROOT / "app" / name, folder / "app" / name)

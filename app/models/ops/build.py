@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 
 from app.models.ops.native_sources import FLAGS, FOLDER, library_path, sources
 
-_COMPILER = FOLDER.parents[3] / "requirements-kernels.txt"
+_COMPILER = FOLDER.parent / "requirements-kernels.txt"
 _BASE = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
 _FLAGS_OF_LINUX = _BASE | {"avx512_bf16", "avx512_vnni"}
 _SECONDS = 600

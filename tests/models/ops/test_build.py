@@ -20,7 +20,6 @@ FITTING = "flags\t\t: fpu avx512f avx512bw avx512dq avx512vl avx512cd avx512_bf1
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """What the build needs of a checkout, with nothing built."""
-    shutil.copy(ROOT / "requirements-kernels.txt", tmp_path)
     for package in ("app", "app/models"):
         (tmp_path / package).mkdir()
         shutil.copy(ROOT / package / "__init__.py", tmp_path / package)

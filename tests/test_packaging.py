@@ -1,0 +1,61 @@
+"""`pip install .`: what is in the package, and whether it works where there is no checkout."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app import __version__
+
+ROOT = Path(__file__).resolve().parents[1]
+NOT_PACKAGED = shutil.ignore_patterns("__pycache__", "kernels-*")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package in a folder of its own, without what it depends on."""
+    checkout, folder = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("installed")
+    for name in ("app", "tools"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=NOT_PACKAGED)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, checkout)
+    offline = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", *offline, "--target", folder, checkout],
+        check=True,
+    )
+    return folder
+
+
+def run(installed: Path, *command: str | Path) -> str:
+    return subprocess.run(
+        command,
+        cwd=installed.parent,
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+
+
+def test_the_command_serves(installed: Path) -> None:
+    assert "--max-queue-size" in run(installed, installed / "bin" / "smart-embedder", "--help")
+
+
+def test_the_engine_is_a_library(installed: Path) -> None:
+    script = (
+        "import app.engine, importlib.metadata as metadata\n"
+        "print(app.engine.Engine.__name__, metadata.version('smart-embedder'), app.__file__)"
+    )
+    told = run(installed, sys.executable, "-c", script)
+    assert told.split() == ["Engine", __version__, str(installed / "app" / "__init__.py")]
+
+
+def test_the_kernels_can_be_built_of_it(installed: Path) -> None:
+    ops = Path("app", "models", "ops")
+    names = {path.name for path in (ROOT / ops / "csrc").glob("*.[ch]")}
+    assert {path.name for path in (installed / ops / "csrc").iterdir()} == names
+    assert (installed / ops / "requirements-kernels.txt").is_file()
