@@ -7,6 +7,7 @@ It uses the library's GCRA, which is a token bucket that is refilled continuousl
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
 from typing import Protocol
 
 import structlog
@@ -19,6 +20,8 @@ from throttled.asyncio import (
     per_min,
 )
 from throttled.exceptions import StoreUnavailableError
+
+from app.errors import StartupError
 
 log = structlog.get_logger(__name__)
 
@@ -110,6 +113,11 @@ class SharedBuckets(StoredBuckets):
     def __init__(
         self, url: str, requests_per_minute: int, burst: int, on_error: Callable[[], None]
     ) -> None:
+        if find_spec("redis") is None:
+            raise StartupError(
+                "RATE_LIMIT_STORE names a Redis, and the package redis is not installed: "
+                "pip install 'smart-embedder[cluster]'"
+            )
         timeouts = {
             "SOCKET_TIMEOUT": REDIS_TIMEOUT,
             "SOCKET_CONNECT_TIMEOUT": REDIS_TIMEOUT,

@@ -1,6 +1,7 @@
 """Token buckets in memory: exact against a plain reference, and never more than they may be."""
 
 import asyncio
+import sys
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -8,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.access.rate_limit import MemoryBuckets
+from app.access.rate_limit import MemoryBuckets, SharedBuckets
+from app.errors import StartupError
 
 
 @dataclass
@@ -113,3 +115,9 @@ async def test_the_client_not_seen_for_longest_is_forgotten() -> None:
     assert await buckets.take("a") > 0, "a was seen a moment ago, although it was refused"
     assert await buckets.take("b") == 0, "b had to go"
     assert len(buckets) == 3
+
+
+def test_a_redis_without_its_package_stops_the_start(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis", None)
+    with pytest.raises(StartupError, match=r"the package redis is not installed: pip install"):
+        SharedBuckets("redis://localhost", 1, 1, on_error=lambda: None)
