@@ -39,4 +39,8 @@ docker compose version > /dev/null 2>&1 || docker-compose version > /dev/null 2>
   || echo "docker compose is not installed: the tests of what it makes of its files are skipped."
 command -v wine > /dev/null || command -v wine64 > /dev/null || [[ -x /usr/lib/wine/wine64 ]] \
   || echo "wine is not installed: the tests that run start_server.bat are skipped."
-echo "== tests";       python -m pytest -q --durations=15 -rs "$@"
+# Two processes: most tests wait for a server's process half of their time. A file stays in one of
+# them; chosen tests run in this one, where a debugger works.
+processes=2
+(($#)) && processes=0
+echo "== tests";       python -m pytest -q --durations=15 -rs -n "$processes" --dist loadfile "$@"
