@@ -12,10 +12,10 @@ from app import __version__
 from app.access.api_tokens import Tokens
 from app.access.rate_limit import Buckets, MemoryBuckets, SharedBuckets
 from app.api import embeddings, health, operations, rerank
-from app.api.description import install_description
 from app.api.docs import install_docs
 from app.api.errors import install_error_handlers
-from app.api.service import Service
+from app.api.handler import Service
+from app.api.openapi import install_openapi
 from app.engine import Engine
 from app.engine.loaded_models import LoadedModels, Loader
 from app.middleware.auth import RequireToken
@@ -100,7 +100,7 @@ def create_app(
     for module in (embeddings, rerank, health, operations):
         app.include_router(module.router)
     install_docs(app)
-    install_description(app, service)
+    install_openapi(app, service)
     install_error_handlers(app)
     _add_middleware(app, service, buckets, tracer)
     return app

@@ -1,88 +1,187 @@
-"""What an endpoint that does work needs: an end in time or when its client leaves, and a note."""
+"""What endpoints share: the parts of the service, and the path of a request that asks for work.
+
+`respond` takes such a request from its body to its response; an endpoint brings a schema and a
+function that turns a valid body into a result and renders it. Other APIs for the same work need no
+more than another schema and another rendering.
+"""
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
 
-from fastapi import Request
-from starlette.types import Scope
+import http_sf
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
 
-from app.api.context import context_of
-from app.api.rendering import timings_as_json
-from app.api.service import Service
+from app.api.body import Body, max_json_values, read_body
+from app.api.context import RequestContext, context_of
+from app.api.rendering import ChunkedJsonResponse, timings_as_json
+from app.engine import DEFAULT_URGENCY, Engine
 from app.engine.types import EmbeddingResult, RerankResult
 from app.errors import ClientGoneError, InferenceTimeoutError
+from app.observability.metrics import Metrics
 from app.observability.tracing import Stage
+from app.server.drain import Drain
+from app.settings import Settings
 
 Result = TypeVar("Result")
+WorkResult = TypeVar("WorkResult", EmbeddingResult, RerankResult)
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+# To render them takes the event loop three milliseconds.
+LARGE_RESPONSE_BYTES = 100_000
+_LEAST_URGENT = 7
 
 
-async def within(seconds: float, work: Coroutine[Any, Any, Result]) -> Result:
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The parts of one running service."""
+
+    settings: Settings
+    metrics: Metrics
+    engine: Engine
+    drain: Drain
+    render_threads: Executor
+
+
+async def get_service(request: Request) -> Service:
+    """The service behind this app."""
+    service: Service = request.app.state.service
+    return service
+
+
+ServiceDep = Annotated[Service, Depends(get_service)]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request in work."""
+
+    request: Request
+    service: Service
+
+    @property
+    def context(self) -> RequestContext:
+        """What is known of the request."""
+        return context_of(self.request.scope)
+
+    @property
+    def urgency(self) -> int:
+        """The urgency that its Priority header asks for."""
+        return urgency_of(self.request)
+
+    async def run(self, work: Coroutine[Any, Any, WorkResult], **counts: int) -> WorkResult:
+        """The engine's result; records `counts`, tokens and stages for the log and the trace.
+
+        Cancels the work and raises `ClientGoneError` if the client disconnects.
+        """
+        result = await cancel_on_disconnect(self.request, work)
+        timings = timings_as_json(result.timings)
+        stages = {f"{stage}_ms": timings[stage] for stage in ("tokenize", "queue", "inference")}
+        self.context.counts = counts | {"tokens": result.tokens} | stages
+        self.context.stages.extend(result.timings.stages)
+        return result
+
+    async def render(self, render: Callable[[], Iterable[bytes]], estimated_bytes: int) -> Response:
+        """The response that `render` makes, off the event loop if it will be large."""
+        began = time.perf_counter()
+        if estimated_bytes < LARGE_RESPONSE_BYTES:
+            response = _create_response(render)
+        else:
+            loop, threads = asyncio.get_running_loop(), self.service.render_threads
+            response = await loop.run_in_executor(threads, _create_response, render)
+        self.context.stages.append(Stage("render", began, time.perf_counter()))
+        return response
+
+
+def _create_response(render: Callable[[], Iterable[bytes]]) -> Response:
+    return ChunkedJsonResponse(render())
+
+
+async def respond(
+    request: Request,
+    service: Service,
+    schema: type[Body],
+    answer: Callable[[Body, Call], Awaitable[Response]],
+) -> Response:
+    """Read the body as `schema` and `answer` it, all within REQUEST_TIMEOUT."""
+
+    async def read_and_answer() -> Response:
+        body = await read_body(request, schema, max_json_values(service.settings))
+        return await answer(body, Call(request, service))
+
+    return await with_timeout(service.settings.request_timeout, read_and_answer())
+
+
+async def with_timeout(seconds: float, work: Coroutine[Any, Any, Result]) -> Result:
     """The result of `work`; raises `InferenceTimeoutError` after `seconds`.
 
-    The whole request is meant, from the first byte of its body to its rendered answer: a client
-    that sends its body too slowly is told the same (504) as one whose work takes too long.
+    The time includes the body: a client that sends it too slowly gets the same error (504) as one
+    whose work takes too long.
     """
     try:
-        async with asyncio.timeout(seconds) as limit:
+        async with asyncio.timeout(seconds) as timeout:
             return await work
     except TimeoutError:
-        if not limit.expired():
+        if not timeout.expired():
             raise
         raise InferenceTimeoutError(
             f"the request took longer than {seconds:g} seconds (REQUEST_TIMEOUT): send fewer texts"
         ) from None
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, whose request has been read whole.
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`, for a request whose body has been read whole.
 
-    Raises `ClientGoneError` as soon as the client closes its connection; the work is cancelled
-    then, and leaves the queue.
+    When the client disconnects, cancels the work, which leaves the queue, and raises
+    `ClientGoneError`.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_client_gone(request))
+    disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise ClientGoneError("the client left before its request was answered")
     finally:
-        gone.cancel()
-        await _end(task)
+        disconnect.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
-async def _client_gone(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def _end(task: "asyncio.Future[Any]") -> None:
-    """Cancel what still runs, and let it put its affairs in order."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait({task})
+def urgency_of(request: Request) -> int:
+    """The urgency in the Priority header of RFC 9218, which says to ignore malformed values."""
+    lines = request.headers.getlist("priority")
+    if not lines:
+        return DEFAULT_URGENCY
+    try:
+        fields = http_sf.parse(", ".join(lines).encode("latin-1"), tltype="dictionary")
+    except http_sf.StructuredFieldError:
+        return DEFAULT_URGENCY
+    entry = fields.get("u") if isinstance(fields, dict) else None
+    value = entry[0] if isinstance(entry, tuple) else None
+    # A boolean is an int in Python, and another type in the RFC.
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LEAST_URGENT:
+        return value
+    return DEFAULT_URGENCY
 
 
-async def rendered(
-    request: Request, service: Service, call: Callable[[], Result], estimated_bytes: int
-) -> Result:
-    """The answer that `call` renders."""
-    began = time.perf_counter()
-    result = await service.render(call, estimated_bytes)
-    note_stages(request.scope, Stage("render", began, time.perf_counter()))
-    return result
+def get_and_head(
+    router: APIRouter, path: str, **description: Any
+) -> Callable[[Endpoint], Endpoint]:
+    """Register an endpoint for GET, as `router.get` does, and for HEAD, which is not described."""
 
+    def register(endpoint: Endpoint) -> Endpoint:
+        router.head(path, include_in_schema=False)(endpoint)
+        return router.get(path, **description)(endpoint)
 
-def note_stages(scope: Scope, *stages: Stage) -> None:
-    """Leave stages for the request's trace."""
-    context_of(scope).stages.extend(stages)
-
-
-def note_work(scope: Scope, result: EmbeddingResult | RerankResult, **counts: int) -> None:
-    """Leave numbers for the request's log line and its trace: texts, tokens, and each stage."""
-    timings = timings_as_json(result.timings)
-    stages = {f"{stage}_ms": timings[stage] for stage in ("tokenize", "queue", "inference")}
-    context_of(scope).counts = counts | {"tokens": result.tokens} | stages
-    note_stages(scope, *result.timings.stages)
+    return register

@@ -1,4 +1,4 @@
-"""GET /health and its two siblings: the truth about whether this service can answer."""
+"""GET /health, /health/ready and /health/live."""
 
 from typing import Any
 
@@ -6,9 +6,8 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from app import __version__
-from app.api.get_and_head import readable
+from app.api.handler import Service, ServiceDep, get_and_head
 from app.api.schemas import HealthResponse, LivenessResponse
-from app.api.service import Service, ServiceDep
 from app.engine.loaded_models import LoadedModels
 from app.settings import Settings
 from app.settings.model_names import public_name
@@ -26,8 +25,8 @@ _LIVENESS: dict[int | str, dict[str, Any]] = {
 }
 
 
-@readable(router, "/health", summary="Can this service answer?", responses=_HEALTH)
-@readable(router, "/health/ready", summary="The same, for orchestrators", responses=_HEALTH)
+@get_and_head(router, "/health", summary="Can this service answer?", responses=_HEALTH)
+@get_and_head(router, "/health/ready", summary="The same, for orchestrators", responses=_HEALTH)
 async def health(service: ServiceDep) -> Response:
     """200 once the models are warm; 503 with a reason while loading, draining or unhealthy."""
     status, reason = _status(service)
@@ -35,7 +34,7 @@ async def health(service: ServiceDep) -> Response:
     return JSONResponse(body, 200 if status == "healthy" else 503)
 
 
-@readable(router, "/health/live", summary="Is a restart needed?", responses=_LIVENESS)
+@get_and_head(router, "/health/live", summary="Is a restart needed?", responses=_LIVENESS)
 async def live(service: ServiceDep) -> Response:
     """200 unless the process should be restarted."""
     failure = service.engine.failure
@@ -45,7 +44,7 @@ async def live(service: ServiceDep) -> Response:
 
 
 def describe(service: Service) -> dict[str, Any]:
-    """Models, limits and hardware, as far as they are known yet."""
+    """Models, limits and hardware; null where they are not known yet."""
     settings, models = service.settings, service.engine.models
     return {
         "gpu": describe_gpu(models, settings),

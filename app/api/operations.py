@@ -1,4 +1,4 @@
-"""GET /stats and GET /metrics: the same counters, for people and for Prometheus."""
+"""GET /, /stats and /metrics; the last two show the same counters."""
 
 import asyncio
 import time
@@ -9,17 +9,16 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from app import __version__
-from app.api.body import error_responses
-from app.api.get_and_head import readable
+from app.api.handler import ServiceDep, get_and_head
 from app.api.health import describe_gpu
+from app.api.openapi import error_responses
 from app.api.schemas import IndexResponse, StatsResponse
-from app.api.service import ServiceDep
 from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, Metrics
 
 router = APIRouter(tags=["operation"])
 
 
-@readable(router, "/", summary="What this is, and where to look", response_model=IndexResponse)
+@get_and_head(router, "/", summary="What this is, and where to look", response_model=IndexResponse)
 async def index() -> Response:
     """The service, its version, and its paths."""
     paths = {
@@ -34,7 +33,7 @@ async def index() -> Response:
     return JSONResponse({"service": "Smart Embedder", "version": __version__, "paths": paths})
 
 
-@readable(
+@get_and_head(
     router,
     "/stats",
     summary="What was done since the start",
@@ -44,10 +43,10 @@ async def index() -> Response:
 async def stats(service: ServiceDep) -> Response:
     """Totals since the start; they are read from the Prometheus counters."""
     hardware = describe_gpu(service.engine.models, service.settings)
-    return JSONResponse(count(service.metrics) | {"hardware": hardware})
+    return JSONResponse(totals(service.metrics) | {"hardware": hardware})
 
 
-@readable(
+@get_and_head(
     router,
     "/metrics",
     summary="Prometheus metrics",
@@ -56,12 +55,12 @@ async def stats(service: ServiceDep) -> Response:
 )
 async def metrics(service: ServiceDep) -> Response:
     """Every series, in Prometheus' text format."""
-    # Milliseconds of work, for which nobody else has to wait.
+    # It takes milliseconds, during which the event loop must run.
     rendered = await asyncio.to_thread(service.metrics.render)
     return Response(rendered, media_type=CONTENT_TYPE_LATEST)
 
 
-def count(metrics: Metrics) -> dict[str, Any]:
+def totals(metrics: Metrics) -> dict[str, Any]:
     """The totals of /stats."""
     seconds = int(time.monotonic() - metrics.started_at)
     return {

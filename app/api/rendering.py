@@ -1,7 +1,7 @@
-"""Vectors to JSON bytes: float32 arrays straight through orjson, piece by piece.
+"""Vectors to JSON bytes: float32 arrays straight through orjson, in chunks.
 
-No Python list of floats is ever made. A piece takes a few milliseconds at most, because orjson
-holds the GIL while it works: between pieces the event loop gets its turn.
+No Python list of floats is ever made. A chunk takes a few milliseconds at most, during
+which orjson holds the GIL; the event loop runs between chunks.
 """
 
 from collections import deque
@@ -24,8 +24,8 @@ from app.engine.types import (
 )
 from app.observability.tracing import Timings
 
-_BYTES_OF_A_FLOAT = 12
-_FLOATS_IN_A_PIECE = 65_536
+_BYTES_PER_FLOAT = 12
+_FLOATS_PER_CHUNK = 65_536
 _MESSAGE_BYTES = 262_144
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
@@ -39,18 +39,18 @@ class ModelNames:
     colbert: str
 
 
-class JsonPieces(Response):
-    """A JSON response sent as the pieces it was rendered in; small ones travel together."""
+class ChunkedJsonResponse(Response):
+    """A JSON response sent as the chunks it was rendered in; small ones are joined."""
 
     media_type = "application/json"
 
-    def __init__(self, pieces: Iterable[bytes]) -> None:
-        self.messages = deque(_gather(pieces))
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self.messages = deque(_join_small(chunks))
         super().__init__()
         self.headers["content-length"] = str(sum(map(len, self.messages)))
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        """Send the start, then every message, and hold none that is sent."""
+        """Send the start, then every message; keep none that is sent."""
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
@@ -60,36 +60,36 @@ class JsonPieces(Response):
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-def _gather(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Join neighbours until they are worth a message of their own."""
-    waiting: list[bytes] = []
+def _join_small(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Join neighbours until they are large enough for a message."""
+    joined: list[bytes] = []
     size = 0
-    for piece in pieces:
-        waiting.append(piece)
-        size += len(piece)
+    for chunk in chunks:
+        joined.append(chunk)
+        size += len(chunk)
         if size >= _MESSAGE_BYTES:
-            yield b"".join(waiting)
-            waiting, size = [], 0
-    yield b"".join(waiting)
+            yield b"".join(joined)
+            joined, size = [], 0
+    yield b"".join(joined)
 
 
 def estimate_bytes(texts: list[str], result: EmbeddingResult) -> int:
     """About how many bytes an answer to an embedding request will have."""
     floats = sum(_floats_of(embedding) for embedding in result.embeddings)
-    return floats * _BYTES_OF_A_FLOAT + sum(map(len, texts))
+    return floats * _BYTES_PER_FLOAT + sum(map(len, texts))
 
 
 def render_embeddings(
     texts: list[str], result: EmbeddingResult, names: ModelNames, *, sparse_as_indices: bool
 ) -> list[bytes]:
-    """The pieces of the JSON answer to an embedding request."""
-    pieces = [b'{"data":[']
+    """The chunks of the JSON answer to an embedding request."""
+    chunks = [b'{"data":[']
     for index, (text, embedding) in enumerate(zip(texts, result.embeddings, strict=True)):
         if index:
-            pieces.append(b",")
-        pieces.extend(_render_item(index, text, embedding, sparse_as_indices=sparse_as_indices))
-    pieces.append(b"]," + orjson.dumps(_trailer(result, names))[1:])
-    return pieces
+            chunks.append(b",")
+        chunks.extend(_render_item(index, text, embedding, sparse_as_indices=sparse_as_indices))
+    chunks.append(b"]," + orjson.dumps(_trailer(result, names))[1:])
+    return chunks
 
 
 def _render_item(
@@ -109,7 +109,7 @@ def _render_matrix(matrix: FloatArray | None) -> Iterator[bytes]:
     if matrix is None:
         yield b"null"
         return
-    rows = max(1, _FLOATS_IN_A_PIECE // matrix.shape[1])
+    rows = max(1, _FLOATS_PER_CHUNK // matrix.shape[1])
     yield b"["
     for start in range(0, len(matrix), rows):
         if start:
@@ -123,27 +123,27 @@ def _sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[An
         return None
     if as_indices:
         return {"indices": sparse.indices, "values": sparse.values}
-    # Iterating keeps float32, which orjson writes with as few digits as tell it apart.
+    # Iterating keeps float32, of which orjson writes the shortest distinct digits.
     return dict(zip(sparse.indices.tolist(), sparse.values, strict=True))
 
 
 def render_rerank(passages: list[str], result: RerankResult, model: str) -> list[bytes]:
-    """The pieces of the JSON answer to a rerank request, by falling score."""
-    # As float32, which is what they are: orjson writes the digits that tell it apart. What a caller
-    # sees as equal keeps the order of the request, so they are sorted as they are shown.
+    """The chunks of the JSON answer to a rerank request, by falling score."""
+    # Sorted as they are shown: float32, of which orjson writes the shortest distinct digits. Scores
+    # that a client sees as equal keep the order of the request.
     scores = np.array(result.scores, dtype=np.float32)
-    pieces = [b'{"results":[']
+    chunks = [b'{"results":[']
     for place, index in enumerate(np.argsort(-scores, kind="stable").tolist()):
         if place:
-            pieces.append(b",")
+            chunks.append(b",")
         item = {"index": index, "passage": passages[index], "score": scores[index]}
         if result.parts is not None:
             parts = asdict(result.parts[index])
             item["parts"] = {kind: np.float32(part) for kind, part in parts.items()}
-        pieces.append(orjson.dumps(item, option=_OPTIONS))
+        chunks.append(orjson.dumps(item, option=_OPTIONS))
     trailer = {"model_name": model} | _report(result)
-    pieces.append(b"]," + orjson.dumps(trailer)[1:])
-    return pieces
+    chunks.append(b"]," + orjson.dumps(trailer)[1:])
+    return chunks
 
 
 def _trailer(result: EmbeddingResult, names: ModelNames) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _trailer(result: EmbeddingResult, names: ModelNames) -> dict[str, Any]:
 
 
 def _report(result: EmbeddingResult | RerankResult) -> dict[str, Any]:
-    """What every answer says of the work that was done for it."""
+    """What every response reports of the work behind it."""
     timings = timings_as_json(result.timings)
     return {
         "processing_time_ms": timings["total"],
@@ -180,7 +180,7 @@ _WARNING_CODES = {
 
 
 def _truncation_as_json(truncation: Truncation) -> dict[str, Any]:
-    """The warning that a text was cut."""
+    """The warning that a text was truncated."""
     field, index = truncation.field, truncation.index
     pointer = "/query" if field == "query" else f"/{field}/{index}"
     return {

@@ -1,15 +1,30 @@
-"""What clients send and receive. Requests are validated; answers are only described."""
+"""What clients send and receive. Requests are validated; responses are only described."""
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
 
-from app.api.examples import EMBEDDING_REQUEST, RERANK_REQUEST
+EMBEDDING_REQUEST: dict[str, JsonValue] = {
+    "sentences": ["What is hybrid search?", "It joins meaning and exact words in one ranking."],
+    "return_colbert": False,
+}
 
-# One item that is no text is enough to know: an error for each would cost more than the work.
+RERANK_REQUEST: dict[str, JsonValue] = {
+    "query": "What is hybrid search?",
+    "passages": ["A recipe for bread.", "It joins meaning and exact words in one ranking."],
+}
+
+EMBEDDING_EXAMPLE: dict[str, JsonValue] = {"sentences": ["What is hybrid search?"]}
+RERANK_EXAMPLE: dict[str, JsonValue] = {
+    "query": "What is hybrid search?",
+    "passages": ["A recipe for bread.", "It joins two rankings."],
+}
+WEIGHTS_EXAMPLE: dict[str, JsonValue] = {"dense": 1, "sparse": 0.5, "colbert": 1}
+
+# Stop at the first item that is no string: an error for each would cost more than the work.
 Texts = Annotated[list[str], FailFast()]
 
-# Said in the description and checked by the endpoints, which answer 400 and not 422.
+# Only described: the endpoints check it themselves, because the status is 400 and not 422.
 _NOT_EMPTY: dict[str, JsonValue] = {"minItems": 1}
 _NOT_BLANK: dict[str, JsonValue] = {"minLength": 1, "pattern": r"\S"}
 

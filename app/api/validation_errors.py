@@ -1,7 +1,7 @@
-"""What is wrong with a request, in sentences that its sender can act on.
+"""Messages for invalid requests.
 
 Each names the field, what was sent (its type and size, never its text), what is allowed, and an
-example. Texts of the caller are not quoted; the name of an unknown field is, cut and escaped.
+example. The name of an unknown field is quoted, cut and escaped.
 """
 
 import difflib
@@ -11,29 +11,36 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from app.api.examples import EMBEDDING_EXAMPLE, RERANK_EXAMPLE, WEIGHTS_EXAMPLE
-from app.api.schemas import EmbeddingRequest, RequestModel, RerankBody, RerankWeights
+from app.api.schemas import (
+    EMBEDDING_EXAMPLE,
+    RERANK_EXAMPLE,
+    WEIGHTS_EXAMPLE,
+    EmbeddingRequest,
+    RequestModel,
+    RerankBody,
+    RerankWeights,
+)
 from app.errors import InvalidRequestError
 from app.observability.logs import escape_text
 
 Item = Mapping[str, Any]
 Location = tuple[int | str, ...]
 
-_MOST_PROBLEMS = 10
-_LONGEST_POINTER = 200
-_LONGEST_NAME = 60
+_MAX_PROBLEMS = 10
+_MAX_POINTER = 200
+_MAX_NAME = 60
 
 _EXAMPLES: Mapping[type[RequestModel], Any] = {
     EmbeddingRequest: EMBEDDING_EXAMPLE,
     RerankBody: RERANK_EXAMPLE,
     RerankWeights: WEIGHTS_EXAMPLE,
 }
-# What the fields are called by other services and in other endpoints.
-_NAMES_OF_TEXTS = ("text", "texts", "input", "inputs", "content", "docs", "document", "documents")
-_OTHER_NAMES: Mapping[type[RequestModel], Mapping[str, str]] = {
-    EmbeddingRequest: dict.fromkeys((*_NAMES_OF_TEXTS, "passages", "query", "prompt"), "sentences")
+# Names of the same fields in other services and in other endpoints.
+_TEXT_NAMES = ("text", "texts", "input", "inputs", "content", "docs", "document", "documents")
+_ALIASES: Mapping[type[RequestModel], Mapping[str, str]] = {
+    EmbeddingRequest: dict.fromkeys((*_TEXT_NAMES, "passages", "query", "prompt"), "sentences")
     | {kind: f"return_{kind}" for kind in ("dense", "sparse", "colbert")},
-    RerankBody: dict.fromkeys((*_NAMES_OF_TEXTS, "sentences", "candidates"), "passages")
+    RerankBody: dict.fromkeys((*_TEXT_NAMES, "sentences", "candidates"), "passages")
     | dict.fromkeys(("q", "question", "search", "prompt"), "query")
     | {"task": "instruction"},
     RerankWeights: {},
@@ -51,16 +58,16 @@ _ALLOWED = {
 def as_invalid_request(
     error: ValidationError, model: type[RequestModel], size: int
 ) -> InvalidRequestError:
-    """The error to answer for a body of `size` bytes that is no `model`; tells ten problems."""
+    """The error for a body of `size` bytes that is no valid `model`; lists ten problems at most."""
     found = error.errors(include_url=False)
     unknown = [
-        str(item["loc"][0])[:_LONGEST_NAME]
+        str(item["loc"][0])[:_MAX_NAME]
         for item in found
         if item["type"] == "extra_forbidden" and len(item["loc"]) == 1
     ]
     problems = [
         {"pointer": _pointer(item["loc"]), "message": _message(item, model, unknown, size)}
-        for item in found[:_MOST_PROBLEMS]
+        for item in found[:_MAX_PROBLEMS]
     ]
     return InvalidRequestError(problems[0]["message"], problems)
 
@@ -73,7 +80,7 @@ def _message(item: Item, model: type[RequestModel], unknown: list[str], size: in
         case "missing":
             return _missing(str(location[-1]), model, unknown)
         case "extra_forbidden":
-            return _unknown(str(location[-1])[:_LONGEST_NAME], _model_at(location, model))
+            return _unknown(str(location[-1])[:_MAX_NAME], _model_at(location, model))
         case _:
             return _wrong_value(item, model)
 
@@ -88,7 +95,7 @@ def _not_json(item: Item, model: type[RequestModel], size: int) -> str:
 
 
 def _missing(field: str, model: type[RequestModel], unknown: list[str]) -> str:
-    sent = [name for name in unknown if _meant(name, model) == field]
+    sent = [name for name in unknown if _suggest(name, model) == field]
     if sent:
         name = escape_text(sent[0])
         return (
@@ -99,7 +106,7 @@ def _missing(field: str, model: type[RequestModel], unknown: list[str]) -> str:
 
 
 def _unknown(name: str, model: type[RequestModel]) -> str:
-    meant = _meant(name, model)
+    meant = _suggest(name, model)
     advice = f"did you mean {meant}? There are" if meant else "there are"
     return f"there is no field {escape_text(name)} here: {advice} {', '.join(model.model_fields)}"
 
@@ -108,12 +115,12 @@ def _wrong_value(item: Item, model: type[RequestModel]) -> str:
     location: Location = item["loc"]
     kind, sent = item["type"], _describe(item["input"])
     if kind in {"model_type", "model_attributes_type"}:
-        wanted = _model_at((*location, ""), model)
-        return f"{_name(location)} is {sent}: send an object such as {_example(wanted)}"
+        expected = _model_at((*location, ""), model)
+        return f"{_name(location)} is {sent}: send an object such as {_example(expected)}"
     if kind in {"greater_than_equal", "less_than_equal"}:
         return f"{_name(location)} is out of range: send a number from 0 to 1000000"
     allowed = _ALLOWED.get(kind)
-    if allowed is None:  # None of ours; the library's words quote nothing.
+    if allowed is None:  # pydantic's own message, which quotes nothing.
         return f"{_name(location)}: {item['msg']}"
     example = f", as in {_example(model)}" if location[0] in _EXAMPLES[model] else ""
     return f"{_name(location)} is {sent}: {allowed}{example}"
@@ -124,15 +131,15 @@ def _model_at(location: Location, model: type[RequestModel]) -> type[RequestMode
     return RerankWeights if location[0] == "weights" and len(location) > 1 else model
 
 
-def _meant(name: str, model: type[RequestModel]) -> str | None:
-    """The field that an unknown one most likely stands for."""
-    known = _OTHER_NAMES[model].get(name.lower())
+def _suggest(name: str, model: type[RequestModel]) -> str | None:
+    """The field that an unknown name most likely stands for."""
+    known = _ALIASES[model].get(name.lower())
     near = difflib.get_close_matches(name.lower(), model.model_fields, 1)
     return known or (near[0] if near else None)
 
 
 def _describe(value: Any) -> str:
-    """Type and size in the words of JSON."""
+    """Type and size, in JSON's terms."""
     match value:
         case None:
             return "null"
@@ -149,7 +156,7 @@ def _describe(value: Any) -> str:
 
 
 def _name(location: Location) -> str:
-    """The field as one writes it: sentences[3], weights.dense; the body where there is none."""
+    """The field as sentences[3] or weights.dense; the body where there is none."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     field = "".join(parts).removeprefix(".")
     return f"the field {field}" if field else "the body"
@@ -161,4 +168,4 @@ def _example(model: type[RequestModel]) -> str:
 
 def _pointer(location: Location) -> str:
     escaped = (str(part).replace("~", "~0").replace("/", "~1") for part in location)
-    return "".join(f"/{part}" for part in escaped)[:_LONGEST_POINTER]
+    return "".join(f"/{part}" for part in escaped)[:_MAX_POINTER]

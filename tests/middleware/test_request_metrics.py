@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app import errors
 from app.api.errors import error_response
-from app.api.operations import count
+from app.api.operations import totals
 from app.middleware.context import ProvideContext
 from app.middleware.request_metrics import MeasureRequests
 from app.observability.metrics import REJECTION_REASONS, Metrics
@@ -63,7 +63,7 @@ async def test_a_rejection_counts_on_the_endpoint_it_hit(path, prefix, error, re
     metrics = Metrics()
     await ask(metrics, path, error)
     assert moved(metrics) == {f"{prefix}_requests_rejected_total {reason}": 1}
-    stats = count(metrics)
+    stats = totals(metrics)
     assert (stats["total_requests"], stats["rejected_requests"]) == (0, 1)
 
 
@@ -76,7 +76,7 @@ async def test_what_was_malformed_does_not_enter_the_durations(path, prefix, err
     if status != "client_error":
         expected[f"{prefix}_request_duration_seconds_count"] = 1
     assert moved(metrics) == expected
-    stats = count(metrics)
+    stats = totals(metrics)
     assert (stats["total_requests"], stats["rejected_requests"]) == (1, 0)
 
 

@@ -10,7 +10,7 @@ from app.server.process import run
 
 _matrix = rendering._render_matrix
 _truncation = rendering._truncation_as_json
-_count = operations.count
+_count = operations.totals
 _rerank = rendering.render_rerank
 
 
@@ -37,7 +37,7 @@ def by_rising_score(passages, result, model):
 if __name__ == "__main__":
     rendering._render_matrix = drop_a_vector
     rendering._truncation_as_json = miscount
-    operations.count = exaggerate
+    operations.totals = exaggerate
     rerank.render_rerank = by_rising_score
     STATUS_OF[EmptyInputError] = 422
     run(create_app)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.json_limit import JsonPieceCounter
+from app.api.body import JsonValueCounter
 from app.errors import InvalidRequestError
 
 JSON = st.recursive(
@@ -25,7 +25,7 @@ def pieces(value: object) -> int:
 
 
 def is_refused(body: bytes, most: int, chunk: int) -> bool:
-    counter = JsonPieceCounter(most)
+    counter = JsonValueCounter(most)
     try:
         for start in range(0, len(body), chunk):
             counter.feed(body[start : start + chunk])

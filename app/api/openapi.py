@@ -1,24 +1,82 @@
-"""The API's description as this server keeps it: its limits in force, and its locks."""
+"""The OpenAPI description: parts that endpoints add, and the limits in force of this server."""
 
+import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Security
+from fastapi.security import HTTPBearer
 
-from app.api.body import with_most_items
-from app.api.service import BEARER_NAME, Service
+from app.api.handler import Service
+from app.api.schemas import ErrorResponse, RequestModel
+from app.engine import DEFAULT_URGENCY
 from app.engine.loaded_models import LoadedModels
 from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from app.settings import Settings
 
 _ABOUT = "Dense, sparse and ColBERT vectors for hybrid search, on your own hardware."
 _PROTECTED = ("/stats", "/metrics")
-_NOT_YET = "known once the models are loaded"
+_UNKNOWN_YET = "known once the models are loaded"
+
+
+# Checks nothing: it puts the lock on the operation in the description. See RequireToken.
+_BEARER_NAME = "HTTPBearer"
+BEARER = Security(
+    HTTPBearer(
+        auto_error=False,
+        scheme_name=_BEARER_NAME,
+        description="A token of API_TOKEN or API_TOKENS_FILE, where one is set",
+    )
+)
+_PRIORITY_PARAMETER: Final[dict[str, Any]] = {
+    "name": "Priority",
+    "in": "header",
+    "required": False,
+    "description": (
+        "RFC 9218 urgency, u=0 (first) to u=7 (background). Each step doubles the request's share "
+        "of the device while others wait; nobody is starved."
+    ),
+    "schema": {"type": "string", "default": f"u={DEFAULT_URGENCY}"},
+}
+
+
+def describe_body(model: type[RequestModel]) -> dict[str, Any]:
+    """The part of an OpenAPI operation that describes `model` as its JSON body, and its headers."""
+    schema = model.model_json_schema(ref_template="{model}")
+    schema = _inline(schema, schema.pop("$defs", {}))
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "parameters": [_PRIORITY_PARAMETER],
+    }
+
+
+def _with_max_items(operation: dict[str, Any], field: str, max_items: int) -> dict[str, Any]:
+    """The operation with an upper limit for the list `field` of its JSON body."""
+    operation = copy.deepcopy(operation)
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    schema["properties"][field]["maxItems"] = max_items
+    return operation
+
+
+def _inline(schema: Any, definitions: dict[str, Any]) -> Any:
+    """Replace every reference by what it refers to."""
+    if isinstance(schema, list):
+        return [_inline(item, definitions) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inline(definitions[schema["$ref"]], definitions)
+    return {key: _inline(value, definitions) for key, value in schema.items()}
+
+
+def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The part of an OpenAPI operation that describes its errors."""
+    return {status: {"model": ErrorResponse} for status in statuses}
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A limit of both endpoints, and the settings, one or one for each, that change it."""
+    """A limit of each endpoint, and the settings that change it."""
 
     what: str
     embeddings: object
@@ -31,15 +89,15 @@ class Limit:
         return f"| {self.what} | {self.embeddings} | {self.rerank} | {names} |"
 
 
-def install_description(app: FastAPI, service: Service) -> None:
-    """Let /openapi.json, and so /docs and /redoc, tell what holds here and now."""
+def install_openapi(app: FastAPI, service: Service) -> None:
+    """Add the limits and locks of this server to /openapi.json, and so to /docs and /redoc."""
     fixed = app.openapi
 
     def describe() -> dict[str, Any]:
         description = fixed()
         limits = limits_in_force(service.settings, service.engine.models)
         return description | {
-            "info": description["info"] | {"description": f"{_ABOUT}\n\n{_as_table(limits)}"},
+            "info": description["info"] | {"description": f"{_ABOUT}\n\n{_render_table(limits)}"},
             "paths": _paths(description["paths"], service.settings),
         }
 
@@ -47,11 +105,11 @@ def install_description(app: FastAPI, service: Service) -> None:
 
 
 def limits_in_force(settings: Settings, models: LoadedModels | None) -> list[Limit]:
-    """What a request may hold, how much of it is read, and how long it may take."""
-    return [*_of_a_request(settings), *_of_its_texts(models), *_of_the_service(settings)]
+    """What a request may hold, how many tokens are read of it, and how long it may take."""
+    return [*_of_a_request(settings), *_of_texts(models), *_of_the_service(settings)]
 
 
-def _as_table(limits: list[Limit]) -> str:
+def _render_table(limits: list[Limit]) -> str:
     head = "| limit | embeddings | rerank | set by |\n|---|---|---|---|"
     return "\n".join(["The limits of this server:", "", head, *(each.as_row() for each in limits)])
 
@@ -79,8 +137,8 @@ def _of_a_request(settings: Settings) -> list[Limit]:
     ]
 
 
-def _of_its_texts(models: LoadedModels | None) -> list[Limit]:
-    tokens = _NOT_YET if models is None else models.max_batch_tokens
+def _of_texts(models: LoadedModels | None) -> list[Limit]:
+    tokens = _UNKNOWN_YET if models is None else models.max_batch_tokens
     embed_lengths = ("BGE_EMBED_MAX_LENGTH", "QWEN_EMBED_MAX_LENGTH")
     rerank_lengths = ("BGE_RERANK_MAX_LENGTH", "QWEN_RERANK_MAX_LENGTH")
     return [
@@ -114,14 +172,14 @@ def _of_the_service(settings: Settings) -> list[Limit]:
 
 def _embed_lengths(models: LoadedModels | None) -> str:
     if models is None:
-        return _NOT_YET
+        return _UNKNOWN_YET
     embedders = [each for each in (models.dense, models.embedder) if each is not None]
     return ", ".join(f"{each.max_length} of a text by {each.name}" for each in embedders)
 
 
 def _rerank_length(models: LoadedModels | None) -> str:
     if models is None:
-        return _NOT_YET
+        return _UNKNOWN_YET
     if models.late_interaction:
         return f"{models.embedder.max_length} of a text by {models.embedder.name}"
     if models.reranker is None:
@@ -131,23 +189,23 @@ def _rerank_length(models: LoadedModels | None) -> str:
 
 def _most_pairs(models: LoadedModels | None) -> str:
     if models is None:
-        return _NOT_YET
+        return _UNKNOWN_YET
     most = models.reranker.max_batch_sequences if models.reranker else None
     return "no limit" if most is None else str(most)
 
 
 def _paths(paths: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    most = {
+    max_items = {
         EMBEDDING_ENDPOINT: ("sentences", settings.max_sentences_per_request),
         RERANK_ENDPOINT: ("passages", settings.max_rerank_passages),
     }
     limited = {
-        path: {"post": with_most_items(paths[path]["post"], field, number)}
-        for path, (field, number) in most.items()
+        path: {"post": _with_max_items(paths[path]["post"], field, number)}
+        for path, (field, number) in max_items.items()
     }
     return paths | limited | (_locked(paths) if settings.protect_metrics else {})
 
 
 def _locked(paths: dict[str, Any]) -> dict[str, Any]:
-    lock: dict[str, Any] = {"security": [{BEARER_NAME: []}]}
+    lock: dict[str, Any] = {"security": [{_BEARER_NAME: []}]}
     return {path: {"get": paths[path]["get"] | lock} for path in _PROTECTED}
