@@ -9,7 +9,7 @@ def main() -> None:
     """Serve, with the settings that the command line gives."""
     arguments = sys.argv[1:]
     if {"-h", "--help"} & {*arguments}:
-        parse_flags(["--help"])  # Ends the process; to import the service takes longer.
+        parse_flags(["--help"])  # Exits; importing the service takes longer.
     from app.main import create_app  # noqa: PLC0415 - see above
     from app.server.process import run  # noqa: PLC0415
 

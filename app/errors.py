@@ -1,11 +1,11 @@
-"""What can go wrong, in the product's own words. Knows nothing of HTTP and imports nothing."""
+"""The errors of the service. Knows nothing of HTTP and imports nothing."""
 
 
 class SmartEmbedderError(Exception):
-    """The root of every error raised on purpose; its text is one sentence for the user.
+    """The base of every error raised on purpose; its text is one sentence for the user.
 
-    `code` is a stable word for programs. `retry_after` is the seconds after which another try makes
-    sense, where that can be told.
+    `code` is a stable word for programs. `retry_after` is the number of seconds after which another
+    try may succeed, if that is known.
     """
 
     code = "internal_error"
@@ -22,16 +22,16 @@ class StartupError(SmartEmbedderError):
 
 
 class EmptyInputError(SmartEmbedderError):
-    """There is nothing to work on."""
+    """The request holds no text to work on."""
 
     code = "empty_input"
 
 
 class InvalidRequestError(SmartEmbedderError):
-    """The request is not of the form that the API describes.
+    """The request does not match the API's description.
 
     `problems` lists the places, each as `{"pointer": "/sentences/0", "message": "..."}`; it never
-    holds the caller's texts.
+    holds the client's texts.
     """
 
     code = "invalid_request"
@@ -42,13 +42,13 @@ class InvalidRequestError(SmartEmbedderError):
 
 
 class UnauthorizedError(SmartEmbedderError):
-    """The request shows no token that opens the service."""
+    """The request has no valid token."""
 
     code = "unauthorized"
 
 
 class RateLimitedError(SmartEmbedderError):
-    """The client has sent more requests than its share."""
+    """The client has exceeded its rate limit."""
 
     code = "rate_limited"
 
@@ -60,31 +60,31 @@ class BodyTooLargeError(SmartEmbedderError):
 
 
 class UnsupportedMediaError(SmartEmbedderError):
-    """The request body is not declared as JSON in UTF-8, or is compressed."""
+    """The request body is not declared as JSON in UTF-8, or it is compressed."""
 
     code = "unsupported_media_type"
 
 
 class ForeignOriginError(SmartEmbedderError):
-    """A web page of another origin asks, and CORS_ORIGINS does not name it."""
+    """The request comes from a web page of an origin that CORS_ORIGINS does not name."""
 
     code = "foreign_origin"
 
 
 class BodyStalledError(SmartEmbedderError):
-    """The request body comes too slowly, or not at all."""
+    """The request body arrives too slowly, or not at all."""
 
     code = "request_timeout"
 
 
 class ClientGoneError(SmartEmbedderError):
-    """The client left before its request was complete or answered."""
+    """The client disconnected before its request was complete or answered."""
 
     code = "client_gone"
 
 
 class UnavailableError(SmartEmbedderError):
-    """The service cannot take this request now; another try later may succeed."""
+    """The service cannot take this request now; a later try may succeed."""
 
     code = "unavailable"
 
@@ -96,7 +96,7 @@ class LoadingError(UnavailableError):
 
 
 class DrainingError(UnavailableError):
-    """The service is shutting down and answers only what it has accepted."""
+    """The service is shutting down and finishes only accepted requests."""
 
     code = "draining"
 
@@ -108,19 +108,19 @@ class UnhealthyError(UnavailableError):
 
 
 class QueueFullError(UnavailableError):
-    """Every place in the queue stayed taken for as long as the caller may wait."""
+    """The queue stayed full for as long as a request may wait for a place."""
 
     code = "queue_full"
 
 
 class RerankerDisabledError(UnavailableError):
-    """Reranking is asked for, and the settings switch it off."""
+    """The settings switch reranking off."""
 
     code = "reranker_disabled"
 
 
 class OutOfMemoryError(UnavailableError):
-    """The device has too little memory for this work."""
+    """There is too little memory for this work."""
 
     code = "out_of_memory"
 
@@ -132,6 +132,6 @@ class InferenceError(SmartEmbedderError):
 
 
 class InferenceTimeoutError(SmartEmbedderError):
-    """One forward pass, or the whole request, took longer than it may."""
+    """One forward pass, or the whole request, exceeded its time limit."""
 
     code = "timeout"

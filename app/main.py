@@ -1,9 +1,10 @@
-"""Wires the parts together; `uvicorn app.main:app` serves them, too."""
+"""Wires the parts into the ASGI app; `uvicorn app.main:app` serves it, too."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
@@ -39,15 +40,14 @@ from app.server.uvicorn_command import (
     stop_uvicorn,
 )
 from app.settings import Settings
-from app.settings.model_names import public_name
 
 OnReady = Callable[[LoadedModels], None]
 OnFailure = Callable[[Exception], None]
 
 _RENDER_THREADS = 2
 _BODIES_IN_MEMORY = 16
-# FastAPI's own would follow other variables than ours, and tell of errors with their messages.
-_NO_OTHER_TELEMETRY: TelemetryConfig = {
+# FastAPI's own obeys other variables than the settings, and sends the messages of errors.
+_NO_TELEMETRY: TelemetryConfig = {
     "auto_configure": False,
     "tracing": False,
     "metrics": False,
@@ -56,7 +56,7 @@ _NO_OTHER_TELEMETRY: TelemetryConfig = {
 
 
 def __getattr__(name: str) -> FastAPI:
-    """Make `app` when a host such as uvicorn first asks for it, and no earlier."""
+    """Create `app` when an ASGI server such as uvicorn first asks for it."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with exit_on_startup_error():
@@ -73,7 +73,7 @@ def create_app(
     on_ready: OnReady = log_ready,
     on_failure: OnFailure = log_failure,
 ) -> FastAPI:
-    """The whole service as an ASGI app; its lifespan loads the models in the background."""
+    """Create the service as an ASGI app; its lifespan loads the models in the background."""
     metrics = Metrics()
     buckets = _buckets(settings, metrics)
     tracer = _tracer(settings)
@@ -93,7 +93,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        telemetry=_NO_OTHER_TELEMETRY,
+        telemetry=_NO_TELEMETRY,
         lifespan=_lifespan(service, buckets, tracer, on_ready, on_failure),
     )
     app.state.service = service
@@ -109,7 +109,7 @@ def create_app(
 def _add_middleware(
     app: FastAPI, service: Service, buckets: Buckets, tracer: Tracer | None
 ) -> None:
-    """The last one added is the outermost."""
+    """Add them from the innermost to the outermost."""
     settings = service.settings
     limiter = RateLimiter(
         buckets, settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
@@ -147,7 +147,7 @@ def _buckets(settings: Settings, metrics: Metrics) -> Buckets:
 def _tracer(settings: Settings) -> Tracer | None:
     if settings.otlp_endpoint is None:
         return None
-    # OpenTelemetry's tracing SDK and its exporter: who wants no traces does without.
+    # Imports OpenTelemetry's SDK and exporter, only if traces are sent.
     from app.observability.otlp import OtlpTracer  # noqa: PLC0415
 
     return OtlpTracer(settings.otlp_endpoint, settings.otel_service_name)
@@ -168,17 +168,17 @@ def _lifespan(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # In the background, so that the port answers while the models are being loaded.
-        start = asyncio.create_task(_start(service, on_ready, on_failure), name="engine-start")
-        # Half a second's work, which the first 404 or the first look at /docs would stop for.
+        start = asyncio.create_task(_start(service, on_ready), name="engine-start")
+        start.add_done_callback(partial(_report_failure, on_failure))
+        # Half a second of work, for which the first 404 or the first /docs would wait.
         describe = asyncio.create_task(asyncio.to_thread(app.openapi), name="describe-api")
         try:
             yield
         finally:
             start.cancel()
-            with suppress(asyncio.CancelledError):
-                await start
+            await asyncio.wait({start})
             await describe
-            # The drain is over: what still runs on the device is owed to nobody.
+            # The drain is over: nobody waits for what still runs on the device.
             service.engine.abort()
             await service.engine.close()
             await buckets.close()
@@ -189,36 +189,15 @@ def _lifespan(
     return lifespan
 
 
-async def _start(service: Service, on_ready: OnReady, on_failure: OnFailure) -> None:
-    try:
-        await service.engine.start()
-    except Exception as error:  # noqa: BLE001 - whatever it was, there is no service
-        on_failure(error)
-        return
+async def _start(service: Service, on_ready: OnReady) -> None:
+    await service.engine.start()
     models = service.engine.models
     assert models is not None  # noqa: S101 - start has returned
-    service.metrics.describe(_facts(service.settings, models))
+    service.metrics.describe(operations.describe_server(service.settings, models))
     on_ready(models)
 
 
-def _facts(settings: Settings, models: LoadedModels) -> dict[str, str]:
-    """What is served, with the lengths in force: a model may read less than its setting allows."""
-    dense, reranker = models.dense, models.reranker
-    lengths = {
-        "bge_embed_max_length": models.embedder.max_length,
-        "qwen_embed_max_length": dense.max_length if dense else settings.qwen_embed_max_length,
-        "bge_rerank_max_length": settings.bge_rerank_max_length,
-        "qwen_rerank_max_length": settings.qwen_rerank_max_length,
-    }
-    if reranker is not None:
-        kind = "bge" if reranker.scores_are_logits else "qwen"
-        lengths[f"{kind}_rerank_max_length"] = reranker.max_length
-    return {
-        "model": public_name(settings.embedding_model),
-        "dense_embedding_model": public_name(settings.dense_model),
-        "reranker_model": public_name(settings.reranker_model),
-        **{name: str(length) for name, length in lengths.items()},
-        "version": __version__,
-        "gpu_available": str(models.device.gpu_available).lower(),
-        "device": models.device.name,
-    }
+def _report_failure(on_failure: OnFailure, start: "asyncio.Task[None]") -> None:
+    error = None if start.cancelled() else start.exception()
+    if isinstance(error, Exception):
+        on_failure(error)

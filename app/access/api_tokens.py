@@ -14,22 +14,22 @@ from app.errors import StartupError
 log = structlog.get_logger(__name__)
 
 DEFAULT_NAME = "default"
-# Two writes within one tick of a file system's clock leave the same time behind; the coarsest clock
-# in use ticks every two seconds.
+# Two writes within one tick of a file system's clock get the same time; the coarsest clock in use
+# (FAT) ticks every two seconds.
 _CLOCK_TICK_NS = 2_000_000_000
 
 
 def _digest(token: bytes) -> bytes:
-    """What is kept and compared in place of a token; white space around it does not count.
+    """The digest that is stored and compared in place of a token, stripped of white space.
 
-    Digests all have one length, so that a comparison does not tell a token's length either.
+    All digests have one length, so that a comparison does not reveal a token's length either.
     """
     return hashlib.sha256(token.strip()).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """What tells one state of a file from the next."""
+    """What distinguishes one state of a file from the next."""
 
     modified_ns: int
     size: int
@@ -46,11 +46,10 @@ class _Version:
 
 
 class Tokens:
-    """Which tokens open the service, and whose they are.
+    """The valid tokens and their names.
 
-    The file is looked at again at every question and read again when it has changed. A change that
-    cannot be read leaves the tokens as they were, and is logged once; so does a missing file. No
-    token is ever logged.
+    Each call checks the file and reads it again if it has changed. Where it cannot be read, or is
+    missing, the tokens stay as they were and one warning is logged. No token is ever logged.
     """
 
     def __init__(self, token: str | None, file: Path | None) -> None:
@@ -60,7 +59,7 @@ class Tokens:
         self._file = file
         self._version: _Version | None = None
         self._named: dict[str, bytes] = {}
-        self._complaint: str | None = None
+        self._last_warning: str | None = None
         if file is not None:
             self._read(file)
 
@@ -70,11 +69,11 @@ class Tokens:
         return bool(self._own) or self._file is not None
 
     def name_of(self, presented: bytes) -> str | None:
-        """Whose token this is, or None; takes the same time whichever it is."""
+        """The name of this token, or None; compares in constant time."""
         self._refresh()
-        found, wanted = None, _digest(presented)
+        found, digest = None, _digest(presented)
         for name, token in (self._own | self._named).items():
-            if hmac.compare_digest(token, wanted):
+            if hmac.compare_digest(token, digest):
                 found = name
         return found
 
@@ -86,16 +85,16 @@ class Tokens:
             if version != self._version or not version.is_certain:
                 self._read(self._file)
         except OSError as error:
-            self._version = None  # Read again once it is back, whatever it is then.
-            self._complain(f"API_TOKENS_FILE={self._file} cannot be read: {error.strerror}")
+            self._version = None  # Read it again once it is back, even if it is unchanged.
+            self._warn_once(f"API_TOKENS_FILE={self._file} cannot be read: {error.strerror}")
         except StartupError as error:
-            self._complain(str(error))
+            self._warn_once(str(error))
 
     def _read(self, file: Path) -> None:
-        """Take over what the file says; raise `StartupError` where it cannot be understood."""
+        """Read the tokens; raise `StartupError` where the file cannot be read or parsed."""
         try:
             with file.open("rb") as opened:
-                # Before the content: what is written after this is seen as a change.
+                # Before the content: a later write is then seen as a change.
                 version = _Version.of(os.fstat(opened.fileno()))
                 text = opened.read().decode("utf-8-sig")
         except OSError as error:
@@ -107,19 +106,19 @@ class Tokens:
             raise StartupError(f"API_TOKENS_FILE={file} is no UTF-8 text") from error
         self._version = version
         self._named = _parse(text, file)
-        self._complaint = None
+        self._last_warning = None
 
-    def _complain(self, reason: str) -> None:
-        """Once for each thing that is wrong, and not for each request."""
-        if reason != self._complaint:
-            self._complaint = reason
+    def _warn_once(self, reason: str) -> None:
+        """Log a reason once, and not for each request."""
+        if reason != self._last_warning:
+            self._last_warning = reason
             log.warning(
                 "tokens_file_unreadable", reason=reason, effect="the tokens read last stay valid"
             )
 
 
 def _parse(text: str, file: Path) -> dict[str, bytes]:
-    """`name:token` lines; blank ones and those that begin with # do not count."""
+    """Parse `name:token` lines; blank ones and those that begin with # are skipped."""
     named: dict[str, bytes] = {}
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip() or line.lstrip().startswith("#"):

@@ -1,7 +1,7 @@
-"""Which address a request comes from, through proxies that may be believed and others that may not.
+"""The address that a request comes from, through trusted and untrusted proxies.
 
-Knows nothing of HTTP but the form of X-Forwarded-For: each proxy appends the address it was called
-from, so that only what trusted proxies wrote, at the right end, can be believed.
+Each proxy appends the address that called it to X-Forwarded-For, so that only the entries at the
+right end, which trusted proxies wrote, can be trusted.
 """
 
 import re
@@ -20,8 +20,8 @@ _UNKNOWN = "unknown"
 def client_address(peer: str, forwarded_for: str, trusted: Sequence[Network]) -> Address | None:
     """The right-most address that is not a trusted proxy's, beginning with the `peer` itself.
 
-    `forwarded_for` is the whole X-Forwarded-For, several header lines joined by commas. A trusted
-    address vouches for the entry that it appended; an entry that is no address ends the search at
+    `forwarded_for` is the whole X-Forwarded-For, several header lines joined by commas. An entry
+    counts only if the address after it is trusted; an entry that is no address ends the search at
     the proxy that wrote it. None where the peer itself has no address.
     """
     address = parse_address(peer)
@@ -51,7 +51,7 @@ def parse_address(text: str) -> Address | None:
 
 
 def unmapped(network: Network) -> Network:
-    """The IPv4 network that an IPv4-mapped IPv6 one stands for; any other as it is."""
+    """The IPv4 network of an IPv4-mapped IPv6 one; any other unchanged."""
     if isinstance(network, IPv6Network) and network.subnet_of(_MAPPED):
         address = IPv4Address(int(network.network_address) & 0xFFFF_FFFF)
         return IPv4Network((address, network.prefixlen - _MAPPED.prefixlen))
@@ -59,7 +59,7 @@ def unmapped(network: Network) -> Network:
 
 
 def network_key(address: Address | None) -> str:
-    """What a client is counted by: an IPv4 address, or the /64 that an IPv6 subscriber owns."""
+    """The key of a client: its IPv4 address, or the /64 that an IPv6 subscriber owns."""
     if address is None:
         return _UNKNOWN
     if isinstance(address, IPv4Address):

@@ -1,4 +1,4 @@
-"""One table from the product's errors to HTTP statuses, and one shape for every error body."""
+"""The table from errors to HTTP statuses, and the one shape of every error body."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -43,7 +43,7 @@ def status_of(error: SmartEmbedderError) -> int:
 
 
 def error_response(scope: Scope, error: SmartEmbedderError) -> Response:
-    """The answer to a request that failed with `error`; notes its code for logs and metrics."""
+    """The response for `error`; records its code for logs and metrics."""
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if isinstance(error, errors.UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
@@ -57,9 +57,9 @@ def error_response(scope: Scope, error: SmartEmbedderError) -> Response:
 
 
 def unforeseen_error_response(scope: Scope, error: Exception) -> Response:
-    """The answer to a request that failed in a way nobody foresaw; says nothing of the cause.
+    """The response for an unexpected exception, which reveals nothing of the cause.
 
-    Too little memory for a body, its tokens or its answer may pass, and is told apart.
+    A lack of memory for a body, its tokens or its response is temporary, and gets 503.
     """
     if isinstance(error, MemoryError):
         return error_response(scope, _out_of_memory())
@@ -68,19 +68,19 @@ def unforeseen_error_response(scope: Scope, error: Exception) -> Response:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Answer the product's errors and unknown routes in the one shape."""
-    app.add_exception_handler(SmartEmbedderError, _handle_own)
-    app.add_exception_handler(HTTPException, _handle_http)
-    app.add_exception_handler(MemoryError, _handle_memory)
+    """Give the service's errors, a lack of memory and unknown routes the one shape."""
+    app.add_exception_handler(SmartEmbedderError, _handle_service_error)
+    app.add_exception_handler(HTTPException, _handle_http_exception)
+    app.add_exception_handler(MemoryError, _handle_memory_error)
 
 
-async def _handle_own(request: Request, error: Exception) -> Response:
+async def _handle_service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, SmartEmbedderError)  # noqa: S101 - Starlette's signature is wider
     return error_response(request.scope, error)
 
 
-async def _handle_memory(request: Request, error: Exception) -> Response:
-    """Outside the model: its own lack of memory is told by `app.engine.memory`."""
+async def _handle_memory_error(request: Request, error: Exception) -> Response:
+    """Outside the models, whose lack of memory the engine turns into `OutOfMemoryError`."""
     log.warning(
         "request_out_of_memory",
         request_id=context_of(request.scope).request_id,
@@ -97,7 +97,7 @@ def _out_of_memory() -> errors.OutOfMemoryError:
     )
 
 
-async def _handle_http(request: Request, error: Exception) -> Response:
+async def _handle_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - Starlette's signature is wider
     status, detail, headers = error.status_code, error.detail, dict(error.headers or {})
     known = _known_paths(request.app)
@@ -114,7 +114,7 @@ async def _handle_http(request: Request, error: Exception) -> Response:
 
 def _known_paths(app: FastAPI) -> dict[str, list[str]]:
     """The methods of each path that the API's description names."""
-    described = app.openapi_schema or app.openapi()  # Made once, where it is enough.
+    described = app.openapi_schema or app.openapi()  # Cached after the first call.
     known = {
         path: [method.upper() for method in operations]
         for path, operations in described["paths"].items()

@@ -13,7 +13,10 @@ from app.api.handler import ServiceDep, get_and_head
 from app.api.health import describe_gpu
 from app.api.openapi import error_responses
 from app.api.schemas import IndexResponse, StatsResponse
+from app.engine.loaded_models import LoadedModels
 from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, Metrics
+from app.settings import Settings
+from app.settings.model_names import public_name
 
 router = APIRouter(tags=["operation"])
 
@@ -72,4 +75,27 @@ def totals(metrics: Metrics) -> dict[str, Any]:
         "total_batches": int(metrics.value("embedding_batch_size_count")),
         "rejected_requests": metrics.total(metrics.embedding_rejected)
         + metrics.total(metrics.rerank_rejected),
+    }
+
+
+def describe_server(settings: Settings, models: LoadedModels) -> dict[str, str]:
+    """The labels of embedding_server_info; the lengths in force may be lower than the settings."""
+    dense, reranker = models.dense, models.reranker
+    lengths = {
+        "bge_embed_max_length": models.embedder.max_length,
+        "qwen_embed_max_length": dense.max_length if dense else settings.qwen_embed_max_length,
+        "bge_rerank_max_length": settings.bge_rerank_max_length,
+        "qwen_rerank_max_length": settings.qwen_rerank_max_length,
+    }
+    if reranker is not None:
+        kind = "bge" if reranker.scores_are_logits else "qwen"
+        lengths[f"{kind}_rerank_max_length"] = reranker.max_length
+    return {
+        "model": public_name(settings.embedding_model),
+        "dense_embedding_model": public_name(settings.dense_model),
+        "reranker_model": public_name(settings.reranker_model),
+        **{name: str(length) for name, length in lengths.items()},
+        "version": __version__,
+        "gpu_available": str(models.device.gpu_available).lower(),
+        "device": models.device.name,
     }

@@ -1,7 +1,7 @@
-"""Every number that the service counts, in one object that owns its own registry.
+"""The Prometheus metrics of one service, in one object with a registry of its own.
 
-Each series exists at zero from the start. Labels hold only words of ours, never anything a user
-sent. /stats reads the same counters, so the two agree at every moment.
+Each series exists at zero from the start. Labels hold only fixed words, never anything that a
+client sent. /stats reads the same counters, so the two always agree.
 """
 
 import time
@@ -44,7 +44,7 @@ _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072
 
 @dataclass(frozen=True, slots=True)
 class EndpointMetrics:
-    """What is counted for one endpoint that does work; the keys are statuses and reasons."""
+    """The metrics of one endpoint that does work, by status and by reason."""
 
     requests: dict[str, Counter]
     rejected: dict[str, Counter]
@@ -62,7 +62,7 @@ class Metrics:
         self._make_engine_metrics()
         self._make_memory_metrics()
         self._make_info()
-        # This process: its memory, processor time, open files and start, where Linux tells them.
+        # Memory, CPU time, open files and start time of this process, on Linux.
         ProcessCollector(registry=self.registry)
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
@@ -141,7 +141,7 @@ class Metrics:
         )
 
     def _make_memory_metrics(self) -> None:
-        """`self.memory` holds the gauges that show each kind of memory; the older names first."""
+        """`self.memory` holds the gauges for each kind of memory; the older names first."""
         gauge = self._gauge
         self.memory = {
             kind: [

@@ -1,4 +1,4 @@
-"""Spans through OpenTelemetry's SDK to an OTLP receiver over HTTP; imported only where wanted."""
+"""Sends spans to an OTLP receiver over HTTP; imported only if OTLP_ENDPOINT is set."""
 
 import logging
 import threading
@@ -22,29 +22,29 @@ log = structlog.get_logger(__name__)
 
 _PATH = "/v1/traces"
 _NANOSECONDS = 1_000_000_000
-_SECONDS_FOR_A_BATCH = 2
-_MILLISECONDS_BETWEEN_BATCHES = 1000
-_SPANS_THAT_WAIT = 8192
-_SPANS_OF_A_BATCH = 512
+_BATCH_TIMEOUT_SECONDS = 2
+_BATCH_INTERVAL_MS = 1000
+_MAX_QUEUED_SPANS = 8192
+_MAX_BATCH_SPANS = 512
 
 _W3C = TraceContextTextMapPropagator()
 
 
 class OtlpTracer:
-    """Sends every request's spans, or as the client's own trace context has decided."""
+    """Sends the spans of every request that the client's trace context does not leave unsampled."""
 
     def __init__(self, endpoint: str, service_name: str) -> None:
-        # What they say of each failed try is said once, by `CalmExporter`.
+        # They log every failed try; `QuietExporter` logs the first.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
-        self._exporter = CalmExporter(
-            OTLPSpanExporter(_address_of(endpoint), timeout=_SECONDS_FOR_A_BATCH),
-            _receiver(endpoint),
+        self._exporter = QuietExporter(
+            OTLPSpanExporter(_traces_url(endpoint), timeout=_BATCH_TIMEOUT_SECONDS),
+            _origin(endpoint),
         )
         processor = BatchSpanProcessor(
             self._exporter,
-            max_queue_size=_SPANS_THAT_WAIT,
-            max_export_batch_size=_SPANS_OF_A_BATCH,
-            schedule_delay_millis=_MILLISECONDS_BETWEEN_BATCHES,
+            max_queue_size=_MAX_QUEUED_SPANS,
+            max_export_batch_size=_MAX_BATCH_SPANS,
+            schedule_delay_millis=_BATCH_INTERVAL_MS,
         )
         self._provider = TracerProvider(
             sampler=ParentBased(ALWAYS_ON),
@@ -60,13 +60,13 @@ class OtlpTracer:
         return OtlpRequestSpan(self._tracer, self._tracer.start_span(name, parent, SpanKind.SERVER))
 
     def close(self) -> None:
-        """Send what is left, for a few seconds at most; blocks."""
-        self._exporter.hurry()
+        """Send the remaining spans, for a few seconds at most; blocks."""
+        self._exporter.limit_time()
         self._provider.shutdown()
 
 
 class OtlpRequestSpan:
-    """One request's span; its children are made when it ends, from the times that were taken."""
+    """One request's span; its child spans are made when it ends, from recorded times."""
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer = tracer
@@ -74,13 +74,13 @@ class OtlpRequestSpan:
 
     @property
     def traceparent(self) -> str | None:
-        """W3C trace context that names this span; None where OTEL_SDK_DISABLED makes none."""
+        """The span's W3C trace context; None where OTEL_SDK_DISABLED is set."""
         carrier: dict[str, str] = {}
         _W3C.inject(carrier, set_span_in_context(self._span))
         return carrier.get("traceparent")
 
     def end(self, attributes: Attributes, stages: Sequence[Stage], error: str | None) -> None:
-        """End it now, with a child for each stage; `error` says in a word what failed."""
+        """End it now, with a child for each stage; `error` is the error's code."""
         now = time.time_ns() - int(time.perf_counter() * _NANOSECONDS)
         for stage in stages:
             self._add_stage(stage, now)
@@ -99,17 +99,17 @@ class OtlpRequestSpan:
         child.end(clock + int(stage.ended * _NANOSECONDS))
 
 
-class CalmExporter(SpanExporter):
-    """Tells once that spans are lost, and once that they arrive again; in a hurry, gives up soon.
+class QuietExporter(SpanExporter):
+    """Logs once that spans are lost, and once that they are delivered again.
 
-    What could not be delivered is dropped: traces must cost a request nothing.
+    What cannot be delivered is dropped: traces must not delay a request.
     """
 
     def __init__(self, exporter: SpanExporter, receiver: str) -> None:
         self._exporter = exporter
         self._receiver = receiver
         self._failing = False
-        self._hurry = threading.Event()
+        self._time_limited = threading.Event()
         self._give_up_at = float("inf")
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
@@ -123,27 +123,27 @@ class CalmExporter(SpanExporter):
         elif self._failing and not failed:
             log.info("traces_delivered_again", receiver=self._receiver)
         self._failing = failed
-        if failed and self._hurry.is_set():
+        if failed and self._time_limited.is_set():
             self._give_up_at = 0.0
         return result
 
-    def hurry(self) -> None:
-        """From now on the first failure is the last, and all must be sent in seconds."""
-        self._give_up_at = 0.0 if self._failing else time.monotonic() + _SECONDS_FOR_A_BATCH
-        self._hurry.set()
+    def limit_time(self) -> None:
+        """Stop at the next failure, or after a few seconds; called before the process ends."""
+        self._give_up_at = 0.0 if self._failing else time.monotonic() + _BATCH_TIMEOUT_SECONDS
+        self._time_limited.set()
 
     def shutdown(self) -> None:
         """End the connections."""
         self._exporter.shutdown()
 
 
-def _address_of(endpoint: str) -> str:
+def _traces_url(endpoint: str) -> str:
     base = endpoint.rstrip("/")
     return base if base.endswith(_PATH) else f"{base}{_PATH}"
 
 
-def _receiver(endpoint: str) -> str:
-    """Scheme, host and port: what may be logged, for there may be a key in the path."""
+def _origin(endpoint: str) -> str:
+    """Scheme, host and port, which may be logged; the path may hold a key."""
     parts = urlsplit(endpoint)
     return f"{parts.scheme}://{parts.netloc}"
 

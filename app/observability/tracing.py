@@ -1,6 +1,6 @@
-"""Where a request's time went, and what a trace of it is to the rest of the service.
+"""The stages of a request, and the interface of a tracer.
 
-OpenTelemetry itself is known to `app.observability.otlp` alone.
+Only `app.observability.otlp` knows OpenTelemetry.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,21 +38,21 @@ class Timings:
 
 
 class RequestSpan(Protocol):
-    """The span of one request, which has begun."""
+    """The span of one request, which has been started."""
 
     @property
     def traceparent(self) -> str | None:
-        """W3C trace context that names this span, where there is any."""
+        """The span's W3C trace context, if there is one."""
 
     def end(self, attributes: Attributes, stages: Sequence[Stage], error: str | None) -> None:
-        """End it now, with a child for each stage; `error` says in a word what failed."""
+        """End it now, with a child for each stage; `error` is the error's code."""
 
 
 class Tracer(Protocol):
-    """Makes spans and sends them away, without ever holding up who makes them."""
+    """Creates spans and sends them, without blocking the request."""
 
     def begin(self, name: str, context: Mapping[str, str]) -> RequestSpan:
         """Begin a request's span; `context` holds the W3C headers that the client sent."""
 
     def close(self) -> None:
-        """Send what is left, for a few seconds at most; blocks."""
+        """Send the remaining spans, for a few seconds at most; blocks."""

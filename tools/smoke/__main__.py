@@ -13,15 +13,16 @@ from collections.abc import Callable, Sequence
 from urllib.parse import urlsplit
 
 import httpx2
+from pydantic import ValidationError
 
 from tools.smoke import operation, refusals, reranking, vectors
-from tools.smoke.expectations import Skip, Unexpected
+from tools.smoke.expectations import CheckFailedError, Skip
 from tools.smoke.target import NotOursError, Target
 
 _TIMEOUT = 120.0
-# What a body that is not of the contract's shape, or no answer at all, makes a check raise.
+# What a check raises where there is no answer, or where one has another shape than the contract's.
 _NO_ANSWER = (httpx2.HTTPError, OSError, http.client.HTTPException)
-_WRONG_SHAPE = (LookupError, TypeError, ValueError, AttributeError)
+_WRONG_SHAPE = (LookupError, TypeError, ValueError)
 
 Check = Callable[[Target], None]
 
@@ -71,13 +72,20 @@ def _outcome(each: Check, target: Target) -> tuple[str, str]:
         each(target)
     except Skip as reason:
         return "skipped", str(reason)
-    except Unexpected as failure:
+    except CheckFailedError as failure:
         return "FAILED", str(failure)
     except _NO_ANSWER as error:
         return "FAILED", f"expected an answer, saw {type(error).__name__}: {error}"
+    except ValidationError as error:
+        return "FAILED", f"expected the contract's shape, saw {_first_problem(error)}"
     except _WRONG_SHAPE as error:
         return "FAILED", f"expected the contract's shape, saw {type(error).__name__}: {error}"
     return "ok", ""
+
+
+def _first_problem(error: ValidationError) -> str:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 
 
 def _parser() -> argparse.ArgumentParser:

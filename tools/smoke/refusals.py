@@ -4,15 +4,15 @@ from http import HTTPStatus
 from typing import Any
 
 from tools.smoke.expectations import Skip, expect, expect_that
-from tools.smoke.target import EMBED, RERANK, Access, Target, describe, expect_error_shape
+from tools.smoke.target import EMBED, RERANK, Access, Target, describe, read_error
 
-_MOST_TEXTS = 1024
+_DEFAULT_MAX_TEXTS = 1024
 _WRONG = "wrong-" * 4
 
 
 def empty_list_is_400(target: Target) -> None:
     """An empty list of texts is 400."""
-    expect("the code", target.refused(EMBED, {"sentences": []}, 400)["code"], "empty_input")
+    expect("the code", target.refused(EMBED, {"sentences": []}, 400).code, "empty_input")
 
 
 def malformed_is_422(target: Target) -> None:
@@ -26,27 +26,27 @@ def malformed_is_422(target: Target) -> None:
         {"sentences": ["a"], "return_dense": "yes"},
     )
     for body in bodies:
-        expect("the code", target.refused(EMBED, body, 422)["code"], "invalid_request")
+        expect("the code", target.refused(EMBED, body, 422).code, "invalid_request")
 
 
 def too_many_texts_are_422(target: Target) -> None:
     """More texts than are allowed are 422."""
-    # Nothing is asked for, so that where so many are allowed there is no work either.
+    # No vectors are asked for: a service that allows so many texts then does no work either.
     nothing = dict.fromkeys(("return_dense", "return_sparse", "return_colbert"), False)
-    _expect_too_many(target, EMBED, {"sentences": ["a"] * (_MOST_TEXTS + 1)} | nothing)
+    _expect_too_many(target, EMBED, {"sentences": ["a"] * (_DEFAULT_MAX_TEXTS + 1)} | nothing)
 
 
 def too_many_passages_are_422(target: Target) -> None:
     """More passages than are allowed are 422."""
     weightless = {"weights": {"dense": 0, "sparse": 0, "colbert": 0}}
-    body = {"query": "a", "passages": ["a"] * (_MOST_TEXTS + 1)} | weightless
+    body = {"query": "a", "passages": ["a"] * (_DEFAULT_MAX_TEXTS + 1)} | weightless
     _expect_too_many(target, RERANK, body)
 
 
 def _expect_too_many(target: Target, path: str, body: dict[str, Any]) -> None:
-    detail = target.refused(path, body, 422)["detail"]
+    detail = target.refused(path, body, 422).detail
     if "at most" not in detail:
-        raise Skip(f"more than {_MOST_TEXTS} are allowed here")
+        raise Skip(f"more than {_DEFAULT_MAX_TEXTS} are allowed here")
 
 
 def huge_body_is_413(target: Target) -> None:
@@ -62,7 +62,7 @@ def unknown_path_is_404(target: Target) -> None:
     answer = target.get("/no/such/page")
     target.require_access(answer)
     expect("the status", answer.status_code, 404)
-    expect_error_shape(answer)
+    read_error(answer)
 
 
 def missing_or_wrong_token_is_401(target: Target) -> None:
@@ -70,15 +70,14 @@ def missing_or_wrong_token_is_401(target: Target) -> None:
     if target.access is Access.OPEN and not target.token:
         raise Skip("no token is asked for")
     for token in ("", _WRONG):
-        # Empty, so that where no token is asked for there is no work.
+        # Empty: a service that asks for no token then does no work.
         answer = target.post(EMBED, {"sentences": []}, token=token)
-        wanted = "401 (a token was given, and this service asks for none)"
-        wanted = wanted if target.access is Access.OPEN else "401"
-        expect_that(
-            "the status", answer.status_code == HTTPStatus.UNAUTHORIZED, wanted, describe(answer)
-        )
+        note = " (a token was given, and this service asks for none)"
+        expected = f"401{note if target.access is Access.OPEN else ''}"
+        refused = answer.status_code == HTTPStatus.UNAUTHORIZED
+        expect_that("the status", refused, expected, describe(answer))
         expect("WWW-Authenticate", answer.headers.get("www-authenticate"), "Bearer")
-        expect("the code", expect_error_shape(answer)["code"], "unauthorized")
+        expect("the code", read_error(answer).code, "unauthorized")
 
 
 def token_opens_the_service(target: Target) -> None:

@@ -11,19 +11,20 @@ from urllib.parse import urlsplit
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from tools.smoke.expectations import Skip, expect, expect_keys, expect_that
+from app.api.schemas import EmbeddingResponse, ErrorResponse, RerankResponse
+from tools.smoke.expectations import Skip, expect, expect_that
 
 EMBED = "/embeddings/"
 RERANK = "/rerank"
 NO_RERANKER = "none"
 _NEEDS_RETRY_AFTER = {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE}
 _FAR_TOO_LARGE = 2**50
-# Others may take what the rate limit allows meanwhile: so often one request is tried again.
-_MOST_TRIES = 5
+# Tries of one request, because other clients may use up the rate limit meanwhile.
+_MAX_TRIES = 5
 
 
 class Access(StrEnum):
-    """Whether the service asks for a token, and what it makes of the one that was given."""
+    """Whether the service asks for a token, and whether it takes the one that was given."""
 
     OPEN = "it asks for no token"
     GRANTED = "it asks for a token and takes this one"
@@ -36,7 +37,7 @@ class NotOursError(Exception):
 
 
 class Target:
-    """Sends requests, with the token where there is one, and keeps what only the end can judge."""
+    """Sends requests, with the token if there is one, and records what the last checks judge."""
 
     def __init__(self, url: str, token: str | None, timeout: float) -> None:
         self.url = url
@@ -115,21 +116,28 @@ class Target:
         finally:
             connection.close()
 
-    def work(self, path: str, body: dict[str, Any]) -> Any:
-        """The JSON of a request that must succeed; raises `Skip` while it cannot."""
-        self.require_healthy()
-        answer = self.post(path, body)
-        self.require_access(answer)
-        expect_that(f"POST {path}", answer.status_code == HTTPStatus.OK, 200, describe(answer))
-        return answer.json()
+    def embed(
+        self, sentences: list[str], path: str = EMBED, /, **options: bool
+    ) -> EmbeddingResponse:
+        """The answer to texts that must be embedded; raises `Skip` while they cannot be."""
+        answer = self._work(path, {"sentences": sentences, **options}, HTTPStatus.OK)
+        return EmbeddingResponse.model_validate_json(answer.content, strict=True)
 
-    def refused(self, path: str, body: Any, status: int) -> dict[str, Any]:
-        """The body of a refusal, which must have the one shape; raises `Skip` while it cannot."""
+    def rerank(self, **body: Any) -> RerankResponse:
+        """The answer to passages that must be ranked; raises `Skip` while they cannot be."""
+        answer = self._work(RERANK, body, HTTPStatus.OK)
+        return RerankResponse.model_validate_json(answer.content, strict=True)
+
+    def refused(self, path: str, body: Any, status: int) -> ErrorResponse:
+        """The body of a request that must be refused; raises `Skip` while it cannot be."""
+        return read_error(self._work(path, body, status))
+
+    def _work(self, path: str, body: Any, status: int) -> httpx2.Response:
         self.require_healthy()
         answer = self.post(path, body)
         self.require_access(answer)
         expect_that(f"POST {path}", answer.status_code == status, status, describe(answer))
-        return expect_error_shape(answer)
+        return answer
 
     def metrics(self) -> dict[str, list[tuple[dict[str, str], float]]]:
         """Every sample of /metrics by its name."""
@@ -153,7 +161,7 @@ class Target:
             raise Skip(f"the service is {self.health['status']}")
 
     def require_access(self, answer: httpx2.Response) -> None:
-        """Raise `Skip` where it is 401 and nothing else was to be expected."""
+        """Raise `Skip` where it is 401 because no valid token was given."""
         closed = self.access in {Access.REFUSED, Access.CLOSED}
         if closed and answer.status_code == HTTPStatus.UNAUTHORIZED:
             raise Skip(self.access)
@@ -168,9 +176,9 @@ class Target:
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def _send(self, send: Callable[[], httpx2.Response]) -> httpx2.Response:
-        """Send a request, again where the rate limit refused it, after as long as that says."""
-        for _ in range(_MOST_TRIES):
-            answer = self._note(send())
+        """Send a request, and again where the rate limit refuses it, after its Retry-After."""
+        for _ in range(_MAX_TRIES):
+            answer = self._record(send())
             wait = _wait_of(answer)
             if wait is None or wait > self._timeout:
                 break
@@ -178,8 +186,8 @@ class Target:
             time.sleep(wait)
         return answer
 
-    def _note(self, answer: httpx2.Response) -> httpx2.Response:
-        """Keep what every answer must fulfil; the last checks judge it."""
+    def _record(self, answer: httpx2.Response) -> httpx2.Response:
+        """Record whether it has what every answer must have."""
         name = f"{answer.request.method} {answer.request.url.path} {answer.status_code}"
         if not answer.headers.get("x-request-id"):
             self.without_id.append(name)
@@ -193,20 +201,19 @@ class Target:
 
 
 def _wait_of(answer: httpx2.Response) -> int | None:
-    """The seconds after which a request that was over the rate limit may come again."""
+    """The Retry-After of a request that exceeded the rate limit, in seconds."""
     after = answer.headers.get("retry-after", "")
     limited = answer.status_code == HTTPStatus.TOO_MANY_REQUESTS and after.isdecimal()
     return int(after) if limited else None
 
 
-def expect_error_shape(answer: httpx2.Response) -> dict[str, Any]:
-    """The body of an error, which must tell `detail`, `code` and the answer's own request id."""
-    body: dict[str, Any] = answer.json()
-    expect_keys("the error's body", body, {"detail", "code", "request_id"})
-    expect("its request_id", body["request_id"], answer.headers.get("x-request-id"))
+def read_error(answer: httpx2.Response) -> ErrorResponse:
+    """The body of an error, which must hold the answer's own request id."""
+    body = ErrorResponse.model_validate_json(answer.content, strict=True)
+    expect("its request_id", body.request_id, answer.headers.get("x-request-id"))
     return body
 
 
 def describe(answer: httpx2.Response) -> str:
-    """Status and body, for who reads of a failure."""
+    """Status and body, for the message of a failure."""
     return f"{answer.status_code} {answer.text}"

@@ -1,63 +1,41 @@
-"""Checks of the three kinds of vectors, and of what is said of texts that were cut."""
+"""Checks of the three kinds of vectors, and of the warnings about truncated texts."""
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
-from tools.smoke.expectations import (
-    TOLERANCE,
-    Skip,
-    expect,
-    expect_finite,
-    expect_keys,
-    expect_that,
-    expect_unit,
-)
+from app.api.schemas import Embeddings, SparseIndices
+from tools.smoke.expectations import TOLERANCE, Skip, expect, expect_that, expect_unit
 from tools.smoke.target import EMBED, Target
 
 _TEXTS = ["What is hybrid search?", "A recipe for bread."]
 _WORD = "search"
-_ANSWER = [
-    "data",
-    "model_name",
-    "dense_model_name",
-    "sparse_model_name",
-    "colbert_model_name",
-    "processing_time_ms",
-    "warnings",
-    "usage",
-    "timings_ms",
-]
 _LONGEST = 8192
-_ALIKE = 0.999
+_MIN_COSINE = 0.999
+_SPARSE_ALONE = {"return_dense": False, "return_colbert": False}
+_UNIT_DENSE_ALONE = {"return_sparse": False, "return_colbert": False, "normalize_dense": True}
 
 
 def answer_is_complete(target: Target) -> None:
     """An answer names its models, tokens and times, and gives each text back in its place."""
-    answer = target.work(EMBED, {"sentences": _TEXTS})
-    expect_keys("the answer", answer, _ANSWER)
-    expect_keys("timings_ms", answer["timings_ms"], {"tokenize", "queue", "inference", "total"})
-    expect("model_name", answer["model_name"], answer["dense_model_name"])
-    expect("dense_model_name", answer["dense_model_name"], target.health["dense_embedding_model"])
-    expect("sparse_model_name", answer["sparse_model_name"], target.health["model"])
-    expect("warnings", answer["warnings"], [])
-    expect(
-        "texts", [(item["id"], item["text"]) for item in answer["data"]], list(enumerate(_TEXTS))
-    )
-    usage = answer["usage"]
-    expect("total_tokens", usage["total_tokens"], usage["prompt_tokens"])
-    expect_that("prompt_tokens", usage["prompt_tokens"] > len(_TEXTS), "tokens", usage)
+    answer = target.embed(_TEXTS)
+    expect("model_name", answer.model_name, answer.dense_model_name)
+    expect("dense_model_name", answer.dense_model_name, target.health["dense_embedding_model"])
+    expect("sparse_model_name", answer.sparse_model_name, target.health["model"])
+    expect("warnings", answer.warnings, [])
+    expect("texts", [(item.id, item.text) for item in answer.data], list(enumerate(_TEXTS)))
+    usage = answer.usage
+    expect("total_tokens", usage.total_tokens, usage.prompt_tokens)
+    expect_that("prompt_tokens", usage.prompt_tokens > len(_TEXTS), "tokens", usage)
 
 
 def three_kinds_come_together(target: Target) -> None:
     """One request gives dense, sparse and ColBERT vectors."""
-    for item in target.work(EMBED, {"sentences": _TEXTS})["data"]:
-        kinds = item["embeddings"]
-        expect_finite("dense", kinds["dense"])
-        _expect_weights(kinds["sparse"])
-        widths = {len(vector) for vector in kinds["colbert"]}
+    for item in target.embed(_TEXTS).data:
+        expect_that("dense", item.embeddings.dense, "numbers", item.embeddings.dense)
+        _weights_of(item.embeddings)
+        vectors = item.embeddings.colbert or []
+        widths = {len(vector) for vector in vectors}
         expect_that("widths of ColBERT vectors", len(widths) == 1, "one", widths)
-        for vector in kinds["colbert"]:
+        for vector in vectors:
             expect_unit("a ColBERT vector", vector)
 
 
@@ -65,20 +43,20 @@ def kinds_not_asked_for_are_null(target: Target) -> None:
     """A kind that is not asked for is null."""
     kinds = ("dense", "sparse", "colbert")
     for kind in kinds:
-        wanted = {f"return_{each}": each == kind for each in kinds}
-        found = _embed(target, **wanted)
-        expect("the kinds given", [each for each in kinds if found[each] is not None], [kind])
+        found = _embed(target, **{f"return_{each}": each == kind for each in kinds})
+        given = [each for each in kinds if getattr(found, each) is not None]
+        expect("the kinds given", given, [kind])
 
 
 def sparse_has_two_forms(target: Target) -> None:
     """Sparse weights are the same by token id and as indices and values."""
-    only = {"return_dense": False, "return_colbert": False}
-    weights = _expect_weights(_embed(target, **only)["sparse"])
-    both = _embed(target, **only, sparse_as_indices=True)["sparse"]
-    expect_keys("sparse", both, {"indices", "values"})
-    expect("number of values", len(both["values"]), len(both["indices"]))
-    listed = dict(zip(both["indices"], both["values"], strict=True))
-    expect("different indices", len(listed), len(both["indices"]))
+    weights = _weights_of(_embed(target, **_SPARSE_ALONE))
+    both = _embed(target, **_SPARSE_ALONE, sparse_as_indices=True).sparse
+    if not isinstance(both, SparseIndices):
+        raise TypeError("sparse has no indices and values")
+    expect("number of values", len(both.values), len(both.indices))
+    listed = dict(zip(both.indices, both.values, strict=True))
+    expect("different indices", len(listed), len(both.indices))
     for token in weights.keys() | listed.keys():
         one, other = weights.get(token, 0.0), listed.get(token, 0.0)
         alike = abs(one - other) <= TOLERANCE * max(1, abs(one))
@@ -87,96 +65,90 @@ def sparse_has_two_forms(target: Target) -> None:
 
 def dense_has_unit_length(target: Target) -> None:
     """bge-m3's dense vector has unit length without being asked."""
-    dense = _embed(target, return_sparse=False, return_colbert=False)["dense"]
+    embeddings = _embed(target, return_sparse=False, return_colbert=False)
     if target.health["model"] != target.health["dense_embedding_model"]:
         raise Skip("another model makes the dense vectors")
-    expect_unit("dense", dense)
+    expect_unit("dense", embeddings.dense or [])
 
 
 def normalize_dense_gives_unit_length(target: Target) -> None:
     """With normalize_dense the dense vector has unit length."""
-    wanted = {"return_sparse": False, "return_colbert": False, "normalize_dense": True}
-    expect_unit("dense", _embed(target, **wanted)["dense"])
+    expect_unit("dense", _embed(target, **_UNIT_DENSE_ALONE).dense or [])
 
 
 def colbert_has_a_vector_for_each_token(target: Target) -> None:
     """ColBERT has one vector for each token but the first."""
-    wanted = {"return_dense": False, "return_sparse": False}
-    answer = target.work(EMBED, {"sentences": _TEXTS[:1]} | wanted)
-    count = len(answer["data"][0]["embeddings"]["colbert"])
-    expect("number of vectors", count, answer["usage"]["prompt_tokens"] - 1)
+    answer = target.embed(_TEXTS[:1], return_dense=False, return_sparse=False)
+    vectors = answer.data[0].embeddings.colbert or []
+    expect("number of vectors", len(vectors), answer.usage.prompt_tokens - 1)
 
 
-def company_changes_nothing(target: Target) -> None:
+def other_texts_change_nothing(target: Target) -> None:
     """A text has the same vector alone and among others."""
-    wanted = {"return_sparse": False, "return_colbert": False, "normalize_dense": True}
-    alone = _embed(target, **wanted)["dense"]
-    others = [*_TEXTS, "Others", "bear it company " * 9]
-    among = target.work(EMBED, {"sentences": others} | wanted)["data"][0]["embeddings"]["dense"]
-    likeness = math.fsum(a * b for a, b in zip(alone, among, strict=True))
-    expect_that("their cosine", likeness > _ALIKE, f"above {_ALIKE}", likeness)
+    alone = _embed(target, **_UNIT_DENSE_ALONE).dense or []
+    texts = [*_TEXTS, "Others", "more words " * 9]
+    among = target.embed(texts, **_UNIT_DENSE_ALONE).data[0].embeddings.dense or []
+    cosine = math.fsum(a * b for a, b in zip(alone, among, strict=True))
+    expect_that("their cosine", cosine > _MIN_COSINE, f"above {_MIN_COSINE}", cosine)
 
 
 def both_paths_answer(target: Target) -> None:
     """/embeddings answers as /embeddings/ does."""
-    body = {"sentences": _TEXTS[:1], "return_colbert": False}
-    first = target.work("/embeddings", body)["usage"]
-    expect("usage", first, target.work(EMBED, body)["usage"])
+    bare, full = (
+        target.embed(_TEXTS[:1], path, return_colbert=False).usage
+        for path in ("/embeddings", EMBED)
+    )
+    expect("usage", bare, full)
 
 
 def long_texts_are_cut_and_reported(target: Target) -> None:
     """A text longer than the model reads is cut, and the warning counts its tokens exactly."""
     target.require_healthy()
-    most = target.health["max_input_length"]
-    if most > _LONGEST:
+    max_tokens = target.health["max_input_length"]
+    if max_tokens > _LONGEST:
         raise Skip(f"it would take a text of more than {_LONGEST} tokens")
-    # By two short texts, how many tokens a word is and how many there are besides words.
-    few, more = _tokens_of_words(target, 1), _tokens_of_words(target, 5)
-    each = (more - few) / 4
-    answer = target.work(EMBED, _sparse_alone([_TEXTS[0], _words(most)]))
-    expect("number of warnings", len(answer["warnings"]), 1)
-    (warning,) = answer["warnings"]
-    original = int(few + (most - 1) * each)
+    # Two short texts show how many tokens a word has, and how many there are besides words.
+    few, more = (_count_tokens(target, _words(count)) for count in (1, 5))
+    original = int(few + (max_tokens - 1) * (more - few) / 4)
+    answer = target.embed([_TEXTS[0], _words(max_tokens)], **_SPARSE_ALONE)
+    expect("number of warnings", len(answer.warnings), 1)
     for name, expected in {
         "code": "input_truncated",
         "severity": "warning",
         "target": {"field": "sentences", "index": 1, "pointer": "/sentences/1"},
         "details": {
-            "model": answer["sparse_model_name"],
-            "max_tokens": most,
+            "model": answer.sparse_model_name,
+            "max_tokens": max_tokens,
             "original_tokens": original,
-            "truncated_tokens": original - most,
+            "truncated_tokens": original - max_tokens,
             "truncation_side": "end",
         },
     }.items():
-        expect(name, warning[name], expected)
-    short = target.work(EMBED, _sparse_alone(_TEXTS[:1]))["usage"]["prompt_tokens"]
-    expect("prompt_tokens", answer["usage"]["prompt_tokens"], short + most)
+        expect(name, answer.warnings[0].model_dump()[name], expected)
+    short = _count_tokens(target, _TEXTS[0])
+    expect("prompt_tokens", answer.usage.prompt_tokens, short + max_tokens)
 
 
-def _embed(target: Target, **wanted: bool) -> Any:
-    return target.work(EMBED, {"sentences": _TEXTS[:1]} | wanted)["data"][0]["embeddings"]
+def _embed(target: Target, **options: bool) -> Embeddings:
+    return target.embed(_TEXTS[:1], **options).data[0].embeddings
 
 
-def _expect_weights(sparse: dict[str, float]) -> dict[int, float]:
+def _weights_of(embeddings: Embeddings) -> dict[int, float]:
+    sparse = embeddings.sparse
+    if not isinstance(sparse, dict):
+        raise TypeError("sparse has no weights by token id")
     expect_that("token ids", all(map(str.isdecimal, sparse)), "numbers", list(sparse))
-    weights = list(sparse.values())
-    expect_finite("weights", weights)
-    expect_that("weights", min(weights) > 0, "above 0", min(weights))
+    smallest = min(sparse.values())
+    expect_that("weights", smallest > 0, "above 0", smallest)
     return {int(token): weight for token, weight in sparse.items()}
-
-
-def _sparse_alone(texts: Sequence[str]) -> dict[str, Any]:
-    return {"sentences": list(texts), "return_dense": False, "return_colbert": False}
 
 
 def _words(count: int) -> str:
     return " ".join([_WORD] * count)
 
 
-def _tokens_of_words(target: Target, count: int) -> int:
-    usage = target.work(EMBED, _sparse_alone([_words(count)]))["usage"]
-    return int(usage["prompt_tokens"])
+def _count_tokens(target: Target, text: str) -> int:
+    return target.embed([text], **_SPARSE_ALONE).usage.prompt_tokens
 
 
 CHECKS = (
@@ -187,7 +159,7 @@ CHECKS = (
     dense_has_unit_length,
     normalize_dense_gives_unit_length,
     colbert_has_a_vector_for_each_token,
-    company_changes_nothing,
+    other_texts_change_nothing,
     both_paths_answer,
     long_texts_are_cut_and_reported,
 )
