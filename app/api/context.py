@@ -13,7 +13,8 @@ class RequestContext:
     """The facts of one request; middleware and endpoints fill in what they learn.
 
     `endpoint` is the path, as metrics name it, of a POST that asks for work, and None for every
-    other request. `counts` holds numbers for the log line, `stages` the times for the trace.
+    other request. `status` is None until the response begins. `counts` holds numbers for the log
+    line, `stages` the times for the trace.
     """
 
     request_id: str
@@ -22,6 +23,9 @@ class RequestContext:
     client_address: str
     token_name: str | None = None
     error_code: str | None = None
+    status: int | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
     counts: dict[str, int | float] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
 

@@ -1,7 +1,6 @@
 """The OpenAPI description: parts that endpoints add, and the limits in force of this server."""
 
 import copy
-from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import FastAPI, Security
@@ -14,7 +13,27 @@ from app.engine.loaded_models import LoadedModels
 from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from app.settings import Settings
 
-_ABOUT = "Dense, sparse and ColBERT vectors for hybrid search, on your own hardware."
+_LIMITS = """\
+Dense, sparse and ColBERT vectors for hybrid search, on your own hardware.
+
+The limits of this server:
+
+| limit | embeddings | rerank | set by |
+|---|---|---|---|
+| texts in a request | {settings.max_sentences_per_request} | {settings.max_rerank_passages} \
+| `MAX_SENTENCES_PER_REQUEST`, `MAX_RERANK_PASSAGES` |
+| bytes of a request | {settings.max_body_bytes} | {settings.max_body_bytes} | `MAX_BODY_BYTES` |
+| seconds of a request | {settings.request_timeout:g} | {settings.request_timeout:g}, \
+of them {settings.rerank_gpu_timeout:g} in forwards | `REQUEST_TIMEOUT`, `RERANK_GPU_TIMEOUT` |
+| tokens that are read | {embed_lengths} | {rerank_lengths} | `BGE_EMBED_MAX_LENGTH`, \
+`QWEN_EMBED_MAX_LENGTH`, `BGE_RERANK_MAX_LENGTH`, `QWEN_RERANK_MAX_LENGTH` |
+| tokens in one forward | {tokens} | {tokens} | `MAX_BATCH_TOKENS` |
+| pairs in one forward |  | {pairs} | `QWEN_RERANK_BATCH_SIZE` |
+| requests of all clients | {settings.max_queue_size} | {settings.rerank_max_queue} \
+| `MAX_QUEUE_SIZE`, `RERANK_MAX_QUEUE` |
+| requests of one client | {settings.rate_limit_burst_size} at once and \
+{settings.rate_limit_requests_per_minute} a minute | counted together with embeddings \
+| `RATE_LIMIT_BURST_SIZE`, `RATE_LIMIT_REQUESTS_PER_MINUTE` |"""
 _PROTECTED = ("/stats", "/metrics")
 _UNKNOWN_YET = "known once the models are loaded"
 
@@ -74,100 +93,30 @@ def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return {status: {"model": ErrorResponse} for status in statuses}
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """A limit of each endpoint, and the settings that change it."""
-
-    what: str
-    embeddings: object
-    rerank: object
-    settings: tuple[str, ...]
-
-    def as_row(self) -> str:
-        """A row of a table in Markdown."""
-        names = ", ".join(f"`{name}`" for name in self.settings)
-        return f"| {self.what} | {self.embeddings} | {self.rerank} | {names} |"
-
-
 def install_openapi(app: FastAPI, service: Service) -> None:
     """Add the limits and locks of this server to /openapi.json, and so to /docs and /redoc."""
     fixed = app.openapi
 
     def describe() -> dict[str, Any]:
         description = fixed()
-        limits = limits_in_force(service.settings, service.engine.models)
+        limits = _describe_limits(service.settings, service.engine.models)
         return description | {
-            "info": description["info"] | {"description": f"{_ABOUT}\n\n{_render_table(limits)}"},
+            "info": description["info"] | {"description": limits},
             "paths": _paths(description["paths"], service.settings),
         }
 
     app.openapi = describe  # type: ignore[method-assign]
 
 
-def limits_in_force(settings: Settings, models: LoadedModels | None) -> list[Limit]:
+def _describe_limits(settings: Settings, models: LoadedModels | None) -> str:
     """What a request may hold, how many tokens are read of it, and how long it may take."""
-    return [*_of_a_request(settings), *_of_texts(models), *_of_the_service(settings)]
-
-
-def _render_table(limits: list[Limit]) -> str:
-    head = "| limit | embeddings | rerank | set by |\n|---|---|---|---|"
-    return "\n".join(["The limits of this server:", "", head, *(each.as_row() for each in limits)])
-
-
-def _of_a_request(settings: Settings) -> list[Limit]:
-    return [
-        Limit(
-            "texts in a request",
-            settings.max_sentences_per_request,
-            settings.max_rerank_passages,
-            ("MAX_SENTENCES_PER_REQUEST", "MAX_RERANK_PASSAGES"),
-        ),
-        Limit(
-            "bytes of a request",
-            settings.max_body_bytes,
-            settings.max_body_bytes,
-            ("MAX_BODY_BYTES",),
-        ),
-        Limit(
-            "seconds of a request",
-            f"{settings.request_timeout:g}",
-            f"{settings.request_timeout:g}, of them {settings.rerank_gpu_timeout:g} in forwards",
-            ("REQUEST_TIMEOUT", "RERANK_GPU_TIMEOUT"),
-        ),
-    ]
-
-
-def _of_texts(models: LoadedModels | None) -> list[Limit]:
-    tokens = _UNKNOWN_YET if models is None else models.max_batch_tokens
-    embed_lengths = ("BGE_EMBED_MAX_LENGTH", "QWEN_EMBED_MAX_LENGTH")
-    rerank_lengths = ("BGE_RERANK_MAX_LENGTH", "QWEN_RERANK_MAX_LENGTH")
-    return [
-        Limit(
-            "tokens that are read",
-            _embed_lengths(models),
-            _rerank_length(models),
-            embed_lengths + rerank_lengths,
-        ),
-        Limit("tokens in one forward", tokens, tokens, ("MAX_BATCH_TOKENS",)),
-        Limit("pairs in one forward", "", _most_pairs(models), ("QWEN_RERANK_BATCH_SIZE",)),
-    ]
-
-
-def _of_the_service(settings: Settings) -> list[Limit]:
-    rate = (
-        f"{settings.rate_limit_burst_size} at once and "
-        f"{settings.rate_limit_requests_per_minute} a minute"
+    return _LIMITS.format(
+        settings=settings,
+        embed_lengths=_embed_lengths(models),
+        rerank_lengths=_rerank_length(models),
+        tokens=_UNKNOWN_YET if models is None else models.max_batch_tokens,
+        pairs=_max_pairs(models),
     )
-    names = ("RATE_LIMIT_BURST_SIZE", "RATE_LIMIT_REQUESTS_PER_MINUTE")
-    return [
-        Limit(
-            "requests of all clients",
-            settings.max_queue_size,
-            settings.rerank_max_queue,
-            ("MAX_QUEUE_SIZE", "RERANK_MAX_QUEUE"),
-        ),
-        Limit("requests of one client", rate, "counted together with embeddings", names),
-    ]
 
 
 def _embed_lengths(models: LoadedModels | None) -> str:
@@ -187,11 +136,11 @@ def _rerank_length(models: LoadedModels | None) -> str:
     return f"{models.reranker.max_length} of query and passage by {models.reranker.name}"
 
 
-def _most_pairs(models: LoadedModels | None) -> str:
+def _max_pairs(models: LoadedModels | None) -> str:
     if models is None:
         return _UNKNOWN_YET
-    most = models.reranker.max_batch_sequences if models.reranker else None
-    return "no limit" if most is None else str(most)
+    max_pairs = models.reranker.max_batch_sequences if models.reranker else None
+    return "no limit" if max_pairs is None else str(max_pairs)
 
 
 def _paths(paths: dict[str, Any], settings: Settings) -> dict[str, Any]:

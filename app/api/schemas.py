@@ -1,6 +1,7 @@
 """What clients send and receive. Requests are validated; responses are only described."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
 
@@ -13,13 +14,8 @@ RERANK_REQUEST: dict[str, JsonValue] = {
     "query": "What is hybrid search?",
     "passages": ["A recipe for bread.", "It joins meaning and exact words in one ranking."],
 }
-
-EMBEDDING_EXAMPLE: dict[str, JsonValue] = {"sentences": ["What is hybrid search?"]}
-RERANK_EXAMPLE: dict[str, JsonValue] = {
-    "query": "What is hybrid search?",
-    "passages": ["A recipe for bread.", "It joins two rankings."],
-}
-WEIGHTS_EXAMPLE: dict[str, JsonValue] = {"dense": 1, "sparse": 0.5, "colbert": 1}
+# Names of the same fields in other services.
+_TEXT_ALIASES = ("text", "texts", "input", "inputs", "content", "docs", "document", "documents")
 
 # Stop at the first item that is no string: an error for each would cost more than the work.
 Texts = Annotated[list[str], FailFast()]
@@ -30,15 +26,24 @@ _NOT_BLANK: dict[str, JsonValue] = {"minLength": 1, "pattern": r"\S"}
 
 
 class RequestModel(BaseModel):
-    """Strict: no conversion between types, no unknown fields."""
+    """Strict: no conversion between types, no unknown fields.
+
+    Error messages show `example`, and suggest a field for a name in `aliases`.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    example: ClassVar[Mapping[str, JsonValue]]
+    aliases: ClassVar[Mapping[str, str]] = {}
 
 
 class EmbeddingRequest(RequestModel):
     """Texts to embed, and which kinds of vectors to return."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [EMBEDDING_REQUEST]})
+    example = {"sentences": ["What is hybrid search?"]}
+    aliases = dict.fromkeys((*_TEXT_ALIASES, "passages", "query", "prompt"), "sentences") | {
+        kind: f"return_{kind}" for kind in ("dense", "sparse", "colbert")
+    }
 
     sentences: Annotated[
         Texts, Field(description="Texts, each embedded by itself.", json_schema_extra=_NOT_EMPTY)
@@ -142,6 +147,8 @@ Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 class RerankWeights(RequestModel):
     """How much each of bge-m3's scores counts in late interaction."""
 
+    example = {"dense": 1, "sparse": 0.5, "colbert": 1}
+
     dense: Weight = 1.0
     sparse: Weight = 1.0
     colbert: Weight = 1.0
@@ -151,6 +158,15 @@ class RerankBody(RequestModel):
     """A query and the passages to order for it."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [RERANK_REQUEST]})
+    example = {
+        "query": "What is hybrid search?",
+        "passages": ["A recipe for bread.", "It joins two rankings."],
+    }
+    aliases = (
+        dict.fromkeys((*_TEXT_ALIASES, "sentences", "candidates"), "passages")
+        | dict.fromkeys(("q", "question", "search", "prompt"), "query")
+        | {"task": "instruction"}
+    )
 
     query: Annotated[str, Field(json_schema_extra=_NOT_BLANK)]
     passages: Annotated[

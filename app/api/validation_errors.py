@@ -6,20 +6,12 @@ example. The name of an unknown field is quoted, cut and escaped.
 
 import difflib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 from pydantic import ValidationError
 
-from app.api.schemas import (
-    EMBEDDING_EXAMPLE,
-    RERANK_EXAMPLE,
-    WEIGHTS_EXAMPLE,
-    EmbeddingRequest,
-    RequestModel,
-    RerankBody,
-    RerankWeights,
-)
+from app.api.schemas import RequestModel
 from app.errors import InvalidRequestError
 from app.observability.logs import escape_text
 
@@ -30,21 +22,6 @@ _MAX_PROBLEMS = 10
 _MAX_POINTER = 200
 _MAX_NAME = 60
 
-_EXAMPLES: Mapping[type[RequestModel], Any] = {
-    EmbeddingRequest: EMBEDDING_EXAMPLE,
-    RerankBody: RERANK_EXAMPLE,
-    RerankWeights: WEIGHTS_EXAMPLE,
-}
-# Names of the same fields in other services and in other endpoints.
-_TEXT_NAMES = ("text", "texts", "input", "inputs", "content", "docs", "document", "documents")
-_ALIASES: Mapping[type[RequestModel], Mapping[str, str]] = {
-    EmbeddingRequest: dict.fromkeys((*_TEXT_NAMES, "passages", "query", "prompt"), "sentences")
-    | {kind: f"return_{kind}" for kind in ("dense", "sparse", "colbert")},
-    RerankBody: dict.fromkeys((*_TEXT_NAMES, "sentences", "candidates"), "passages")
-    | dict.fromkeys(("q", "question", "search", "prompt"), "query")
-    | {"task": "instruction"},
-    RerankWeights: {},
-}
 _ALLOWED = {
     "list_type": "send a list of strings",
     "string_type": "send a string",
@@ -122,18 +99,26 @@ def _wrong_value(item: Item, model: type[RequestModel]) -> str:
     allowed = _ALLOWED.get(kind)
     if allowed is None:  # pydantic's own message, which quotes nothing.
         return f"{_name(location)}: {item['msg']}"
-    example = f", as in {_example(model)}" if location[0] in _EXAMPLES[model] else ""
+    example = f", as in {_example(model)}" if location[0] in model.example else ""
     return f"{_name(location)} is {sent}: {allowed}{example}"
 
 
 def _model_at(location: Location, model: type[RequestModel]) -> type[RequestModel]:
-    """The model whose field the last part of `location` is."""
-    return RerankWeights if location[0] == "weights" and len(location) > 1 else model
+    """The model, `model` itself or a nested one, whose field the last part of `location` is."""
+    for part in location[:-1]:
+        field = model.model_fields.get(str(part))
+        kinds = get_args(field.annotation) if field else ()
+        model = next((kind for kind in kinds if _is_model(kind)), model)
+    return model
+
+
+def _is_model(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, RequestModel)
 
 
 def _suggest(name: str, model: type[RequestModel]) -> str | None:
     """The field that an unknown name most likely stands for."""
-    known = _ALIASES[model].get(name.lower())
+    known = model.aliases.get(name.lower())
     near = difflib.get_close_matches(name.lower(), model.model_fields, 1)
     return known or (near[0] if near else None)
 
@@ -163,7 +148,7 @@ def _name(location: Location) -> str:
 
 
 def _example(model: type[RequestModel]) -> str:
-    return orjson.dumps(_EXAMPLES[model]).decode()
+    return orjson.dumps(model.example).decode()
 
 
 def _pointer(location: Location) -> str:

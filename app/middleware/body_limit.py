@@ -3,6 +3,7 @@
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.context import context_of
 from app.api.errors import error_response
 from app.errors import BodyTooLargeError
 
@@ -23,17 +24,15 @@ class LimitBody:
         if announced.isdecimal() and int(announced) > self._max_bytes:
             await error_response(scope, self._error())(scope, receive, send)
             return
-        left = self._max_bytes
+        context = context_of(scope)
 
-        async def receive_counted() -> Message:
-            nonlocal left
+        async def receive_limited() -> Message:
             message = await receive()
-            left -= len(message.get("body", b""))
-            if left < 0:
+            if context.bytes_in > self._max_bytes:
                 raise self._error()
             return message
 
-        await self.app(scope, receive_counted, send)
+        await self.app(scope, receive_limited, send)
 
     def _error(self) -> BodyTooLargeError:
         return BodyTooLargeError(

@@ -1,4 +1,4 @@
-"""The outermost middleware: a request's id, its path in one spelling, and its client's address."""
+"""The outermost middleware: creates a request's context, and records its status and sizes."""
 
 import re
 import uuid
@@ -17,7 +17,7 @@ _ENDPOINTS = {path.rstrip("/"): path for path in (EMBEDDING_ENDPOINT, RERANK_END
 
 
 class ProvideContext:
-    """Creates the `RequestContext`, and adds X-Request-ID to the response.
+    """Creates the `RequestContext`, keeps it up to date, and adds X-Request-ID to the response.
 
     The id is the client's own if it sent a printable one. Only `trusted_proxies` may name another
     client's address, through X-Forwarded-For.
@@ -35,12 +35,20 @@ class ProvideContext:
         context = self._create_context(scope)
         scope.setdefault("state", {})["context"] = context
 
-        async def send_with_id(message: Message) -> None:
+        async def record_receive() -> Message:
+            message = await receive()
+            context.bytes_in += len(message.get("body", b""))
+            return message
+
+        async def record_send(message: Message) -> None:
             if message["type"] == "http.response.start":
+                context.status = message["status"]
                 MutableHeaders(scope=message)["X-Request-ID"] = context.request_id
+            else:
+                context.bytes_out += len(message.get("body", b""))
             await send(message)
 
-        await self.app(scope, receive, send_with_id)
+        await self.app(scope, record_receive, record_send)
 
     def _create_context(self, scope: Scope) -> RequestContext:
         headers = Headers(scope=scope)

@@ -3,9 +3,9 @@
 import time
 
 import structlog
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.api.context import context_of
+from app.api.context import RequestContext, context_of
 from app.api.errors import unforeseen_error_response
 
 log = structlog.get_logger(__name__)
@@ -26,51 +26,20 @@ class LogRequests:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        body = _RequestBody(receive)
-        response = _Response(send)
+        context = context_of(scope)
         started = time.perf_counter()
         try:
-            await self.app(scope, body.receive, response.send)
+            await self.app(scope, receive, send)
         except Exception as error:  # The last resort: the client must get a response.
-            log.exception("request_failed", request_id=context_of(scope).request_id)
-            if response.status is None:
-                await unforeseen_error_response(scope, error)(scope, receive, response.send)
+            log.exception("request_failed", request_id=context.request_id)
+            if context.status is None:
+                await unforeseen_error_response(scope, error)(scope, receive, send)
         finally:
-            _log_end(scope, body, response, time.perf_counter() - started)
+            _log_end(scope, context, time.perf_counter() - started)
 
 
-class _RequestBody:
-    """Passes the body on and counts its bytes."""
-
-    def __init__(self, receive: Receive) -> None:
-        self._receive = receive
-        self.size = 0
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        self.size += len(message.get("body", b""))
-        return message
-
-
-class _Response:
-    """Passes the response on and records its status and size."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.status: int | None = None
-        self.size = 0
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self.status = message["status"]
-        else:
-            self.size += len(message.get("body", b""))
-        await self._send(message)
-
-
-def _log_end(scope: Scope, body: _RequestBody, response: _Response, seconds: float) -> None:
-    context = context_of(scope)
-    write = log.debug if _is_routine(scope["method"], response.status) else log.info
+def _log_end(scope: Scope, context: RequestContext, seconds: float) -> None:
+    write = log.debug if _is_routine(scope["method"], context.status) else log.info
     write(
         "request",
         request_id=context.request_id,
@@ -78,10 +47,10 @@ def _log_end(scope: Scope, body: _RequestBody, response: _Response, seconds: flo
         path=context.path,
         route=getattr(scope.get("route"), "path", None),
         client=context.token_name,
-        status=response.status,
+        status=context.status,
         code=context.error_code,
-        bytes_in=body.size,
-        bytes_out=response.size,
+        bytes_in=context.bytes_in,
+        bytes_out=context.bytes_out,
         ms=round(seconds * 1000, 3),
         **context.counts,
     )

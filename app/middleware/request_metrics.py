@@ -3,9 +3,9 @@
 import time
 from http import HTTPStatus
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.api.context import context_of, working_endpoint
+from app.api.context import RequestContext, context_of, working_endpoint
 from app.errors import ClientGoneError
 from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, EndpointMetrics, Metrics
 
@@ -40,38 +40,30 @@ class MeasureRequests:
             await self.app(scope, receive, send)
             return
         endpoint = self._endpoints[name]
-        status = 0
-
-        async def record_status(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
         started = time.perf_counter()
         try:
             with endpoint.active.track_inprogress():
-                await self.app(scope, receive, record_status)
+                await self.app(scope, receive, send)
         finally:
-            self._count(endpoint, status, scope, time.perf_counter() - started)
+            self._count(endpoint, context_of(scope), time.perf_counter() - started)
 
-    def _count(self, endpoint: EndpointMetrics, status: int, scope: Scope, seconds: float) -> None:
+    def _count(self, endpoint: EndpointMetrics, context: RequestContext, seconds: float) -> None:
         """Every request is counted once: as refused, as abandoned, or by its outcome."""
-        code = context_of(scope).error_code
+        code = context.error_code
         if code in _REASON_OF:
             endpoint.rejected[_REASON_OF[code]].inc()
         elif code == ClientGoneError.code:
             self._abandoned.inc()
         else:
-            outcome = _outcome(status)
+            outcome = _outcome(context.status)
             endpoint.requests[outcome].inc()
             if outcome != "client_error":  # It measures how fast a request is refused.
                 endpoint.duration.observe(seconds)
 
 
-def _outcome(status: int) -> str:
+def _outcome(status: int | None) -> str:
     if status == HTTPStatus.OK:
         return "success"
-    if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
+    if status and HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
         return "client_error"
     return "timeout" if status == HTTPStatus.GATEWAY_TIMEOUT else "error"

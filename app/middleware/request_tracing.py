@@ -32,23 +32,20 @@ class TraceRequests:
         headers = Headers(scope=scope)
         context = {name: headers[name] for name in _W3C_HEADERS if name in headers}
         span = self._tracer.begin(f"POST {route}", context)
-        status: int = HTTPStatus.INTERNAL_SERVER_ERROR
 
-        async def record_status(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                if span.traceparent is not None:
-                    MutableHeaders(scope=message)["traceparent"] = span.traceparent
+        async def send_with_traceparent(message: Message) -> None:
+            if message["type"] == "http.response.start" and span.traceparent is not None:
+                MutableHeaders(scope=message)["traceparent"] = span.traceparent
             await send(message)
 
         try:
-            await self.app(scope, receive, record_status)
+            await self.app(scope, receive, send_with_traceparent)
         finally:
-            _end(span, context_of(scope), route, status)
+            _end(span, context_of(scope), route)
 
 
-def _end(span: RequestSpan, context: RequestContext, route: str, status: int) -> None:
+def _end(span: RequestSpan, context: RequestContext, route: str) -> None:
+    status = context.status or HTTPStatus.INTERNAL_SERVER_ERROR
     attributes: Attributes = {
         "http.request.method": "POST",
         "http.route": route,

@@ -1,0 +1,58 @@
+"""The shared path of a request: any schema, any rendering."""
+
+from typing import ClassVar
+
+import orjson
+import pytest
+from fastapi import FastAPI, Request
+from httpx2 import ASGITransport, AsyncClient
+
+from app.api.errors import install_error_handlers
+from app.api.handler import Call, ServiceDep, respond
+from app.api.schemas import RequestModel
+from app.main import create_app
+from app.middleware.context import ProvideContext
+from app.settings import Settings
+
+
+class Shout(RequestModel):
+    """A request of another API."""
+
+    example: ClassVar = {"input": ["a"]}
+    aliases: ClassVar = {"sentences": "input"}
+    input: list[str]
+
+
+async def shout(body: Shout, call: Call):
+    return await call.render(lambda: [orjson.dumps([text.upper() for text in body.input])], 0)
+
+
+@pytest.fixture
+def client():
+    """An app with one endpoint of another shape, beside the real service's parts."""
+    app = FastAPI()
+    app.state.service = create_app(Settings(api_token=None)).state.service
+
+    @app.post("/shout")
+    async def endpoint(request: Request, service: ServiceDep):
+        return await respond(request, service, Shout, shout)
+
+    install_error_handlers(app)
+    app.add_middleware(ProvideContext, trusted_proxies=())
+    return AsyncClient(transport=ASGITransport(app), base_url="http://service")
+
+
+async def test_an_endpoint_of_another_shape_takes_the_same_path(client) -> None:
+    async with client:
+        answer = await client.post("/shout", json={"input": ["a", "b"]})
+    assert answer.json() == ["A", "B"]
+    assert answer.headers["x-request-id"]
+
+
+async def test_its_errors_have_the_same_shape_and_its_own_example(client) -> None:
+    async with client:
+        answer = await client.post("/shout", json={"sentences": ["a"]})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert answer.json()["detail"] == (
+        'The field input is missing, and sentences is none: call it input, as in {"input":["a"]}.'
+    )
