@@ -13,10 +13,9 @@ import io
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from dotenv import dotenv_values
-from sybil import Document, Example, Sybil
+from sybil import Example, Sybil
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 from app.settings import Settings
@@ -75,8 +74,3 @@ DOCUMENTATION = Sybil(
         SkipParser(),
     ]
 )
-
-
-def parse(page: Path) -> Document:
-    """The page with its examples."""
-    return DOCUMENTATION.parse(page)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from sybil import Example
 
-from tests.docs.examples import PAGES, parse
+from tests.docs.examples import DOCUMENTATION, PAGES
 from tests.docs.outputs import check_json, check_lines
 from tests.support.server import RunningServer
 
-EXAMPLES = [example for page in PAGES for example in parse(page).examples()]
+EXAMPLES = [example for page in PAGES for example in DOCUMENTATION.parse(page).examples()]
 
 
 def place_of(example: Example) -> str:
