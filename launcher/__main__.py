@@ -39,16 +39,16 @@ def start(request: Request, root: Path) -> int:
     flavour = choose_flavour(request.flavour, current_settings())
     if request.mode == "docker":
         require_container(flavour, current_settings())
-        settle(request, flavour, root)
+        choose_settings(request, flavour, root)
         return start_container(flavour)
     require_machine(flavour, current_settings())
-    settle(request, flavour, root)
+    choose_settings(request, flavour, root)
     install(flavour, demo=request.demo)
     return serve(root)
 
 
-def settle(request: Request, flavour: str, root: Path) -> None:
-    """Settle in the environment what nobody has chosen yet, asking where there is a terminal."""
+def choose_settings(request: Request, flavour: str, root: Path) -> None:
+    """Set in the environment what nobody has chosen yet, asking where there is a terminal."""
     if request.demo:
         export(demo_variables(root))
     elif os.isatty(0) and os.isatty(1):

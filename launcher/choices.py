@@ -8,6 +8,8 @@ from pathlib import Path
 MODES = ("local", "docker")
 FLAVOURS = ("cpu", "gpu", "auto")
 
+# Not python-dotenv, which is not installed yet: .env says which torch to install (DEVICE), what not
+# to ask for and which port must be free, and with Docker nothing is installed here at all.
 _ASSIGNMENT = re.compile(r"\s*(?:export\s+)?'?([^=#\s']+)'?\s*=\s*(.*)")
 _QUOTED = re.compile(r"""(['"])(.*?)(?<!\\)\1""")
 

@@ -1,11 +1,21 @@
-"""What nvidia-smi says of this machine's GPUs, and what follows from it."""
+"""This machine's NVIDIA GPUs: whether they can be used, and what follows from them.
 
+Whether torch can use them is asked of the driver's own library: nvidia-smi may be missing from
+PATH, and it does not know CUDA's compatibility libraries, with which an older driver is new enough.
+"""
+
+import ctypes
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.choices import Request
+from launcher.console import SCRIPT, WINDOWS, LaunchError
 
+LIBRARY = "nvcuda.dll" if WINDOWS else "libcuda.so.1"
+CUDA_VERSION = 13_000  # As the driver counts: the version that the pinned torch is built for.
+OLDEST_DRIVER = 580
+_OTHERWISE = f"or use '{SCRIPT} local cpu'"
 MIB_PER_GB = 1024
 # The kinds of device that the arguments allow; the first is what DEVICE is set to otherwise.
 DEVICES = {
@@ -17,6 +27,38 @@ DEVICES = {
 # PyTorch reads it from the environment alone.
 ALLOCATOR, ALLOCATOR_OPTIONS = "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
 QUERY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+
+
+def require_gpu() -> None:
+    """Raise `LaunchError` where the GPU build of torch could not use a GPU."""
+    try:
+        driver = ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        raise LaunchError(
+            f"local gpu needs an NVIDIA GPU, and its driver ({LIBRARY}) was not found: install "
+            f"it, {_OTHERWISE}."
+        ) from error
+    version = _ask_driver(driver, "cuDriverGetVersion")
+    if 0 < version < CUDA_VERSION:
+        raise LaunchError(
+            f"the NVIDIA driver is too old: it knows CUDA up to {_dotted(version)}, and local gpu "
+            f"needs {_dotted(CUDA_VERSION)}: install driver {OLDEST_DRIVER} or newer, {_OTHERWISE}."
+        )
+    if driver.cuInit(0) or not _ask_driver(driver, "cuDeviceGetCount"):
+        raise LaunchError(
+            "local gpu needs an NVIDIA GPU, and the driver finds none that works: see what "
+            f"nvidia-smi says, {_OTHERWISE}."
+        )
+
+
+def _ask_driver(driver: ctypes.CDLL, question: str) -> int:
+    """Return the number that a function of the driver writes; 0 where it fails."""
+    answer = ctypes.c_int(0)
+    return 0 if driver[question](ctypes.byref(answer)) else answer.value
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +95,10 @@ def tune_reranker(settings: Mapping[str, str], flavour: str) -> dict[str, str]:
     """
     if "qwen" not in settings.get("RERANKER_MODEL", "").lower():
         return {}
-    limits = machine_limits(on_cpu=flavour == "cpu")
-    if limits is None:
+    memory = None if flavour == "cpu" else smallest_memory(_output(QUERY) or "")
+    if flavour != "cpu" and memory is None:
         return {}
+    limits = CPU_LIMITS if memory is None else gpu_limits(memory)
     tuned = {
         "QWEN_RERANK_BATCH_SIZE": str(limits.batch_size),
         "QWEN_RERANK_MAX_LENGTH": str(limits.max_length),
@@ -63,16 +106,8 @@ def tune_reranker(settings: Mapping[str, str], flavour: str) -> dict[str, str]:
     return {name: value for name, value in tuned.items() if name not in settings}
 
 
-def machine_limits(*, on_cpu: bool) -> RerankLimits | None:
-    """Return the limits for the CPU or for the smallest GPU; None where its memory is unknown."""
-    if on_cpu:
-        return CPU_LIMITS
-    memory = smallest_memory(_output(QUERY) or "")
-    return None if memory is None else gpu_limits(memory)
-
-
 def choose_flavour(flavour: str, settings: Mapping[str, str]) -> str:
-    """Settle `auto`: what DEVICE asks for, or gpu if nvidia-smi works, else cpu."""
+    """Resolve `auto`: what DEVICE asks for, or gpu if nvidia-smi works, else cpu."""
     if flavour != "auto":
         return flavour
     if kind := device_kind(settings):

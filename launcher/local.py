@@ -7,12 +7,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from launcher.checks import port_of, require_free_port
 from launcher.console import WINDOWS, LaunchError
-from launcher.driver import require_gpu
-from launcher.environment import Environment, Source, locked, pinned_torch, requirements
-from launcher.gpu import device_kind
+from launcher.gpu import device_kind, require_gpu
 from launcher.lock import exclusive
-from launcher.port import port_of, require_free_port
+from launcher.venv import Source, Venv, locked, pinned_torch, requirements
 
 DEMO_FOLDER = "smart-embedder-demo"
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cu130"
@@ -42,19 +41,19 @@ def require_machine(flavour: str, settings: Mapping[str, str]) -> None:
 def install(flavour: str, *, demo: bool) -> None:
     """Install what is missing; a second start waits until the first has done so."""
     with exclusive(Path(".venv.lock"), "installing into .venv") as lock:
-        _install(Environment(Path(".venv"), lock), flavour, demo=demo)
+        _install(Venv(Path(".venv"), lock), flavour, demo=demo)
 
 
-def _install(environment: Environment, flavour: str, *, demo: bool) -> None:
+def _install(venv: Venv, flavour: str, *, demo: bool) -> None:
     """Bring .venv to the state of the requirements and, for the demo, make its model."""
-    environment.make(flavour)
-    environment.install(flavour, *sources(flavour))
+    venv.make(flavour)
+    venv.install(flavour, *sources(flavour))
     if flavour == "cpu":
-        environment.build_kernels()
+        venv.build_kernels()
     if not demo:
         return
-    environment.install("demo", locked("requirements-demo.txt"))
-    made = subprocess.run([environment.python, "-m", "tools.demo", DEMO_FOLDER], check=False)
+    venv.install("demo", locked("requirements-demo.txt"))
+    made = subprocess.run([venv.python, "-m", "tools.demo", DEMO_FOLDER], check=False)
     if made.returncode:
         raise LaunchError("the demo model could not be made.")
 
@@ -74,7 +73,7 @@ def _torch(flavour: str) -> Source:
 
 def serve(root: Path) -> int:
     """Become the server, so that it gets the signals; on Windows wait for it instead."""
-    command = [str(Environment(root / ".venv").python), "-m", "app"]
+    command = [str(Venv(root / ".venv").python), "-m", "app"]
     sys.stdout.flush()
     if not WINDOWS:
         os.execv(command[0], command)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.environment import Environment, digest_of
+from launcher.venv import Venv, digest_of
 from tests.support.server import REPOSITORY
 
 BASH = shutil.which("bash") or "bash"
@@ -29,7 +29,7 @@ def make_checkout(folder: Path) -> Path:
     for pattern in ("*.py", "*.sh", "*.txt", "*.lock", "*.toml"):
         for file in REPOSITORY.glob(pattern):
             shutil.copy(file, folder)
-    environment = Environment(folder / ".venv")
+    environment = Venv(folder / ".venv")
     environment.python.parent.mkdir(parents=True)
     # Not a link, which would not be seen as part of the environment that is really used.
     environment.python.write_text(f'#!{BASH}\nexec "{sys.executable}" "$@"\n')

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import environment, local
+from launcher import local, venv
 from tests.launcher.checkout import (
     BARE,
     BASH,
@@ -107,7 +107,7 @@ def test_on_windows_the_launcher_waits_for_the_app_and_passes_on_its_exit_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ignored: list[object] = []
-    for module in (local, environment):
+    for module in (local, venv):
         monkeypatch.setattr(module, "WINDOWS", True)
     monkeypatch.setattr(signal, "signal", lambda *arguments: ignored.append(arguments))
     (tmp_path / ".venv" / "Scripts").mkdir(parents=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from launcher.checks import need_of, require_space_to_install
 from launcher.console import WINDOWS, LaunchError, say
-from launcher.space import need_of, require_space_to_install
 
 KERNELS = Path("app/models/ops/csrc")
 _WORKS = "import pip, sys; sys.exit(sys.version_info < (3, 11))"
@@ -33,7 +33,7 @@ def locked(file: str) -> Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Environment:
+class Venv:
     """A virtual environment in `folder`, and the marks that the launcher leaves in it.
 
     `lock` is a descriptor that what writes into the environment holds until its end.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher import environment
+from launcher import venv
 from tests.launcher.checkout import (
     BARE,
     BASH,
@@ -65,7 +65,7 @@ def test_a_start_installs_only_what_changed(started: Path, tmp_path: Path) -> No
 
 def test_the_kernels_are_built_once_for_each_state_of_them(started: Path) -> None:
     assert "building" not in start("local", "cpu", script=started).stdout
-    (started.parent / environment.KERNELS / "rows.c").write_text("changed")
+    (started.parent / venv.KERNELS / "rows.c").write_text("changed")
     changed = start("local", "cpu", script=started)
     assert "building the kernels" in changed.stdout
     assert told(changed)
@@ -73,7 +73,7 @@ def test_the_kernels_are_built_once_for_each_state_of_them(started: Path) -> Non
 
 
 def test_kernels_that_cannot_be_built_cost_speed_alone(started: Path) -> None:
-    source = started.parent / environment.KERNELS / "attention.c"
+    source = started.parent / venv.KERNELS / "attention.c"
     source.write_text("changed")
     failed = start("local", "cpu", script=started, BUILD_FAILS="1")
     assert "The service will run without them, slower. To try again:" in failed.stdout
@@ -157,7 +157,7 @@ def test_removing_an_environment_that_is_a_link_leaves_what_it_points_to(tmp_pat
     target, link = tmp_path / "target", tmp_path / ".venv"
     target.mkdir()
     link.symlink_to(target)
-    environment.remove(link)
+    venv.remove(link)
     assert target.is_dir()
     assert not link.is_symlink()
 

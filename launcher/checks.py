@@ -1,15 +1,35 @@
-"""Disk space, looked at before gigabytes are fetched that would not fit."""
+"""The port and the disk, checked before minutes are spent on installing."""
 
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.errors import StartupError
+from app.server.ports import require_port
 from launcher.console import LaunchError
 
 _NEED = re.compile(r"^# Disk space: (\d+) MB, and (\d+) MB for downloads", re.MULTILINE)
 _MB = 1_000_000
+_HIGHEST_PORT = 65535
+
+
+def port_of(settings: Mapping[str, str]) -> int:
+    """Return the port that the settings name, as the app and the compose files read it."""
+    text = settings.get("PORT", "8000").strip()
+    if not (text.isascii() and text.isdecimal() and int(text) <= _HIGHEST_PORT):
+        raise LaunchError(f"PORT={text} is not a port: it is a number from 0 to {_HIGHEST_PORT}.")
+    return int(text)
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raise `LaunchError` where nobody could listen on the port."""
+    try:
+        require_port(host, port)
+    except StartupError as error:
+        raise LaunchError(f"{error}.") from error
 
 
 @dataclass(frozen=True, slots=True)
