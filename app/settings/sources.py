@@ -46,7 +46,7 @@ def load_settings(arguments: Sequence[str] = ()) -> Settings:
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        raise StartupError(describe(error)) from None
+        raise StartupError(_explain(error)) from None
 
 
 def _settings_in(variables: Mapping[str, str | None]) -> dict[str, str]:
@@ -92,12 +92,12 @@ def _has_the_letters(name: str, setting: str) -> bool:
     return max((letters - wanted).total(), (wanted - letters).total()) <= most
 
 
-def describe(error: ValidationError) -> str:
+def _explain(error: ValidationError) -> str:
     """One sentence for all that is wrong with the settings."""
-    return "; ".join(dict.fromkeys(_describe_one(dict(item)) for item in error.errors()))
+    return "; ".join(dict.fromkeys(_explain_one(dict(item)) for item in error.errors()))
 
 
-def _describe_one(item: dict[str, Any]) -> str:
+def _explain_one(item: dict[str, Any]) -> str:
     if not item["loc"]:
         return str(item["msg"]).removeprefix("Value error, ")
     name = str(item["loc"][0])

@@ -1,10 +1,13 @@
 """Where settings come from: flags, the environment and .env, where no name may be nobody's."""
 
+import string
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.errors import StartupError
 from app.settings import Settings
@@ -13,6 +16,8 @@ from app.settings.sources import load_settings, misspelt_names
 from tests.support.bad_start import run_to_the_end
 from tests.support.env_example import listed_for_others, listed_settings
 from tests.support.server import REPOSITORY
+
+LETTERS = string.ascii_uppercase + "_"
 
 
 @pytest.fixture(autouse=True)
@@ -145,3 +150,13 @@ def test_names_in_the_environment_that_are_nearly_settings_are_found() -> None:
     far = ["HOME", "HOSTNAME", "PATH", "TERM", "MAX_QUEUE", "OTHER", "MEMORY_LIMITS"]
     environment = dict.fromkeys([*near, *far, *listed_settings(), *listed_for_others()], "")
     assert dict(misspelt_names(environment)) == near
+
+
+@given(st.sampled_from(sorted(listed_settings())), st.integers(0, 50), st.sampled_from(LETTERS))
+def test_a_letter_too_many_missing_wrong_or_swapped_is_noticed(name, place, letter) -> None:
+    place %= len(name)
+    before, there, after = name[:place], name[place], name[place + 1 :]
+    wrong = {before + letter + there + after, before + after, before + letter + after}
+    wrong.add(before + after[:1] + there + after[1:])
+    for misspelt in wrong - listed_settings().keys():
+        assert list(misspelt_names({misspelt: ""})), misspelt
