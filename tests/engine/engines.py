@@ -1,0 +1,42 @@
+"""An engine with a fake model, and waiting for what happens in it."""
+
+import asyncio
+
+from app.engine import Engine
+from app.observability.metrics import Metrics
+from app.settings import Settings
+from tests.engine.fakes import FakeModel, loaded
+
+
+def engine_for(model: FakeModel, metrics: Metrics | None = None, **settings) -> Engine:
+    return Engine(Settings(**settings), lambda _: loaded(model), metrics)
+
+
+async def entered(model: FakeModel) -> None:
+    """Wait until the device thread is inside a forward."""
+    await asyncio.to_thread(model.entered.acquire)
+
+
+async def hold(engine: Engine, model: FakeModel) -> "asyncio.Task":
+    """Occupy the device with one text; `model.gate` lets it go on."""
+    model.held = True
+    task = asyncio.create_task(engine.embed(["held"]))
+    await entered(model)
+    return task
+
+
+def let_go(model: FakeModel) -> None:
+    model.held = False
+    model.gate.release()
+
+
+async def waiting(metrics: Metrics, count: int) -> None:
+    """Let the loop run until `count` requests wait."""
+    while metrics.value("embedding_queue_size") != count:  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
+
+
+async def queued(engine: Engine, tokens: int) -> None:
+    """Let the loop run until so many tokens wait: a permit is held before the job is queued."""
+    while engine._queue.waiting_tokens != tokens:  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
