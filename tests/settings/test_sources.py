@@ -20,13 +20,6 @@ from tests.support.server import REPOSITORY
 LETTERS = string.ascii_uppercase + "_"
 
 
-@pytest.fixture(autouse=True)
-def empty_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in Settings.model_fields:
-        monkeypatch.delenv(name.upper(), raising=False)
-    monkeypatch.chdir(tmp_path)
-
-
 def test_a_flag_wins_over_the_environment_which_wins_over_dotenv(monkeypatch, tmp_path) -> None:
     (tmp_path / ".env").write_text("PORT=9000\nDTYPE=float32\nMAX_QUEUE_SIZE=7\n")
     monkeypatch.setenv("PORT", "9001")
