@@ -15,7 +15,8 @@ from pathlib import Path
 from launcher.checks import need_of, require_space_to_install
 from launcher.console import WINDOWS, LaunchError, say
 
-KERNELS = Path("app/models/ops/csrc")
+KERNELS = Path("app/models/ops")
+_KERNEL_SOURCES = {".c", ".h", ".py", ".txt"}
 _WORKS = "import pip, sys; sys.exit(sys.version_info < (3, 11))"
 
 
@@ -132,12 +133,8 @@ class Venv:
 
     def build_kernels(self) -> None:
         """Build them, and try once for each state of them: without them the service is slower."""
-        sources = [
-            KERNELS.parent / "requirements-kernels.txt",
-            KERNELS.parent / "native_sources.py",
-            *sorted(KERNELS.glob("*.[ch]")),
-        ]
-        wanted = digest_of(*sources)
+        files = sorted(path for path in KERNELS.rglob("*") if path.suffix in _KERNEL_SOURCES)
+        wanted = digest_of(*files)
         if self._is_stamped("kernels", wanted):
             return
         build = [str(self.python), "-m", "app.models.ops.build"]

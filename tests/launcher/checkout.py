@@ -174,10 +174,8 @@ def locked(wheel: Path) -> str:
 def make_checkout(folder: Path) -> Path:
     """Return the launcher in a checkout whose app prints what it was started with."""
     ops = folder / "app" / "models" / "ops"
-    (ops / "csrc").mkdir(parents=True)
+    ops.mkdir(parents=True)
     (ops / "build.py").write_text(BUILD)
-    (ops / "native_sources.py").touch()
-    (ops / "requirements-kernels.txt").touch()
     (folder / "app" / "__main__.py").write_text(PRINT_ENVIRONMENT)
     (folder / "app" / "server").mkdir()
     (folder / "tools" / "demo").mkdir(parents=True)
