@@ -44,7 +44,7 @@ async def resident_bytes(folder: Path, reranker: str, dtype: str) -> int:
         }
     )
     async with Engine(settings, load_models):
-        _wait_for_thread("settle")
+        _wait_for_thread("finish-loading")
         return int(psutil.Process().memory_info().rss)
 
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from app.engine import Engine, RerankRequest
 from app.engine.types import FloatArray
-from app.models.checkpoint.files import read_config
+from app.models.checkpoint.config import read_config
 from app.models.load import load_models
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION
 from app.settings import Settings

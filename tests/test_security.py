@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from app.errors import StartupError
-from app.models.attention.choose import choose_attention
 from app.models.backbone import Target
+from app.models.ops.backend import choose_backend
 from app.models.tasks.m3 import load_m3_embedder
 from tests.support.server import REPOSITORY
 
@@ -26,7 +26,7 @@ def copy(tiny_m3: Path, tmp_path: Path) -> Path:
 
 
 def load(folder: Path) -> None:
-    target = Target(CPU, torch.float32, choose_attention("sdpa", CPU, torch.float32))
+    target = Target(CPU, torch.float32, choose_backend(CPU, torch.float32))
     load_m3_embedder("copy", folder, 8192, target)
 
 

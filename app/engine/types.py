@@ -180,8 +180,8 @@ class Model(Protocol):
         place of its result.
         """
 
-    def settle(self) -> None:
-        """Finish of the loading what need not be done before the first forward, beside others."""
+    def finish_loading(self) -> None:
+        """Do what can wait until after the first forward; forwards may run beside it."""
 
 
 class Embedder(Model, Protocol):

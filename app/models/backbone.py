@@ -11,28 +11,34 @@ import torch
 
 from app.engine.types import TokenIds
 from app.errors import StartupError
-from app.models.architectures.bert.config import EncoderConfig
-from app.models.architectures.bert.encoder import Encoder, make_encoder
-from app.models.architectures.bert.parameters import EncoderParameters
-from app.models.architectures.compiled import Transformer, compile_layers
-from app.models.architectures.qwen3.config import DecoderConfig
-from app.models.architectures.qwen3.decoder import Decoder, make_decoder
-from app.models.architectures.qwen3.parameters import DecoderParameters
-from app.models.attention.choose import load_kernel
+from app.models.architectures.bert import (
+    Encoder,
+    EncoderConfig,
+    EncoderParameters,
+    make_encoder,
+)
+from app.models.architectures.compiled import Model, compile_layers
+from app.models.architectures.qwen3 import (
+    Decoder,
+    DecoderConfig,
+    DecoderParameters,
+    make_decoder,
+)
 from app.models.batch.packing import PackedBatch, pack
 from app.models.batch.selection import TokenSelection, select_tokens
 from app.models.checkpoint.weights import Weights
 from app.models.device.cpu_threads import CpuThreads
-from app.models.ops.row_ops import can_quantize
+from app.models.ops.backend import Backend
+from app.models.ops.torch_backend import can_quantize
 from app.models.quantization.calibration import calibration_sequences
 from app.models.quantization.encoder import make_quantized_encoder
 from app.models.text.tokenizer import TextTokenizer
 
 log = structlog.get_logger(__name__)
 
-# oneDNN compiles a kernel for every new number of rows, milliseconds for each matrix in bfloat16;
-# rounded up there are few numbers, and the compiled ones are found again. The fewer the rows, the
-# more those cost that nobody asked for: (tokens up to, multiple).
+# oneDNN compiles a kernel for every new number of rows, milliseconds for each matrix in bfloat16.
+# Rounding up makes the numbers few, so that compiled kernels are used again. The fewer the rows,
+# the more the added ones cost: (tokens up to, multiple).
 _CPU_MULTIPLES = ((32, 1), (512, 8))
 _CPU_LARGE_MULTIPLE = 32
 
@@ -43,18 +49,18 @@ class Target:
 
     device: torch.device
     dtype: torch.dtype
-    attention: str
+    backend: Backend
     # Matrix products in 8 bits, the rest in `dtype`.
     quantized: bool = False
-    # Through PyTorch's compiler, where that has anything to gain.
+    # By PyTorch's compiler, on a GPU.
     compiled: bool = False
 
 
 class Backbone:
     """A transformer that maps a packed batch to the hidden state of every token.
 
-    `max_length` is the most tokens that have a position, `padding` the id from behind which RoBERTa
-    counts positions, and `parameters` what every token is multiplied with.
+    `max_length` is the most tokens that have a position, RoBERTa counts positions from
+    `padding` + 1, and `parameters` are the weights that every token is multiplied with.
     """
 
     def __init__(
@@ -99,16 +105,16 @@ class Backbone:
         """The tokens of the sequences for which `wanted` is true, as many as are quick to read."""
         return select_tokens(packed, wanted, self._multiple)
 
-    def settle(self) -> None:
-        """Finish the loading; forwards may run beside it."""
-        self._transformer.settle()
+    def finish_loading(self) -> None:
+        """Copy what was left in the file; forwards may run beside it."""
+        self._transformer.finish_loading()
 
-    def shallow(self) -> tuple["Backbone", float]:
-        """One of fewer layers, and how many times as deep this one is."""
-        whole = self._transformer
-        part = copy(self)
-        part._transformer = whole.shallow()  # noqa: SLF001 - its own
-        return part, len(whole.layers) / len(part._transformer.layers)  # noqa: SLF001
+    def with_fewer_layers(self) -> tuple["Backbone", float]:
+        """One of fewer layers, and how many times as many this one has."""
+        fewer = copy(self)
+        fewer._transformer = self._transformer.with_fewer_layers()  # noqa: SLF001 - its own
+        layers = len(self._transformer.layers)
+        return fewer, layers / len(fewer._transformer.layers)  # noqa: SLF001
 
 
 def cpu_multiple(tokens: int) -> int:
@@ -117,7 +123,7 @@ def cpu_multiple(tokens: int) -> int:
 
 
 def load_tokenizer(folder: Path, max_length: int) -> TextTokenizer:
-    """That of an encoder: texts are cut to `max_length`, or to as many tokens as have a position.
+    """An encoder's: texts are cut to `max_length`, or to as many tokens as have a position.
 
     Raises `StartupError` for whatever is wrong with the folder.
     """
@@ -133,7 +139,7 @@ def load_encoder(
     """
     config = EncoderConfig.read(folder)
     weights = Weights.read(folder) if weights is None else weights
-    make = partial(_quantized, tokenizer) if target.quantized else _exact
+    make = partial(_quantized, tokenizer) if target.quantized else _unquantized
     return Backbone(
         make(weights, config, target),
         target,
@@ -154,7 +160,7 @@ def load_decoder(folder: Path, target: Target, weights: Weights) -> Backbone:
         )
     parameters = DecoderParameters(weights, config, target.device, target.dtype)
     return Backbone(
-        _maybe_compiled(make_decoder(parameters, load_kernel(target.attention)), target),
+        _maybe_compiled(make_decoder(parameters, target.backend), target),
         target,
         hidden_size=config.width,
         max_length=config.positions,
@@ -162,12 +168,12 @@ def load_decoder(folder: Path, target: Target, weights: Weights) -> Backbone:
     )
 
 
-def _exact(weights: Weights, config: EncoderConfig, target: Target) -> Encoder:
+def _unquantized(weights: Weights, config: EncoderConfig, target: Target) -> Encoder:
     parameters = EncoderParameters(weights, config, target.device, target.dtype)
-    return _maybe_compiled(make_encoder(parameters, load_kernel(target.attention)), target)
+    return _maybe_compiled(make_encoder(parameters, target.backend), target)
 
 
-def _maybe_compiled(transformer: Transformer, target: Target) -> Transformer:
+def _maybe_compiled(transformer: Model, target: Target) -> Model:
     if target.compiled and target.device.type == "cpu":
         log.warning("torch_compile_ignored", reason="on a CPU models run without it")
     elif target.compiled:
@@ -186,7 +192,8 @@ def _quantized(
     # Rounded once, from what the file holds.
     parameters = EncoderParameters(weights, config, target.device, torch.float32)
     texts = calibration_sequences(tokenizer)
-    # What fills a forward up has no attention and reaches far: it must not be computed twice.
+    # Rows that only round the forward up have no attention and large values: included in the
+    # calibration, they are no outliers, which would be computed twice.
     multiple = sum(map(len, texts)) + _CPU_LARGE_MULTIPLE
     packed = pack(texts, device=target.device, roberta_padding=config.padding, multiple=multiple)
-    return make_quantized_encoder(parameters, load_kernel(target.attention), target.dtype, packed)
+    return make_quantized_encoder(parameters, target.backend, target.dtype, packed)

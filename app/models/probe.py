@@ -97,7 +97,7 @@ def _on_few_layers(model: M3Embedder) -> Callable[[int], float]:
 
     Without the heads of every token, whose share would look larger than it is.
     """
-    few, times = model.shallow()
+    few, times = model.with_fewer_layers()
     dense = Outputs(dense=True)
     return lambda tokens: times * shortest(lambda: _forward(few, tokens, dense))
 

@@ -13,13 +13,12 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from app.engine.loaded_models import DeviceInfo, LoadedModels
 from app.engine.types import Embedder, Model, Reranker
-from app.models.architectures.compiled import explained
-from app.models.attention.choose import choose_attention
+from app.models.architectures.compiled import compiler_errors_as_startup_errors
 from app.models.backbone import Target
-from app.models.checkpoint.files import DEMO_KEY, Hub, local_folder, locate, read_config
+from app.models.checkpoint.config import DEMO_KEY, read_config
+from app.models.checkpoint.hub import Hub, local_folder, locate
 from app.models.checkpoint.mapped_files import MappedFiles
 from app.models.checkpoint.weights import weight_files
-from app.models.device.background import run_in_background
 from app.models.device.choose import (
     choose_device,
     choose_dtype,
@@ -28,6 +27,8 @@ from app.models.device.choose import (
     memory_freer,
     memory_reader,
 )
+from app.models.device.cpu_threads import run_in_background
+from app.models.ops.backend import choose_backend
 from app.models.probe import probe, tokens_that_fit, warm_up
 from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
@@ -49,7 +50,7 @@ def load(settings: Settings) -> LoadedModels:
     files = MappedFiles(_files_of(settings, folders))
     first, *others = [_load_on(name, settings, folders) for name in settings.devices]
     files.require_unchanged()
-    _settle_beside([first, *others], files)
+    _finish_in_background([first, *others], files)
     return replace(first, files=files, replicas=tuple(others))
 
 
@@ -121,7 +122,7 @@ def _load_on(name: str, settings: Settings, folders: ModelFolders) -> LoadedMode
     public = public_name(settings.embedding_model)
     embedder = load_m3_embedder(public, folders.embedding, settings.embed_max_length, target)
     dense, reranker = loader.load_dense(folders.dense), loader.load_reranker(folders.reranker)
-    with explained():
+    with compiler_errors_as_startup_errors():
         budget = _budget(settings, embedder, [dense, reranker], device)
     return LoadedModels(
         embedder=embedder,
@@ -136,20 +137,20 @@ def _load_on(name: str, settings: Settings, folders: ModelFolders) -> LoadedMode
     )
 
 
-def _settle_beside(loaded: list[LoadedModels], files: MappedFiles) -> None:
+def _finish_in_background(loaded: list[LoadedModels], files: MappedFiles) -> None:
     """Finish the loading while the first requests come.
 
     The thread is no daemon, as the device's is: an interpreter that ends while such a thread is
     inside PyTorch may crash.
     """
 
-    def settle() -> None:
+    def finish() -> None:
         for models in loaded:
             for model in models.each:
-                model.settle()
-        files.keep_mapped()
+                model.finish_loading()
+        files.forget_unmapped()
 
-    run_in_background(settle, "settle", daemon=False)
+    run_in_background(finish, "finish-loading", daemon=False)
 
 
 def _budget(
@@ -178,9 +179,9 @@ class _Loader:
         """How the model in `folder` runs: each has the number format that suits it."""
         settings = self.settings
         dtype = choose_dtype(settings.dtype, self.device, qwen=_is_qwen(folder))
-        attention = choose_attention(settings.attention, self.device, dtype)
+        backend = choose_backend(self.device, dtype, settings.attention)
         quantized = settings.dtype == INT8
-        return Target(self.device, dtype, attention, quantized, settings.torch_compile)
+        return Target(self.device, dtype, backend, quantized, settings.torch_compile)
 
     def load_dense(self, folder: Path | None) -> Embedder | None:
         """The dense model, where it is not bge-m3 itself."""
@@ -210,7 +211,7 @@ def _describe(target: Target) -> DeviceInfo:
         name=str(target.device),
         description=describe_device(target.device),
         dtype=INT8 if target.quantized else str(target.dtype).removeprefix("torch."),
-        attention=target.attention,
+        attention=target.backend.attention,
         gpu_available=target.device.type != "cpu",
         device_count=torch.cuda.device_count(),
         memory_bytes=memory_bytes(target.device),

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.models.attention.choose import choose_attention
 from app.models.backbone import Target
+from app.models.ops.backend import choose_backend
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
 
 
 @pytest.fixture(scope="session")
 def embedder(tiny_m3: Path) -> M3Embedder:
     cpu = torch.device("cpu")
-    target = Target(cpu, torch.float32, choose_attention("sdpa", cpu, torch.float32))
+    target = Target(cpu, torch.float32, choose_backend(cpu, torch.float32))
     return load_m3_embedder("tiny-m3", tiny_m3, 8192, target)

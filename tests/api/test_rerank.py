@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from app.engine.types import Outputs
-from app.models.attention.choose import choose_attention
 from app.models.backbone import Target
 from app.models.device.choose import choose_device, choose_dtype
+from app.models.ops.backend import choose_backend
 from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.qwen3 import load_qwen_embedder, load_qwen_reranker
 from tests.support.checkpoints import corpus
@@ -55,7 +55,7 @@ def qwen_client(tiny_m3: Path, tiny_qwen: Path, tmp_path_factory):
 def target() -> Target:
     device = choose_device("cpu")
     dtype = choose_dtype("float32", device)
-    return Target(device, dtype, choose_attention("sdpa", device, dtype))
+    return Target(device, dtype, choose_backend(device, dtype, "sdpa"))
 
 
 def post(client, **body) -> dict:

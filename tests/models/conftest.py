@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.models.attention.choose import choose_attention
 from app.models.backbone import Target
+from app.models.ops.backend import choose_backend
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
 
 CPU = torch.device("cpu")
@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="session")
 def float32_target() -> Target:
-    return Target(CPU, torch.float32, choose_attention("sdpa", CPU, torch.float32))
+    return Target(CPU, torch.float32, choose_backend(CPU, torch.float32))
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,6 @@ from transformers import (
 )
 
 from app.errors import StartupError
-from app.models.attention.choose import choose_attention
 from app.models.backbone import (
     Backbone,
     Target,
@@ -32,6 +31,7 @@ from app.models.backbone import (
     load_tokenizer,
 )
 from app.models.device.choose import cpu_has_int8
+from app.models.ops.backend import choose_backend
 from app.models.text.tokenizer import TextTokenizer
 
 CPU = torch.device("cpu")
@@ -48,7 +48,7 @@ CONFIGS = {
 
 
 def target(attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> Target:
-    return Target(CPU, dtype, choose_attention(attention, CPU, dtype))
+    return Target(CPU, dtype, choose_backend(CPU, dtype, attention))
 
 
 def load(folder: Path, how: Target) -> Backbone:
@@ -121,12 +121,12 @@ def test_a_bin_file_gives_the_same_numbers_as_safetensors(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("layers", "times"), [(36, 12), (24, 12), (12, 6), (2, 1)])
-def test_it_tells_how_many_times_as_deep_as_a_shallow_one_it_is(
+def test_it_tells_how_many_times_as_many_layers_it_has(
     layers: int, times: float, tmp_path: Path
 ) -> None:
     config = copy.deepcopy(CONFIGS["bert"])
     config.num_hidden_layers = layers
-    assert load(save(config, tmp_path), target()).shallow()[1] == times
+    assert load(save(config, tmp_path), target()).with_fewer_layers()[1] == times
 
 
 MAPS = Path("/proc/self/maps")
@@ -153,7 +153,7 @@ def test_the_file_stays_mapped_only_where_its_own_numbers_are_used(
     packed = backbone.pack(random_sequences())
     with torch.inference_mode():
         before = backbone.forward(packed)
-        backbone.settle()
+        backbone.finish_loading()
         assert torch.equal(backbone.forward(packed), before)
     gc.collect()
     assert (str(folder / "model.safetensors") in MAPS.read_text()) is mapped

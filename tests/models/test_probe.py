@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from app.models import probe
 from app.models.batch.shared_prefix import shared_places
-from app.models.device.choose import probe
 from app.models.probe import measure, shortest
 
 CPU = torch.device("cpu")

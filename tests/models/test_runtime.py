@@ -30,7 +30,7 @@ def test_every_model_leaves_its_file_soon_after_the_start(
         )
     )
     for thread in threading.enumerate():
-        if thread.name == "settle":
+        if thread.name == "finish-loading":
             thread.join()
     gc.collect()
     assert len(models.each) == 2

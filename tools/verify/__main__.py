@@ -17,7 +17,7 @@ import numpy as np
 from app.engine import Engine, RerankRequest
 from app.engine.types import EmbeddingResult, FloatArray, RerankResult
 from app.errors import StartupError
-from app.models.checkpoint.files import read_config, read_pooling
+from app.models.checkpoint.config import read_config, read_pooling
 from app.models.load import load_models
 from app.models.runtime import ModelFolders, locate_models
 from app.settings import LATE_INTERACTION, NO_RERANKER, Settings

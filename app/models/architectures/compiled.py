@@ -1,7 +1,7 @@
 """TORCH_COMPILE: a model's layers through PyTorch's compiler, once for all numbers of tokens.
 
-It fuses what lies between the matrix products. Attention stays as it is, since its shapes are new
-in every batch. On a CPU little is left to fuse, and it cannot read the kernels in C.
+It fuses what lies between the matrix products. Attention is not compiled, since its shapes are new
+in every batch. On a CPU little is left to fuse, and the compiler cannot read the kernels in C.
 """
 
 from collections.abc import Iterator
@@ -12,35 +12,26 @@ from typing import Any, TypeVar
 import torch
 
 from app.errors import StartupError
-from app.models.architectures.bert.encoder import Encoder
-from app.models.architectures.qwen3.decoder import Decoder
-from app.models.attention.choose import Kernel
+from app.models.architectures.transformer import Transformer
+from app.models.attention.reference import Attention
 
-Transformer = TypeVar("Transformer", Encoder, Decoder)
+Model = TypeVar("Model", bound=Transformer)
 
 
-def compile_layers(transformer: Transformer) -> Transformer:
+def compile_layers(transformer: Model) -> Model:
     """The same transformer, each layer of which is compiled at its first forward."""
-    layers: Any = [_compile(layer) for layer in transformer.layers]
-    return replace(transformer, layers=layers, kernel=_leave_out(transformer.kernel))
-
-
-def _leave_out(kernel: Kernel) -> Kernel:
-    """The kernel as the compiler must not look into it."""
-    apart: Kernel = torch.compiler.disable(kernel)  # type: ignore[no-untyped-call]
-    return apart
-
-
-def _compile(layer: Any) -> Any:
-    return torch.compile(layer.__call__, dynamic=True)
+    layers: Any = transformer.layers
+    compiled: Any = [torch.compile(layer.__call__, dynamic=True) for layer in layers]
+    attend: Attention = torch.compiler.disable(transformer.attend)  # type: ignore[no-untyped-call]
+    return replace(transformer, layers=compiled, attend=attend)
 
 
 @contextmanager
-def explained() -> Iterator[None]:
+def compiler_errors_as_startup_errors() -> Iterator[None]:
     """Turn a compiler's failure within into a `StartupError` that says what to do."""
     try:
         yield
-    except Exception as error:
+    except RuntimeError as error:
         # Their base class stands in a module that takes a second to import and may not be needed.
         if not any("TorchDynamoException" in each.__name__ for each in type(error).__mro__):
             raise

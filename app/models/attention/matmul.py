@@ -1,17 +1,19 @@
 """Attention as two matrix products with a softmax between: bfloat16 on a CPU without AMX.
 
 There PyTorch's fused kernel multiplies in small tiles that oneDNN does not speed up, and takes 2.5
-times as long as this from 64 tokens on. What the fused kernel avoids, scores of the whole sequence
-at once, is avoided here by taking the queries in blocks; of a long sequence a few heads at a time,
-so that their keys and values stay in the cache for all blocks.
+times as long as this from 64 tokens on. Queries are taken in blocks, so that the scores of a whole
+sequence are never held at once; of a long sequence a few heads at a time, so that their keys and
+values stay in the cache for all blocks.
 """
 
+from functools import partial
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from app.models.attention.blocks import States, fused
+from app.models.attention.sdpa import States, attend_in_blocks, fused
+from app.models.batch.packing import PackedBatch
 
 # Scores held at once, 4 MiB of them: they stay in the cache.
 _MOST_SCORES = 2**21
@@ -21,14 +23,17 @@ _FEW_SCORES = 2**16
 _FEWEST_QUERIES = 256
 
 
-def is_faster(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether attention in `dtype` runs faster here than in PyTorch's fused kernel."""
-    amx = torch.cpu.get_capabilities().get("amx_bf16", False)
-    return device.type == "cpu" and dtype is torch.bfloat16 and not amx
+def matmul(
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
+) -> Tensor:
+    """Implement `Attention`; a causal one, and one with shared keys, goes to PyTorch's own."""
+    simple = not causal and query.shape[0] == key.shape[0]
+    attend = attend_by_matmul if simple else partial(fused, causal=causal)
+    return attend_in_blocks(attend, (query, key, value), packed, scale=scale)
 
 
-def attend(states: States, output: Tensor, *, scale: float, mask: Tensor | None) -> None:
-    """Implement `app.models.attention.blocks.Attend`; not causal, as many key heads as queries'."""
+def attend_by_matmul(states: States, output: Tensor, *, scale: float, mask: Tensor | None) -> None:
+    """Implement `BlockAttention`; not causal, as many heads of keys as of queries."""
     count, heads, length, _ = output.shape
     if count * heads * length * length < _FEW_SCORES:
         fused(states, output, scale=scale, mask=mask, causal=False)
@@ -42,7 +47,7 @@ def attend(states: States, output: Tensor, *, scale: float, mask: Tensor | None)
 
 
 def _attend_at_once(states: States, output: Tensor, *, scale: float, mask: Tensor | None) -> None:
-    # Side by side in memory: the products below are far slower on a view of the projection.
+    # Contiguous: the products below are far slower on a view of the projection.
     query, key, value = (each.contiguous() for each in (states[0] * scale, *states[1:]))
     count, heads, length, _ = query.shape
     at_once = max(1, min(heads, _MOST_SCORES // (count * _FEWEST_QUERIES * length)))
@@ -56,6 +61,6 @@ def _attend_at_once(states: States, output: Tensor, *, scale: float, mask: Tenso
 
 
 def _multiply(left: Tensor, right: Tensor) -> Tensor:
-    """What `@` does for `[N, H, ...]`, which would lay the keys of a long text out anew."""
+    """`left @ right` for `[N, H, ...]`; `@` itself would copy the keys of a long text."""
     product = torch.bmm(left.flatten(0, 1), right.flatten(0, 1))
     return product.view(*left.shape[:2], *product.shape[1:])

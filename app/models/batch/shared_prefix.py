@@ -1,7 +1,7 @@
-"""Beginnings that texts of a batch have in common, which a causal model computes once.
+"""Prefixes that texts of a batch have in common, which a causal model computes once.
 
-What a token's state is there depends on the tokens up to it alone. Pairs of one query share their
-template, instruction and query, and so do texts behind one instruction.
+There a token's state depends on the tokens up to it alone. Pairs of one query share their template,
+instruction and query, and so do texts behind one instruction.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,25 +20,25 @@ _LEAST_SAVED = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """`rows` `[R]`: the tokens that are computed; `spread` `[T]`: which of them each token is."""
+    """`unique` `[U]`: the tokens that are computed; `inverse` `[T]`: which of them each one is."""
 
-    rows: Tensor
-    spread: Tensor
+    unique: Tensor
+    inverse: Tensor
 
 
 def shared_places(sequences: Sequence[TokenIds]) -> tuple[Places, Places] | None:
-    """`rows` and `spread` of the sequences joined end to end; None where little is shared."""
+    """`unique` and `inverse` of the sequences joined end to end; None where little is shared."""
     offsets = np.cumsum([0, *map(len, sequences)])
-    rows = np.empty(offsets[-1], np.int64)
-    spread = np.empty(offsets[-1], np.int64)
+    unique = np.empty(offsets[-1], np.int64)
+    inverse = np.empty(offsets[-1], np.int64)
     count = 0
     for index, previous, shared in _neighbours(sequences):
         start, stop = offsets[index] + shared, offsets[index + 1]
-        spread[offsets[index] : start] = spread[offsets[previous] : offsets[previous] + shared]
-        spread[start:stop] = np.arange(count, count + stop - start)
-        rows[count : count + stop - start] = np.arange(start, stop)
+        inverse[offsets[index] : start] = inverse[offsets[previous] : offsets[previous] + shared]
+        inverse[start:stop] = np.arange(count, count + stop - start)
+        unique[count : count + stop - start] = np.arange(start, stop)
         count += stop - start
-    return None if count > (1 - _LEAST_SAVED) * len(spread) else (rows[:count], spread)
+    return None if count > (1 - _LEAST_SAVED) * len(inverse) else (unique[:count], inverse)
 
 
 def _neighbours(sequences: Sequence[TokenIds]) -> Iterator[tuple[int, int, int]]:

@@ -68,7 +68,7 @@ class MappedFiles:
             opened = self._open.items()
             return next((name for file, (name, _, mark) in opened if not _is(file, mark)), None)
 
-    def keep_mapped(self) -> None:
+    def forget_unmapped(self) -> None:
         """Watch no longer what no model reads from any more, where the system tells that."""
         if not _MAPS.exists():
             return

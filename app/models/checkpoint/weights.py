@@ -4,6 +4,7 @@ They stay mapped from their files: what nobody copies costs no memory but the sy
 """
 
 import json
+import pickle
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,12 +12,21 @@ from pathlib import Path
 from typing import Self
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from app.errors import StartupError
-from app.models.checkpoint.files import TENSOR_FILE_ERRORS, linear_of
 
+_FILE_ERRORS = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    RuntimeError,
+    pickle.UnpicklingError,
+    SafetensorError,
+)
 _DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _FILES = ("model.safetensors", "pytorch_model.bin")
 
@@ -34,7 +44,7 @@ class Weights:
         """Map all tensors; raise `StartupError` for files that are absent or damaged."""
         try:
             return cls(folder, _read_tensors(folder))
-        except (*TENSOR_FILE_ERRORS, AttributeError) as error:
+        except (*_FILE_ERRORS, AttributeError) as error:
             raise StartupError(f"the weights in {folder} cannot be loaded: {error}") from error
 
     def __contains__(self, name: str) -> bool:
@@ -111,3 +121,37 @@ def _modern(name: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
         "LayerNorm.beta", "LayerNorm.bias"
     )
+
+
+def read_linear(path: Path, in_features: int, out_features: int | None = None) -> nn.Linear:
+    """A linear head from a state dict with `weight` `[out, in]` and `bias` `[out]`.
+
+    Raises `StartupError` where the file is missing, damaged, or of another shape.
+    """
+    if not path.is_file():
+        raise StartupError(f"the head {path.name} is missing in {path.parent}")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        weight, bias = state["weight"], state["bias"]
+    except (*_FILE_ERRORS, TypeError) as error:
+        raise StartupError(f"the head {path} is damaged: {_first_line(error)}") from error
+    if out_features is None:
+        out_features = weight.shape[0]
+    if weight.shape != (out_features, in_features) or bias.shape != (out_features,):
+        raise StartupError(
+            f"the head {path} has the wrong shape: weight {list(weight.shape)} and bias "
+            f"{list(bias.shape)}, but [{out_features}, {in_features}] and [{out_features}] fit"
+        )
+    return linear_of(weight, bias)
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer of these very tensors."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
+    parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+    linear.load_state_dict(parameters, assign=True)
+    return linear
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

@@ -1,6 +1,11 @@
-"""How many threads a forward on the CPU should use."""
+"""Threads on the CPU: how many a forward should use, and one that leaves them to others."""
 
 import math
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -12,6 +17,7 @@ _MEMBERSHIP = Path("/proc/self/cgroup")
 # Below this much work for each thread, waiting for one another costs more than it saves, the more
 # so because the threads share their cores with the event loop, the tokenizer and the clients.
 _FLOP_WORTH_A_THREAD = 0.5e9
+_LOWEST_PRIORITY = 19
 
 
 @cache
@@ -75,3 +81,20 @@ class CpuThreads:
         threads = self.choose(tokens)
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
+
+
+def run_in_background(work: Callable[[], None], name: str, *, daemon: bool) -> threading.Thread:
+    """Start `work` on a thread of its own, on Linux of the lowest priority.
+
+    It should seldom run Python: other threads wait for the lock that it holds meanwhile.
+    """
+
+    def run() -> None:
+        if sys.platform == "linux":  # Elsewhere that would be the whole process's priority.
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        work()
+
+    thread = threading.Thread(target=run, name=name, daemon=daemon)
+    thread.start()
+    return thread

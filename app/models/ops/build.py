@@ -8,6 +8,7 @@ It ends with 0 where the library is there or of no use, and with 1 and a sentenc
 built: the service runs without it, only slower.
 """
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -15,12 +16,33 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from app.models.ops.native_sources import FLAGS, FOLDER, library_path, sources
-
+FOLDER = Path(__file__).parent / "csrc"
+FLAGS = (
+    # The C library of PyTorch's own builds for Linux, or any newer one.
+    *("-target", "x86_64-linux-gnu.2.28"),
+    *("-mcpu=x86_64_v4+avx512bf16+avx512vnni", "-mprefer-vector-width=512"),
+    *("-std=c17", "-O3", "-Wall", "-Wextra", "-Werror"),
+    # Sums may be computed in any order; what is not a number stays that.
+    *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"),
+    "-freciprocal-math",
+    # PyTorch brings the threads.
+    *("-shared", "-fPIC", "-Wl,-z,undefs", "-lm"),
+)
 _COMPILER = FOLDER.parent / "requirements-kernels.txt"
 _BASE = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
 _FLAGS_OF_LINUX = _BASE | {"avx512_bf16", "avx512_vnni"}
 _SECONDS = 600
+
+
+def library_path() -> Path:
+    """Where the library of just these sources is, once it is built.
+
+    A library of other sources, which might take other arguments, has another name.
+    """
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for source in sorted(FOLDER.glob("*.[ch]")):
+        digest.update(source.read_bytes())
+    return FOLDER / f"kernels-{digest.hexdigest()[:16]}.so"
 
 
 def main(arguments: list[str]) -> int:
@@ -57,7 +79,7 @@ def build() -> None:
 
 def compile_with(compiler: Path, folder: Path) -> None:
     """Compile with the package ziglang in `compiler`; what else is written goes to `folder`."""
-    files = [str(path) for path in sources() if path.suffix == ".c"]
+    files = [str(path) for path in sorted(FOLDER.glob("*.c"))]
     cache = {f"ZIG_{kind}_CACHE_DIR": str(folder / "cache") for kind in ("GLOBAL", "LOCAL")}
     library = library_path()
     # Beside its place, so that it comes there in one step.

@@ -1,4 +1,4 @@
-"""The library of kernels: loaded once, its functions called with tensors."""
+"""The library of kernels: loaded once, its functions called with the addresses of tensors."""
 
 import ctypes
 from functools import cache
@@ -8,27 +8,27 @@ import structlog
 import torch
 from torch import Tensor
 
-from app.models.ops.native_sources import library_path
+from app.models.ops.build import library_path
 
 log = structlog.get_logger(__name__)
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 # As the C files declare them; each function's last argument, the number of threads, is left out.
 _ARGUMENTS: dict[str, list[Any]] = {
-    "attend": [_POINTER] * 4 + [_LONG] * 6 + [_POINTER] + [_LONG] * 4 + [_FLOAT, _INT],
-    "round_levels": [_POINTER] * 3 + [_LONG] * 2 + [_FLOAT] * 2,
-    "round_rows": [_POINTER, _INT] + [_POINTER] * 3 + [_LONG] * 2,
-    "norm_sum": [_POINTER] * 4 + [_FLOAT] + [_LONG] * 2,
-    "norm_product": [_POINTER] * 9 + [_FLOAT] + [_LONG] * 2,
+    "attention": [_POINTER] * 4 + [_LONG] * 6 + [_POINTER] + [_LONG] * 4 + [_FLOAT, _INT],
+    "gemm_bfloat16": [_POINTER] * 4 + [_LONG] * 3 + [_INT],
+    "gemm_int8": [_POINTER] * 5 + [_INT] + [_LONG] * 3 + [_INT],
+    "add_norm": [_POINTER] * 4 + [_FLOAT] + [_LONG] * 2,
     "rms_norm": [_POINTER] * 3 + [_FLOAT] + [_LONG] * 2,
-    "turn_heads": [_POINTER] * 4 + [_FLOAT] + [_LONG] * 4,
-    "gate_rows": [_POINTER] * 2 + [_LONG] * 2,
-    "multiply_bfloat16": [_POINTER] * 4 + [_LONG] * 3 + [_INT],
-    "multiply_levels": [_POINTER] * 5 + [_INT] + [_LONG] * 3 + [_INT],
+    "rotary": [_POINTER] * 4 + [_FLOAT] + [_LONG] * 4,
+    "gate": [_POINTER] * 2 + [_LONG] * 2,
+    "clamp_rows": [_POINTER] * 3 + [_LONG] * 2 + [_FLOAT] * 2,
+    "quantize_rows": [_POINTER, _INT] + [_POINTER] * 3 + [_LONG] * 2,
+    "dequantize_add_norm": [_POINTER] * 9 + [_FLOAT] + [_LONG] * 2,
 }
-# A register's numbers: rows are taken so many at a time.
+# Numbers in a register of 512 bits: most kernels take a row so many at a time.
 LANES = 16
-_WANTED = ("avx512_bf16", "avx512_vnni")
+_NEEDED = ("avx512_bf16", "avx512_vnni")
 
 
 class Library:
@@ -42,7 +42,7 @@ class Library:
             function.restype = None
 
     def run(self, name: str, *arguments: float) -> None:
-        """Call a function on as many threads as PyTorch uses; numbers lie where `place` says."""
+        """Call a function on as many threads as PyTorch uses."""
         self._functions[name](*arguments, torch.get_num_threads())
 
 
@@ -50,7 +50,7 @@ class Library:
 def load_library() -> Library | None:
     """The library, if it is built and this processor can run it."""
     path, capabilities = library_path(), torch.cpu.get_capabilities()
-    if not all(capabilities.get(name) for name in _WANTED):
+    if not all(capabilities.get(name) for name in _NEEDED):
         return None
     if not path.exists():
         log.info("kernels_not_built", build="python -m app.models.ops.build")
@@ -62,13 +62,8 @@ def load_library() -> Library | None:
         return None
 
 
-def load_without_amx() -> Library | None:
-    """The library where its products are the fastest: with AMX those of oneDNN are."""
-    return None if torch.cpu.get_capabilities().get("amx_tile") else load_library()
-
-
-def place(tensor: Tensor, dtype: torch.dtype) -> int:
-    """Where the numbers of a tensor lie; raises `ValueError` for others than a kernel reads."""
+def address(tensor: Tensor, dtype: torch.dtype) -> int:
+    """Where a tensor's numbers lie; raises `ValueError` for a layout that kernels do not read."""
     if tensor.dtype is not dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError(f"a kernel needs {dtype} numbers without gaps, not {tensor.dtype}")
     return tensor.data_ptr()

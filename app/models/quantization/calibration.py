@@ -1,6 +1,6 @@
-"""Texts of many kinds, to see how far a model's states reach before they are rounded to 8 bits.
+"""Texts of many kinds, on which the range of a model's states is measured for quantization.
 
-They decide how fine the steps are and how often a row is computed apart, never what is right.
+They decide how fine the steps are and how often a row has an outlier, never what is right.
 """
 
 from app.engine.types import TokenIds

@@ -1,10 +1,10 @@
 """BERT's and RoBERTa's encoder with every product in 8 bits, made from parameters in float32.
 
-Between the layers the states are levels in float32: each channel in the unit in which the next
-products read it, from `ZERO` on. The norm before them gives them so.
+Between the layers the states are float32 in steps of the scale in which the next products read
+them, as `to_steps` gives them: the norm before them does it.
 
-How wide a unit has to be is seen on texts for calibration. They run through each layer as soon as
-it is made, so that every weight is read once.
+The scales are chosen from the range of the states on texts for calibration. Those run through each
+layer as soon as it is made, so that every weight is read once.
 """
 
 from collections.abc import Iterator
@@ -14,59 +14,68 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from app.models.architectures.bert.embeddings import Embeddings
-from app.models.architectures.bert.encoder import Encoder, Step, attend
-from app.models.architectures.bert.parameters import EncoderParameters
-from app.models.architectures.layers import in_blocks
-from app.models.attention.choose import Kernel
+from app.models.architectures.bert import (
+    Embeddings,
+    Encoder,
+    EncoderParameters,
+    self_attention,
+)
+from app.models.architectures.transformer import in_row_blocks
+from app.models.attention.reference import Attention
 from app.models.batch.packing import PackedBatch
-from app.models.quantization.linear import FromNorm, ToNorm, as_levels, choose_unit, to_levels
+from app.models.ops.backend import Backend
+from app.models.quantization.linear import (
+    DynamicLinear,
+    StaticLinear,
+    choose_input_scale,
+    norm_to_steps,
+    to_steps,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayer:
-    """`app.models.architectures.bert.encoder.Layer` in 8 bits; states come and go as levels."""
+    """`app.models.architectures.bert.EncoderLayer` in 8 bits; states come and go in steps."""
 
     heads: int
-    to_query_key_value: FromNorm
-    from_attended: ToNorm
-    to_inner: FromNorm
-    from_inner: ToNorm
+    to_query_key_value: StaticLinear
+    from_attended: DynamicLinear
+    to_inner: StaticLinear
+    from_inner: DynamicLinear
 
-    def __call__(self, states: Tensor, packed: PackedBatch, kernel: Kernel) -> Tensor:
+    def __call__(self, states: Tensor, packed: PackedBatch, attend: Attention) -> Tensor:
         """The next states."""
-        attended = attend(self.to_query_key_value(states), self.heads, packed, kernel)
-        return in_blocks(self._feed_forward, attended, states)
+        attended = self_attention(self.to_query_key_value(states), self.heads, packed, attend)
+        return in_row_blocks(self._feed_forward, attended, states)
 
     def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
         states = self.from_attended(attended, states)
         return self.from_inner(self.to_inner(states), states)
 
-    def ending_in(self, unit: Tensor) -> Self:
-        """The same with the next states in levels of `unit`."""
-        return replace(self, from_inner=self.from_inner.ending_in(unit))
+    def with_output_scale(self, scale: Tensor) -> Self:
+        """The same with the next states in steps of `scale`."""
+        return replace(self, from_inner=self.from_inner.with_output_scale(scale))
 
 
 def make_quantized_encoder(
-    parameters: EncoderParameters, kernel: Kernel, dtype: torch.dtype, calibration: PackedBatch
+    parameters: EncoderParameters, backend: Backend, dtype: torch.dtype, calibration: PackedBatch
 ) -> Encoder:
-    """The encoder with `parameters`, which are float32, in units that fit the `calibration` texts.
+    """The encoder with `parameters`, which are float32, in scales for the `calibration` texts.
 
     Attention runs in `dtype`, which is also that of the result.
     """
-    embeddings = _own_embeddings(parameters.embeddings(), dtype)
+    embeddings = _copied_embeddings(parameters.embeddings(), dtype)
     with torch.inference_mode():
-        made = _layers(parameters, kernel, dtype, calibration, embeddings(calibration))
-        units, layers = zip(*made, strict=True)
-    embeddings = replace(embeddings, norm=as_levels(embeddings.norm, units[0]))
-    steps: list[Step] = [
-        *(layer.ending_in(unit) for layer, unit in zip(layers[:-1], units[1:], strict=True)),
-        layers[-1],
+        made = _layers(parameters, backend, dtype, calibration, embeddings(calibration))
+        scales, layers = zip(*made, strict=True)
+    embeddings = replace(embeddings, norm=norm_to_steps(embeddings.norm, scales[0]))
+    scaled = [
+        layer.with_output_scale(scale) for layer, scale in zip(layers[:-1], scales[1:], strict=True)
     ]
-    return Encoder(embeddings, steps, kernel, dtype)
+    return Encoder(embeddings, [*scaled, layers[-1]], backend.attend, dtype)
 
 
-def _own_embeddings(embeddings: Embeddings, dtype: torch.dtype) -> Embeddings:
+def _copied_embeddings(embeddings: Embeddings, dtype: torch.dtype) -> Embeddings:
     # Copies, because a view of one tensor keeps the whole file mapped.
     return replace(
         embeddings,
@@ -78,31 +87,32 @@ def _own_embeddings(embeddings: Embeddings, dtype: torch.dtype) -> Embeddings:
 
 def _layers(
     parameters: EncoderParameters,
-    kernel: Kernel,
+    backend: Backend,
     dtype: torch.dtype,
     packed: PackedBatch,
     states: Tensor,
 ) -> Iterator[tuple[Tensor, QuantizedLayer]]:
-    """Each layer, its last norm not in levels yet, and the unit of what it reads.
+    """Each layer, whose output has no scale yet, and the scale of its input.
 
     `states` are those of `packed` that the first layer reads.
     """
     config = parameters.config
     for exact in map(parameters.layer, range(config.layers)):
-        before = choose_unit(_reach(states), exact.projections)
-        project = FromNorm(exact.projections, before, dtype=dtype)
-        join = ToNorm(exact.attended, before, exact.attention_norm)
-        levels = to_levels(states, before)
-        states = join(attend(project(levels), config.heads, packed, kernel), levels)
+        input_scale = choose_input_scale(_max_abs(states), exact.projections)
+        project = StaticLinear(exact.projections, input_scale, backend, dtype=dtype)
+        join = DynamicLinear(exact.attended, input_scale, exact.attention_norm, backend)
+        steps = to_steps(states, input_scale)
+        states = join(self_attention(project(steps), config.heads, packed, backend.attend), steps)
 
-        between = choose_unit(_reach(states), [exact.inner])
-        widen = FromNorm([exact.inner], between, activation=config.activation)
-        narrow = ToNorm(exact.output, between, exact.output_norm)
-        levels = to_levels(states, between)
-        states = narrow(widen(levels), levels)
+        inner_scale = choose_input_scale(_max_abs(states), [exact.inner])
+        widen = StaticLinear([exact.inner], inner_scale, backend, activation=config.activation)
+        narrow = DynamicLinear(exact.output, inner_scale, exact.output_norm, backend)
+        steps = to_steps(states, inner_scale)
+        states = narrow(widen(steps), steps)
 
-        yield before, QuantizedLayer(config.heads, project, join.ending_in(between), widen, narrow)
+        join = join.with_output_scale(inner_scale)
+        yield input_scale, QuantizedLayer(config.heads, project, join, widen, narrow)
 
 
-def _reach(states: Tensor) -> Tensor:
+def _max_abs(states: Tensor) -> Tensor:
     return states.abs().amax(0)

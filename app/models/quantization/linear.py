@@ -1,148 +1,174 @@
 """Linear layers in 8 bits for the CPU: weights by output channel, activations by row.
 
 Weights are s8 with one scale for each output channel. Nothing about a row depends on the other rows
-of its batch, so a text's vectors do not depend on its company. There are two ways in:
+of its batch, so a text's vectors never depend on the other texts in the batch. Activations are u8,
+because without AMX oneDNN has no fast product of s8 with s8; they are quantized in two ways:
 
-`FromNorm` takes a layer norm's output as levels that are not rounded yet, x / unit + `ZERO` with a
-unit for each channel, found by calibration: 127 units reach a little beyond what was seen. Bias,
-activation and scales are within the product. A row that reaches farther is computed again with
-wider units.
+`StaticLinear` reads the output of a layer norm with a scale for each channel, chosen once by
+calibration. The norm's parameters hold the scale, so that its output only has to be rounded, and
+bias, activation and scales are computed within the product. A row with an outlier, beyond the
+calibration range, is computed again with larger scales.
 
-`ToNorm` takes what may vary widely from row to row, each with its own range in u8, adds the product
-to the residual and normalises the sum.
-
-Activations are u8: without AMX, oneDNN has no fast product of s8 with s8.
+`DynamicLinear` reads what may vary widely from row to row: each row gets a scale and a minimum of
+its own. It adds the product to the residual and normalises the sum.
 """
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from app.models.ops.linear import ACTIVATIONS
-from app.models.ops.native_rows import choose_rows
-from app.models.ops.norm import Norm
-from app.models.ops.row_ops import Ending
-from app.models.quantization.weights import LARGEST, TINY, quantize_weights
+from app.models.ops.arguments import Epilogue, Int8Gemm, LayerNorm, activate
+from app.models.ops.backend import Backend
 
-_MIDDLE = 128
-# The level of 0 before rounding: the half makes truncation round to the nearest.
-ZERO = _MIDDLE + 0.5
-# What lies between them is cut down to within LARGEST of the middle: 1 to 255. The higher one is
+MAX_VALUE = 127.0
+_ZERO_POINT = 128
+# What a norm adds to its scaled output: the half makes truncation round to the nearest.
+SHIFT = _ZERO_POINT + 0.5
+# Between them truncation gives 1 to 255: at most MAX_VALUE from the zero point. The higher one is
 # the last float32 below 256.
 _LOWEST, _HIGHEST = 1.0, 256 - 2**-16
-_ROWS_MULTIPLE = 32
-# How much farther than in calibration a row may reach before it is computed apart. On real weights
-# 1.5 instead of 1.1 cost 0.0002 of the worst cosine; 1.1 left a third of the products a second run.
+_TINY = 1e-30
+_OUTLIER_ROWS_MULTIPLE = 32
+# How far beyond the calibration range a value may lie before it is an outlier. On real weights 1.5
+# instead of 1.1 cost 0.0002 of the worst cosine; with 1.1 a third of the products ran twice.
 _MARGIN = 1.5
-# How far the units follow what the channels reach (1), or even out the weights (0).
+# How far the scales follow the range of the activations (1), or that of the weights (0).
 _SMOOTHING = 0.75
+# Weights rounded at once: larger temporary tensors would leave the memory full of holes.
+_WEIGHTS_AT_ONCE = 2**18
 
 
-def choose_unit(reach: Tensor, readers: Sequence[nn.Linear]) -> Tensor:
-    """`[hidden]`: a unit for each channel, of which it reaches `reach` `[hidden]` at most.
+def choose_input_scale(max_abs: Tensor, readers: Sequence[nn.Linear]) -> Tensor:
+    """`[hidden]`: a scale for each channel, of which calibration saw `max_abs` `[hidden]` at most.
 
-    Channels that reach far have wide units, the more so where the weights that read them are small:
-    otherwise the few that reach farthest, which every model has, would leave the others few levels
-    (SmoothQuant, Xiao et al. 2023).
+    Channels of a wide range have a large scale, the more so where the weights that read them are
+    small: otherwise the few with the widest range, which every model has, would leave the others
+    few steps (SmoothQuant, Xiao et al. 2023).
     """
-    weight = torch.stack([_largest(layer.weight.detach()) for layer in readers]).amax(0)
-    reach, weight = reach.float().clamp_min(TINY), weight.float().clamp_min(TINY)
-    relative = reach**_SMOOTHING / weight ** (1 - _SMOOTHING)
-    return relative * ((reach / relative).max() * _MARGIN / LARGEST)
+    weight = torch.stack([_max_abs_of_columns(layer.weight.detach()) for layer in readers]).amax(0)
+    max_abs, weight = max_abs.float().clamp_min(_TINY), weight.float().clamp_min(_TINY)
+    relative = max_abs**_SMOOTHING / weight ** (1 - _SMOOTHING)
+    return relative * ((max_abs / relative).max() * _MARGIN / MAX_VALUE)
 
 
-def _largest(weight: Tensor) -> Tensor:
-    """`[in]`: the largest absolute value of each column."""
+def _max_abs_of_columns(weight: Tensor) -> Tensor:
     # Absolute values of all of them would be a large temporary tensor.
     return torch.maximum(weight.amax(0), -weight.amin(0))
 
 
-def to_levels(states: Tensor, unit: Tensor) -> Tensor:
-    """States `[T, hidden]` as levels, float32 and not rounded yet."""
-    return states / unit + ZERO
+def to_steps(states: Tensor, scale: Tensor) -> Tensor:
+    """States `[T, hidden]` in steps of `scale` from the zero point, float32, to be truncated."""
+    return states / scale + SHIFT
 
 
-def as_levels(norm: Norm, unit: Tensor) -> Norm:
-    """`norm` with its output in levels."""
-    return Norm(norm.weight / unit, norm.bias / unit + ZERO, norm.epsilon)
+def norm_to_steps(norm: LayerNorm, scale: Tensor) -> LayerNorm:
+    """`norm` with its output as `to_steps` gives it."""
+    return LayerNorm(norm.weight / scale, norm.bias / scale + SHIFT, norm.epsilon)
 
 
-def join_biases(layers: Sequence[nn.Linear]) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class QuantizedWeights:
+    """The product with weights `[out, in]` in s8; `sums` `[out]` are those of its rows, scaled."""
+
+    gemm: Int8Gemm
+    sums: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        layers: Sequence[nn.Linear],
+        backend: Backend,
+        input_scale: Tensor | None = None,
+        activation: str | None = None,
+    ) -> Self:
+        """Round the weights of `layers`, one below the other; each row has a scale of its own.
+
+        `input_scale` `[in]` is multiplied in; `activation` is what the product will be asked for.
+        """
+        rows = max(1, _WEIGHTS_AT_ONCE // layers[0].in_features)
+        parts = [part for layer in layers for part in torch.split(layer.weight.detach(), rows)]
+        values, scale, sums = zip(*(_quantize(part, input_scale) for part in parts), strict=True)
+        gemm = backend.int8_gemm(torch.cat(values), torch.cat(scale), activation)
+        return cls(gemm, torch.cat(sums))
+
+
+def _quantize(weight: Tensor, input_scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Values `[out, in]` s8, their scale `[out]`, and the sum of each row times its scale."""
+    exact = weight.float() if input_scale is None else weight.float() * input_scale
+    scale = exact.abs().amax(1).clamp_min(_TINY) / MAX_VALUE
+    values = exact.div(scale[:, None]).round_()
+    # Below 2^24 float32 is exact in whole numbers, and sums them faster than bytes are summed.
+    return values.to(torch.int8), scale, scale * values.sum(1)
+
+
+def _join_biases(layers: Sequence[nn.Linear]) -> Tensor:
     """A copy, float32: a view would keep the whole file mapped."""
     return torch.cat([layer.bias.detach().float() for layer in layers])
 
 
-class FromNorm:
-    """Levels `[T, in]` of a norm's output in units `[in]` to `activation(x W + b)` `[T, out]`."""
+class StaticLinear:
+    """From a norm's output `[T, in]`, in steps of `scale` `[in]`, to `[T, out]`."""
 
     def __init__(
         self,
         layers: Sequence[nn.Linear],
-        unit: Tensor,
+        scale: Tensor,
+        backend: Backend,
         *,
         activation: str | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self._weights = quantize_weights(layers, unit, activation)
-        self._bias = join_biases(layers)
-        self._shifted_bias = self._bias - _MIDDLE * self._weights.sums
+        self._weights = QuantizedWeights.of(layers, backend, scale, activation)
+        self._bias = _join_biases(layers)
+        self._shifted_bias = self._bias - _ZERO_POINT * self._weights.sums
+        self._backend = backend
         self._activation = activation
         self._dtype = dtype
-        self._rows = choose_rows(layers[0].in_features)
 
-    def __call__(self, states: Tensor) -> Tensor:
-        """`activation(x W + b)` of `states`, which are levels of x, float32 and not rounded yet."""
-        rounded = self._rows.round_levels(states, _LOWEST, _HIGHEST)
-        output = self._weights.multiply(
-            rounded.levels, self._shifted_bias, dtype=self._dtype, activation=self._activation
+    def __call__(self, steps: Tensor) -> Tensor:
+        """`activation(x W + b)` in the dtype; `steps` are x as `to_steps` gives it."""
+        clamped = self._backend.clamp(steps, _LOWEST, _HIGHEST)
+        output = self._weights.gemm(
+            clamped.values, self._shifted_bias, dtype=self._dtype, activation=self._activation
         )
-        if rounded.far.any():
-            self._compute_far_rows(states, output, rounded.far.nonzero().squeeze(1))
+        if clamped.outliers.any():
+            self._compute_outlier_rows(steps, output, clamped.outliers.nonzero().squeeze(1))
         return output
 
-    def _compute_far_rows(self, states: Tensor, output: Tensor, rows: Tensor) -> None:
+    def _compute_outlier_rows(self, steps: Tensor, output: Tensor, rows: Tensor) -> None:
         # oneDNN compiles a kernel for every new number of rows.
-        padded = functional.pad(rows, (0, -len(rows) % _ROWS_MULTIPLE), value=int(rows[0]))
-        in_units = states[padded] - ZERO
-        wider = in_units.abs().amax(1, keepdim=True) / LARGEST
-        levels = (in_units / wider + ZERO).to(torch.uint8)
-        product = self._weights.multiply(levels) - _MIDDLE * self._weights.sums
-        exact = torch.addcmul(self._bias, product, wider)
-        output[rows] = _activate(exact, self._activation).to(self._dtype)[: len(rows)]
+        padded = functional.pad(rows, (0, -len(rows) % _OUTLIER_ROWS_MULTIPLE), value=int(rows[0]))
+        centred = steps[padded] - SHIFT
+        scale = centred.abs().amax(1, keepdim=True) / MAX_VALUE
+        values = (centred / scale + SHIFT).to(torch.uint8)
+        product = self._weights.gemm(values) - _ZERO_POINT * self._weights.sums
+        exact = torch.addcmul(self._bias, product, scale)
+        output[rows] = activate(exact, self._activation).to(self._dtype)[: len(rows)]
 
 
-class ToNorm:
-    """`[T, in]`, and levels `[T, out]` of a residual in units `[out]`, to the norm of their sum."""
+class DynamicLinear:
+    """`[T, in]`, and a residual `[T, out]` in steps of `scale` `[out]`, to the norm of the sum."""
 
-    def __init__(self, layer: nn.Linear, unit: Tensor, norm: Norm) -> None:
-        self._weights = quantize_weights([layer])
-        constant = join_biases([layer]) - ZERO * unit
-        self._ending = Ending(self._weights.sums, unit, constant, norm)
-        self._rows = choose_rows(layer.in_features, layer.out_features)
+    def __init__(self, layer: nn.Linear, scale: Tensor, norm: LayerNorm, backend: Backend) -> None:
+        self._weights = QuantizedWeights.of([layer], backend)
+        constant = _join_biases([layer]) - SHIFT * scale
+        self._epilogue = Epilogue(self._weights.sums, scale, constant, norm)
+        self._backend = backend
 
     def __call__(self, states: Tensor, residual: Tensor) -> Tensor:
-        """`norm(residual + states W + b)`, float32; of the residual its levels are given."""
-        rows = self._rows.round_rows(states)
-        product = self._weights.multiply(rows.levels)
-        return self._rows.norm_product(product, rows, residual, self._ending)
+        """`norm(residual + states W + b)`, float32; `residual` is as `to_steps` gives it."""
+        rows = self._backend.quantize_rows(states)
+        product = self._weights.gemm(rows.values)
+        return self._backend.dequantize_add_norm(product, rows, residual, self._epilogue)
 
-    def ending_in(self, unit: Tensor) -> Self:
-        """The same with the norm's output as levels."""
+    def with_output_scale(self, scale: Tensor) -> Self:
+        """The same with the norm's output in steps of `scale`."""
         same = copy(self)
-        same._ending = replace(self._ending, norm=as_levels(self._ending.norm, unit))  # noqa: SLF001 - its own
+        norm = norm_to_steps(self._epilogue.norm, scale)
+        same._epilogue = replace(self._epilogue, norm=norm)  # noqa: SLF001 - its own
         return same
-
-
-def _activate(states: Tensor, activation: str | None) -> Tensor:
-    operation, algorithm = ACTIVATIONS[activation]
-    match operation:
-        case "gelu":
-            return functional.gelu(states, approximate=algorithm)
-        case "relu":
-            return states.relu_()
-    return states

@@ -14,7 +14,7 @@ from app.engine.types import JoinedIds, Outputs, TokenIds, TokenizedPair
 from app.errors import InferenceError, StartupError
 from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
 from app.models.batch.packing import PackedBatch
-from app.models.checkpoint.files import read_config
+from app.models.checkpoint.config import read_config
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import not_finite, start_copies
 from app.models.tasks.device_model import DeviceModel
@@ -27,23 +27,15 @@ _LOGITS = "classifier.out_proj.weight"
 class CrossEncoder(DeviceModel[float]):
     """Implements `app.engine.types.Reranker`; a score is the raw logit."""
 
-    max_batch_sequences = None
     scores_are_logits = True
     reads_instruction = False
 
     def __init__(
         self, name: str, backbone: Backbone, classifier: nn.Module, tokenizer: TextTokenizer
     ) -> None:
-        self.name = name
-        self._backbone = backbone
+        super().__init__(name, backbone, tokenizer)
         self._classifier = classifier
-        self._tokenizer = tokenizer
         self._template = tokenizer.pair_template()
-
-    @property
-    def max_length(self) -> int:
-        """The most tokens of one pair, special tokens included."""
-        return self._tokenizer.max_length
 
     def tokenize_pairs(
         self, query: str, passages: list[str], instruction: str | None
@@ -71,9 +63,9 @@ class CrossEncoder(DeviceModel[float]):
             passage_kept=passage.kept,
         )
 
-    def settle(self) -> None:
+    def finish_loading(self) -> None:
         """Implement `DeviceModel`."""
-        self._backbone.settle()
+        self._backbone.finish_loading()
 
     @torch.inference_mode()
     def launch(

@@ -6,14 +6,28 @@ from typing import Generic, TypeVar
 
 from app.engine.types import Outputs, TokenIds
 from app.errors import InferenceError
+from app.models.backbone import Backbone
+from app.models.text.tokenizer import TextTokenizer
 
 Result = TypeVar("Result")
 
 
 class DeviceModel(ABC, Generic[Result]):
-    """The part of `app.engine.types.Model` that touches the device."""
+    """Implements `app.engine.types.Model` but for `launch`."""
 
-    def settle(self) -> None:
+    max_batch_sequences: int | None = None
+
+    def __init__(self, name: str, backbone: Backbone, tokenizer: TextTokenizer) -> None:
+        self.name = name
+        self._backbone = backbone
+        self._tokenizer = tokenizer
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of one sequence, special tokens included."""
+        return self._tokenizer.max_length
+
+    def finish_loading(self) -> None:
         """Implement `app.engine.types.Model`: results are the same before and after."""
 
     @abstractmethod

@@ -21,7 +21,8 @@ from app.errors import InferenceError
 from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
 from app.models.batch.packing import PackedBatch
 from app.models.batch.selection import Spans, select_sequences
-from app.models.checkpoint.files import read_linear, read_pooling
+from app.models.checkpoint.config import read_pooling
+from app.models.checkpoint.weights import read_linear
 from app.models.device.transfer import Arrived, not_finite, start_copies
 from app.models.tasks import heads
 from app.models.tasks.device_model import DeviceModel
@@ -51,8 +52,6 @@ class _Kind:
 class M3Embedder(DeviceModel[TextEmbedding]):
     """Implements `app.engine.types.Embedder` for checkpoints of bge-m3's shape."""
 
-    max_batch_sequences = None
-
     def __init__(
         self,
         *,
@@ -63,18 +62,11 @@ class M3Embedder(DeviceModel[TextEmbedding]):
         colbert_head: nn.Linear,
         pooling: str,
     ) -> None:
-        self.name = name
-        self._backbone = backbone
-        self._tokenizer = tokenizer
+        super().__init__(name, backbone, tokenizer)
         self._sparse_head = sparse_head.to(backbone.device, backbone.dtype)
         self._colbert_head = colbert_head.to(backbone.device, backbone.dtype)
         self._pooling = pooling
         self._vocabulary = heads.LexicalVocabulary(_ids_of(tokenizer, _FRAME_TOKENS))
-
-    @property
-    def max_length(self) -> int:
-        """The most tokens of one text, special tokens included."""
-        return self._tokenizer.max_length
 
     @property
     def colbert_width(self) -> int:
@@ -85,15 +77,15 @@ class M3Embedder(DeviceModel[TextEmbedding]):
         """Token ids of each text, cut from the end to `max_length`."""
         return self._tokenizer.encode(texts)
 
-    def settle(self) -> None:
+    def finish_loading(self) -> None:
         """Implement `DeviceModel`."""
-        self._backbone.settle()
+        self._backbone.finish_loading()
 
-    def shallow(self) -> tuple["M3Embedder", float]:
-        """One of fewer layers, for measuring only, and how many times as deep this one is."""
-        part = copy(self)
-        part._backbone, times = self._backbone.shallow()  # noqa: SLF001 - its own
-        return part, times
+    def with_fewer_layers(self) -> tuple["M3Embedder", float]:
+        """One of fewer layers, for measuring only, and how many times as many this one has."""
+        fewer = copy(self)
+        fewer._backbone, times = self._backbone.with_fewer_layers()  # noqa: SLF001 - its own
+        return fewer, times
 
     @torch.inference_mode()
     def launch(

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from app.engine.types import Outputs, TextEmbedding, TokenIds, TokenizedPair, TokenizedText
 from app.errors import InferenceError, StartupError
-from app.models.architectures.qwen3.config import DecoderConfig
-from app.models.architectures.qwen3.parameters import vocabulary_head
+from app.models.architectures.qwen3 import DecoderConfig, vocabulary_head
 from app.models.backbone import Backbone, Target, load_decoder
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.weights import Weights
@@ -28,18 +27,7 @@ END_TOKEN = "<|endoftext|>"  # noqa: S105 - a token of the vocabulary
 class QwenEmbedder(DeviceModel[TextEmbedding]):
     """Implements `app.engine.types.Embedder` for dense vectors alone: the raw last-token state."""
 
-    max_batch_sequences = None
     colbert_width = 0
-
-    def __init__(self, name: str, backbone: Backbone, tokenizer: TextTokenizer) -> None:
-        self.name = name
-        self._backbone = backbone
-        self._tokenizer = tokenizer
-
-    @property
-    def max_length(self) -> int:
-        """The most tokens of one text, the end token included."""
-        return self._tokenizer.max_length
 
     def tokenize(self, texts: list[str]) -> list[TokenizedText]:
         """Token ids of each text, closed by one end token, also where the text is cut."""
@@ -79,17 +67,10 @@ class QwenReranker(DeviceModel[float]):
         tokenizer: TextTokenizer,
         max_batch_sequences: int,
     ) -> None:
-        self.name = name
+        super().__init__(name, backbone, tokenizer)
         self.max_batch_sequences = max_batch_sequences
-        self._backbone = backbone
         self._yes_minus_no = yes_minus_no
-        self._tokenizer = tokenizer
         self._template = QwenTemplate(tokenizer)
-
-    @property
-    def max_length(self) -> int:
-        """The most tokens of one pair, template included."""
-        return self._tokenizer.max_length
 
     def tokenize_pairs(
         self, query: str, passages: list[str], instruction: str | None

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from app.engine.tokenizer_threads import normalization_growth
 from app.engine.types import TokenIds, TokenizedText
 from app.errors import StartupError
-from app.models.checkpoint.files import read_config
+from app.models.checkpoint.config import read_config
 from app.models.text.slices import SLICE_CHARACTERS, Slicer
 
 # Words that the tokenizers library remembers, up to 15 kB each; ten times as many by default, which

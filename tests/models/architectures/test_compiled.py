@@ -13,17 +13,23 @@ from torch._dynamo.utils import counters
 from torch._inductor.exc import InductorError
 
 from app.errors import StartupError
-from app.models.architectures.bert.config import EncoderConfig
-from app.models.architectures.bert.encoder import Encoder, make_encoder
-from app.models.architectures.bert.parameters import EncoderParameters
-from app.models.architectures.compiled import compile_layers, explained
-from app.models.architectures.qwen3.config import DecoderConfig
-from app.models.architectures.qwen3.decoder import Decoder, make_decoder
-from app.models.architectures.qwen3.parameters import DecoderParameters
-from app.models.attention.choose import load_kernel
+from app.models.architectures.bert import (
+    Encoder,
+    EncoderConfig,
+    EncoderParameters,
+    make_encoder,
+)
+from app.models.architectures.compiled import compile_layers, compiler_errors_as_startup_errors
+from app.models.architectures.qwen3 import (
+    Decoder,
+    DecoderConfig,
+    DecoderParameters,
+    make_decoder,
+)
 from app.models.backbone import Target
 from app.models.batch.packing import pack
 from app.models.checkpoint.weights import Weights
+from app.models.ops.backend import choose_backend
 from app.models.tasks.m3 import load_m3_embedder
 
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
@@ -42,13 +48,13 @@ def encoder(folder: Path) -> tuple[Encoder, int | None]:
     """And the id from behind which it counts positions."""
     config = EncoderConfig.read(folder)
     parameters = EncoderParameters(Weights.read(folder), config, CPU, torch.float32)
-    return make_encoder(parameters, load_kernel("sdpa")), config.padding
+    return make_encoder(parameters, choose_backend(CPU, torch.float32)), config.padding
 
 
 def decoder(folder: Path) -> tuple[Decoder, None]:
     config = DecoderConfig.read(folder)
     parameters = DecoderParameters(Weights.read(folder), config, CPU, torch.float32)
-    return make_decoder(parameters, load_kernel("sdpa")), None
+    return make_decoder(parameters, choose_backend(CPU, torch.float32)), None
 
 
 @needs_compiler
@@ -84,10 +90,10 @@ def test_a_model_on_a_cpu_says_that_it_is_not_compiled(
 
 def test_a_compiler_that_is_missing_is_told_in_one_sentence() -> None:
     sentence = "cannot compile the model: .*no g\\+\\+; TORCH_COMPILE"
-    with pytest.raises(StartupError, match=sentence), explained():
+    with pytest.raises(StartupError, match=sentence), compiler_errors_as_startup_errors():
         raise InductorError(RuntimeError("no g++"), None)
 
 
 def test_other_errors_stay_what_they_are() -> None:
-    with pytest.raises(ZeroDivisionError), explained():
+    with pytest.raises(ZeroDivisionError), compiler_errors_as_startup_errors():
         _ = 1 / 0

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from app.models.attention.blocks import States
-from app.models.attention.choose import matmul as matmul_attention
+from app.models.attention import matmul as matmul_attention
+from app.models.attention.sdpa import States
 
 HEADS, WIDTH = 4, 8
 
@@ -24,7 +24,7 @@ def random_states(count: int, length: int, dtype: torch.dtype) -> States:
 
 def attend(states: States, scale: float, mask: torch.Tensor | None) -> torch.Tensor:
     output = torch.full(states[0].shape, math.nan, dtype=states[0].dtype)
-    matmul_attention.attend(states, output, scale=scale, mask=mask)
+    matmul_attention.attend_by_matmul(states, output, scale=scale, mask=mask)
     return output
 
 
@@ -68,17 +68,3 @@ def test_bfloat16_costs_no_more_than_its_own_rounding() -> None:
     expected = functional.scaled_dot_product_attention(*exact)
     actual = attend(states, WIDTH**-0.5, None).double()
     assert (actual - expected).norm() / expected.norm() < 2**-7
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "amx", "faster"),
-    [
-        ("cpu", torch.bfloat16, False, True),
-        ("cpu", torch.bfloat16, True, False),
-        ("cpu", torch.float32, False, False),
-        ("cuda", torch.bfloat16, False, False),
-    ],
-)
-def test_it_is_for_bfloat16_on_a_cpu_without_amx(monkeypatch, device, dtype, amx, faster) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
-    assert matmul_attention.is_faster(torch.device(device), dtype) is faster

@@ -10,8 +10,10 @@ import torch
 from structlog.testing import capture_logs
 
 from app.errors import StartupError
-from app.models.checkpoint import files as checkpoint
-from app.models.checkpoint.files import Hub, locate, read_config, read_linear, read_pooling
+from app.models.checkpoint import hub as checkpoint
+from app.models.checkpoint.config import read_config, read_pooling
+from app.models.checkpoint.hub import Hub, locate
+from app.models.checkpoint.weights import read_linear
 from app.models.runtime import ModelFolders, locate_models
 from app.settings import Settings
 

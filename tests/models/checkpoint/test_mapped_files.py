@@ -94,9 +94,9 @@ def test_a_file_that_is_replaced_while_it_is_loaded_stops_the_start(
 def test_what_is_not_mapped_any_more_is_not_watched(files: MappedFiles, path: Path) -> None:
     before = len(list(OPEN_FILES.iterdir()))
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
-        files.keep_mapped()
+        files.forget_unmapped()
         assert files.names == ["m3/model.safetensors"]
-    files.keep_mapped()
+    files.forget_unmapped()
     assert files.names == []
     overwrite(path)
     assert files.changed() is None
@@ -119,7 +119,7 @@ def test_a_link_is_followed(path: Path, tmp_path: Path) -> None:
     link.symlink_to(path)
     files = MappedFiles([("m3", link)])
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
-        files.keep_mapped()
+        files.forget_unmapped()
         assert files.names == ["m3"]
     overwrite(path)
     assert files.changed() == "m3"

@@ -1,12 +1,20 @@
 """How many threads there are under a quota, and how many of them a batch is worth."""
 
+import os
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
-from app.models.device.choose import cpu_threads
-from app.models.device.cpu_threads import CpuThreads, available_threads, cpu_quota
+from app.models.device import cpu_threads
+from app.models.device.cpu_threads import (
+    CpuThreads,
+    available_threads,
+    cpu_quota,
+    run_in_background,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -77,3 +85,29 @@ def test_threads_fit_the_quota(monkeypatch, quota, threads, tmp_path: Path) -> N
 
 def test_where_there_are_no_control_groups_there_is_no_quota(tmp_path: Path) -> None:
     assert cpu_quota(tmp_path / "none", tmp_path / "nothing") is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
+def test_only_the_thread_itself_steps_back() -> None:
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    run_in_background(look, "look", daemon=True).join()
+    assert seen == [19]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+@pytest.mark.parametrize("daemon", [False, True])
+def test_it_is_a_daemon_as_asked_for_whoever_starts_it(daemon: bool) -> None:
+    started: list[threading.Thread] = []
+
+    def start() -> None:
+        started.append(run_in_background(lambda: None, "inner", daemon=daemon))
+
+    run_in_background(start, "outer", daemon=True).join()
+    started[0].join()
+    assert started[0].daemon is daemon
+    assert started[0].name == "inner"

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from app.models.ops import build
+from app.models.ops.build import FOLDER, library_path
 from app.models.ops.native_library import load_library
-from app.models.ops.native_sources import FOLDER, library_path
 
 ROOT = Path(__file__).parents[3]
 FITTING = "flags\t\t: fpu avx512f avx512bw avx512dq avx512vl avx512cd avx512_bf16 avx512_vnni\n"
@@ -77,9 +77,9 @@ def test_without_a_package_index_it_says_so_and_leaves_nothing_behind(checkout, 
 def test_other_sources_have_another_library(checkout) -> None:
     names = []
     for change in ("", "/* changed */"):
-        with (checkout / "app/models/ops/csrc/rows.c").open("a") as file:
+        with (checkout / "app/models/ops/csrc/row_ops.c").open("a") as file:
             file.write(change)
-        code = "from app.models.ops.native_sources import library_path; print(library_path().name)"
+        code = "from app.models.ops.build import library_path; print(library_path().name)"
         command = [sys.executable, "-c", code]
         asked = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True)
         names.append(asked.stdout.strip())
@@ -101,7 +101,7 @@ def test_a_new_library_takes_the_place_of_older_ones(monkeypatch, tmp_path) -> N
 def test_a_compiler_that_fails_is_quoted_and_nothing_half_made_stays(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(build, "FOLDER", tmp_path)
     monkeypatch.setattr(build, "library_path", lambda: tmp_path / "kernels-1.so")
-    fails = "import sys; open(sys.argv[-1], 'w'); sys.exit('rows.c:1: no\\nthat is all')"
+    fails = "import sys; open(sys.argv[-1], 'w'); sys.exit('row_ops.c:1: no\\nthat is all')"
     with pytest.raises(subprocess.CalledProcessError) as raised:
         build.compile_with(fake_compiler(tmp_path, fails), tmp_path)
     assert build.explain(raised.value) == "that is all"

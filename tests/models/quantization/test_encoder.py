@@ -11,9 +11,9 @@ from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 
 from app.engine.types import Outputs
 from app.errors import StartupError
-from app.models.attention.choose import choose_attention
 from app.models.backbone import Target, load_encoder, load_tokenizer
 from app.models.device.choose import cpu_has_int8
+from app.models.ops.backend import choose_backend
 from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
 from app.models.tasks.qwen3 import load_qwen_embedder
@@ -27,7 +27,7 @@ ALL = Outputs(dense=True, sparse=True, colbert=True)
 
 
 def target(dtype: torch.dtype = torch.float32, *, quantized: bool = False) -> Target:
-    return Target(CPU, dtype, choose_attention("sdpa", CPU, dtype), quantized=quantized)
+    return Target(CPU, dtype, choose_backend(CPU, dtype, "sdpa"), quantized=quantized)
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,20 @@ from torch import nn
 from torch.nn import functional
 
 from app.models.device.choose import cpu_has_int8
-from app.models.ops.norm import Norm
-from app.models.quantization.linear import ZERO, FromNorm, ToNorm, choose_unit
-from app.models.quantization.weights import LARGEST
+from app.models.ops.arguments import LayerNorm
+from app.models.ops.backend import choose_backend
+from app.models.quantization.linear import (
+    MAX_VALUE,
+    SHIFT,
+    DynamicLinear,
+    StaticLinear,
+    choose_input_scale,
+    to_steps,
+)
 
 pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs a processor with VNNI or AMX")
+# In bfloat16, which is what runs beside int8 where the processor has it.
+BACKEND = choose_backend(torch.device("cpu"), torch.bfloat16)
 SHAPES = [(64, 192), (40, 24), (36, 7), (1024, 256)]
 
 
@@ -22,8 +31,8 @@ def random_layer(width: int, out: int) -> nn.Linear:
     return layer
 
 
-def plain_norm(width: int) -> Norm:
-    return Norm(torch.ones(width), torch.zeros(width), 1e-12)
+def plain_norm(width: int) -> LayerNorm:
+    return LayerNorm(torch.ones(width), torch.zeros(width), 1e-12)
 
 
 def worst_cosine(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -47,8 +56,10 @@ def test_a_norms_output_is_multiplied_with_its_activation(
 ) -> None:
     layer = random_layer(width, out)
     states = torch.randn(50, width)
-    unit = choose_unit(states.abs().amax(0), [layer])
-    actual = FromNorm([layer], unit, activation=activation, dtype=dtype)(states / unit + ZERO)
+    scale = choose_input_scale(states.abs().amax(0), [layer])
+    actual = StaticLinear([layer], scale, BACKEND, activation=activation, dtype=dtype)(
+        to_steps(states, scale)
+    )
     assert actual.dtype == dtype
     expected = function(layer(states))
     # Not row by row: where all channels of one are near 0, rounding is all there is to compare.
@@ -59,20 +70,20 @@ def test_a_norms_output_is_multiplied_with_its_activation(
 def test_layers_that_read_the_same_norm_stand_side_by_side() -> None:
     layers = [random_layer(64, 32), random_layer(64, 48)]
     states = torch.randn(9, 64)
-    unit = torch.full((64,), 0.05)
-    both = FromNorm(layers, unit)(states / unit + ZERO)
-    each = [FromNorm([layer], unit)(states / unit + ZERO) for layer in layers]
+    scale = torch.full((64,), 0.05)
+    both = StaticLinear(layers, scale, BACKEND)(to_steps(states, scale))
+    each = [StaticLinear([layer], scale, BACKEND)(to_steps(states, scale)) for layer in layers]
     torch.testing.assert_close(both, torch.cat(each, dim=1), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("activation", [None, "gelu", "gelu_new", "relu"])
 @torch.inference_mode()
-def test_a_row_beyond_the_units_is_as_exact_as_any(activation) -> None:
+def test_a_row_with_an_outlier_is_as_exact_as_any(activation) -> None:
     layer = random_layer(64, 96)
-    unit = torch.full((64,), 3 / LARGEST)
+    scale = torch.full((64,), 3 / MAX_VALUE)
     states = torch.randn(40, 64).clamp(-3, 3)
     states[[3, 4, 39]] *= torch.tensor([2.0, 50.0, 1000.0])[:, None]
-    actual = FromNorm([layer], unit, activation=activation)(states / unit + ZERO)
+    actual = StaticLinear([layer], scale, BACKEND, activation=activation)(to_steps(states, scale))
     exact = layer(states)
     wanted = {
         None: exact,
@@ -91,10 +102,10 @@ def test_rows_of_any_range_are_multiplied_and_added(width, out, dtype) -> None:
     layer = random_layer(width, out)
     states = (torch.randn(50, width) + torch.randn(50, 1)) * torch.logspace(-3, 3, 50)[:, None]
     states = functional.gelu(states).to(dtype)
-    unit = torch.rand(out)
-    residual = torch.randn(50, out) * layer(states.float()).std(1, keepdim=True) / unit
-    exact = norm(layer(states.float()) + residual * unit)
-    actual = ToNorm(layer, unit, norm)(states, residual + ZERO)
+    scale = torch.rand(out)
+    residual = torch.randn(50, out) * layer(states.float()).std(1, keepdim=True) / scale
+    exact = norm(layer(states.float()) + residual * scale)
+    actual = DynamicLinear(layer, scale, norm, BACKEND)(states, residual + SHIFT)
     assert worst_cosine(actual[5:], exact[5:]) > 0.999
 
 
@@ -104,7 +115,7 @@ def test_a_row_of_one_value_is_multiplied(fill: float) -> None:
     layer = random_layer(64, 32)
     states = torch.full((3, 64), fill)
     norm = plain_norm(32)
-    actual = ToNorm(layer, torch.ones(32), norm)(states, torch.full((3, 32), ZERO))
+    actual = DynamicLinear(layer, torch.ones(32), norm, BACKEND)(states, torch.full((3, 32), SHIFT))
     torch.testing.assert_close(actual, norm(layer(states)), rtol=0.02, atol=0.1)
 
 
@@ -112,14 +123,14 @@ def test_a_row_of_one_value_is_multiplied(fill: float) -> None:
 def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
     layer = random_layer(64, 128)
     states = torch.randn(70, 64) * torch.logspace(-1, 2, 70)[:, None]
-    from_norm = FromNorm([layer], torch.full((64,), 0.1), activation="gelu")
-    to_norm = ToNorm(layer, torch.ones(128), plain_norm(128))
-    together = from_norm(states / 0.1 + ZERO), to_norm(states, torch.full((70, 128), ZERO))
+    from_norm = StaticLinear([layer], torch.full((64,), 0.1), BACKEND, activation="gelu")
+    to_norm = DynamicLinear(layer, torch.ones(128), plain_norm(128), BACKEND)
+    together = from_norm(states / 0.1 + SHIFT), to_norm(states, torch.full((70, 128), SHIFT))
     for row in range(70):
         alone = states[row : row + 1]
-        torch.testing.assert_close(from_norm(alone / 0.1 + ZERO), together[0][row : row + 1])
+        torch.testing.assert_close(from_norm(alone / 0.1 + SHIFT), together[0][row : row + 1])
         torch.testing.assert_close(
-            to_norm(alone, torch.full((1, 128), ZERO)), together[1][row : row + 1]
+            to_norm(alone, torch.full((1, 128), SHIFT)), together[1][row : row + 1]
         )
 
 
@@ -127,17 +138,19 @@ def test_a_row_does_not_depend_on_the_rows_beside_it() -> None:
 def test_an_output_channel_without_weights_is_its_bias() -> None:
     layer = random_layer(32, 8)
     layer.weight.data[3] = 0
-    actual = FromNorm([layer], torch.full((32,), 0.05))(torch.randn(4, 32) / 0.05 + ZERO)
+    actual = StaticLinear([layer], torch.full((32,), 0.05), BACKEND)(
+        torch.randn(4, 32) / 0.05 + SHIFT
+    )
     torch.testing.assert_close(actual[:, 3], layer.bias[3].expand(4))
 
 
 @torch.inference_mode()
-def test_a_channel_that_reaches_far_does_not_blur_the_others() -> None:
+def test_a_channel_of_a_wide_range_does_not_blur_the_others() -> None:
     layer = random_layer(64, 256)
     states = torch.randn(60, 64)
     states[:, 5] *= 300
     layer.weight.data[:, 5] /= 300
-    unit = choose_unit(states.abs().amax(0), [layer])
-    assert (states / unit).abs().max() < LARGEST
-    actual = FromNorm([layer], unit)(states / unit + ZERO)
+    scale = choose_input_scale(states.abs().amax(0), [layer])
+    assert (states / scale).abs().max() < MAX_VALUE
+    actual = StaticLinear([layer], scale, BACKEND)(to_steps(states, scale))
     assert worst_cosine(actual, layer(states)) > 0.999

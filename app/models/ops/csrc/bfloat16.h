@@ -14,7 +14,7 @@ static inline float widen(bfloat16 number) {
   return wide;
 }
 
-/* To the nearest, of two to the even one; not a number stays none. */
+/* To the nearest, ties to even; NaN stays NaN. */
 static inline bfloat16 narrow(float number) {
   uint32_t bits;
   memcpy(&bits, &number, sizeof bits);

@@ -19,20 +19,20 @@ typedef struct {
   long rows;
   void (*task)(const void *work, long row);
   const void *work;
-} Rows;
+} RowLoop;
 
-static void run_my_rows(void *shared) {
-  const Rows *all = shared;
+static void run_rows_of_thread(void *shared) {
+  const RowLoop *loop = shared;
   long part = omp_get_thread_num(), parts = omp_get_num_threads();
-  long stop = all->rows * (part + 1) / parts;
-  for (long row = all->rows * part / parts; row < stop; row++) all->task(all->work, row);
+  long stop = loop->rows * (part + 1) / parts;
+  for (long row = loop->rows * part / parts; row < stop; row++) loop->task(loop->work, row);
 }
 
-/* `task(work, row)` for each of `rows` rows, shared out among `threads` threads. */
+/* `task(work, row)` for each of `rows` rows, divided among `threads` threads. */
 static inline void for_rows(
     long rows, int threads, void (*task)(const void *work, long row), const void *work) {
-  Rows all = {rows, task, work};
-  on_threads(threads, run_my_rows, &all);
+  RowLoop loop = {rows, task, work};
+  on_threads(threads, run_rows_of_thread, &loop);
 }
 
 #endif

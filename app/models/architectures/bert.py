@@ -1,0 +1,264 @@
+"""BERT's, RoBERTa's and XLM-RoBERTa's encoder as a plain loop over packed tokens.
+
+It computes what transformers' own modules compute, which the tests compare it with, without what
+those cost beside the matrix products, call by call and layer by layer.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from app.errors import StartupError
+from app.models.architectures.transformer import (
+    Parameters,
+    TokenEmbedding,
+    Transformer,
+    in_row_blocks,
+)
+from app.models.attention.reference import Attention
+from app.models.batch.packing import PackedBatch
+from app.models.checkpoint.config import number, read_config, whole_number
+from app.models.checkpoint.weights import Weights
+from app.models.ops.arguments import ACTIVATIONS, LayerNorm, Linear
+from app.models.ops.backend import Backend
+
+_ROBERTA = ("xlm-roberta", "roberta")
+ENCODER_TYPES = (*_ROBERTA, "bert")
+_SIZES = {
+    "vocabulary": "vocab_size",
+    "width": "hidden_size",
+    "inner_width": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "positions": "max_position_embeddings",
+    "types": "type_vocab_size",
+}
+# Those of transformers' classes, for what the file leaves out.
+_DEFAULTS = {"type_vocab_size": 2, "max_position_embeddings": 512, "pad_token_id": 1}
+_DEFAULT_EPSILON = 1e-12
+_TOKENS = "embeddings.word_embeddings.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig:
+    """Sizes and kinds from `config.json`; RoBERTa counts positions from `padding` + 1."""
+
+    vocabulary: int
+    width: int
+    inner_width: int
+    layers: int
+    heads: int
+    positions: int
+    types: int
+    activation: str
+    epsilon: float
+    padding: int | None
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises `StartupError` for a model of another kind, and for what makes no sense."""
+        config = read_config(folder)
+        _require_encoder(folder, config)
+        size = {name: _whole_number(folder, config, key) for name, key in _SIZES.items()}
+        if size["width"] % size["heads"]:
+            raise StartupError(
+                f"{folder} has states of {size['width']} numbers, which {size['heads']} heads "
+                "cannot share"
+            )
+        roberta = config["model_type"] in _ROBERTA
+        return cls(
+            **size,
+            activation=_activation(folder, config),
+            epsilon=number(folder, config, "layer_norm_eps", _DEFAULT_EPSILON),
+            padding=_whole_number(folder, config, "pad_token_id", least=0) if roberta else None,
+        )
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens that have a position."""
+        return self.positions - (0 if self.padding is None else self.padding + 1)
+
+    @property
+    def parameters(self) -> int:
+        """Weights that every token is multiplied with."""
+        return self.layers * self.width * (4 * self.width + 2 * self.inner_width)
+
+
+def _require_encoder(folder: Path, config: dict[str, Any]) -> None:
+    model_type = config.get("model_type")
+    if model_type not in ENCODER_TYPES:
+        known = ", ".join(ENCODER_TYPES)
+        raise StartupError(f"{folder} holds a model of type {model_type}; known here: {known}")
+    if config.get("is_decoder"):
+        raise StartupError(f"{folder} holds a decoder; an encoder is needed")
+
+
+def _whole_number(folder: Path, config: dict[str, Any], key: str, least: int = 1) -> int:
+    return whole_number(folder, config, key, _DEFAULTS.get(key), least=least)
+
+
+def _activation(folder: Path, config: dict[str, Any]) -> str:
+    name = config.get("hidden_act", "gelu")
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        known = ", ".join(filter(None, ACTIVATIONS))
+        raise StartupError(f"{folder} has the activation {name}; known here: {known}")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """The normalised sum of the embeddings of a token, its position and its type.
+
+    `positions` is `[positions, width]` and `type` `[width]`, that of type 0, which all tokens have.
+    """
+
+    tokens: TokenEmbedding
+    positions: Tensor
+    type: Tensor
+    norm: LayerNorm
+
+    def __call__(self, packed: PackedBatch) -> Tensor:
+        """`[T, width]`: the states that the first layer reads."""
+        states = self.tokens(packed.input_ids[0]).to(self.positions.dtype)
+        # The order of the sum is that of transformers.
+        states = states.add_(self.type)
+        return self.norm(states.add_(functional.embedding(packed.position_ids[0], self.positions)))
+
+    def finish_loading(self) -> None:
+        """Copy the tokens' table; lookups may run beside it."""
+        self.tokens.finish_loading()
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayerParameters:
+    """One layer's matrices and norms."""
+
+    query: nn.Linear
+    key: nn.Linear
+    value: nn.Linear
+    attended: nn.Linear
+    attention_norm: LayerNorm
+    inner: nn.Linear
+    output: nn.Linear
+    output_norm: LayerNorm
+
+    @property
+    def projections(self) -> list[nn.Linear]:
+        """Query, key and value, which read the same states."""
+        return [self.query, self.key, self.value]
+
+
+class EncoderParameters(Parameters):
+    """The parameters layer by layer, under the names that transformers gives them."""
+
+    def __init__(
+        self, weights: Weights, config: EncoderConfig, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(weights, device, dtype, tokens=_TOKENS)
+        self.config = config
+
+    def embeddings(self) -> Embeddings:
+        """What the first layer's input is looked up in."""
+        config, get = self.config, self._weights.get
+        types = get("embeddings.token_type_embeddings.weight", config.types, config.width)
+        positions = get("embeddings.position_embeddings.weight", config.positions, config.width)
+        return Embeddings(
+            tokens=self._token_embedding(config.vocabulary, config.width),
+            positions=positions.to(self.device, self.dtype),
+            type=types[0].to(self.device, self.dtype),
+            norm=self._norm("embeddings"),
+        )
+
+    def layer(self, index: int) -> EncoderLayerParameters:
+        """The layer number `index`."""
+        width, inner_width = self.config.width, self.config.inner_width
+        name = f"encoder.layer.{index}"
+        return EncoderLayerParameters(
+            query=self._linear(f"{name}.attention.self.query", width, width),
+            key=self._linear(f"{name}.attention.self.key", width, width),
+            value=self._linear(f"{name}.attention.self.value", width, width),
+            attended=self._linear(f"{name}.attention.output.dense", width, width),
+            attention_norm=self._norm(f"{name}.attention.output"),
+            inner=self._linear(f"{name}.intermediate.dense", width, inner_width),
+            output=self._linear(f"{name}.output.dense", inner_width, width),
+            output_norm=self._norm(f"{name}.output"),
+        )
+
+    def _norm(self, name: str) -> LayerNorm:
+        # PyTorch takes parameters that are more exact than the states on a CPU alone.
+        dtype = torch.float32 if self.device.type == "cpu" else self.dtype
+        weight, bias = (
+            self._norm_parameter(f"{name}.LayerNorm.{part}", self.config.width, dtype)
+            for part in ("weight", "bias")
+        )
+        return LayerNorm(weight, bias, self.config.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderLayer:
+    """Attention and feed-forward, each added to its input and normalised after."""
+
+    backend: Backend
+    heads: int
+    to_query_key_value: Linear
+    from_attended: Linear
+    attention_norm: LayerNorm
+    to_inner: Linear
+    from_inner: Linear
+    output_norm: LayerNorm
+
+    def __call__(self, states: Tensor, packed: PackedBatch, attend: Attention) -> Tensor:
+        """The next states."""
+        attended = self_attention(self.to_query_key_value(states), self.heads, packed, attend)
+        return in_row_blocks(self._feed_forward, attended, states)
+
+    def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
+        add_norm = self.backend.add_norm
+        states = add_norm(self.from_attended(attended), states, self.attention_norm)
+        return add_norm(self.from_inner(self.to_inner(states)), states, self.output_norm)
+
+
+def self_attention(projected: Tensor, heads: int, packed: PackedBatch, attend: Attention) -> Tensor:
+    """Attention `[T, hidden]` over query, key and value side by side, `[T, 3 hidden]`."""
+    query, key, value = projected.view(len(projected), 3, heads, -1).permute(1, 2, 0, 3)
+    scale = query.shape[-1] ** -0.5
+    return attend(query, key, value, packed, scale=scale, causal=False).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder(Transformer):
+    """Its states come out in `dtype`, whatever the layers compute in."""
+
+    embeddings: Embeddings
+    dtype: torch.dtype
+
+    def __call__(self, packed: PackedBatch) -> Tensor:
+        """Implement `Transformer`."""
+        states = self.embeddings(packed)
+        for layer in self.layers:
+            states = layer(states, packed, self.attend)
+        return states.to(self.dtype)
+
+
+def make_encoder(parameters: EncoderParameters, backend: Backend) -> Encoder:
+    """The encoder with the parameters of a checkpoint, in their dtype and on their device."""
+    layers = [_layer(parameters, index, backend) for index in range(parameters.config.layers)]
+    return Encoder(parameters.embeddings(), layers, backend.attend, parameters.dtype)
+
+
+def _layer(parameters: EncoderParameters, index: int, backend: Backend) -> EncoderLayer:
+    layer = parameters.layer(index)
+    return EncoderLayer(
+        backend=backend,
+        heads=parameters.config.heads,
+        to_query_key_value=backend.linear(layer.projections),
+        from_attended=backend.linear([layer.attended]),
+        attention_norm=layer.attention_norm,
+        to_inner=backend.linear([layer.inner], parameters.config.activation),
+        from_inner=backend.linear([layer.output]),
+        output_norm=layer.output_norm,
+    )

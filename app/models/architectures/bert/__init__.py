@@ -1,1 +1,0 @@
-"""Encoders of BERT's, RoBERTa's and XLM-RoBERTa's kind."""

@@ -1,1 +1,0 @@
-"""Decoders of Qwen3's kind."""

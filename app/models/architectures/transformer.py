@@ -1,0 +1,118 @@
+"""What encoders and decoders have in common."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from app.models.attention.reference import Attention
+from app.models.batch.packing import PackedBatch
+from app.models.checkpoint.weights import Weights
+
+_ROWS_PER_THREAD = 256
+_DEPTH_RATIO = 12
+
+
+class TokenEmbedding:
+    """Maps token ids `[T]` to their rows `[T, width]` in `dtype`; half of a model like bge-m3.
+
+    The table, `[vocabulary, width]`, may still be that of the checkpoint's file. A forward reads
+    few of its rows, and to round and copy them all takes long: `finish_loading` does that, and
+    changes no result. Where `stays_mapped`, the file is read for good.
+    """
+
+    def __init__(self, table: Tensor, dtype: torch.dtype, *, stays_mapped: bool) -> None:
+        self._table = table
+        self._dtype = dtype
+        self._stays_mapped = stays_mapped
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """The rows of the tokens, rounded."""
+        return functional.embedding(token_ids, self._table).to(self._dtype)
+
+    def copied_to(self, dtype: torch.dtype) -> "TokenEmbedding":
+        """The same in `dtype`, and not to stay mapped."""
+        return TokenEmbedding(self._table, dtype, stays_mapped=False)
+
+    def finish_loading(self) -> None:
+        """Copy the table; lookups may run beside it."""
+        if not self._stays_mapped:
+            self._table = self._table.to(self._dtype, copy=True)
+            self._stays_mapped = True
+
+
+class Parameters:
+    """Reads parameters from `weights`, and brings them to a device and a dtype.
+
+    What has both already is not copied, so that it may stay mapped from its file.
+    """
+
+    def __init__(
+        self, weights: Weights, device: torch.device, dtype: torch.dtype, *, tokens: str
+    ) -> None:
+        self.device = device
+        self.dtype = dtype
+        # Where the model has a head, all names but the head's have a prefix, as `tokens` shows.
+        self._weights = weights.before(tokens)
+        self._tokens = tokens
+
+    def _token_embedding(self, vocabulary: int, width: int) -> TokenEmbedding:
+        table = self._weights.get(self._tokens, vocabulary, width)
+        if self.device.type != "cpu":
+            table = table.to(self.device, self.dtype)
+        return TokenEmbedding(table, self.dtype, stays_mapped=table.dtype is self.dtype)
+
+    def _linear(
+        self, name: str, in_features: int, out_features: int, *, bias: bool = True
+    ) -> nn.Linear:
+        linear = self._weights.linear(name, in_features, out_features, bias=bias)
+        return linear.to(self.device, self.dtype)
+
+    def _norm_parameter(self, name: str, width: int, dtype: torch.dtype) -> Tensor:
+        # One small tensor left as it is would keep the whole file mapped.
+        return self._weights.get(name, width).to(self.device, dtype, copy=True)
+
+
+class InputEmbeddings(Protocol):
+    """What the first layer's input is looked up in."""
+
+    def finish_loading(self) -> None:
+        """Copy what was left in the file; lookups may run beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transformer:
+    """Maps a packed batch to the hidden state of every token."""
+
+    embeddings: InputEmbeddings
+    layers: Sequence[Callable[..., Tensor]]
+    attend: Attention
+
+    def __call__(self, packed: PackedBatch) -> Tensor:
+        """`[T, hidden]`: the last hidden state of every token."""
+        raise NotImplementedError
+
+    def finish_loading(self) -> None:
+        """Copy what was left in the file; forwards may run beside it."""
+        self.embeddings.finish_loading()
+
+    def with_fewer_layers(self) -> Self:
+        """The same with its first layers alone, enough to measure what all of them cost."""
+        few: Any = self.layers[: max(2, len(self.layers) // _DEPTH_RATIO)]
+        return replace(self, layers=few)
+
+
+def in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) -> Tensor:
+    """`step`, which looks at each row by itself, on a CPU a few rows at a time.
+
+    What it holds between two products would else be too large for the cache, and at 32 MiB too
+    large for what the allocator keeps: pages that are new cost more than a pass over them.
+    """
+    at_once = _ROWS_PER_THREAD * torch.get_num_threads()
+    if states.device.type != "cpu" or len(states) <= at_once:
+        return step(states, *others)
+    parts = (torch.split(each, at_once) for each in (states, *others))
+    return torch.cat([step(*part) for part in zip(*parts, strict=True)])

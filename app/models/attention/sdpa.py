@@ -1,0 +1,87 @@
+"""Attention by PyTorch's scaled_dot_product_attention, one block of equal lengths at a time."""
+
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from app.models.batch.packing import Group, PackedBatch, Run
+
+# Query [H, T, D], key and value [Hkv, T, D]; in a block [N, H, L, D] and [N, Hkv, L, D].
+States = tuple[Tensor, Tensor, Tensor]
+
+
+class BlockAttention(Protocol):
+    """Attention within a block of N sequences of L tokens."""
+
+    def __call__(
+        self, states: States, output: Tensor, *, scale: float, mask: Tensor | None
+    ) -> None:
+        """Fill `output` `[N, H, L, D]`; `mask` `[N, 1, 1, L]` is added to the scores."""
+
+
+def sdpa(
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
+) -> Tensor:
+    """Implement `Attention`, on every device."""
+    attend = partial(fused, causal=causal)
+    return attend_in_blocks(attend, (query, key, value), packed, scale=scale)
+
+
+def fused(
+    states: States, output: Tensor, *, scale: float, mask: Tensor | None = None, causal: bool
+) -> None:
+    """Implement `BlockAttention` by PyTorch's operator."""
+    query, key, value = states
+    output[:] = functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        # Padding stands behind the tokens, where a causal query does not look.
+        attn_mask=None if causal else mask,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def attend_in_blocks(
+    attend: BlockAttention, states: States, packed: PackedBatch, *, scale: float
+) -> Tensor:
+    """`[T, H, D]`: `attend` once for each block of `packed`; zeros for what only rounds T up."""
+    heads, tokens, _ = states[0].shape
+    output = states[0].new_empty(tokens, heads, states[2].shape[2])
+    for block in packed.blocks:
+        part = output[block.start : block.stop]
+        if isinstance(block, Group):
+            _attend_padded(attend, states, block, part, scale=scale)
+        else:
+            of_run = _block(part.transpose(0, 1), Run(0, block.count, block.length))
+            query, key, value = (_block(each, block) for each in states)
+            attend((query, key, value), of_run, scale=scale, mask=None)
+    output[packed.asked_tokens :] = 0
+    return output
+
+
+def _attend_padded(
+    attend: BlockAttention, states: States, group: Group, output: Tensor, *, scale: float
+) -> None:
+    query, key, value = (_padded_block(each, group) for each in states)
+    padded = query.new_empty(group.count, group.length, query.shape[1], value.shape[-1])
+    mask = group.mask.to(query.dtype)
+    attend((query, key, value), padded.transpose(1, 2), scale=scale, mask=mask)
+    torch.index_select(padded.flatten(0, 1), 0, group.places, out=output)
+
+
+def _block(states: Tensor, run: Run) -> Tensor:
+    """View a run of sequences as `[count, H, length, D]`."""
+    tokens = states[:, run.start : run.stop]
+    return tokens.view(states.shape[0], run.count, run.length, -1).transpose(0, 1)
+
+
+def _padded_block(states: Tensor, group: Group) -> Tensor:
+    """Copy a group of sequences into `[count, H, length, D]`."""
+    rows = states.transpose(0, 1).index_select(0, group.gather)
+    return rows.view(group.count, group.length, *rows.shape[1:]).transpose(1, 2)

@@ -1,0 +1,131 @@
+"""Where a model lies: in a local folder, in the hub's cache, or on the hub.
+
+Every fault becomes a `StartupError` of one sentence that says what to do.
+"""
+
+import os
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from json import JSONDecodeError
+from pathlib import Path
+
+import httpx2
+from huggingface_hub import HfApi, get_session, snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from app.errors import StartupError
+
+_SECONDS_FOR_THE_HUB = 10.0
+_SECONDS_BETWEEN_TRIES = 1.0
+_WANTED_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
+_UNWANTED_FOLDERS = ["onnx/*", "openvino/*", "imgs/*"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hub:
+    """How models are fetched: cache folder, revision, and whether the network may be used."""
+
+    cache: Path
+    revision: str | None
+    offline: bool
+
+
+def local_folder(name: str) -> Path:
+    """The folder that the model `name` would have on this machine, were it none of the hub."""
+    # Unlike pathlib's, this one does not raise where there is no home folder.
+    return Path(os.path.expanduser(name))  # noqa: PTH111
+
+
+def locate(name: str, hub: Hub) -> Path:
+    """The folder of the model `name`, downloaded first where it is a hub id not yet on disk."""
+    folder = local_folder(name)
+    if folder.is_dir():
+        return folder
+    if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
+        raise StartupError(f"the model folder {name} does not exist")
+    try:
+        return _from_hub(name, hub)
+    except LocalEntryNotFoundError as error:
+        reason = "" if hub.offline else "the hub cannot be reached. "
+        raise StartupError(reason + _not_on_disk(name, hub)) from error
+    except GatedRepoError as error:
+        raise StartupError(f"the model {name} is gated: accept its terms on the hub") from error
+    except RevisionNotFoundError as error:
+        raise StartupError(f"the model {name} has no revision {hub.revision}") from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise StartupError(f"there is no model {name} on the hub or on disk") from error
+    except (HfHubHTTPError, httpx2.HTTPError, ConnectionError, JSONDecodeError):
+        return _without_the_hub(name, hub)
+    except OSError as error:
+        raise StartupError(
+            f"the model {name} cannot be stored in {hub.cache}: {error}; make it writable, and "
+            "large enough, or set HF_HOME to another folder"
+        ) from error
+
+
+def _from_hub(name: str, hub: Hub) -> Path:
+    unwanted = [*_UNWANTED_FOLDERS]
+    if not hub.offline:
+        files = _files_on_hub(name, hub)
+        if any(file.endswith(".safetensors") and "/" not in file for file in files):
+            unwanted.append("*.bin")
+    folder = snapshot_download(
+        name,
+        revision=hub.revision,
+        cache_dir=hub.cache,
+        local_files_only=hub.offline,
+        allow_patterns=_WANTED_FILES,
+        ignore_patterns=unwanted,
+    )
+    return Path(folder)
+
+
+def _files_on_hub(name: str, hub: Hub) -> list[str]:
+    """The names of the model's files: the first question, which tells whether the hub is there.
+
+    Asked any other way, the hub's library would try six times.
+    """
+    hooks = get_session().event_hooks["request"]
+    if _limit_waiting not in hooks:
+        hooks.append(_limit_waiting)
+    ask = partial(HfApi().model_info, name, revision=hub.revision)
+    try:
+        info = ask()
+    except httpx2.TransportError:
+        time.sleep(_SECONDS_BETWEEN_TRIES)
+        info = ask()
+    return [file.rfilename for file in info.siblings or ()]
+
+
+def _limit_waiting(request: httpx2.Request) -> None:
+    """Set a time limit where the hub's library would wait for ever for an answer."""
+    limits = request.extensions.get("timeout", {})
+    kinds = ("connect", "read", "write", "pool")
+    request.extensions["timeout"] = {
+        kind: limits.get(kind) or _SECONDS_FOR_THE_HUB for kind in kinds
+    }
+
+
+def _without_the_hub(name: str, hub: Hub) -> Path:
+    """What an earlier download left; raises `StartupError` where there is none."""
+    try:
+        return _from_hub(name, replace(hub, offline=True))
+    except LocalEntryNotFoundError as error:
+        raise StartupError(f"the hub cannot be reached. {_not_on_disk(name, hub)}") from error
+
+
+def _not_on_disk(name: str, hub: Hub) -> str:
+    revision = f" --revision {hub.revision}" if hub.revision else ""
+    return (
+        f"The model {name} is not on this machine: fetch it with `hf download {name}{revision}` "
+        f"where the hub can be reached, and copy it to {hub.cache} or name its folder in the "
+        "setting"
+    )

@@ -1,0 +1,121 @@
+"""What the operations of a backend take and return besides plain tensors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+# `[T, in]` to `[T, out]`.
+Linear = Callable[[Tensor], Tensor]
+# oneDNN's names for the activations of transformers: (operation, algorithm).
+ACTIVATIONS = {
+    None: ("none", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_new": ("gelu", "tanh"),
+    "gelu_pytorch_tanh": ("gelu", "tanh"),
+    "relu": ("relu", ""),
+}
+
+
+def activate(states: Tensor, activation: str | None) -> Tensor:
+    """One of `ACTIVATIONS`; `states` may be overwritten."""
+    operation, algorithm = ACTIVATIONS[activation]
+    match operation:
+        case "gelu":
+            return functional.gelu(states, approximate=algorithm)
+        case "relu":
+            return states.relu_()
+    return states
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """Layer normalisation over the last dimension; on a CPU its parameters are always float32."""
+
+    weight: Tensor
+    bias: Tensor
+    epsilon: float
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """In the dtype of `states`."""
+        return functional.layer_norm(
+            states, self.weight.shape, self.weight, self.bias, self.epsilon
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """Normalisation by the root of the mean square; a weight may be `[heads, width]`."""
+
+    weight: Tensor
+    epsilon: float
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Of the last dimension, in the dtype of `states`."""
+        return functional.rms_norm(states, self.weight.shape[-1:], None, self.epsilon) * self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryEmbedding:
+    """Rotary position embedding (Su et al. 2021): cosines and sines `[T, width / 2]`, float32."""
+
+    cosines: Tensor
+    sines: Tensor
+
+    @classmethod
+    def at(cls, positions: Tensor, width: int, theta: float) -> "RotaryEmbedding":
+        """Of tokens at `positions` `[T]`, for heads of `width` numbers."""
+        pair = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device)
+        angles = positions[:, None].float() * (1.0 / theta ** (pair / width))
+        return cls(angles.cos(), angles.sin())
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedValues:
+    """`values` `[T, width]` u8 and `outliers` `[T]` bool: whether a row had to be clamped."""
+
+    values: Tensor
+    outliers: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedRows:
+    """`values` `[T, width]` u8; each stands for `scale` x value + `minimum`, both `[T, 1]`."""
+
+    values: Tensor
+    scale: Tensor
+    minimum: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What follows an 8-bit GEMM on quantized rows; all but `norm` `[out]` float32.
+
+    `weight_sums` are the sums of the weights' rows, by which the rows' minimum is multiplied;
+    `residual_scale` is the scale of the residual's channels; `constant` is added before `norm`.
+    """
+
+    weight_sums: Tensor
+    residual_scale: Tensor
+    constant: Tensor
+    norm: LayerNorm
+
+
+class Int8Gemm(Protocol):
+    """The product with weights in 8 bits, one scale for each output channel."""
+
+    def __call__(
+        self,
+        values: Tensor,
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        activation: str | None = None,
+    ) -> Tensor:
+        """`activation(scale x values x weights + bias)` in `dtype`, for values `[T, in]` u8.
+
+        `activation` is None or the one that the product was prepared for.
+        """

@@ -1,0 +1,96 @@
+"""The operations of a model's layers, and the choice of who computes them.
+
+Each model has one backend, chosen beside its device and dtype. `TorchBackend` says what is computed
+and is the reference in the tests; the others override what they compute faster. A new device or a
+fused kernel is a new file beside them and a line in `_fastest`.
+
+No row of a result depends on the other rows of its batch.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from app.models.attention.choose import require_runs
+from app.models.attention.reference import Attention
+from app.models.ops.arguments import (
+    ClampedValues,
+    Epilogue,
+    Int8Gemm,
+    LayerNorm,
+    Linear,
+    QuantizedRows,
+    RmsNorm,
+    RotaryEmbedding,
+)
+from app.models.ops.cuda_backend import CudaBackend
+from app.models.ops.native_backend import NativeBackend
+from app.models.ops.native_library import load_library
+from app.models.ops.onednn_backend import OneDnnBackend
+from app.models.ops.torch_backend import TorchBackend
+
+
+class Backend(Protocol):
+    """What computes the layers of one model; `attention` is the name of what `attend` is."""
+
+    attention: str
+    attend: Attention
+
+    def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
+        """Prepare `activation(x W + b)` of layers that read the same x, side by side."""
+
+    def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
+        """The norm of the sum of two `[T, width]`; `states` may be overwritten."""
+
+    def rms_norm(self, states: Tensor, norm: RmsNorm) -> Tensor:
+        """The norm of `[T, width]`."""
+
+    def rotary(self, states: Tensor, norm: RmsNorm, embedding: RotaryEmbedding) -> None:
+        """Normalise and rotate, in place, the heads of `[T, H, width]` that `norm` has weights for.
+
+        Those come first. A rotated pair has one number in each half of a head.
+        """
+
+    def gate(self, states: Tensor) -> Tensor:
+        """`silu(x) y` of the halves x and y of `[T, 2 width]`: `[T, width]`."""
+
+    def int8_gemm(self, values: Tensor, scale: Tensor, activation: str | None = None) -> Int8Gemm:
+        """Prepare the product with weights `values` `[out, in]` s8 of `scale` `[out]` float32."""
+
+    def clamp(self, states: Tensor, lowest: float, highest: float) -> ClampedValues:
+        """Clamp `[T, width]` float32 to a range within 0 to 256, and drop the fractions."""
+
+    def quantize_rows(self, states: Tensor) -> QuantizedRows:
+        """Quantize each row of `[T, width]`, float32 or bfloat16, to 255 steps of its own range."""
+
+    def dequantize_add_norm(
+        self, product: Tensor, rows: QuantizedRows, residual: Tensor, epilogue: Epilogue
+    ) -> Tensor:
+        """The norm of product and residual, both `[T, out]` float32 and not yet scaled.
+
+        `product` may be overwritten.
+        """
+
+
+def choose_backend(device: torch.device, dtype: torch.dtype, attention: str = "auto") -> Backend:
+    """The fastest that runs here; the setting ATTENTION overrides its attention alone.
+
+    Raises `StartupError` where the attention of that name cannot run on `device` in `dtype`.
+    """
+    make = _fastest(device, dtype)
+    if attention == "auto":
+        return make()
+    require_runs(attention, device, dtype)
+    return make(attention=attention)
+
+
+def _fastest(device: torch.device, dtype: torch.dtype) -> Callable[..., Backend]:
+    if device.type == "cuda":
+        return partial(CudaBackend, dtype)
+    if device.type != "cpu":
+        return TorchBackend
+    library = load_library() if dtype is torch.bfloat16 else None
+    return partial(OneDnnBackend, dtype) if library is None else partial(NativeBackend, library)

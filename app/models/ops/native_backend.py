@@ -1,0 +1,220 @@
+"""The operations on a CPU with AVX-512 BF16, by the kernels in C; in bfloat16, sums in float32.
+
+The kernels multiply as fast as oneDNN, which compiles anew for each number of rows; of few rows, as
+a query has, they take three quarters to nine tenths of its time. With AMX, for which there is no
+kernel, oneDNN multiplies. What lies between two products is one pass over the memory.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from app.models.attention.reference import Attention
+from app.models.attention.sdpa import sdpa
+from app.models.batch.packing import PackedBatch
+from app.models.ops.arguments import (
+    ClampedValues,
+    Epilogue,
+    Int8Gemm,
+    LayerNorm,
+    Linear,
+    QuantizedRows,
+    RmsNorm,
+    RotaryEmbedding,
+)
+from app.models.ops.native_library import LANES, Library, address
+from app.models.ops.onednn_backend import OneDnnBackend, has_fast_sdpa
+from app.models.ops.torch_backend import join_layers
+
+# As in gemm.c.
+_PANEL = 64
+_ACTIVATIONS = {None: 0, "gelu": 1, "relu": 2}
+# As `MAX_WIDTH` in attention.c.
+_WIDEST_HEAD = 128
+
+
+class NativeBackend(OneDnnBackend):
+    """Shapes and activations that a kernel does not take are left to oneDNN and PyTorch."""
+
+    def __init__(self, library: Library, attention: str | None = None) -> None:
+        self._library = library
+        self._onednn_multiplies = bool(torch.cpu.get_capabilities().get("amx_tile"))
+        super().__init__(torch.bfloat16, attention or ("sdpa" if has_fast_sdpa() else "native"))
+
+    def _load_attention(self, name: str) -> Attention:
+        return self._attend if name == "native" else super()._load_attention(name)
+
+    def _can_multiply(self, out: int, depth: int, activation: str | None) -> bool:
+        fits = out % _PANEL == 0 and depth % LANES == 0 and activation in _ACTIVATIONS
+        return fits and not self._onednn_multiplies
+
+    def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
+        """Implement `Backend`."""
+        out, depth = sum(layer.out_features for layer in layers), layers[0].in_features
+        if not self._can_multiply(out, depth, activation):
+            return super().linear(layers, activation)
+        weight, bias = join_layers(layers)
+        panels = _panels(weight)
+        exact_bias = torch.zeros(out) if bias is None else bias.float().contiguous()
+        library, code = self._library, _ACTIVATIONS[activation]
+
+        def linear(states: Tensor) -> Tensor:
+            output = states.new_empty(len(states), out)
+            library.run(
+                "gemm_bfloat16",
+                address(states, torch.bfloat16), panels.data_ptr(), exact_bias.data_ptr(),
+                output.data_ptr(), len(states), depth, out, code,
+            )  # fmt: skip
+            return output
+
+        return linear
+
+    def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
+        """Implement `Backend`."""
+        self._library.run(
+            "add_norm",
+            address(states, torch.bfloat16), address(residual, torch.bfloat16),
+            norm.weight.data_ptr(), norm.bias.data_ptr(), norm.epsilon, *states.shape,
+        )  # fmt: skip
+        return states
+
+    def rms_norm(self, states: Tensor, norm: RmsNorm) -> Tensor:
+        """Implement `Backend`."""
+        output = torch.empty_like(states)
+        self._library.run(
+            "rms_norm",
+            address(states, torch.bfloat16), address(norm.weight, torch.bfloat16),
+            output.data_ptr(), norm.epsilon, *states.shape,
+        )  # fmt: skip
+        return output
+
+    def rotary(self, states: Tensor, norm: RmsNorm, embedding: RotaryEmbedding) -> None:
+        """Implement `Backend`."""
+        self._library.run(
+            "rotary",
+            address(states, torch.bfloat16), address(norm.weight, torch.bfloat16),
+            address(embedding.cosines, torch.float32), address(embedding.sines, torch.float32),
+            norm.epsilon, len(states), states.stride(0), *norm.weight.shape,
+        )  # fmt: skip
+
+    def gate(self, states: Tensor) -> Tensor:
+        """Implement `Backend`."""
+        width = states.shape[1] // 2
+        if width % LANES:
+            return super().gate(states)
+        output = states.new_empty(len(states), width)
+        self._library.run(
+            "gate", address(states, torch.bfloat16), output.data_ptr(), len(states), width
+        )
+        return output
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        packed: PackedBatch,
+        *,
+        scale: float,
+        causal: bool,
+    ) -> Tensor:
+        """Implement `Attention`: as FlashAttention does, with the scores in the cache alone."""
+        if not _can_attend(query, key, value):
+            return sdpa(query, key, value, packed, scale=scale, causal=causal)
+        heads, tokens, width = query.shape
+        output = query.new_empty(tokens, heads, width)
+        output[packed.asked_tokens :] = 0
+        self._library.run(
+            "attention",
+            *(each.data_ptr() for each in (query, key, value, output)),
+            query.stride(1), query.stride(0), key.stride(1), key.stride(0),
+            output.stride(0), output.stride(1),
+            packed.offsets.ctypes.data, len(packed.unpack_order),
+            heads, heads // len(key), width, scale, causal,
+        )  # fmt: skip
+        return output
+
+    def int8_gemm(self, values: Tensor, scale: Tensor, activation: str | None = None) -> Int8Gemm:
+        """Implement `Backend`."""
+        out, depth = values.shape
+        if not self._can_multiply(out, depth, activation):
+            return super().int8_gemm(values, scale, activation)
+        library, panels, zeros = self._library, _panels(values), torch.zeros_like(scale)
+
+        def gemm(
+            values: Tensor,
+            bias: Tensor | None = None,
+            *,
+            dtype: torch.dtype = torch.float32,
+            activation: str | None = None,
+        ) -> Tensor:
+            output = torch.empty(len(values), out, dtype=dtype)
+            library.run(
+                "gemm_int8",
+                address(values, torch.uint8), panels.data_ptr(), scale.data_ptr(),
+                address(zeros if bias is None else bias, torch.float32), output.data_ptr(),
+                dtype is torch.float32, len(values), depth, out, _ACTIVATIONS[activation],
+            )  # fmt: skip
+            return output
+
+        return gemm
+
+    def clamp(self, states: Tensor, lowest: float, highest: float) -> ClampedValues:
+        """Implement `Backend`."""
+        if states.shape[1] % LANES:
+            return super().clamp(states, lowest, highest)
+        values = torch.empty_like(states, dtype=torch.uint8)
+        outliers = torch.empty(len(states), dtype=torch.bool)
+        self._library.run(
+            "clamp_rows",
+            address(states, torch.float32), values.data_ptr(), outliers.data_ptr(),
+            *states.shape, lowest, highest,
+        )  # fmt: skip
+        return ClampedValues(values, outliers)
+
+    def quantize_rows(self, states: Tensor) -> QuantizedRows:
+        """Implement `Backend`."""
+        if states.shape[1] % LANES:
+            return super().quantize_rows(states)
+        values = torch.empty_like(states, dtype=torch.uint8)
+        scale, minimum = torch.empty(2, len(states), 1)
+        self._library.run(
+            "quantize_rows",
+            address(states, states.dtype), states.dtype is torch.bfloat16,
+            values.data_ptr(), scale.data_ptr(), minimum.data_ptr(), *states.shape,
+        )  # fmt: skip
+        return QuantizedRows(values, scale, minimum)
+
+    def dequantize_add_norm(
+        self, product: Tensor, rows: QuantizedRows, residual: Tensor, epilogue: Epilogue
+    ) -> Tensor:
+        """Implement `Backend`."""
+        norm = epilogue.norm
+        if product.shape[1] % LANES or not rows.scale.is_contiguous():
+            return super().dequantize_add_norm(product, rows, residual, epilogue)
+        each = (
+            product, rows.scale, rows.minimum, residual, epilogue.weight_sums,
+            epilogue.residual_scale, epilogue.constant, norm.weight, norm.bias,
+        )  # fmt: skip
+        addresses = (address(tensor, torch.float32) for tensor in each)
+        self._library.run("dequantize_add_norm", *addresses, norm.epsilon, *product.shape)
+        return product
+
+
+def _panels(weight: Tensor) -> Tensor:
+    """A copy of `[out, depth]` as panels of 4-byte words `[out / 64, words, 64]`."""
+    words = weight.contiguous().view(torch.int32)
+    return words.view(-1, _PANEL, words.shape[1]).transpose(1, 2).contiguous()
+
+
+def _can_attend(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    width = query.shape[-1]
+    return (
+        query.dtype is torch.bfloat16
+        and width % LANES == 0
+        and width <= _WIDEST_HEAD
+        and query.stride(-1) == key.stride(-1) == 1
+        and key.shape == value.shape
+        and key.stride() == value.stride()
+    )

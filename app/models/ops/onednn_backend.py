@@ -1,0 +1,72 @@
+"""The operations on a CPU: matrix products by oneDNN, the rest by PyTorch's operators."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from app.models.ops.arguments import ACTIVATIONS, Int8Gemm, Linear
+from app.models.ops.torch_backend import TorchBackend, join_layers
+
+# Any number of rows runs on weights that were packed for this many.
+_PACKED_FOR_ROWS = 256
+
+
+class OneDnnBackend(TorchBackend):
+    """Weights are packed once; bias and activation are computed within the product.
+
+    The operators are those that PyTorch's compiler emits for frozen weights. In float32 PyTorch's
+    own product is as fast, and reads the weights where they are.
+    """
+
+    def __init__(self, dtype: torch.dtype, attention: str | None = None) -> None:
+        matmul_is_faster = dtype is torch.bfloat16 and not has_fast_sdpa()
+        super().__init__(attention or ("matmul" if matmul_is_faster else "sdpa"))
+
+    def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
+        """Implement `Backend`."""
+        if layers[0].weight.dtype is not torch.bfloat16 or not can_pack_bfloat16():
+            return super().linear(layers, activation)
+        weight, bias = join_layers(layers)
+        operation, algorithm = ACTIVATIONS[activation]
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)  # noqa: SLF001
+        compute = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
+
+        def linear(states: Tensor) -> Tensor:
+            product: Tensor = compute(states, packed, bias, operation, [], algorithm)
+            return product
+
+        return linear
+
+    def int8_gemm(self, values: Tensor, scale: Tensor, activation: str | None = None) -> Int8Gemm:
+        """Implement `Backend`."""
+        del activation  # Any can be asked for.
+        packed = torch.ops.onednn.qlinear_prepack(values, None)
+        zero_points = torch.zeros(len(scale), dtype=torch.int32)
+
+        def gemm(
+            values: Tensor,
+            bias: Tensor | None = None,
+            *,
+            dtype: torch.dtype = torch.float32,
+            activation: str | None = None,
+        ) -> Tensor:
+            operation, algorithm = ACTIVATIONS[activation]
+            product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
+                values, 1.0, 0, packed, scale, zero_points, bias,
+                1.0, 0, dtype, operation, [], algorithm,
+            )  # fmt: skip
+            return product
+
+        return gemm
+
+
+def has_fast_sdpa() -> bool:
+    """Whether PyTorch's fused attention in bfloat16 is fast: with AMX, many times as fast."""
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
+def can_pack_bfloat16() -> bool:
+    """Whether oneDNN multiplies bfloat16 on this processor."""
+    native = torch.cpu.get_capabilities().get("avx512_bf16", False)
+    return bool(native and torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]

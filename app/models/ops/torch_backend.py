@@ -1,0 +1,122 @@
+"""The operations by PyTorch's own operators."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from app.models.attention.choose import load_attention
+from app.models.attention.reference import Attention
+from app.models.ops.arguments import (
+    ClampedValues,
+    Epilogue,
+    Int8Gemm,
+    LayerNorm,
+    Linear,
+    QuantizedRows,
+    RmsNorm,
+    RotaryEmbedding,
+    activate,
+)
+
+# PyTorch stores a quantized row with its scale and minimum behind it, as two float32 numbers.
+_ROW_ALIGNMENT = 4
+
+
+class TorchBackend:
+    """Runs on every device and in every dtype; implements `app.models.ops.backend.Backend`."""
+
+    def __init__(self, attention: str = "sdpa") -> None:
+        self.attention = attention
+        self.attend = self._load_attention(attention)
+
+    def _load_attention(self, name: str) -> Attention:
+        return load_attention(name)
+
+    def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
+        """Implement `Backend`."""
+        weight, bias = join_layers(layers)
+
+        def linear(states: Tensor) -> Tensor:
+            return activate(functional.linear(states, weight, bias), activation)
+
+        return linear
+
+    def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
+        """Implement `Backend`."""
+        return norm(states.add_(residual))
+
+    def rms_norm(self, states: Tensor, norm: RmsNorm) -> Tensor:
+        """Implement `Backend`."""
+        return norm(states)
+
+    def rotary(self, states: Tensor, norm: RmsNorm, embedding: RotaryEmbedding) -> None:
+        """Implement `Backend`."""
+        heads = states[:, : len(norm.weight)]
+        cosines, sines = embedding.cosines[:, None], embedding.sines[:, None]
+        first, second = norm(heads).float().chunk(2, dim=-1)
+        rotated = first * cosines - second * sines, second * cosines + first * sines
+        heads.copy_(torch.cat(rotated, dim=-1).to(states.dtype))
+
+    def gate(self, states: Tensor) -> Tensor:
+        """Implement `Backend`."""
+        gate, through = states.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(through)
+
+    def int8_gemm(self, values: Tensor, scale: Tensor, activation: str | None = None) -> Int8Gemm:
+        """Implement `Backend`; exact and slow, in float64."""
+        del activation  # Any can be asked for.
+        weight = values.double().t() * scale.double()
+
+        def gemm(
+            values: Tensor,
+            bias: Tensor | None = None,
+            *,
+            dtype: torch.dtype = torch.float32,
+            activation: str | None = None,
+        ) -> Tensor:
+            product = values.double() @ weight
+            return activate(product if bias is None else product.add_(bias), activation).to(dtype)
+
+        return gemm
+
+    def clamp(self, states: Tensor, lowest: float, highest: float) -> ClampedValues:
+        """Implement `Backend`."""
+        clamped = states.clamp(lowest, highest)
+        return ClampedValues(clamped.to(torch.uint8), (clamped != states).any(1))
+
+    def quantize_rows(self, states: Tensor) -> QuantizedRows:
+        """Implement `Backend`."""
+        rows = torch.ops.quantized.embedding_bag_byte_prepack(states.float())
+        width = states.shape[1]
+        ranges = rows.view(torch.float32)[:, width // _ROW_ALIGNMENT :]
+        scale, minimum = ranges.split(1, dim=1)
+        return QuantizedRows(rows[:, :width], scale, minimum)
+
+    def dequantize_add_norm(
+        self, product: Tensor, rows: QuantizedRows, residual: Tensor, epilogue: Epilogue
+    ) -> Tensor:
+        """Implement `Backend`."""
+        # In place: memory that is touched for the first time costs more than a pass over it.
+        product.mul_(rows.scale).addcmul_(rows.minimum, epilogue.weight_sums)
+        product.addcmul_(residual, epilogue.residual_scale).add_(epilogue.constant)
+        return epilogue.norm(product)
+
+
+def can_quantize(width: int) -> bool:
+    """Whether rows of that width can be quantized."""
+    return width % _ROW_ALIGNMENT == 0
+
+
+def join_layers(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Weights `[out, in]` and biases one below the other.
+
+    Those of a single layer are not copied and may stay in a mapped file.
+    """
+    weight = _join([layer.weight for layer in layers])
+    return weight, None if layers[0].bias is None else _join([layer.bias for layer in layers])
+
+
+def _join(tensors: list[Tensor]) -> Tensor:
+    return (tensors[0] if len(tensors) == 1 else torch.cat(tensors)).detach()

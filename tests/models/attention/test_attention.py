@@ -1,0 +1,114 @@
+"""Every attention in PyTorch against its definition; those that the setting names."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.models.attention.choose import load_attention
+from app.models.attention.matmul import matmul
+from app.models.attention.reference import Attention, eager
+from app.models.attention.sdpa import sdpa
+from app.models.batch.packing import PackedBatch, pack
+
+CPU = torch.device("cpu")
+
+
+def by_hand(query, key, value, cu_seqlens, *, scale: float, causal: bool) -> torch.Tensor:
+    """Attention one sequence, one head and one query at a time, straight from its definition."""
+    heads, tokens, _ = query.shape
+    group = heads // key.shape[0]
+    output = torch.zeros(tokens, heads, value.shape[2])
+    for start, stop in pairwise(cu_seqlens):
+        for head in range(heads):
+            for place in range(start, stop):
+                last = place + 1 if causal else stop
+                keys = key[head // group, start:last]
+                weights = torch.softmax(keys @ query[head, place] * scale, dim=0)
+                output[place, head] = weights @ value[head // group, start:last]
+    return output
+
+
+@pytest.fixture
+def varlen_on_cpu():
+    """PyTorch's varlen operator has no CPU kernel: give it one that follows its documentation."""
+
+    def kernel(q, k, v, cu_q, cu_k, max_q, max_k, is_causal, scale, window, gqa=False, *_):
+        assert cu_q.dtype == cu_k.dtype == torch.int32
+        assert max_q == max_k == int(cu_q.diff().max())
+        assert window == ([-1, 0] if is_causal else [-1, -1])
+        assert gqa or q.shape[1] == k.shape[1]
+        states = (states.transpose(0, 1) for states in (q, k, v))
+        output = by_hand(*states, cu_q.tolist(), scale=scale, causal=is_causal)
+        return output, q.new_empty(0), q.new_empty(0)
+
+    operator = torch.library.Library("torch_attn", "IMPL", "CPU")
+    operator.impl("_varlen_attn", kernel, allow_override=True)
+    yield
+    operator._destroy()
+
+
+def random_case(
+    lengths: list[int], heads: int, kv_heads: int
+) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], PackedBatch]:
+    torch.manual_seed(sum(lengths))
+    packed = pack([np.zeros(length, np.int64) for length in lengths], device=CPU)
+    tokens = sum(lengths)
+    states = tuple(torch.randn(count, tokens, 8) for count in (heads, kv_heads, kv_heads))
+    return states, packed
+
+
+def check(attend: Attention, lengths: list[int], kv_heads: int, *, causal: bool) -> None:
+    states, packed = random_case(lengths, 4, kv_heads)
+    scale = 1 / math.sqrt(8)
+    actual = attend(*states, packed, scale=scale, causal=causal)
+    expected = by_hand(*states, packed.offsets.tolist(), scale=scale, causal=causal)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+LENGTHS = st.lists(st.integers(1, 9) | st.integers(14, 18), min_size=1, max_size=6)
+
+
+@pytest.mark.parametrize("attend", [eager, sdpa, matmul])
+@given(lengths=LENGTHS, kv_heads=st.sampled_from([4, 2, 1]), causal=st.booleans())
+@settings(max_examples=30)
+def test_it_follows_the_definition(attend, lengths, kv_heads, causal) -> None:
+    check(attend, lengths, kv_heads, causal=causal)
+
+
+@pytest.mark.parametrize("attend", [eager, sdpa, matmul])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_number_that_is_not_finite_stays_within_its_sequence(attend, causal, value) -> None:
+    """Short ones of near lengths share a padded block, equal ones a dense one."""
+    lengths = [3, 5, 5, 17, 18, 70, 70]
+    states, packed = random_case(lengths, 4, 4)
+    clean = attend(*states, packed, scale=0.35, causal=causal)
+    for poisoned in range(len(lengths)):
+        start, stop = packed.offsets[poisoned], packed.offsets[poisoned + 1]
+        damaged = tuple(state.clone() for state in states)
+        for state in damaged:
+            state[:, start] = value
+        output = attend(*damaged, packed, scale=0.35, causal=causal)
+        assert not output[start:stop].isfinite().all()
+        output[start:stop] = clean[start:stop]
+        torch.testing.assert_close(output, clean)
+
+
+@pytest.mark.parametrize("attend", [sdpa, matmul])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_rounds_the_row_up_gets_finite_states(attend, causal: bool) -> None:
+    packed = pack([np.zeros(5, np.int64)], device=CPU, multiple=32)
+    states = (torch.randn(4, 32, 8) for _ in range(3))
+    output = attend(*states, packed, scale=1.0, causal=causal)
+    assert torch.isfinite(output).all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_varlen_is_called_as_its_documentation_says(varlen_on_cpu, kv_heads, causal) -> None:
+    check(load_attention("varlen"), [3, 1, 7, 3], kv_heads, causal=causal)

@@ -1,0 +1,340 @@
+"""Every backend that runs here against the plain one, and each against the definitions."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from app.models.device.choose import cpu_has_int8
+from app.models.ops.arguments import (
+    ACTIVATIONS,
+    Epilogue,
+    LayerNorm,
+    QuantizedRows,
+    RmsNorm,
+    RotaryEmbedding,
+)
+from app.models.ops.backend import Backend
+from app.models.ops.cuda_backend import CudaBackend
+from app.models.ops.native_backend import NativeBackend
+from app.models.ops.native_library import load_library
+from app.models.ops.onednn_backend import OneDnnBackend
+from app.models.ops.torch_backend import TorchBackend
+from tests.support.packed_attention import pack_lengths, random_states
+
+REFERENCE = TorchBackend("eager")
+LIBRARY = load_library()
+BACKENDS = [
+    pytest.param(TorchBackend(), "cpu", id="torch"),
+    pytest.param(OneDnnBackend(torch.bfloat16), "cpu", id="onednn"),
+]
+if LIBRARY is not None:
+    BACKENDS.append(pytest.param(NativeBackend(LIBRARY, "native"), "cpu", id="native"))
+if torch.cuda.is_available():
+    BACKENDS.append(pytest.param(CudaBackend(torch.bfloat16), "cuda", id="cuda"))
+every_backend = pytest.mark.parametrize(("backend", "device"), BACKENDS)
+on_a_cpu = pytest.mark.parametrize(
+    "backend", [pytest.param(*each.values[:1], id=each.id) for each in BACKENDS[:3]]
+)
+# bfloat16 is rounded to 2^-8 at the end, and by PyTorch also in between.
+CLOSE = {"rtol": 2**-6, "atol": 2**-6}
+SHAPES = {"count": st.integers(1, 70), "width": st.integers(1, 20).map(lambda n: 16 * n)}
+HIGHEST = 256 - 2**-16
+
+
+def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    torch.manual_seed(sum(shape))
+    return torch.randn(*shape).to(dtype)
+
+
+def random_layer(width: int, out: int, dtype: torch.dtype = torch.bfloat16) -> nn.Linear:
+    torch.manual_seed(width * out)
+    return nn.Linear(width, out).to(dtype)
+
+
+def random_layer_norm(width: int) -> LayerNorm:
+    return LayerNorm(*torch.unbind(random(2, width, dtype=torch.float32)), 1e-5)
+
+
+def moved(argument, device: str, dtype: torch.dtype | None):
+    """Tensors, layers and norms on a device; those in bfloat16 in `dtype`, where one is given."""
+    if isinstance(argument, Tensor):
+        return argument.to(device, dtype if argument.dtype is torch.bfloat16 else None, copy=True)
+    if isinstance(argument, nn.Linear):
+        layer = nn.Linear(argument.in_features, argument.out_features, dtype=torch.bfloat16)
+        layer.load_state_dict(argument.state_dict())
+        return layer.to(device, dtype)
+    if isinstance(argument, LayerNorm | RmsNorm | RotaryEmbedding):
+        values = (getattr(argument, name) for name in argument.__slots__)
+        return type(argument)(*(moved(value, device, dtype) for value in values))
+    return argument
+
+
+def linear(backend: Backend, states: Tensor, layer: nn.Linear, activation: str | None) -> Tensor:
+    return backend.linear([layer, layer], activation)(states)
+
+
+def rotary(backend: Backend, states: Tensor, norm: RmsNorm, embedding: RotaryEmbedding) -> Tensor:
+    backend.rotary(states, norm, embedding)
+    return states
+
+
+def attention(
+    backend: Backend, query: Tensor, key: Tensor, value: Tensor, *, causal: bool
+) -> Tensor:
+    packed = pack_lengths([3, 17, 17, 70], device=query.device)
+    return backend.attend(query, key, value, packed, scale=0.2, causal=causal)
+
+
+ROTARY = (
+    random(30, 5, 64),
+    RmsNorm(random(3, 64), 1e-6),
+    RotaryEmbedding.at(torch.arange(30), 64, 1e6),
+)
+OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple]] = {
+    **{
+        f"linear {activation}": (linear, (random(40, 64), random_layer(64, 96), activation))
+        for activation in ACTIVATIONS
+    },
+    "linear of odd shapes": (linear, (random(7, 33), random_layer(33, 7), "gelu")),
+    "add_norm": (
+        lambda backend, *arguments: backend.add_norm(*arguments),
+        (random(40, 64), random(41, 64)[:40], random_layer_norm(64)),
+    ),
+    "rms_norm": (
+        lambda backend, *arguments: backend.rms_norm(*arguments),
+        (random(40, 64), RmsNorm(random(64), 1e-6)),
+    ),
+    "rotary": (rotary, ROTARY),
+    "gate": (lambda backend, states: backend.gate(states), (random(40, 128),)),
+    "gate of an odd width": (lambda backend, states: backend.gate(states), (random(40, 50),)),
+    "attention": (partial(attention, causal=False), random_states(107, 2, 32)),
+    "causal attention": (partial(attention, causal=True), random_states(107, 2, 32, group=2)),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("operation", OPERATIONS)
+@torch.inference_mode()
+def test_every_backend_computes_what_the_plain_one_does_in_float32(
+    backend: Backend, device: str, operation: str
+) -> None:
+    compute, arguments = OPERATIONS[operation]
+    expected = compute(REFERENCE, *(moved(each, "cpu", torch.float32) for each in arguments))
+    actual = compute(backend, *(moved(each, device, None) for each in arguments))
+    assert actual.dtype is torch.bfloat16
+    torch.testing.assert_close(actual.cpu().float(), expected, **CLOSE)
+
+
+@pytest.mark.skipif(not cpu_has_int8(), reason="needs a processor with VNNI or AMX")
+@on_a_cpu
+@given(**SHAPES, out=st.sampled_from([7, 64, 192]))
+@settings(max_examples=20, deadline=None)
+def test_every_backend_multiplies_bytes_as_the_plain_one(backend, count, width, out) -> None:
+    torch.manual_seed(count + width)
+    values = torch.randint(0, 256, (count, width), dtype=torch.uint8)
+    weight = torch.randint(-127, 128, (out, width), dtype=torch.int8)
+    scale, bias = torch.rand(out) / width, torch.randn(out)
+    for activation in (None, "gelu", "relu"):
+        actual, expected = (
+            each.int8_gemm(weight, scale, activation)(values, bias, activation=activation)
+            for each in (backend, REFERENCE)
+        )
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [
+        (None, lambda x: x),
+        ("gelu", functional.gelu),
+        ("gelu_new", lambda x: functional.gelu(x, approximate="tanh")),
+        ("relu", functional.relu),
+    ],
+)
+@on_a_cpu
+@torch.inference_mode()
+def test_layers_that_read_the_same_input_stand_side_by_side(backend, activation, function) -> None:
+    layers = [random_layer(32, out) for out in (32, 16, 48)]
+    states = random(5, 32)
+    actual = backend.linear(layers, activation)(states)
+    expected = torch.cat([function(layer(states)) for layer in layers], dim=1)
+    torch.testing.assert_close(actual, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("backend", [TorchBackend(), OneDnnBackend(torch.float32)])
+def test_a_single_layer_in_float32_keeps_its_weights_where_they_are(backend: Backend) -> None:
+    layer = random_layer(32, 32, torch.float32)
+    compute = backend.linear([layer])
+    with torch.inference_mode():
+        layer.weight.zero_()
+        layer.bias.fill_(3)
+        assert (compute(torch.randn(2, 32)) == 3).all()
+
+
+def exact_layer_norm(norm: LayerNorm, total: Tensor) -> Tensor:
+    mean, variance = total.mean(1, keepdim=True), total.var(1, keepdim=True, correction=0)
+    return (total - mean) / (variance + norm.epsilon).sqrt() * norm.weight + norm.bias
+
+
+@on_a_cpu
+@given(count=st.integers(1, 70), width=st.integers(16, 300))
+@settings(max_examples=40, deadline=None)
+def test_a_sum_is_normalised(backend: Backend, count: int, width: int) -> None:
+    norm = random_layer_norm(width)
+    states, residual = random(count, width) * 3, random(count + 1, width)[1:] * 3
+    expected = exact_layer_norm(norm, states.double() + residual.double())
+    actual = backend.add_norm(states.clone(), residual, norm)
+    # PyTorch rounds the sum before it is normalised.
+    torch.testing.assert_close(actual.double(), expected, rtol=0.03, atol=0.03)
+
+
+def exact_rms_norm(states: Tensor, norm: RmsNorm) -> Tensor:
+    states = states.double()
+    size = (states.square().mean(-1, keepdim=True) + norm.epsilon).sqrt()
+    return states / size * norm.weight.double()
+
+
+@on_a_cpu
+@given(count=st.integers(1, 40), width=st.integers(1, 300), size=st.sampled_from([1e-3, 1, 50]))
+@settings(max_examples=40, deadline=None)
+def test_rows_are_divided_by_the_root_of_their_mean_square(backend, count, width, size) -> None:
+    states, norm = random(count, width) * size, RmsNorm(random(width), 1e-6)
+    actual = backend.rms_norm(states, norm)
+    assert actual.dtype is torch.bfloat16
+    torch.testing.assert_close(actual.double(), exact_rms_norm(states, norm), **CLOSE)
+
+
+@on_a_cpu
+@given(
+    positions=st.lists(st.integers(0, 40_000), min_size=1, max_size=30),
+    heads=st.integers(1, 5),
+    others=st.integers(0, 3),
+    half=st.integers(1, 70),
+)
+@settings(max_examples=40, deadline=None)
+def test_heads_are_normalised_and_rotated(backend, positions, heads, others, half) -> None:
+    states = random(len(positions), heads + others, 2 * half)
+    before, norm = states.clone(), RmsNorm(random(heads, 2 * half), 1e-6)
+    backend.rotary(states, norm, RotaryEmbedding.at(torch.tensor(positions), 2 * half, 1e6))
+    frequencies = 1e6 ** -(torch.arange(half).double() / half)
+    rotation = torch.polar(
+        torch.ones(len(positions), half).double(), torch.tensor(positions)[:, None] * frequencies
+    )
+    first, second = exact_rms_norm(before[:, :heads], norm).chunk(2, dim=-1)
+    rotated = torch.complex(first, second) * rotation[:, None]
+    # An angle of 40,000 in float32 is known to 0.002.
+    torch.testing.assert_close(
+        states[:, :heads].double(),
+        torch.cat([rotated.real, rotated.imag], -1),
+        rtol=0.02,
+        atol=0.05,
+    )
+    assert torch.equal(states[:, heads:], before[:, heads:])
+
+
+@on_a_cpu
+@given(count=st.integers(1, 40), half=st.integers(1, 300), size=st.sampled_from([0.1, 1, 100]))
+@settings(max_examples=40, deadline=None)
+def test_one_half_of_a_row_gates_the_other(backend: Backend, count, half, size) -> None:
+    states = random(count, 2 * half) * size
+    gate, through = states.double().chunk(2, dim=-1)
+    actual = backend.gate(states).double()
+    torch.testing.assert_close(actual, functional.silu(gate) * through, **CLOSE)
+
+
+@on_a_cpu
+def test_a_gate_of_large_numbers_is_shut_or_open(backend: Backend) -> None:
+    gate = torch.tensor([-3e38, -200.0, -90.0, 0.0, 90.0, 3e38] + [0.0] * 10)
+    states = torch.cat([gate, torch.ones(16)])[None].bfloat16()
+    torch.testing.assert_close(backend.gate(states), gate.clamp(min=0)[None].bfloat16())
+
+
+@on_a_cpu
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_number_that_is_not_finite_stays_in_its_row(backend: Backend, odd: float) -> None:
+    states = random(4, 64)
+    states[1, 3] = odd
+    ones = torch.ones(32)
+    rows = QuantizedRows(torch.empty(0), torch.ones(4, 1), torch.ones(4, 1))
+    for result in (
+        backend.linear([random_layer(64, 64)], "gelu")(states),
+        backend.add_norm(states.clone(), random(5, 64)[1:], random_layer_norm(64)),
+        backend.rms_norm(states, RmsNorm(random(64), 1e-6)),
+        backend.gate(states),
+        backend.dequantize_add_norm(
+            states[:, :32].float().contiguous(),
+            rows,
+            torch.ones(4, 32),
+            Epilogue(ones, ones, ones, LayerNorm(ones, ones, 1e-5)),
+        ),
+    ):
+        assert result.isfinite().all(1).tolist() == [True, False, True, True]
+
+
+@on_a_cpu
+@given(**SHAPES)
+@settings(max_examples=30, deadline=None)
+def test_values_are_clamped_and_rows_with_outliers_are_named(backend, count, width) -> None:
+    states = torch.randn(count, width) * 40 + 128.5
+    clamped = backend.clamp(states, 1.0, HIGHEST)
+    assert torch.equal(clamped.values.double(), states.double().clamp(1, HIGHEST).floor())
+    assert torch.equal(clamped.outliers, ((states < 1) | (states > HIGHEST)).any(1))
+
+
+@on_a_cpu
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 256.0, 0.99])
+def test_one_number_out_of_range_is_an_outlier(backend: Backend, odd: float) -> None:
+    states = torch.full((3, 32), 128.5)
+    states[1, 7] = odd
+    assert backend.clamp(states, 1.0, HIGHEST).outliers.tolist() == [False, True, False]
+
+
+def rows_of_any_size(count: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Rows of very different size, each off its middle."""
+    torch.manual_seed(count * width)
+    rows = torch.randn(count, width) + torch.randn(count, 1)
+    return (rows * torch.logspace(-2, 2, count)[:, None]).to(dtype)
+
+
+def restored(rows: QuantizedRows) -> Tensor:
+    return rows.values.float() * rows.scale + rows.minimum
+
+
+@on_a_cpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@given(**SHAPES)
+@settings(max_examples=30, deadline=None)
+def test_a_row_has_255_steps_of_its_own_range(backend: Backend, dtype, count, width) -> None:
+    states = rows_of_any_size(count, width, dtype)
+    rows = backend.quantize_rows(states)
+    spread = states.float().amax(1, keepdim=True) - states.float().amin(1, keepdim=True)
+    assert ((restored(rows) - states.float()).abs() <= 0.501 * spread / 255 + 1e-6).all()
+
+
+@on_a_cpu
+@pytest.mark.parametrize("width", [32, 36])
+@pytest.mark.parametrize("fill", [0.0, -0.17, 5.0])
+def test_a_row_of_one_value_is_that_value(backend: Backend, fill: float, width: int) -> None:
+    states = torch.full((2, width), fill)
+    torch.testing.assert_close(restored(backend.quantize_rows(states)), states)
+
+
+@on_a_cpu
+@given(count=st.integers(1, 70), width=st.integers(1, 80).map(lambda n: 4 * n))
+@settings(max_examples=30, deadline=None)
+def test_a_product_and_its_residual_are_scaled_added_and_normalised(backend, count, width) -> None:
+    states, product, residual = (rows_of_any_size(count, width) for _ in range(3))
+    rows = backend.quantize_rows(states)
+    sums, scale, constant, weight, bias = torch.randn(5, width)
+    norm = LayerNorm(weight, bias, 1e-5)
+    exact = product.double() * rows.scale + rows.minimum * sums + residual * scale + constant
+    epilogue = Epilogue(sums, scale, constant, norm)
+    actual = backend.dequantize_add_norm(product.clone(), rows, residual, epilogue)
+    torch.testing.assert_close(actual.double(), exact_layer_norm(norm, exact), rtol=1e-3, atol=1e-3)

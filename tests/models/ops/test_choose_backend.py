@@ -1,0 +1,105 @@
+"""Which backend and which attention are taken, and what is said where one cannot run."""
+
+from typing import get_args
+
+import pytest
+import torch
+
+from app.errors import StartupError
+from app.models.attention.choose import load_attention
+from app.models.attention.varlen import FLASH_MODULES
+from app.models.ops import backend as backends
+from app.models.ops.backend import choose_backend
+from app.models.ops.cuda_backend import CudaBackend
+from app.models.ops.native_backend import NativeBackend
+from app.models.ops.onednn_backend import OneDnnBackend
+from app.models.ops.torch_backend import TorchBackend
+from app.settings import Settings
+
+CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
+
+
+@pytest.fixture
+def no_library(monkeypatch) -> None:
+    monkeypatch.setattr(backends, "load_library", lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "kind", "attention"),
+    [
+        (CPU, torch.float32, OneDnnBackend, "sdpa"),
+        (CUDA, torch.float16, CudaBackend, "varlen"),
+        (CUDA, torch.bfloat16, CudaBackend, "varlen"),
+        (CUDA, torch.float32, CudaBackend, "sdpa"),
+        (MPS, torch.float16, TorchBackend, "sdpa"),
+    ],
+)
+def test_auto_takes_the_fastest_that_runs(monkeypatch, device, dtype, kind, attention) -> None:
+    monkeypatch.setattr(backends, "load_library", pytest.fail)  # It is for bfloat16 on a CPU.
+    chosen = choose_backend(device, dtype)
+    assert (type(chosen), chosen.attention) == (kind, attention)
+
+
+@pytest.mark.parametrize(
+    ("amx", "library", "kind", "attention"),
+    [
+        (True, object(), NativeBackend, "sdpa"),
+        (False, object(), NativeBackend, "native"),
+        (True, None, OneDnnBackend, "sdpa"),
+        (False, None, OneDnnBackend, "matmul"),
+    ],
+)
+def test_in_bfloat16_on_a_cpu_it_depends_on_amx_and_the_kernels(
+    monkeypatch, amx, library, kind, attention
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
+    monkeypatch.setattr(backends, "load_library", lambda: library)
+    chosen = choose_backend(CPU, torch.bfloat16)
+    assert (type(chosen), chosen.attention) == (kind, attention)
+
+
+def test_the_setting_overrides_the_attention_alone(monkeypatch) -> None:
+    monkeypatch.setattr(backends, "load_library", object)
+    for name in ("native", "matmul", "sdpa", "eager"):
+        chosen = choose_backend(CPU, torch.bfloat16, name)
+        assert (type(chosen), chosen.attention) == (NativeBackend, name)
+
+
+@pytest.mark.usefixtures("no_library")
+@pytest.mark.parametrize("name", ["matmul", "sdpa", "eager"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_attention_that_runs_everywhere_may_be_named(name: str, dtype: torch.dtype) -> None:
+    chosen = choose_backend(CPU, dtype, name)
+    assert (chosen.attention, chosen.attend) == (name, load_attention(name))
+
+
+@pytest.mark.usefixtures("no_library")
+def test_without_the_kernels_their_attention_stops_the_start() -> None:
+    with pytest.raises(StartupError, match=r"python -m app\.models\.ops\.build builds them"):
+        choose_backend(CPU, torch.bfloat16, "native")
+
+
+@pytest.mark.parametrize("name", ["varlen", "flash_attention_2", "flash_attention_3"])
+def test_an_attention_for_gpus_stops_the_start_on_a_cpu(name) -> None:
+    with pytest.raises(StartupError, match=f"ATTENTION={name} needs an NVIDIA GPU"):
+        choose_backend(CPU, torch.float32, name)
+
+
+def test_a_flash_package_that_is_not_installed_is_named() -> None:
+    with pytest.raises(StartupError, match="needs the package flash-attn, which is not installed"):
+        choose_backend(CUDA, torch.float16, "flash_attention_2")
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "where"),
+    [(CPU, torch.float32, "float32 on cpu"), (CUDA, torch.bfloat16, "bfloat16 on cuda")],
+)
+def test_the_attention_in_c_is_for_bfloat16_on_a_cpu(device, dtype, where) -> None:
+    with pytest.raises(StartupError, match=f"ATTENTION=native needs a CPU and .* {where}; set"):
+        choose_backend(device, dtype, "native")
+
+
+def test_every_name_that_health_can_show_may_be_set() -> None:
+    names = set(get_args(Settings.model_fields["attention"].annotation))
+    shown = {"varlen", *FLASH_MODULES, "native", "matmul", "sdpa", "eager"}
+    assert names == shown | {"auto"}

@@ -1,0 +1,170 @@
+"""Attention in C against its definition in float64, at the sizes where its blocks end."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from app.models.attention.reference import eager
+from app.models.attention.sdpa import States
+from app.models.batch.packing import PackedBatch
+from app.models.ops.native_backend import NativeBackend
+from app.models.ops.native_library import load_library
+from tests.support.packed_attention import pack_lengths, random_states
+
+LIBRARY = load_library()
+pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the kernels are not built")
+
+
+def attend(
+    states: States, packed: PackedBatch, scale: float, *, causal: bool = False
+) -> torch.Tensor:
+    return NativeBackend(LIBRARY, "native").attend(*states, packed, scale=scale, causal=causal)
+
+
+def by_definition(
+    states: States, packed: PackedBatch, scale: float, *, causal: bool = False
+) -> torch.Tensor:
+    parts = []
+    for start, stop in zip(packed.offsets[:-1], packed.offsets[1:], strict=True):
+        query, key, value = (each[:, start:stop].double() for each in states)
+        parts.append(
+            functional.scaled_dot_product_attention(
+                query, key, value, scale=scale, is_causal=causal, enable_gqa=True
+            )
+        )
+    return torch.cat(parts, dim=1).transpose(0, 1)
+
+
+def check(
+    lengths: list[int],
+    heads: int,
+    width: int,
+    scale: float,
+    *,
+    group: int = 1,
+    causal: bool = False,
+) -> None:
+    packed = pack_lengths(lengths)
+    states = random_states(packed.tokens, heads, width, group)
+    actual = attend(states, packed, scale, causal=causal)
+    expected = by_definition(states, packed, scale, causal=causal)
+    # Weights and output are rounded to bfloat16, everything else is float32.
+    torch.testing.assert_close(actual.double(), expected, rtol=2**-7, atol=2**-7)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 140), min_size=1, max_size=6),
+    heads=st.integers(1, 5),
+    width=st.sampled_from([16, 32, 48, 64, 80, 112, 128]),
+    scale=st.sampled_from([0.02, 0.125, 1.0]),
+    group=st.integers(1, 3),
+    causal=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_it_follows_the_definition(lengths, heads, width, scale, group, causal) -> None:
+    check(lengths, heads, width, scale, group=group, causal=causal)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [511, 512, 513, 528, 1023, 1025, 1600])
+def test_long_texts_are_whole_across_blocks(length: int, causal: bool) -> None:
+    check([3, length], heads=2, width=64, scale=0.125, causal=causal)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_any_number_of_threads_gives_the_same(threads: int) -> None:
+    packed = pack_lengths([7, 300, 40, 600])
+    states = random_states(packed.tokens, 3, 32)
+    before, alone = torch.get_num_threads(), attend(states, packed, 0.2)
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(attend(states, packed, 0.2), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_text_does_not_depend_on_the_others_in_its_batch() -> None:
+    together = pack_lengths([20, 20, 333])
+    states = random_states(together.tokens, 2, 64)
+    alone = pack_lengths([333])
+    part = tuple(each[:, 40:] for each in states)
+    assert torch.equal(attend(part, alone, 0.1), attend(states, together, 0.1)[40:])
+
+
+@pytest.mark.parametrize("length", [40, 700])
+def test_scores_of_any_size_have_weights(length: int) -> None:
+    packed = pack_lengths([length])
+    query, key, value = random_states(length, 2, 64)
+    states = (query * 100, key * 100, value)
+    actual = attend(states, packed, 1.0)
+    torch.testing.assert_close(
+        actual.double(), by_definition(states, packed, 1.0), rtol=2**-6, atol=2**-6
+    )
+
+
+def test_equal_keys_weigh_the_same() -> None:
+    packed = pack_lengths([515])
+    query, _, value = random_states(515, 2, 32)
+    states = (query, torch.zeros_like(query), value)
+    expected = value.float().mean(1)[None].expand(515, 2, 32)
+    torch.testing.assert_close(attend(states, packed, 1.0).float(), expected, rtol=0.01, atol=1e-3)
+
+
+def test_what_is_not_a_number_stays_in_its_text_and_head() -> None:
+    packed = pack_lengths([9, 30])
+    states = random_states(39, 2, 16)
+    states[1][1, 4] = math.nan
+    odd = attend(states, packed, 1.0).isnan().all(-1)
+    assert odd[:9, 1].all()
+    assert not odd[:9, 0].any()
+    assert not odd[9:].any()
+
+
+def test_what_rounds_the_row_up_is_zero() -> None:
+    packed = pack_lengths([5], multiple=32)
+    output = attend(random_states(32, 2, 16), packed, 1.0)
+    assert not output[5:].any()
+    assert output[:5].any()
+
+
+@pytest.mark.parametrize("length", [30, 700, 1100])
+def test_a_causal_query_does_not_see_what_comes_after_it(length: int) -> None:
+    packed = pack_lengths([length])
+    query, key, value = random_states(length, 2, 32)
+    before = attend((query, key, value), packed, 0.3, causal=True)
+    later = length * 2 // 3
+    key[:, later:] *= -1000
+    value[:, later:] *= 1000
+    after = attend((query, key, value), packed, 0.3, causal=True)
+    assert torch.equal(after[:later], before[:later])
+    assert not torch.equal(after[later:], before[later:])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_does_not_fit_it_goes_to_pytorch(causal: bool) -> None:
+    packed = pack_lengths([3, 12, 12])
+    query, key, value = (torch.randn(4, 27, 24).bfloat16() for _ in range(3))
+    kernels = [NativeBackend(LIBRARY, "native").attend, eager]
+    actual, expected = (
+        kernel(query, key, value, packed, scale=0.3, causal=causal).float() for kernel in kernels
+    )
+    torch.testing.assert_close(actual, expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_number_that_is_not_finite_stays_within_its_sequence(causal: bool) -> None:
+    packed = pack_lengths([3, 17, 17, 70], multiple=32)
+    states = random_states(packed.tokens, 2, 32)
+    clean = attend(states, packed, 0.2, causal=causal)
+    for poisoned in range(4):
+        start, stop = packed.offsets[poisoned], packed.offsets[poisoned + 1]
+        damaged = tuple(state.clone() for state in states)
+        for state in damaged:
+            state[:, start] = math.nan
+        output = attend(damaged, packed, 0.2, causal=causal)
+        output[start:stop] = clean[start:stop]
+        torch.testing.assert_close(output, clean)
