@@ -1,4 +1,4 @@
-"""Tokens: known ones by name, a file that changes, and nothing that gives a token away."""
+"""Tokens: their names, a file that changes, and nothing that reveals a token."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ from app.errors import StartupError
 
 
 def rewrite(file: Path, text: str) -> None:
-    """Change a file as an operator's editor does: a new one in its place."""
+    """Replace a file by a new one, as editors do."""
     fresh = file.with_suffix(".new")
     fresh.write_text(text)
     fresh.replace(file)
@@ -95,7 +95,7 @@ TOKEN = st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1).fi
 def test_white_space_around_a_token_counts_nowhere(
     tmp_path_factory, token: str, before: str, after: str, sent: str
 ) -> None:
-    """Not what a secret's file ends with, not what a client sends; every other byte counts."""
+    """In the file or in a request; every other byte counts."""
     presented = f"{sent}{token}{sent}".encode()
     assert Tokens(f"{before}{token}{after}", None).name_of(presented) == "default"
     file = tmp_path_factory.mktemp("white") / "tokens"
@@ -115,7 +115,7 @@ def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
 
 
 def test_a_change_while_the_file_is_being_read_is_not_missed(tmp_path: Path, monkeypatch) -> None:
-    """The version is the one before the content: what is written after it is read next time."""
+    """The version is taken before the content: a later write is read next time."""
     file = tmp_path / "tokens"
     file.write_text("alice:one\nbob:two\n")
     real = os.fstat

@@ -1,4 +1,4 @@
-"""Who the client is: only trusted proxies may say so, and nobody can speak for another."""
+"""The client's address: only trusted proxies can name it."""
 
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
@@ -19,7 +19,7 @@ anything = st.text(st.characters(codec="latin-1"), max_size=40)
 
 
 def name(address: IPv4Address | IPv6Address, form: int) -> str:
-    """The ways in which proxies write an address."""
+    """The forms in which proxies write an address."""
     if isinstance(address, IPv4Address):
         return [f"{address}", f" {address}:567 ", f"::ffff:{address}"][form]
     return [f"{address}", f" [{address}]:5 ", f"[{address}]"][form]

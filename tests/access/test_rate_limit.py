@@ -1,4 +1,4 @@
-"""Token buckets in memory: exact against a plain reference, and never more than they may be."""
+"""Token buckets in memory: they match a plain reference, and their number is bounded."""
 
 import asyncio
 import sys
@@ -32,7 +32,7 @@ def clock():
 
 
 class ReferenceBucket:
-    """The textbook's: tokens that flow in all the time, up to the burst."""
+    """A textbook token bucket, refilled continuously up to the burst."""
 
     def __init__(self, requests_per_minute: int, burst: int, now: float) -> None:
         self.rate = Fraction(requests_per_minute, 60)

@@ -1,4 +1,4 @@
-"""Buckets in a real Redis: one budget for all, and nobody stopped when it is gone."""
+"""Buckets in a real Redis: one budget for all processes, and no limit while Redis fails."""
 
 import asyncio
 import socket
@@ -45,7 +45,7 @@ def redis(tmp_path: Path):
 
 @pytest.fixture
 def patient(monkeypatch) -> None:
-    """No slow machine makes Redis look gone."""
+    """A timeout that a slow machine does not reach."""
     monkeypatch.setattr("app.access.rate_limit.REDIS_TIMEOUT", 60)
 
 

@@ -112,7 +112,7 @@ def test_a_text_of_five_megabytes_is_truncated_and_reported(client) -> None:
 
 
 def test_a_body_over_the_limit_is_413_before_it_is_sent(server, client) -> None:
-    """The announced length is enough: the server answers without waiting for the body."""
+    """The server answers the announced length, without waiting for the body."""
     with connection(server) as raw:
         raw.sendall(head(40_000_000))
         assert raw.recv(4096).startswith(b"HTTP/1.1 413 ")

@@ -1,4 +1,4 @@
-"""/health tells the truth from the first moment to the last."""
+"""/health shows the true state from the start of the process to its end."""
 
 from pathlib import Path
 

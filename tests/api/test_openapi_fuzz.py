@@ -1,4 +1,4 @@
-"""Requests made up from our own API description: no 5xx, and every answer is as it describes."""
+"""Requests generated from the API's description: no 5xx, and every response matches it."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ TOKEN = {"Authorization": "Bearer fuzz"}
 
 @pytest.fixture(scope="module")
 def description(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
-    """Of a server with a token, so that it is also seen that none or a wrong one is refused."""
+    """Of a server with a token, so that requests without a valid one are tested, too."""
     folder = tmp_path_factory.mktemp("fuzz")
     with run_server(folder, EMBEDDING_MODEL=str(tiny_m3), API_TOKEN="fuzz") as server:
         server.wait_until_healthy()
@@ -42,7 +42,7 @@ def try_out(operation, mode: GenerationMode, examples: int) -> None:
 
 
 def asks_for_nothing(body: object) -> bool:
-    """What the description does not say: one kind, or one weight, must be asked for."""
+    """The description cannot express that one kind, or one weight, must be asked for."""
     if not isinstance(body, dict):
         return False
     kinds = ("return_dense", "return_sparse", "return_colbert")
@@ -52,7 +52,7 @@ def asks_for_nothing(body: object) -> bool:
 
 
 def has_an_instruction(body: object) -> bool:
-    """Refused by this server's reranker, which reads none."""
+    """This server's reranker reads no instruction."""
     return isinstance(body, dict) and body.get("instruction") is not None
 
 

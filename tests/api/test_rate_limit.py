@@ -13,12 +13,12 @@ from tests.support.server import run_server
 BODY = {"sentences": ["search"], "return_colbert": False}
 RERANK = {"query": "search", "passages": ["one"]}
 BURST = 10
-# So slow that no token comes back while a test runs.
+# So slow that no token is added while a test runs.
 LIMITS = {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1", "RATE_LIMIT_BURST_SIZE": str(BURST)}
 
 
 def counters(client: httpx2.Client) -> Counter[str]:
-    """The sum of each counter that tells of requests, and what refused them."""
+    """The sum of each request counter, and the reasons of refusals."""
     found: Counter[str] = Counter()
     for family in text_string_to_metric_families(client.get("/metrics").text):
         for sample in family.samples:

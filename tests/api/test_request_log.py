@@ -1,4 +1,4 @@
-"""One line for each request: what was asked, what came of it, and never a text or a token."""
+"""One line for each request, with its outcome, and never a text or a token."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ LINE |= {"bytes_in", "bytes_out"}
 
 
 def serve_requests(folder: Path, model: Path, **settings: str) -> list[str]:
-    """The log of a server that was asked seven things."""
+    """The log of a server after seven requests."""
     headers = {"Authorization": "Bearer hush-hush"}
     settings |= {"EMBEDDING_MODEL": str(model), "API_TOKEN": "hush-hush", "LOG_LEVEL": "info"}
     settings["MAX_BODY_BYTES"] = str(MOST_BYTES)

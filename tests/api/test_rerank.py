@@ -135,7 +135,7 @@ def test_an_instruction_changes_what_qwen_judges(qwen_client) -> None:
 
 
 def assert_without_effect(client, option: str, value) -> None:
-    """Refused with its name and the way out, and not silently ignored; null is not sent at all."""
+    """An option without effect is refused and not ignored; null counts as not sent."""
     body = {"query": "search", "passages": ["a"]}
     refused = client.post("/rerank", json=body | {option: value})
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")

@@ -1,4 +1,4 @@
-"""What is too much hits who caused it; whatever is held is let go of when its request ends."""
+"""The limit hits the client that causes it; a request releases all its memory when it ends."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,11 +19,11 @@ def scope(client: str = "192.0.2.1", abort: Callable[[], None] | None = None) ->
 
 
 async def send(_message) -> None:
-    """A client that takes everything."""
+    """A client that reads everything."""
 
 
 def receiving(*sizes: int, complete: bool = True):
-    """A body of parts of these sizes; nothing more comes where it is not complete."""
+    """A body of parts of these sizes; an incomplete one then stalls."""
     left = list(sizes)
 
     async def receive():
@@ -45,7 +45,7 @@ async def read_whole(_scope, receive, _send) -> None:
 
 
 def take(bodies: BodyMemory, count: int, client: str, size: int = MIB) -> None:
-    """So many requests of one client, each with a body of this size, in work."""
+    """Hold `count` bodies of one client in work."""
     for _ in range(count):
         bodies.reserve(Reservation(client, None), size)
 
@@ -81,7 +81,7 @@ async def test_a_body_counts_until_its_answer_begins() -> None:
     await limit(scope(), receiving(10 * MIB), send)
 
 
-async def test_a_request_that_fails_lets_go_too() -> None:
+async def test_a_request_that_fails_releases_its_memory_too() -> None:
     async def fail(scope, receive, send) -> None:
         await read_whole(scope, receive, send)
         limit.app = read_whole
@@ -99,7 +99,7 @@ async def test_a_body_that_does_not_come_is_refused_after_its_window() -> None:
         await limit(scope(), receiving(10, complete=False), send)
 
 
-async def test_where_memory_is_short_an_upload_that_stalls_gives_way(monkeypatch) -> None:
+async def test_where_memory_is_short_an_upload_that_stalls_is_evicted(monkeypatch) -> None:
     monkeypatch.setattr("app.middleware.memory_limit.STALLED_SECONDS", 0.0)
     limit = LimitMemory(read_whole, HELD)
     stalled = [
@@ -116,7 +116,7 @@ async def test_where_memory_is_short_an_upload_that_stalls_gives_way(monkeypatch
 
 
 class Clock:
-    """The event loop's time, in the test's hands; what is put off is done when time comes."""
+    """The event loop's clock and timers, moved by the test."""
 
     def __init__(self, monkeypatch) -> None:
         self.now = 0.0
@@ -143,30 +143,30 @@ def clock(monkeypatch) -> Clock:
 
 
 class Reader(Reservation):
-    """An answer and whether its client lost it."""
+    """A response, and whether it was evicted."""
 
     def __init__(self, client: str) -> None:
-        self.lost = False
-        super().__init__(client, self._lose)
+        self.evicted = False
+        super().__init__(client, self._evict)
 
-    def _lose(self) -> None:
-        self.lost = True
+    def _evict(self) -> None:
+        self.evicted = True
 
 
-def test_of_two_answers_that_are_too_many_the_one_that_is_not_read_is_lost(clock: Clock) -> None:
+def test_of_two_responses_that_are_too_many_the_unread_one_is_evicted(clock: Clock) -> None:
     responses = ResponseMemory(HELD)
     idle, reading = Reader("a"), Reader("b")
     responses.reserve(idle, 14 * MIB)
     clock.pass_seconds(0.5)
     responses.reserve(reading, 14 * MIB)
-    assert not idle.lost, "its client has a second to begin"
+    assert not idle.evicted, "its client has a second to begin"
     clock.pass_seconds(0.5)
     responses.release_sent(reading, MIB)
     clock.pass_seconds(0.5)
-    assert (idle.lost, reading.lost) == (True, False)
+    assert (idle.evicted, reading.evicted) == (True, False)
 
 
-def test_a_trickle_is_no_reading(clock: Clock) -> None:
+def test_a_response_read_in_a_trickle_is_evicted(clock: Clock) -> None:
     responses = ResponseMemory(HELD)
     trickling, reading = Reader("a"), Reader("a")
     responses.reserve(trickling, 14 * MIB)
@@ -175,10 +175,10 @@ def test_a_trickle_is_no_reading(clock: Clock) -> None:
         clock.pass_seconds(0.5)
         responses.release_sent(trickling, 100)
         responses.release_sent(reading, 300_000)
-    assert (trickling.lost, reading.lost) == (True, False)
+    assert (trickling.evicted, reading.evicted) == (True, False)
 
 
-def test_one_that_is_not_read_stays_while_there_is_room(clock: Clock) -> None:
+def test_an_unread_response_stays_while_there_is_room(clock: Clock) -> None:
     responses = ResponseMemory(HELD)
     idle = Reader("a")
     responses.reserve(idle, 14 * MIB)
@@ -186,12 +186,12 @@ def test_one_that_is_not_read_stays_while_there_is_room(clock: Clock) -> None:
     small = Reader("b")
     responses.reserve(small, MIB)
     responses.release(small)
-    assert not idle.lost
+    assert not idle.evicted
     responses.reserve(Reader("c"), 3 * MIB)
-    assert idle.lost
+    assert idle.evicted
 
 
-def test_who_holds_most_loses_first(clock: Clock) -> None:
+def test_the_client_that_holds_most_is_evicted_first(clock: Clock) -> None:
     responses = ResponseMemory(HELD)
     mallory, bob = [Reader("mallory") for _ in range(3)], Reader("bob")
     responses.reserve(bob, 4 * MIB)
@@ -199,11 +199,11 @@ def test_who_holds_most_loses_first(clock: Clock) -> None:
         responses.reserve(each, 4 * MIB)
     clock.pass_seconds(2)
     responses.reserve(Reader("alice"), MIB)
-    assert not bob.lost
-    assert sum(each.lost for each in mallory) == 1
+    assert not bob.evicted
+    assert sum(each.evicted for each in mallory) == 1
 
 
-def test_work_gives_way_to_nobody(clock: Clock) -> None:
+def test_a_request_in_work_is_never_evicted(clock: Clock) -> None:
     bodies = BodyMemory(HELD)
     for number in range(40):
         client = Reservation(f"{number}", None)

@@ -186,7 +186,7 @@ async def test_a_failed_token_counts_whatever_the_path_and_method(
 
 
 @pytest.mark.parametrize(("method", "path"), ELSEWHERE)
-async def test_whoever_has_used_up_his_guesses_is_not_told_the_right_one(
+async def test_an_address_without_tries_left_does_not_learn_the_right_token(
     tokens: Tokens, method: str, path: str
 ) -> None:
     app = App(burst=3, tokens=tokens, protect_metrics=True)

@@ -1,4 +1,4 @@
-"""Every request counts once, on the endpoint it hit, as what it was; /stats says the same."""
+"""Every request counts once, on its endpoint and by its outcome; /stats agrees."""
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -33,7 +33,7 @@ ENDPOINTS = [("/embeddings", "embedding"), ("/embeddings/", "embedding"), ("/rer
 
 
 async def send(_message) -> None:
-    """A client that takes everything."""
+    """A client that reads everything."""
 
 
 async def ask(metrics: Metrics, path: str, error: type[errors.SmartEmbedderError]) -> None:
@@ -80,7 +80,7 @@ async def test_what_was_malformed_does_not_enter_the_durations(path, prefix, err
     assert (stats["total_requests"], stats["rejected_requests"]) == (1, 0)
 
 
-async def test_who_left_is_neither_answered_nor_rejected() -> None:
+async def test_a_request_whose_client_left_is_neither_answered_nor_rejected() -> None:
     metrics = Metrics()
     await ask(metrics, "/rerank", errors.ClientGoneError)
     assert moved(metrics) == {"abandoned_requests_total": 1}

@@ -1,4 +1,4 @@
-"""Traces: five spans for a request at a real OTLP receiver; nothing at all where none is named."""
+"""Traces: five spans for a request at a real OTLP receiver; none where no receiver is set."""
 
 import socket
 import subprocess

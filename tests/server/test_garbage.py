@@ -1,4 +1,4 @@
-"""What the garbage collector looks at, and when."""
+"""The garbage collector during the start and afterwards."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""The process as an operator sees it: one clear sentence and a non-zero status for a bad start."""
+"""A failed start ends with one clear sentence and a non-zero status."""
 
 import os
 import shutil
@@ -71,7 +71,7 @@ safetensors.torch.load_file = lambda path: 1 / 0
 def test_an_error_that_nobody_foresaw_is_a_sentence_and_an_ordinary_traceback(
     tmp_path: Path, tiny_m3: Path, log_format: str
 ) -> None:
-    """Not one with every local variable, which may be a text or a token."""
+    """The traceback shows no local variables, which may be texts or tokens."""
     (tmp_path / "sitecustomize.py").write_text(BROKEN_LIBRARY)
     path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
     status, output = run_to_the_end(
@@ -102,7 +102,7 @@ WITHOUT_HOME = ["unshare", "--user", "--map-user=54321", "--map-group=54321", "e
 
 @pytest.fixture
 def without_home() -> list[str]:
-    """The beginning of a command that runs as a user of whom the system knows nothing."""
+    """The beginning of a command that runs as a user without an entry in the system."""
     tried = subprocess.run([*WITHOUT_HOME, "true"], capture_output=True, check=False)
     if tried.returncode:
         pytest.skip(f"no other user may be had here: {tried.stderr.decode().strip()}")
@@ -135,7 +135,7 @@ TOO_OLD = "The NVIDIA driver on your system is too old (found version 12040)"
 
 @pytest.fixture
 def old_driver(tmp_path: Path) -> dict[str, str]:
-    """What makes a process meet a driver older than the CUDA of PyTorch's build."""
+    """The environment of a process with a driver that is too old for PyTorch's CUDA."""
     if torch.version.cuda is None:
         pytest.skip("this PyTorch is the build for CPUs, which asks no driver")
     return install_driver(tmp_path, 12_040)
@@ -178,7 +178,7 @@ def test_an_address_that_is_not_this_machines_stops_the_start(host: str, tmp_pat
 
 
 def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
-    """No torch, no environment read, no thread: only definitions."""
+    """It imports no torch, reads no environment and starts no thread."""
     script = (
         "import sys, threading, os\n"
         "os.environ['PORT'] = 'not a port'\n"

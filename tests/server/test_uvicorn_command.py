@@ -1,4 +1,4 @@
-"""`uvicorn app.main:app`: the same service, started by another program."""
+"""`uvicorn app.main:app` serves the same service."""
 
 import json
 import signal
@@ -15,7 +15,7 @@ ARGUMENTS = ("app.main:app", "--port", "0")
 def test_uvicorn_serves_the_app_and_its_log_is_ours(
     tiny_m3: Path, tiny_qwen: Path, tmp_path: Path
 ) -> None:
-    """Limits are shown as they are in force, which the models lower here."""
+    """The limits shown are those in force, which these models lower."""
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": str(tiny_qwen)}
     limits = {"BGE_EMBED_MAX_LENGTH": "9000", "QWEN_RERANK_MAX_LENGTH": "50000"}
     more = {"LOG_FORMAT": "json", "MAX_QUEU_SIZE": "3"}

@@ -82,7 +82,7 @@ def test_a_method_that_is_overridden_or_called_has_its_known_signature(owner, na
 
 @pytest.mark.parametrize("own", [BoundedConnection, BoundedFlowControl, DrainingServer])
 def test_nothing_of_uvicorns_is_overridden_by_accident(own: type) -> None:
-    """As it would be if a release used a name that a subclass here has, too."""
+    """A release of uvicorn may add a name that a subclass here already uses."""
     base = own.__mro__[1]
     intended = {name for owner, name in SIGNATURES if owner is base}
     overridden = {name for name in vars(own) if hasattr(base, name) and name[:2] != "__"}
@@ -135,7 +135,7 @@ async def test_a_started_server_shows_its_listening_sockets(config) -> None:
 
 
 def test_uvicorn_installs_its_method_as_the_signal_handler(config) -> None:
-    """The `uvicorn` command's server is found by it where a start fails."""
+    """A failed start finds the `uvicorn` command's server through the handler."""
     server = uvicorn.Server(config)
     before = signal.getsignal(signal.SIGTERM)
     with server.capture_signals():

@@ -1,4 +1,4 @@
-"""The real service, whose models are never loaded."""
+"""The real service, which never finishes loading."""
 
 import threading
 from functools import partial

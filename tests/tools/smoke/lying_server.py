@@ -1,4 +1,4 @@
-"""The real service with five faults in what it says, each of which a client could see."""
+"""The real service with five wrong answers, each of which a client can see."""
 
 import dataclasses
 

@@ -57,7 +57,7 @@ def test_a_healthy_server_passes_everything(server: RunningServer) -> None:
 
 
 def test_it_is_gentle(tiny_m3: Path, tmp_path: Path) -> None:
-    """A server with the default rate limit lets the whole of it pass."""
+    """The default burst lets all its requests pass."""
     limits = {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1", "RATE_LIMIT_BURST_SIZE": "60"}
     with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3), **limits) as running:
         running.wait_until_healthy()
@@ -66,7 +66,7 @@ def test_it_is_gentle(tiny_m3: Path, tmp_path: Path) -> None:
 
 
 class OverItsRate(http.server.BaseHTTPRequestHandler):
-    """Refuses every other request, to come again after a second."""
+    """Refuses every other request, with a Retry-After of one second."""
 
     def answer(self) -> None:
         self.server.times.append(time.monotonic())
@@ -101,7 +101,7 @@ def test_where_the_rate_is_small_it_waits_as_long_as_it_is_told() -> None:
 
 @pytest.fixture(scope="module")
 def closed_server(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
-    """A server that asks for a token everywhere it may, and does not rerank."""
+    """A server that requires a token wherever it can, and does not rerank."""
     settings = {"API_TOKEN": "hush-hush", "PROTECT_METRICS": "true", "RERANKER_MODEL": "none"}
     folder = tmp_path_factory.mktemp("closed")
     with run_server(folder, EMBEDDING_MODEL=str(tiny_m3), **settings) as running:
