@@ -74,19 +74,7 @@ def create_app(
     on_failure: OnFailure = log_failure,
 ) -> FastAPI:
     """Create the service as an ASGI app; its lifespan loads the models in the background."""
-    metrics = Metrics()
-    buckets = _buckets(settings, metrics)
-    tracer = _tracer(settings)
-    engine = Engine(settings, loader, metrics)
-    drain = drain or Drain()
-    drain.on_timeout(engine.abort)
-    service = Service(
-        settings=settings,
-        metrics=metrics,
-        engine=engine,
-        drain=drain,
-        render_threads=ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render"),
-    )
+    service = _create_service(settings, loader, drain or Drain())
     app = FastAPI(
         title="Smart Embedder",
         version=__version__,
@@ -94,7 +82,7 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         telemetry=_NO_TELEMETRY,
-        lifespan=_lifespan(service, buckets, tracer, on_ready, on_failure),
+        lifespan=_lifespan(service, on_ready, on_failure),
     )
     app.state.service = service
     for module in (embeddings, rerank, health, operations):
@@ -102,17 +90,30 @@ def create_app(
     install_docs(app)
     install_openapi(app, service)
     install_error_handlers(app)
-    _add_middleware(app, service, buckets, tracer)
+    _add_middleware(app, service)
     return app
 
 
-def _add_middleware(
-    app: FastAPI, service: Service, buckets: Buckets, tracer: Tracer | None
-) -> None:
+def _create_service(settings: Settings, loader: Loader, drain: Drain) -> Service:
+    metrics = Metrics()
+    engine = Engine(settings, loader, metrics)
+    drain.on_timeout(engine.abort)
+    return Service(
+        settings=settings,
+        metrics=metrics,
+        engine=engine,
+        drain=drain,
+        buckets=_buckets(settings, metrics),
+        tracer=_tracer(settings),
+        render_threads=ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render"),
+    )
+
+
+def _add_middleware(app: FastAPI, service: Service) -> None:
     """Add them from the innermost to the outermost."""
     settings = service.settings
     limiter = RateLimiter(
-        buckets, settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
+        service.buckets, settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
     )
     app.add_middleware(
         LimitMemory,
@@ -130,8 +131,8 @@ def _add_middleware(
     app.add_middleware(RefuseWhileDraining, drain=service.drain)
     app.add_middleware(CheckOrigin, allowed=settings.cors_origins or ())
     app.add_middleware(MeasureRequests, metrics=service.metrics)
-    if tracer is not None:
-        app.add_middleware(TraceRequests, tracer=tracer)
+    if service.tracer is not None:
+        app.add_middleware(TraceRequests, tracer=service.tracer)
     app.add_middleware(LogRequests)
     app.add_middleware(ProvideContext, trusted_proxies=settings.trusted_proxies or ())
 
@@ -159,11 +160,7 @@ def _tokens(settings: Settings) -> Tokens:
 
 
 def _lifespan(
-    service: Service,
-    buckets: Buckets,
-    tracer: Tracer | None,
-    on_ready: OnReady,
-    on_failure: OnFailure,
+    service: Service, on_ready: OnReady, on_failure: OnFailure
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -181,9 +178,9 @@ def _lifespan(
             # The drain is over: nobody waits for what still runs on the device.
             service.engine.abort()
             await service.engine.close()
-            await buckets.close()
-            if tracer is not None:
-                await asyncio.to_thread(tracer.close)
+            await service.buckets.close()
+            if service.tracer is not None:
+                await asyncio.to_thread(service.tracer.close)
             service.render_threads.shutdown(wait=False, cancel_futures=True)
 
     return lifespan

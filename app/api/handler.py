@@ -16,6 +16,7 @@ import http_sf
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
+from app.access.rate_limit import Buckets
 from app.api.body import Body, max_json_values, read_body
 from app.api.context import RequestContext, context_of
 from app.api.rendering import ChunkedJsonResponse, timings_as_json
@@ -23,7 +24,7 @@ from app.engine import DEFAULT_URGENCY, Engine
 from app.engine.types import EmbeddingResult, RerankResult
 from app.errors import ClientGoneError, InferenceTimeoutError
 from app.observability.metrics import Metrics
-from app.observability.tracing import Stage
+from app.observability.tracing import Stage, Tracer
 from app.server.drain import Drain
 from app.settings import Settings
 
@@ -44,6 +45,8 @@ class Service:
     metrics: Metrics
     engine: Engine
     drain: Drain
+    buckets: Buckets
+    tracer: Tracer | None
     render_threads: Executor
 
 

@@ -14,15 +14,10 @@ from app.settings.model_names import public_name
 
 router = APIRouter(tags=["operation"])
 
+Responses = dict[int | str, dict[str, Any]]
 
-_HEALTH: dict[int | str, dict[str, Any]] = {
-    200: {"model": HealthResponse},
-    503: {"model": HealthResponse},
-}
-_LIVENESS: dict[int | str, dict[str, Any]] = {
-    200: {"model": LivenessResponse},
-    503: {"model": LivenessResponse},
-}
+_HEALTH: Responses = {status: {"model": HealthResponse} for status in (200, 503)}
+_LIVENESS: Responses = {status: {"model": LivenessResponse} for status in (200, 503)}
 
 
 @get_and_head(router, "/health", summary="Can this service answer?", responses=_HEALTH)
