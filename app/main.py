@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
 
 from app import __version__
-from app.access.api_tokens import Tokens
+from app.access.api_tokens import ApiTokens
 from app.access.rate_limit import Buckets, MemoryBuckets, SharedBuckets
 from app.api import embeddings, health, operations, rerank
 from app.api.docs import install_docs
@@ -154,9 +154,9 @@ def _tracer(settings: Settings) -> Tracer | None:
     return OtlpTracer(settings.otlp_endpoint, settings.otel_service_name)
 
 
-def _tokens(settings: Settings) -> Tokens:
+def _tokens(settings: Settings) -> ApiTokens:
     own = settings.api_token
-    return Tokens(own.get_secret_value() if own else None, settings.api_tokens_file)
+    return ApiTokens(own.get_secret_value() if own else None, settings.api_tokens_file)
 
 
 def _lifespan(

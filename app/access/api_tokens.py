@@ -45,7 +45,7 @@ class _Version:
         return time.time_ns() - self.modified_ns > _CLOCK_TICK_NS
 
 
-class Tokens:
+class ApiTokens:
     """The valid tokens and their names.
 
     Each call checks the file and reads it again if it has changed. Where it cannot be read, or is

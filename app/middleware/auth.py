@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from app.access.api_tokens import DEFAULT_NAME, Tokens
+from app.access.api_tokens import DEFAULT_NAME, ApiTokens
 from app.api.context import context_of, working_endpoint
 from app.api.errors import error_response
 from app.errors import SmartEmbedderError, UnauthorizedError
@@ -25,7 +25,7 @@ class RequireToken:
     """
 
     def __init__(
-        self, app: ASGIApp, tokens: Tokens, limiter: RateLimiter, *, protect_metrics: bool
+        self, app: ASGIApp, tokens: ApiTokens, limiter: RateLimiter, *, protect_metrics: bool
     ) -> None:
         self.app = app
         self._tokens = tokens

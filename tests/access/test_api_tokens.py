@@ -1,4 +1,4 @@
-"""Tokens: their names, a file that changes, and nothing that reveals a token."""
+"""Access tokens: their names, a file that changes, and nothing that reveals a token."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from app.access.api_tokens import Tokens
+from app.access.api_tokens import ApiTokens
 from app.errors import StartupError
 
 
@@ -20,14 +20,14 @@ def rewrite(file: Path, text: str) -> None:
 
 
 def test_without_a_token_none_is_required() -> None:
-    assert not Tokens(None, None).required
-    assert not Tokens("", None).required
+    assert not ApiTokens(None, None).required
+    assert not ApiTokens("", None).required
 
 
 def test_a_token_is_known_by_its_name(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("# people\nalice:secret-a\n\n bob : secret:b \n")
-    tokens = Tokens("own", file)
+    tokens = ApiTokens("own", file)
     assert tokens.name_of(b"own") == "default"
     assert tokens.name_of(b"secret-a") == "alice"
     assert tokens.name_of(b"secret:b") == "bob"
@@ -38,7 +38,7 @@ def test_a_token_is_known_by_its_name(tmp_path: Path) -> None:
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("alice:one\n")
-    tokens = Tokens(None, file)
+    tokens = ApiTokens(None, file)
     rewrite(file, "alice:two\n")
     assert tokens.name_of(b"one") is None
     assert tokens.name_of(b"two") == "alice"
@@ -48,7 +48,7 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 def test_a_change_for_the_worse_leaves_the_tokens_as_they_were(tmp_path: Path, text: str) -> None:
     file = tmp_path / "tokens"
     file.write_text("alice:one\n")
-    tokens = Tokens(None, file)
+    tokens = ApiTokens(None, file)
     rewrite(file, text)
     assert tokens.name_of(b"one") == "alice"
     file.unlink()
@@ -62,13 +62,13 @@ def test_a_bad_file_stops_the_start_without_quoting_it(tmp_path: Path, text: str
     file = tmp_path / "tokens"
     file.write_text(text)
     with pytest.raises(StartupError, match=r"line \d is not name:token") as caught:
-        Tokens(None, file)
+        ApiTokens(None, file)
     assert "hidden" not in str(caught.value)
 
 
 def test_a_missing_file_stops_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="cannot be read"):
-        Tokens(None, tmp_path / "absent")
+        ApiTokens(None, tmp_path / "absent")
 
 
 @pytest.mark.parametrize("name", ["default", " default "])
@@ -76,9 +76,9 @@ def test_a_named_token_cannot_take_the_place_of_api_token(tmp_path: Path, name: 
     file = tmp_path / "tokens"
     file.write_text(f"{name}:xyz\n")
     with pytest.raises(StartupError, match="line 1 takes the name default, which is API_TOKEN's"):
-        Tokens("own", file)
+        ApiTokens("own", file)
     file.write_text("alice:one\n")
-    tokens = Tokens("own", file)
+    tokens = ApiTokens("own", file)
     rewrite(file, f"{name}:xyz\nalice:two\n")
     assert tokens.name_of(b"own") == "default"
     assert tokens.name_of(b"xyz") is None
@@ -97,20 +97,20 @@ def test_white_space_around_a_token_counts_nowhere(
 ) -> None:
     """In the file or in a request; every other byte counts."""
     presented = f"{sent}{token}{sent}".encode()
-    assert Tokens(f"{before}{token}{after}", None).name_of(presented) == "default"
+    assert ApiTokens(f"{before}{token}{after}", None).name_of(presented) == "default"
     file = tmp_path_factory.mktemp("white") / "tokens"
     file.write_text(f"alice:{token}{after}\n", encoding="utf-8", newline="")
-    assert Tokens(None, file).name_of(presented) == "alice"
+    assert ApiTokens(None, file).name_of(presented) == "alice"
 
 
 def test_a_token_of_white_space_stops_the_start() -> None:
     with pytest.raises(StartupError, match="API_TOKEN holds nothing but white space"):
-        Tokens(" \n", None)
+        ApiTokens(" \n", None)
 
 
 def test_a_file_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_bytes(b"\xef\xbb\xbfalice:one\r\nbob:two\r\n")
-    tokens = Tokens(None, tmp_path / "tokens")
+    tokens = ApiTokens(None, tmp_path / "tokens")
     assert (tokens.name_of(b"one"), tokens.name_of(b"two")) == ("alice", "bob")
 
 
@@ -127,7 +127,7 @@ def test_a_change_while_the_file_is_being_read_is_not_missed(tmp_path: Path, mon
         return status
 
     monkeypatch.setattr(os, "fstat", fstat_before_a_write)
-    tokens = Tokens(None, file)
+    tokens = ApiTokens(None, file)
     assert tokens.name_of(b"two") is None
 
 
@@ -136,7 +136,7 @@ def test_a_change_within_one_tick_of_the_clock_is_not_missed(tmp_path: Path) -> 
     file = tmp_path / "tokens"
     file.write_text("alice:one\n")
     times = file.stat().st_atime_ns, file.stat().st_mtime_ns
-    tokens = Tokens(None, file)
+    tokens = ApiTokens(None, file)
     file.write_text("alice:two\n")
     os.utime(file, ns=times)
     assert tokens.name_of(b"two") == "alice"
@@ -145,7 +145,7 @@ def test_a_change_within_one_tick_of_the_clock_is_not_missed(tmp_path: Path) -> 
 def test_a_missing_file_is_told_of_once_until_it_is_back(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text("alice:one\n")
-    tokens = Tokens(None, file)
+    tokens = ApiTokens(None, file)
     for _ in range(2):
         away = file.rename(tmp_path / "away")
         with capture_logs() as logs:

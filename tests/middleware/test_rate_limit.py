@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from app.access.api_tokens import Tokens
+from app.access.api_tokens import ApiTokens
 from app.access.rate_limit import MemoryBuckets
 from app.middleware.auth import RequireToken
 from app.middleware.context import ProvideContext
@@ -24,12 +24,12 @@ class App:
     """The token check and the rate limit around an app that answers 200."""
 
     def __init__(
-        self, burst: int = 1, tokens: Tokens | None = None, *, protect_metrics: bool = False
+        self, burst: int = 1, tokens: ApiTokens | None = None, *, protect_metrics: bool = False
     ) -> None:
         limiter = RateLimiter(MemoryBuckets(1, burst), 1, burst)
         checked = RequireToken(
             LimitRate(answer, limiter),
-            tokens or Tokens(None, None),
+            tokens or ApiTokens(None, None),
             limiter,
             protect_metrics=protect_metrics,
         )
@@ -134,26 +134,26 @@ async def test_behind_a_trusted_proxy_the_right_most_untrusted_address_counts() 
 
 
 @pytest.fixture
-def tokens(tmp_path) -> Tokens:
+def tokens(tmp_path) -> ApiTokens:
     (tmp_path / "tokens").write_text("alice:alices\nbob:bobs\n")
-    return Tokens("own", tmp_path / "tokens")
+    return ApiTokens("own", tmp_path / "tokens")
 
 
-async def test_a_named_token_counts_by_its_name_wherever_it_comes_from(tokens: Tokens) -> None:
+async def test_a_named_token_counts_by_its_name_wherever_it_comes_from(tokens: ApiTokens) -> None:
     app = App(tokens=tokens)
     assert await app.status("203.0.113.1", headers=bearer("alices")) == 200
     assert await app.status("203.0.113.2", headers=bearer("alices")) == 429
     assert await app.status("203.0.113.1", headers=bearer("bobs")) == 200
 
 
-async def test_the_one_token_counts_by_address(tokens: Tokens) -> None:
+async def test_the_one_token_counts_by_address(tokens: ApiTokens) -> None:
     app = App(tokens=tokens)
     clients = ["203.0.113.1", "203.0.113.1", "203.0.113.2"]
     statuses = [await app.status(client, headers=bearer("own")) for client in clients]
     assert statuses == [200, 429, 200]
 
 
-async def test_wrong_tokens_are_401_until_the_address_is_limited(tokens: Tokens) -> None:
+async def test_wrong_tokens_are_401_until_the_address_is_limited(tokens: ApiTokens) -> None:
     app = App(burst=3, tokens=tokens)
     statuses = [await app.status(headers=bearer(f"guess {i}")) for i in range(5)]
     assert statuses == [401, 401, 401, 429, 429]
@@ -174,7 +174,7 @@ ELSEWHERE = [
 
 @pytest.mark.parametrize(("method", "path"), ELSEWHERE)
 async def test_a_failed_token_counts_whatever_the_path_and_method(
-    tokens: Tokens, method: str, path: str
+    tokens: ApiTokens, method: str, path: str
 ) -> None:
     app = App(burst=3, tokens=tokens, protect_metrics=True)
     there = {"method": method, "path": path}
@@ -187,7 +187,7 @@ async def test_a_failed_token_counts_whatever_the_path_and_method(
 
 @pytest.mark.parametrize(("method", "path"), ELSEWHERE)
 async def test_an_address_without_tries_left_does_not_learn_the_right_token(
-    tokens: Tokens, method: str, path: str
+    tokens: ApiTokens, method: str, path: str
 ) -> None:
     app = App(burst=3, tokens=tokens, protect_metrics=True)
     there = {"method": method, "path": path}
@@ -200,7 +200,7 @@ async def test_an_address_without_tries_left_does_not_learn_the_right_token(
     assert named == (200 if path in {"/metrics", "/stats"} else 429), "where it opens something"
 
 
-async def test_much_work_stops_no_scrape_with_the_right_token(tokens: Tokens) -> None:
+async def test_much_work_stops_no_scrape_with_the_right_token(tokens: ApiTokens) -> None:
     app = App(burst=1, tokens=tokens, protect_metrics=True)
     work = [await app.status(headers=bearer("own")) for _ in range(3)]
     assert work == [200, 429, 429]
@@ -209,7 +209,7 @@ async def test_much_work_stops_no_scrape_with_the_right_token(tokens: Tokens) ->
 
 @pytest.mark.parametrize("path", ["/", "/health", "/health/live", "/docs", "/openapi.json"])
 async def test_public_paths_stay_public_after_any_number_of_guesses(
-    tokens: Tokens, path: str
+    tokens: ApiTokens, path: str
 ) -> None:
     app = App(burst=1, tokens=tokens, protect_metrics=True)
     for _ in range(3):
@@ -227,7 +227,7 @@ async def test_public_paths_stay_public_after_any_number_of_guesses(
     ],
 )
 async def test_a_refusal_says_what_was_sent_and_how_to_send_a_token(
-    tokens: Tokens, value: str | None, said: str
+    tokens: ApiTokens, value: str | None, said: str
 ) -> None:
     headers = [] if value is None else [(b"authorization", value.encode())]
     _, body = await App(tokens=tokens).send(headers=headers)
