@@ -101,9 +101,9 @@ class Backbone:
             self._cpu_threads.set_for(packed.tokens)
         return self._transformer(packed)
 
-    def select_tokens(self, packed: PackedBatch, wanted: Sequence[bool]) -> TokenSelection:
-        """The tokens of the sequences for which `wanted` is true, as many as are quick to read."""
-        return select_tokens(packed, wanted, self._multiple)
+    def select_tokens(self, packed: PackedBatch, selected: Sequence[bool]) -> TokenSelection:
+        """The tokens of the sequences for which `selected` is true, rounded up as rows are."""
+        return select_tokens(packed, selected, self._multiple)
 
     def finish_loading(self) -> None:
         """Copy what was left in the file; forwards may run beside it."""

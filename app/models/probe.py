@@ -8,7 +8,7 @@ import torch
 
 from app.engine.types import Model, Outputs
 from app.models.tasks.m3 import M3Embedder
-from app.models.token_budget import ChosenBudget, Measurement, choose_budget, promised_tokens
+from app.models.token_budget import ChosenBudget, Measurement, choose_budget, minimum_tokens
 
 # Whoever comes waits for the forward that runs: no throughput is worth more than this, in seconds.
 # It also keeps the whole probe short.
@@ -31,16 +31,16 @@ def probe(model: M3Embedder, device: torch.device) -> ChosenBudget:
     """Measure forwards of growing size and choose the token budget from them."""
     total = torch.cuda.get_device_properties(device).total_memory if _is_cuda(device) else None
     most = tokens_that_fit(model, device)
-    promised = promised_tokens(model.max_length, total)
+    minimum = minimum_tokens(model.max_length, total)
     warm_up(model, _SIZES[0])
-    sizes = _worth_measuring(promised, most)
+    sizes = _worth_measuring(minimum, most)
     timed = _on_gpu(model, device) if _is_cuda(device) else _on_few_layers(model)
-    return choose_budget(list(measure(timed, sizes)), promised, most)
+    return choose_budget(list(measure(timed, sizes)), minimum, most)
 
 
-def _worth_measuring(promised: int, most: int | None) -> list[int]:
-    """The sizes that fit, from the last that is small beside what is promised on."""
-    least = min(promised, _WEIGHTY_SIZE // 2)
+def _worth_measuring(minimum: int, most: int | None) -> list[int]:
+    """The sizes that fit, from the last that is small beside the minimum on."""
+    least = min(minimum, _WEIGHTY_SIZE // 2)
     sizes = [size for size in _SIZES if size >= least and (most is None or size <= most)]
     return sizes or [_SIZES[0]]
 

@@ -1,4 +1,4 @@
-"""From settings to warm models: the one entry into this package."""
+"""From settings to warm models."""
 
 import logging
 import warnings
@@ -33,7 +33,7 @@ from app.models.probe import probe, tokens_that_fit, warm_up
 from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
 from app.models.tasks.qwen3 import load_qwen_embedder, load_qwen_reranker
-from app.models.token_budget import ChosenBudget, at_most
+from app.models.token_budget import ChosenBudget, capped
 from app.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
 from app.settings.model_names import public_name
 
@@ -42,7 +42,7 @@ log = structlog.get_logger(__name__)
 
 def load(settings: Settings) -> LoadedModels:
     """Load and warm what the settings name; raise `StartupError` for whatever stands in the way."""
-    # It would report every retry itself; what came of them is one sentence of ours.
+    # It would log every retry; a failure becomes one `StartupError`.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     disable_progress_bars()
     warnings.filterwarnings("ignore", module="huggingface_hub")
@@ -110,7 +110,7 @@ def _files_of(settings: Settings, folders: ModelFolders) -> Iterator[tuple[str, 
     names = (settings.embedding_model, settings.dense_model, settings.reranker_model)
     for name, folder in zip(names, astuple(folders), strict=True):
         if folder is not None:
-            with suppress(OSError, ValueError, KeyError):  # The loading tells.
+            with suppress(OSError, ValueError, KeyError):  # Loading raises the error.
                 for path in weight_files(folder):
                     yield f"{public_name(name)}/{path.name}", path
 
@@ -161,7 +161,7 @@ def _budget(
     for other in others:
         if other is not None:
             warm_up(other)
-            budget = at_most(budget, tokens_that_fit(other, device))
+            budget = capped(budget, tokens_that_fit(other, device))
     if settings.max_batch_tokens != "auto":
         budget = replace(budget, tokens=settings.max_batch_tokens, reason="MAX_BATCH_TOKENS")
     log.info("token_budget", tokens=budget.tokens, reason=budget.reason)

@@ -2,7 +2,7 @@
 
 Small batches keep latency low; large ones keep the matrix units busy. The budget is the smallest
 whose throughput is within 3 % of the best that was seen, at least what dashboards and clients were
-promised for a machine of this size, and never more than fits the memory with a margin.
+minimum for a machine of this size, and never more than fits the memory with a margin.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class ChosenBudget:
     seconds_per_token: float
 
 
-def promised_tokens(length: int, memory_bytes: int | None) -> int:
+def minimum_tokens(length: int, memory_bytes: int | None) -> int:
     """The least budget for texts of `length` tokens on a GPU with such a memory; None is a CPU.
 
     On a CPU a long text goes alone, whatever the budget is; what counts there is that a busy moment
@@ -53,19 +53,19 @@ def promised_tokens(length: int, memory_bytes: int | None) -> int:
 
 
 def choose_budget(
-    measured: Sequence[Measurement], promised: int, most: int | None = None
+    measured: Sequence[Measurement], minimum: int, most: int | None = None
 ) -> ChosenBudget:
     """The budget from forwards of growing size; `most` is what the memory holds, where known."""
     best = max(measured, key=lambda one: one.rate)
     close = next(one for one in measured if one.rate >= _CLOSE_TO_BEST * best.rate)
     tokens = close.tokens
     reason = f"the smallest within 3 % of the best, {best.rate:.0f} tokens/s at {best.tokens}"
-    if tokens < promised:
-        tokens, reason = promised, "the least that is promised for this length and memory"
-    return at_most(ChosenBudget(tokens, reason, seconds_per_token=1 / close.rate), most)
+    if tokens < minimum:
+        tokens, reason = minimum, "the least that is promised for this length and memory"
+    return capped(ChosenBudget(tokens, reason, seconds_per_token=1 / close.rate), most)
 
 
-def at_most(budget: ChosenBudget, most: int | None) -> ChosenBudget:
+def capped(budget: ChosenBudget, most: int | None) -> ChosenBudget:
     """The budget, no larger than what the memory holds."""
     if most is None or budget.tokens <= most:
         return budget

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.models.token_budget import Measurement, choose_budget, promised_tokens
+from app.models.token_budget import Measurement, choose_budget, minimum_tokens
 
 GIB = 2**30
 MEASURED = [
@@ -16,19 +16,19 @@ MEASURED = [
 
 
 def test_it_is_the_smallest_within_three_percent_of_the_best() -> None:
-    budget = choose_budget(MEASURED, promised=0)
+    budget = choose_budget(MEASURED, minimum=0)
     assert budget.tokens == 1024
     assert budget.reason == "the smallest within 3 % of the best, 1000 tokens/s at 2048"
     assert budget.seconds_per_token == pytest.approx(1 / 980)
 
 
 def test_it_is_at_least_what_is_promised() -> None:
-    budget = choose_budget(MEASURED, promised=8192)
+    budget = choose_budget(MEASURED, minimum=8192)
     assert (budget.tokens, "promised" in budget.reason) == (8192, True)
 
 
 def test_the_memory_has_the_last_word() -> None:
-    budget = choose_budget(MEASURED, promised=8192, most=600)
+    budget = choose_budget(MEASURED, minimum=8192, most=600)
     assert (budget.tokens, budget.reason) == (600, "what fits the memory")
 
 
@@ -60,8 +60,8 @@ def test_every_machine_gets_a_budget(seconds, promised, most) -> None:
     ],
 )
 def test_the_least_for_each_length_and_memory(length, memory, sequences) -> None:
-    assert promised_tokens(length, memory) == sequences * length
+    assert minimum_tokens(length, memory) == sequences * length
 
 
 def test_on_a_cpu_a_busy_moment_does_not_make_the_budget_tiny() -> None:
-    assert promised_tokens(8192, None) == promised_tokens(16, None) == 512
+    assert minimum_tokens(8192, None) == minimum_tokens(16, None) == 512

@@ -1,7 +1,7 @@
 """TORCH_COMPILE: a model's layers through PyTorch's compiler, once for all numbers of tokens.
 
-It fuses what lies between the matrix products. Attention is not compiled, since its shapes are new
-in every batch. On a CPU little is left to fuse, and the compiler cannot read the kernels in C.
+It fuses the operations between the matrix products. Attention is not compiled, since its shapes
+are new in every batch. On a CPU there is little to fuse, and the kernels in C are not read.
 """
 
 from collections.abc import Iterator

@@ -239,7 +239,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Decoder(Transformer):
-    """Tokens in the same place behind the same beginning are computed once."""
+    """Prefixes that sequences share are computed once."""
 
     embeddings: TokenEmbedding
     final_norm: RmsNorm

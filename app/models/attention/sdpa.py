@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from app.models.batch.packing import Group, PackedBatch, Run
+from app.models.batch.packing import DenseBlock, PackedBatch, PaddedBlock
 
 # Query [H, T, D], key and value [Hkv, T, D]; in a block [N, H, L, D] and [N, Hkv, L, D].
 States = tuple[Tensor, Tensor, Tensor]
@@ -55,33 +55,33 @@ def attend_in_blocks(
     output = states[0].new_empty(tokens, heads, states[2].shape[2])
     for block in packed.blocks:
         part = output[block.start : block.stop]
-        if isinstance(block, Group):
+        if isinstance(block, PaddedBlock):
             _attend_padded(attend, states, block, part, scale=scale)
         else:
-            of_run = _block(part.transpose(0, 1), Run(0, block.count, block.length))
+            dense = _block(part.transpose(0, 1), DenseBlock(0, block.count, block.length))
             query, key, value = (_block(each, block) for each in states)
-            attend((query, key, value), of_run, scale=scale, mask=None)
-    output[packed.asked_tokens :] = 0
+            attend((query, key, value), dense, scale=scale, mask=None)
+    output[packed.real_tokens :] = 0
     return output
 
 
 def _attend_padded(
-    attend: BlockAttention, states: States, group: Group, output: Tensor, *, scale: float
+    attend: BlockAttention, states: States, block: PaddedBlock, output: Tensor, *, scale: float
 ) -> None:
-    query, key, value = (_padded_block(each, group) for each in states)
-    padded = query.new_empty(group.count, group.length, query.shape[1], value.shape[-1])
-    mask = group.mask.to(query.dtype)
+    query, key, value = (_padded_block(each, block) for each in states)
+    padded = query.new_empty(block.count, block.length, query.shape[1], value.shape[-1])
+    mask = block.mask.to(query.dtype)
     attend((query, key, value), padded.transpose(1, 2), scale=scale, mask=mask)
-    torch.index_select(padded.flatten(0, 1), 0, group.places, out=output)
+    torch.index_select(padded.flatten(0, 1), 0, block.places, out=output)
 
 
-def _block(states: Tensor, run: Run) -> Tensor:
-    """View a run of sequences as `[count, H, length, D]`."""
-    tokens = states[:, run.start : run.stop]
-    return tokens.view(states.shape[0], run.count, run.length, -1).transpose(0, 1)
+def _block(states: Tensor, block: DenseBlock) -> Tensor:
+    """View sequences of one length as `[count, H, length, D]`."""
+    tokens = states[:, block.start : block.stop]
+    return tokens.view(states.shape[0], block.count, block.length, -1).transpose(0, 1)
 
 
-def _padded_block(states: Tensor, group: Group) -> Tensor:
-    """Copy a group of sequences into `[count, H, length, D]`."""
-    rows = states.transpose(0, 1).index_select(0, group.gather)
-    return rows.view(group.count, group.length, *rows.shape[1:]).transpose(1, 2)
+def _padded_block(states: Tensor, block: PaddedBlock) -> Tensor:
+    """Copy sequences of near lengths into `[count, H, length, D]`."""
+    rows = states.transpose(0, 1).index_select(0, block.gather)
+    return rows.view(block.count, block.length, *rows.shape[1:]).transpose(1, 2)

@@ -24,7 +24,7 @@ _BUCKET_WIDTH = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class DenseBlock:
     """Neighbouring sequences of one length: `count` of `length` tokens from token `start`."""
 
     start: int
@@ -33,12 +33,12 @@ class Run:
 
     @property
     def stop(self) -> int:
-        """The first token after the run."""
+        """The first token after the block."""
         return self.start + self.count * self.length
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class PaddedBlock:
     """Neighbouring short sequences of near lengths: `count`, each padded to `length` tokens.
 
     `gather` `[count x length]` holds for each place of the padded block the token that stands there
@@ -78,7 +78,7 @@ class PackedBatch:
         return self.input_ids.device
 
     @property
-    def asked_tokens(self) -> int:
+    def real_tokens(self) -> int:
         """The tokens of the sequences that were given; what follows only rounds T up."""
         return int(self.offsets[len(self.unpack_order)])
 
@@ -98,15 +98,15 @@ class PackedBatch:
         return max(self.lengths)
 
     @cached_property
-    def blocks(self) -> list[Run | Group]:
+    def blocks(self) -> list[DenseBlock | PaddedBlock]:
         """All sequences that were given, in packed order: short ones of near lengths together."""
-        blocks: list[Run | Group] = []
+        blocks: list[DenseBlock | PaddedBlock] = []
         start = 0
-        for _, group in groupby(self.lengths[: len(self.unpack_order)], key=_bucket):
-            lengths = list(group)
-            run = Run(start, len(lengths), lengths[0])
+        for _, near in groupby(self.lengths[: len(self.unpack_order)], key=_bucket):
+            lengths = list(near)
+            dense = DenseBlock(start, len(lengths), lengths[0])
             even = lengths[0] == lengths[-1]
-            blocks.append(run if even else _group(start, lengths, self.input_ids.device))
+            blocks.append(dense if even else _padded_block(start, lengths, self.input_ids.device))
             start += sum(lengths)
         return blocks
 
@@ -116,14 +116,14 @@ def _bucket(length: int) -> int:
     return length if length > _LONGEST_PADDED else -(-length // _BUCKET_WIDTH) - _LONGEST_PADDED
 
 
-def _group(start: int, lengths: list[int], device: torch.device) -> Group:
+def _padded_block(start: int, lengths: list[int], device: torch.device) -> PaddedBlock:
     longest, tokens = lengths[-1], sum(lengths)
     filled = np.arange(longest) < np.array(lengths)[:, None]
     places = np.flatnonzero(filled)
     firsts = start + np.concatenate(([0], np.cumsum(lengths[:-1])))
     gather = np.repeat(firsts, longest)
     gather[places] = np.arange(start, start + tokens)
-    return Group(
+    return PaddedBlock(
         start=start,
         stop=start + tokens,
         count=len(lengths),

@@ -1,4 +1,4 @@
-"""The tokens of a packed batch that a head reads: those of the sequences that want its kind."""
+"""The tokens of a packed batch that a head reads: those of sequences that its kind is asked for."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,41 +30,41 @@ class TokenSelection:
 
 
 def select_tokens(
-    packed: PackedBatch, wanted: Sequence[bool], multiple_of: Callable[[int], int]
+    packed: PackedBatch, selected: Sequence[bool], multiple_of: Callable[[int], int]
 ) -> TokenSelection:
-    """The tokens of the sequences, in the order given to `pack`, for which `wanted` is true.
+    """The tokens of the sequences, in the order given to `pack`, for which `selected` is true.
 
     R is rounded up to a multiple of what `multiple_of` says, by repeating a token.
     """
     offsets, order = packed.offsets, packed.unpack_order
     spans = [slice(int(offsets[place]), int(offsets[place + 1])) for place in order]
-    if all(wanted):
+    if all(selected):
         return TokenSelection(None, list(spans))
-    selected = [span for span, want in zip(spans, wanted, strict=True) if want]
-    places = np.concatenate([np.arange(span.start, span.stop) for span in selected])
+    chosen = [span for span, want in zip(spans, selected, strict=True) if want]
+    places = np.concatenate([np.arange(span.start, span.stop) for span in chosen])
     padded = np.pad(places, (0, -len(places) % multiple_of(len(places))), mode="edge")
-    return TokenSelection(to_device(packed.device, padded), _side_by_side(spans, wanted))
+    return TokenSelection(to_device(packed.device, padded), _side_by_side(spans, selected))
 
 
-def select_sequences(packed: PackedBatch, wanted: Sequence[bool]) -> tuple[Tensor | None, Spans]:
-    """Packed places `[S]` int64 on the device of the sequences for which `wanted` is true.
+def select_sequences(packed: PackedBatch, selected: Sequence[bool]) -> tuple[Tensor | None, Spans]:
+    """Packed places `[S]` int64 on the device of the sequences for which `selected` is true.
 
     None stands for all of them, in packed order. Beside it, for each sequence in the order given to
     `pack`, where its one row lies among those.
     """
     order = packed.unpack_order
-    if all(wanted):
+    if all(selected):
         return None, [slice(int(place), int(place) + 1) for place in order]
-    places = order[np.flatnonzero(wanted)].astype(np.int64)
-    rows = [slice(0, 1)] * len(wanted)
-    return to_device(packed.device, places), _side_by_side(rows, wanted)
+    places = order[np.flatnonzero(selected)].astype(np.int64)
+    rows = [slice(0, 1)] * len(selected)
+    return to_device(packed.device, places), _side_by_side(rows, selected)
 
 
-def _side_by_side(spans: list[slice], wanted: Sequence[bool]) -> Spans:
-    """The spans of the wanted sequences moved together."""
+def _side_by_side(spans: list[slice], selected: Sequence[bool]) -> Spans:
+    """The spans of the selected sequences moved together."""
     moved: Spans = []
     start = 0
-    for span, want in zip(spans, wanted, strict=True):
+    for span, want in zip(spans, selected, strict=True):
         length = span.stop - span.start
         moved.append(slice(start, start + length) if want else None)
         start += length * want

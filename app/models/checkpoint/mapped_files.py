@@ -1,8 +1,8 @@
 """The files that weights are mapped from: whether one was changed under the running models.
 
-A model in the format of its file reads the weights from there for good. Who writes over such a file
-changes the model, and who makes it shorter ends the process at the next forward. A file that is
-replaced by renaming another over it is harmless: the mapped one lives on without a name.
+A model in the format of its file reads the weights from there for good. Writing to such a file
+changes the model, and truncating it kills the process at the next forward. To rename another file
+over it is harmless: the mapped one lives on without a name.
 """
 
 import os
@@ -19,8 +19,8 @@ _MAPS = Path("/proc/self/maps")
 
 
 @dataclass(frozen=True, slots=True)
-class _Mark:
-    """What tells one state of a file from another; writing changes the last two."""
+class _FileState:
+    """Identifies one state of a file; writing changes the last two."""
 
     device: int
     inode: int
@@ -28,7 +28,7 @@ class _Mark:
     modified: int
 
     @classmethod
-    def of(cls, file: int | Path) -> "_Mark":
+    def of(cls, file: int | Path) -> "_FileState":
         """Of an open file or a path."""
         found = os.stat(file)  # noqa: PTH116 - of a descriptor, too
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
@@ -42,12 +42,12 @@ class MappedFiles:
 
     def __init__(self, files: Iterable[tuple[str, Path]]) -> None:
         self._lock = threading.Lock()
-        self._open: dict[int, tuple[str, Path, _Mark]] = {}
+        self._open: dict[int, tuple[str, Path, _FileState]] = {}
         weakref.finalize(self, _close_all, self._open)
         for name, path in files:
-            with suppress(OSError):  # The loading tells.
+            with suppress(OSError):  # Loading it raises the error.
                 file = os.open(path, os.O_RDONLY)
-                self._open[file] = (name, path, _Mark.of(file))
+                self._open[file] = (name, path, _FileState.of(file))
 
     @property
     def names(self) -> list[str]:
@@ -58,18 +58,18 @@ class MappedFiles:
     def require_unchanged(self) -> None:
         """Raise `StartupError` where a path holds another file, or another state, by now."""
         with self._lock:
-            for name, path, mark in self._open.values():
-                if not _is(path, mark):
+            for name, path, state in self._open.values():
+                if not _is(path, state):
                     raise StartupError(f"{name} was changed while it was being loaded; start again")
 
     def changed(self) -> str | None:
         """The name of a file that was written to since it was opened; reads no file's content."""
         with self._lock:
             opened = self._open.items()
-            return next((name for file, (name, _, mark) in opened if not _is(file, mark)), None)
+            return next((name for file, (name, _, state) in opened if not _is(file, state)), None)
 
     def forget_unmapped(self) -> None:
-        """Watch no longer what no model reads from any more, where the system tells that."""
+        """Stop watching files that are not mapped any more, where the system shows which are."""
         if not _MAPS.exists():
             return
         maps = _MAPS.read_text(encoding="utf-8", errors="replace")
@@ -85,13 +85,13 @@ class MappedFiles:
             _close_all(self._open)
 
 
-def _is(file: int | Path, mark: _Mark) -> bool:
+def _is(file: int | Path, state: _FileState) -> bool:
     try:
-        return _Mark.of(file) == mark
+        return _FileState.of(file) == state
     except OSError:
         return False
 
 
-def _close_all(files: dict[int, tuple[str, Path, _Mark]]) -> None:
+def _close_all(files: dict[int, tuple[str, Path, _FileState]]) -> None:
     while files:
         os.close(files.popitem()[0])

@@ -26,8 +26,8 @@ class Half(Enum):
 def read_ahead(settings: Settings, half: Half) -> threading.Thread:
     """Read, on a thread of its own, a half of each model's weights that lie on the disk.
 
-    It only fills the system's cache: what cannot be read will be told when it is loaded. Only to
-    tell the system what will be needed (posix_fadvise) gained nothing.
+    It only fills the system's cache: errors are raised when the weights are loaded. Only to
+    announce to the system what will be needed (posix_fadvise) gained nothing.
     """
     # In the order in which they are loaded, each once.
     names = (settings.embedding_model, settings.dense_model, settings.reranker_model)

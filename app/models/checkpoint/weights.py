@@ -1,6 +1,6 @@
 """The tensors of a checkpoint by name: safetensors or PyTorch's files, whole or in shards.
 
-They stay mapped from their files: what nobody copies costs no memory but the system's cache.
+They stay mapped from their files: what is not copied costs no memory but the system's cache.
 """
 
 import json

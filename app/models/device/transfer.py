@@ -14,31 +14,31 @@ from app.errors import InferenceError
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class HostRows:
     """`values` `[rows, ...]` float32 on the host; `finite` `[rows]`: whether all of a row is."""
 
     values: FloatArray
     finite: npt.NDArray[np.bool_]
 
 
-def start_copies(tensors: Sequence[Tensor]) -> Callable[[], list[Arrived]]:
+def start_copies(tensors: Sequence[Tensor]) -> Callable[[], list[HostRows]]:
     """Begin to bring float32 tensors `[rows, ...]` of one device to the host.
 
     What is returned waits for them and may be called in any thread.
     """
     # A row's sum is not finite as soon as one number is not: a look at each without a copy of any.
     sums = [tensor if tensor.dim() == 1 else tensor.sum(dim=-1) for tensor in tensors]
-    copies, wait = _copy([*sums, *tensors])
+    copies, synchronize = _copy([*sums, *tensors])
 
-    def arrive() -> list[Arrived]:
-        wait()
+    def collect() -> list[HostRows]:
+        synchronize()
         arrays = [copy.numpy() for copy in copies]
         return [
-            Arrived(values, np.isfinite(row_sums))
+            HostRows(values, np.isfinite(row_sums))
             for row_sums, values in zip(arrays[: len(sums)], arrays[len(sums) :], strict=True)
         ]
 
-    return arrive
+    return collect
 
 
 def not_finite() -> InferenceError:
@@ -59,10 +59,10 @@ def _copy(tensors: list[Tensor]) -> tuple[list[Tensor], Callable[[], object]]:
     for tensor in tensors:
         # Its memory must not be given to another tensor before it is copied.
         tensor.record_stream(stream)
-    # Blocking: who waits sleeps, and leaves its core to others.
-    arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-    arrived.record(stream)
-    return copies, arrived.synchronize
+    # Blocking: the thread that waits sleeps, and leaves its core to others.
+    copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+    copied.record(stream)
+    return copies, copied.synchronize
 
 
 @cache

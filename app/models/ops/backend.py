@@ -1,4 +1,4 @@
-"""The operations of a model's layers, and the choice of who computes them.
+"""The operations of a model's layers, and the choice of what computes them.
 
 Each model has one backend, chosen beside its device and dtype. `TorchBackend` says what is computed
 and is the reference in the tests; the others override what they compute faster. A new device or a

@@ -2,7 +2,7 @@
 
 The kernels multiply as fast as oneDNN, which compiles anew for each number of rows; of few rows, as
 a query has, they take three quarters to nine tenths of its time. With AMX, for which there is no
-kernel, oneDNN multiplies. What lies between two products is one pass over the memory.
+kernel, oneDNN multiplies. Each operation between two products is one pass over the memory.
 """
 
 from collections.abc import Sequence
@@ -124,7 +124,7 @@ class NativeBackend(OneDnnBackend):
             return sdpa(query, key, value, packed, scale=scale, causal=causal)
         heads, tokens, width = query.shape
         output = query.new_empty(tokens, heads, width)
-        output[packed.asked_tokens :] = 0
+        output[packed.real_tokens :] = 0
         self._library.run(
             "attention",
             *(each.data_ptr() for each in (query, key, value, output)),

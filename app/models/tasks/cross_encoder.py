@@ -18,7 +18,7 @@ from app.models.checkpoint.config import read_config
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import not_finite, start_copies
 from app.models.tasks.device_model import DeviceModel
-from app.models.text.tokenizer import NO_IDS, Beginning, TextTokenizer
+from app.models.text.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens
 
 _CLASSIFIER_TYPES = ("xlm-roberta", "roberta")
 _LOGITS = "classifier.out_proj.weight"
@@ -45,13 +45,15 @@ class CrossEncoder(DeviceModel[float]):
         A cross-encoder has no use for an instruction.
         """
         del instruction
-        (beginning,) = self._tokenizer.encode_plain([query], self.max_length * 3 // 4)
-        room = self.max_length - len(self._template) - beginning.kept
-        ends = self._tokenizer.encode_plain(passages, max(0, room))
-        head = np.concatenate((self._template.prefix, beginning.ids))
-        return [self._join(head, beginning, passage) for passage in ends]
+        (query_tokens,) = self._tokenizer.encode_plain([query], self.max_length * 3 // 4)
+        limit = self.max_length - len(self._template) - query_tokens.kept
+        ends = self._tokenizer.encode_plain(passages, max(0, limit))
+        head = np.concatenate((self._template.prefix, query_tokens.ids))
+        return [self._join(head, query_tokens, passage) for passage in ends]
 
-    def _join(self, head: TokenIds, query: Beginning, passage: Beginning) -> TokenizedPair:
+    def _join(
+        self, head: TokenIds, query: TruncatedTokens, passage: TruncatedTokens
+    ) -> TokenizedPair:
         template = self._template
         # FlagReranker reads a query whose passage is empty as a text alone.
         middle = template.middle if passage.total else NO_IDS
@@ -120,19 +122,18 @@ def _classifier(weights: Weights, backbone: Backbone) -> nn.Module:
 def start_scores(
     logits: Tensor, packed: PackedBatch, *, as_probabilities: bool = False
 ) -> Callable[[], list[float | InferenceError]]:
-    """Begin to bring logits `[N]`, in packed order, to the host; collected in the order given.
+    """Begin to copy logits `[N]`, in packed order, to the host; collected in the order given.
 
-    In the place of one that is not finite stands an `InferenceError`.
+    For one that is not finite there is an `InferenceError`.
     """
-    arrive = start_copies([logits])
+    copies = start_copies([logits])
 
     def collect() -> list[float | InferenceError]:
-        (arrived,) = arrive()
-        scores = torch.from_numpy(arrived.values)
+        (rows,) = copies()
+        scores = torch.from_numpy(rows.values)
         values = (torch.sigmoid(scores) if as_probabilities else scores).tolist()
         return [
-            values[place] if arrived.finite[place] else not_finite()
-            for place in packed.unpack_order
+            values[place] if rows.finite[place] else not_finite() for place in packed.unpack_order
         ]
 
     return collect

@@ -36,8 +36,8 @@ class DeviceModel(ABC, Generic[Result]):
     ) -> Callable[[], list[Result | InferenceError]]:
         """Begin one forward for all sequences, each with the kinds in its place of `outputs`.
 
-        What is returned waits for it, in any thread, and gives one result for each sequence, in
-        order; in the place of one with a number that is not finite stands an `InferenceError`.
+        What is returned waits for it, in any thread, and returns one result for each sequence, in
+        order; an `InferenceError` for one with a number that is not finite.
         """
 
     def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[Result | InferenceError]:

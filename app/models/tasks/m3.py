@@ -23,7 +23,7 @@ from app.models.batch.packing import PackedBatch
 from app.models.batch.selection import Spans, select_sequences
 from app.models.checkpoint.config import read_pooling
 from app.models.checkpoint.weights import read_linear
-from app.models.device.transfer import Arrived, not_finite, start_copies
+from app.models.device.transfer import HostRows, not_finite, start_copies
 from app.models.tasks import heads
 from app.models.tasks.device_model import DeviceModel
 from app.models.text.tokenizer import TextTokenizer
@@ -35,7 +35,7 @@ _FRAME_TOKENS = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[U
 class _Kind:
     """What the device made of one kind of vectors, and where each sequence's rows of it lie."""
 
-    rows: Arrived
+    rows: HostRows
     spans: Spans
 
     def finite(self, index: int) -> bool:
@@ -94,11 +94,11 @@ class M3Embedder(DeviceModel[TextEmbedding]):
         """Implement `DeviceModel`."""
         packed = self._backbone.pack(sequences)
         made = self._run_heads(self._backbone.forward(packed), packed, outputs)
-        arrive = start_copies([tensor for tensor, _ in made.values()])
+        copies = start_copies([tensor for tensor, _ in made.values()])
 
         def collect() -> list[TextEmbedding | InferenceError]:
             spans = (spans for _, spans in made.values())
-            kinds = dict(zip(made, map(_Kind, arrive(), spans), strict=True))
+            kinds = dict(zip(made, map(_Kind, copies(), spans), strict=True))
             return self._unpack(sequences, kinds)
 
         return collect
@@ -106,17 +106,17 @@ class M3Embedder(DeviceModel[TextEmbedding]):
     def _run_heads(
         self, hidden: Tensor, packed: PackedBatch, outputs: Sequence[Outputs]
     ) -> dict[str, tuple[Tensor, Spans]]:
-        """Each kind that somebody wants, for the sequences that want it."""
+        """Each kind that is requested, for the sequences that it is requested for."""
         made: dict[str, tuple[Tensor, Spans]] = {}
-        if any(wanted := [each.dense for each in outputs]):
-            places, spans = select_sequences(packed, wanted)
+        if any(requested := [each.dense for each in outputs]):
+            places, spans = select_sequences(packed, requested)
             made["dense"] = heads.dense_vectors(hidden, packed, self._pooling, places), spans
-        if any(wanted := [each.sparse for each in outputs]):
-            tokens = self._backbone.select_tokens(packed, wanted)
+        if any(requested := [each.sparse for each in outputs]):
+            tokens = self._backbone.select_tokens(packed, requested)
             weights = heads.token_weights(tokens.rows(hidden), self._sparse_head)
             made["sparse"] = weights, tokens.spans
-        if any(wanted := [each.colbert for each in outputs]):
-            tokens = self._backbone.select_tokens(packed, wanted)
+        if any(requested := [each.colbert for each in outputs]):
+            tokens = self._backbone.select_tokens(packed, requested)
             vectors = heads.token_vectors(tokens.rows(hidden), self._colbert_head)
             made["colbert"] = vectors, tokens.spans
         return made
@@ -139,7 +139,7 @@ class M3Embedder(DeviceModel[TextEmbedding]):
         ]
 
     def _sparse(self, sequences: list[TokenIds], kind: _Kind | None) -> dict[int, SparseVector]:
-        """By the index of the sequences that want it."""
+        """By the index of the sequences that it is requested for."""
         if kind is None:
             return {}
         weights = {

@@ -40,10 +40,10 @@ class QwenEmbedder(DeviceModel[TextEmbedding]):
         """Implement `DeviceModel`: the last token's state of each text, float32, not normalised."""
         del outputs
         packed = self._backbone.pack(sequences)
-        arrive = start_copies([_last_states(self._backbone.forward(packed), packed)])
+        copies = start_copies([_last_states(self._backbone.forward(packed), packed)])
 
         def collect() -> list[TextEmbedding | InferenceError]:
-            (states,) = arrive()
+            (states,) = copies()
             return [
                 TextEmbedding(dense=states.values[place]) if states.finite[place] else not_finite()
                 for place in packed.unpack_order

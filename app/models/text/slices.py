@@ -62,19 +62,19 @@ class Slicer:
             start = stop
 
     def _stop(self, text: str, start: int) -> int:
-        stop = min(len(text), start + self._room(text, start))
+        stop = min(len(text), start + self._max_length(text, start))
         if stop == len(text):
             return stop
         border = self._last_border.match(text, start, stop + 1)
         return border.end() if border else stop
 
-    def _room(self, text: str, start: int) -> int:
+    def _max_length(self, text: str, start: int) -> int:
         """The most characters from `start` on that make one slice."""
         for growth in NORMALIZATION_GROWTHS:
-            room = max(1, self.characters // growth)
-            if normalization_growth(text[start : start + room]) <= growth:
+            length = max(1, self.characters // growth)
+            if normalization_growth(text[start : start + length]) <= growth:
                 break
-        return room
+        return length
 
 
 def _borders_of(tokenizer: Tokenizer) -> str:

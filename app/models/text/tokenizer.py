@@ -48,13 +48,13 @@ class PairTemplate:
 
 
 @dataclass(slots=True)
-class Beginning:
-    """The first token ids of a text, at most `most`, and how many it has in `total`.
+class TruncatedTokens:
+    """The first token ids of a text, at most `limit`, and how many it has in `total`.
 
-    `last` holds the last of all, read or not, as many as end a template.
+    `last` holds its last ids, kept or not, as many as end a template.
     """
 
-    most: int
+    limit: int
     total: int = 0
     last: list[int] = field(default_factory=list)
     _parts: list[TokenIds] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Beginning:
     @property
     def kept(self) -> int:
         """How many ids were kept."""
-        return min(self.total, self.most)
+        return min(self.total, self.limit)
 
     def take(self, before: TokenIds, after: TokenIds) -> TokenIds:
         """What was kept, between these; it is not kept any longer."""
@@ -79,9 +79,9 @@ class Beginning:
 
     def add(self, ids: list[int]) -> None:
         """Go on with the next ids of the text."""
-        room = self.most - self.total
-        if room > 0:
-            self._parts.append(_ids(ids[:room]))
+        left = self.limit - self.total
+        if left > 0:
+            self._parts.append(_ids(ids[:left]))
         self.total += len(ids)
         self.last = (self.last + ids[-_LAST_IDS:])[-_LAST_IDS:]
 
@@ -138,31 +138,31 @@ class TextTokenizer:
 
     def encode(self, texts: list[str]) -> list[TokenizedText]:
         """Token ids of each text with special tokens, and how many there were before the cut."""
-        room = self.max_length - len(self._template)
-        return [self._finish(text) for text in self.encode_plain(texts, room)]
+        limit = self.max_length - len(self._template)
+        return [self._finish(text) for text in self.encode_plain(texts, limit)]
 
-    def encode_plain(self, texts: list[str], most: int) -> list[Beginning]:
-        """The first `most` token ids of each text, without special tokens."""
-        beginnings = [Beginning(most) for _ in texts]
+    def encode_plain(self, texts: list[str], limit: int) -> list[TruncatedTokens]:
+        """The first `limit` token ids of each text, without special tokens."""
+        truncated = [TruncatedTokens(limit) for _ in texts]
         for batch in self._batches(texts):
             slices = [text for _, text in batch]
             encodings = self._tokenizer.encode_batch_fast(slices, add_special_tokens=False)
             for (place, _), encoding in zip(batch, encodings, strict=True):
-                beginnings[place].add(encoding.ids)
-        return beginnings
+                truncated[place].add(encoding.ids)
+        return truncated
 
     def _batches(self, texts: list[str]) -> Iterator[list[tuple[int, str]]]:
         """Slices with the places of their texts, together no larger than one slice may be."""
         batch: list[tuple[int, str]] = []
-        room = self._slicer.characters
+        left = self._slicer.characters
         for place, text in enumerate(texts):
             for part in self._slicer.slices(text):
                 size = len(part) * normalization_growth(part)
-                if size > room and batch:
+                if size > left and batch:
                     yield batch
-                    batch, room = [], self._slicer.characters
+                    batch, left = [], self._slicer.characters
                 batch.append((place, part))
-                room -= size
+                left -= size
         if batch:
             yield batch
 
@@ -174,7 +174,7 @@ class TextTokenizer:
         """The id of a token, or None where the vocabulary has none."""
         return self._tokenizer.token_to_id(token)
 
-    def _finish(self, text: Beginning) -> TokenizedText:
+    def _finish(self, text: TruncatedTokens) -> TokenizedText:
         template = self._template
         ids = text.take(template.prefix, template.suffix)
         return TokenizedText(ids, original_tokens=text.total + len(template))

@@ -79,7 +79,7 @@ def states_of(model, sequences, attention: str = "sdpa") -> tuple[torch.Tensor, 
         actual = make_encoder(parameters, choose_backend(CPU, model.dtype, attention))(packed)
     assert actual.dtype == model.dtype
     # What rounds the row up belongs to nobody.
-    return actual[: packed.asked_tokens], expected[: packed.asked_tokens]
+    return actual[: packed.real_tokens], expected[: packed.real_tokens]
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

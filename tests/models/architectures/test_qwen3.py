@@ -66,7 +66,7 @@ def states_of(folder: Path, how: Target, lengths=LENGTHS) -> torch.Tensor:
     packed = backbone.pack(random_sequences(lengths))
     states = backbone.forward(packed)
     assert states.dtype == backbone.dtype == how.dtype
-    return states[: packed.asked_tokens]
+    return states[: packed.real_tokens]
 
 
 @torch.inference_mode()

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.models.batch.packing import Run, pack
+from app.models.batch.packing import DenseBlock, pack
 
 CPU = torch.device("cpu")
 SEQUENCES = st.lists(
@@ -33,7 +33,7 @@ def test_blocks_cover_every_sequence_that_was_given(lengths, multiple) -> None:
     packed = pack([np.arange(n) for n in lengths], device=CPU, multiple=multiple)
     blocks = packed.blocks
     assert [block.start for block in blocks] == [0, *(block.stop for block in blocks[:-1])]
-    assert blocks[-1].stop == packed.asked_tokens == sum(lengths)
+    assert blocks[-1].stop == packed.real_tokens == sum(lengths)
     assert sum(block.count for block in blocks) == len(lengths)
 
 
@@ -42,7 +42,7 @@ def test_a_group_pads_short_sequences_and_finds_their_tokens_again(lengths) -> N
     packed = pack([np.full(n, n) for n in lengths], device=CPU)
     for block in packed.blocks:
         inside = packed.input_ids[0, block.start : block.stop]
-        if isinstance(block, Run):
+        if isinstance(block, DenseBlock):
             assert inside.tolist() == [block.length] * block.count * block.length
             continue
         assert block.length <= 64

@@ -60,7 +60,7 @@ def states_of(folder: Path, sequences, how: Target) -> torch.Tensor:
         packed = backbone.pack(sequences)
         hidden = backbone.forward(packed)
     assert hidden.dtype == backbone.dtype == how.dtype
-    return hidden[: packed.asked_tokens].float()
+    return hidden[: packed.real_tokens].float()
 
 
 def random_sequences(lengths) -> list[np.ndarray]:

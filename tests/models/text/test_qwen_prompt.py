@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.models.test_pieces import GAPS, WORDS, qwen_words
 from tokenizers import Encoding, Tokenizer
 
 from app.engine.types import TokenizedPair
 from app.models.text.qwen_prompt import QwenTemplate
 from app.models.text.tokenizer import TextTokenizer
+from tests.models.text.test_slices import GAPS, WORDS, qwen_words
 
 PARTS = st.lists(st.sampled_from([*WORDS, *GAPS, "?", ":", "<", ">:", "1", "search"]), max_size=8)
 TEXTS = PARTS.map("".join) | st.text(max_size=20)
