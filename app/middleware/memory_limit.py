@@ -90,6 +90,7 @@ class _Exchange:
         """Hold nothing any more."""
         self._bodies.release(self._held_body)
         self._responses.release(self._held_response)
+        self._held_response.evict = None  # It refers back here, a cycle.
 
     def _cut_off(self) -> None:
         self._log.warning("answer_not_taken", reason="unread answers fill the memory")

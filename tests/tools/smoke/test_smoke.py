@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from app.api.schemas import EmbeddingResponse
 from tests.support.server import REPOSITORY, RunningServer, run_server
+from tools.smoke.__main__ import _outcome
 from tools.smoke.target import Target
 
 
@@ -190,6 +192,15 @@ def test_servers_of_other_models_pass(request, reranker: str, tiny_m3, tiny_qwen
         status, output = smoke(running.url)
     assert status == 0, output
     assert "another model makes the dense vectors" in skipped(output)
+
+
+def test_an_answer_of_another_shape_is_a_failure_that_names_the_place() -> None:
+    def check(_: Target) -> None:
+        EmbeddingResponse.model_validate_json(b'{"data": [{"id": 0}]}', strict=True)
+
+    outcome, why = _outcome(check, None)
+    assert outcome == "FAILED"
+    assert why == "expected the contract's shape, saw data.0.text: Field required"
 
 
 def test_another_server_is_recognised_as_none_of_ours(tmp_path: Path) -> None:
