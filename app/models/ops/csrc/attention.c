@@ -1,10 +1,8 @@
 /* Attention within each sequence of a packed batch, in bfloat16, with sums in float32.
  *
  * As in FlashAttention (Dao et al. 2022), scores never leave the cache. A task is a few hundred
- * queries of one head of one sequence. For one block of keys after another, packed for the
- * processor's instruction, six queries at a time are multiplied with the keys, go through an online
- * softmax, and are multiplied with the values.
- */
+ * queries of one head. For each block of keys, packed for the processor's instruction, six queries at
+ * a time are multiplied with the keys, go through an online softmax, and multiply the values. */
 #include <math.h>
 #include <stdatomic.h>
 
