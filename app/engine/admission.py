@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from app.engine.job import Job
+from app.engine.model import Model
 from app.engine.queue import JobQueue
 from app.engine.tokenizer_threads import TokenizerThreads
-from app.engine.types import Model
 from app.observability.metrics import Metrics
 from app.observability.tracing import Stage, Timings
 

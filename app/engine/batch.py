@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import Any
 
 from app.engine.job import Job, Purpose
-from app.engine.types import Model, Outputs, TokenSequence, join
+from app.engine.model import Model
+from app.engine.types import Outputs, TokenSequence, join
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from app.engine.batch import Batch, BatchSlice
 from app.engine.job import Job
-from app.engine.types import Model
+from app.engine.model import Model
 
 DEFAULT_URGENCY = 3
 QUANTUM_TOKENS = 32

@@ -12,8 +12,8 @@ from app.engine.executor import DeviceExecutor, consumer_ended
 from app.engine.forward_limit import CPU_SECONDS, GPU_SECONDS, ForwardLimit
 from app.engine.loaded_models import LoadedModels, Loader
 from app.engine.memory import MemoryGuard, TokenBudget
+from app.engine.model import Model
 from app.engine.queue import JobQueue
-from app.engine.types import Model
 from app.errors import SmartEmbedderError, UnhealthyError
 from app.observability.metrics import Metrics
 from app.settings import Settings

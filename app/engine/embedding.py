@@ -11,8 +11,8 @@ from app.engine.batcher import weight_of
 from app.engine.concurrency import ConcurrencyLimit
 from app.engine.job import Job
 from app.engine.loaded_models import LoadedModels
+from app.engine.model import Embedder
 from app.engine.types import (
-    Embedder,
     EmbeddingResult,
     FloatArray,
     Outputs,

@@ -14,8 +14,8 @@ from app.engine.device_threads import DeviceThreads
 from app.engine.forward_limit import BatchLimits, DeviceWatchdog, ForwardLimit
 from app.engine.job import Purpose
 from app.engine.memory import MemoryGuard, TokenBudget
+from app.engine.model import Model
 from app.engine.queue import JobQueue
-from app.engine.types import Model
 from app.errors import InferenceTimeoutError, OutOfMemoryError, SmartEmbedderError, UnhealthyError
 from app.observability.metrics import Metrics
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Any
 
-from app.engine.types import Model, Outputs, TokenSequence
+from app.engine.model import Model
+from app.engine.types import Outputs, TokenSequence
 from app.errors import InferenceError, SmartEmbedderError
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from app.engine.file_watch import WatchedFiles
-from app.engine.types import Embedder, Model, Reranker
+from app.engine.model import Embedder, Model, Reranker
 from app.settings import Settings
 
 

@@ -14,11 +14,10 @@ from app.engine.concurrency import ConcurrencyLimit
 from app.engine.job import Job, Purpose
 from app.engine.late_interaction import FusionWeights, score
 from app.engine.loaded_models import LoadedModels
+from app.engine.model import Embedder, Reranker
 from app.engine.types import (
-    Embedder,
     Outputs,
     PartScores,
-    Reranker,
     RerankResult,
     TokenizedPair,
     TokenizedText,

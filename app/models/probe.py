@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 
-from app.engine.types import Model, Outputs
+from app.engine.model import Model
+from app.engine.types import Outputs
 from app.models.tasks.m3 import M3Embedder
 from app.models.token_budget import ChosenBudget, Measurement, choose_budget, minimum_tokens
 

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from app.engine.loaded_models import DeviceInfo, LoadedModels
-from app.engine.types import Embedder, Model, Reranker
+from app.engine.model import Embedder, Model, Reranker
 from app.models.architectures.compiled import compiler_errors_as_startup_errors
 from app.models.backbone import Target
 from app.models.checkpoint.config import DEMO_KEY, read_config

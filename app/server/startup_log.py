@@ -3,7 +3,7 @@
 import structlog
 
 from app.engine.loaded_models import LoadedModels
-from app.engine.types import Model
+from app.engine.model import Model
 from app.errors import StartupError
 from app.settings.sources import misspelt_names
 

@@ -25,7 +25,7 @@ _LOGITS = "classifier.out_proj.weight"
 
 
 class CrossEncoder(DeviceModel[float]):
-    """Implements `app.engine.types.Reranker`; a score is the raw logit."""
+    """Implements `app.engine.model.Reranker`; a score is the raw logit."""
 
     scores_are_logits = True
     reads_instruction = False

@@ -13,7 +13,7 @@ Result = TypeVar("Result")
 
 
 class DeviceModel(ABC, Generic[Result]):
-    """Implements `app.engine.types.Model` but for `launch`."""
+    """Implements `app.engine.model.Model` but for `launch`."""
 
     max_batch_sequences: int | None = None
 
@@ -28,7 +28,7 @@ class DeviceModel(ABC, Generic[Result]):
         return self._tokenizer.max_length
 
     def finish_loading(self) -> None:
-        """Implement `app.engine.types.Model`: results are the same before and after."""
+        """Implement `app.engine.model.Model`: results are the same before and after."""
 
     @abstractmethod
     def launch(

@@ -50,7 +50,7 @@ class _Kind:
 
 
 class M3Embedder(DeviceModel[TextEmbedding]):
-    """Implements `app.engine.types.Embedder` for checkpoints of bge-m3's shape."""
+    """Implements `app.engine.model.Embedder` for checkpoints of bge-m3's shape."""
 
     def __init__(
         self,

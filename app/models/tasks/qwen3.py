@@ -25,7 +25,7 @@ END_TOKEN = "<|endoftext|>"  # noqa: S105 - a token of the vocabulary
 
 
 class QwenEmbedder(DeviceModel[TextEmbedding]):
-    """Implements `app.engine.types.Embedder` for dense vectors alone: the raw last-token state."""
+    """Implements `app.engine.model.Embedder` for dense vectors alone: the raw last-token state."""
 
     colbert_width = 0
 
@@ -53,7 +53,7 @@ class QwenEmbedder(DeviceModel[TextEmbedding]):
 
 
 class QwenReranker(DeviceModel[float]):
-    """Implements `app.engine.types.Reranker`; a score is the probability of yes against no."""
+    """Implements `app.engine.model.Reranker`; a score is the probability of yes against no."""
 
     scores_are_logits = False
     reads_instruction = True

@@ -1,0 +1,63 @@
+"""What the engine needs of a model; `app.models` implements it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from app.engine.types import Outputs, TokenIds, TokenizedPair, TokenizedText
+
+
+class Model(Protocol):
+    """A loaded model as the device thread sees it."""
+
+    @property
+    def name(self) -> str:
+        """The name that answers carry."""
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of one sequence, special tokens included."""
+
+    @property
+    def max_batch_sequences(self) -> int | None:
+        """The most sequences in one forward, where there is such a limit."""
+
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], Sequence[Any]]:
+        """Begin one batch, in the device thread; `outputs` says for each sequence what is wanted.
+
+        What is returned waits for it, in any thread, and gives a result for each sequence, in
+        order. Where a sequence made a number that is not finite, an `InferenceError` stands in the
+        place of its result.
+        """
+
+    def finish_loading(self) -> None:
+        """Do what can wait until after the first forward; forwards may run beside it."""
+
+
+class Embedder(Model, Protocol):
+    """A model whose results are `TextEmbedding`s with the kinds asked for and no others."""
+
+    @property
+    def colbert_width(self) -> int:
+        """Numbers in each ColBERT vector; 0 where it makes none."""
+
+    def tokenize(self, texts: list[str]) -> list[TokenizedText]:
+        """Token ids of each text; safe to call from several threads."""
+
+
+class Reranker(Model, Protocol):
+    """A model whose results are scores."""
+
+    @property
+    def reads_instruction(self) -> bool:
+        """Whether an instruction changes what is judged."""
+
+    @property
+    def scores_are_logits(self) -> bool:
+        """Whether a sigmoid makes probabilities of the scores."""
+
+    def tokenize_pairs(
+        self, query: str, passages: list[str], instruction: str | None
+    ) -> list[TokenizedPair]:
+        """Token ids of the query with each passage; safe to call from several threads."""
