@@ -24,6 +24,10 @@ from app.server.startup_log import log_failure, log_ready, warn_of_misspelt_name
 from app.settings import Settings
 from app.settings.sources import load_settings
 
+# Seconds. Longer than clients and proxies keep an idle connection (httpx 5, nginx 60): a request
+# that is sent while the server closes its connection gets no response.
+IDLE_TIMEOUT = 75
+
 
 class CreateApp(Protocol):
     """Creates the app that is served, which tracks its requests with `drain`."""
@@ -81,6 +85,7 @@ def serve(settings: Settings, create_app: CreateApp) -> int:
         port=settings.port,
         http=bounded_connection(settings.request_timeout, drain),
         ws="none",
+        timeout_keep_alive=IDLE_TIMEOUT,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -42,3 +42,14 @@ def test_a_head_without_end_is_431(impatient) -> None:
             raw.sendall(b"x" * 8192)
         counts.note(read_status(raw))
         assert dict(counts.statuses) == {431: 1}
+
+
+def test_an_idle_connection_outlives_the_clients_that_keep_one_for_five_seconds(impatient) -> None:
+    live = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with connect(impatient) as raw:
+        raw.sendall(live)
+        assert read_status(raw) == 200
+        raw.settimeout(6)
+        assert not is_closed(raw)
+        raw.sendall(live)
+        assert read_status(raw) == 200

@@ -47,7 +47,8 @@ async def test_two_thousand_requests_at_once(tiny_m3: Path, tmp_path: Path) -> N
             )
             stats = (await client.get("/stats")).json()
             health = (await client.get("/health")).status_code
-        assert (embed.sent + rerank.sent, embed.lost, rerank.lost) == (2000, 0, 0)
+        told = (embed.codes, rerank.codes)
+        assert (embed.sent + rerank.sent, embed.lost, rerank.lost) == (2000, 0, 0), told
         assert health == 200
         for tally, kind in ((embed, "embedding"), (rerank, "rerank")):
             full = tally.codes["queue_full"]
