@@ -129,6 +129,7 @@ class DeviceExecutor:
     async def _run_batch(self, batch: Batch, in_flight: _InFlight) -> None:
         started = time.perf_counter()
         on_device = self._on_device(batch, in_flight)
+        # As a value: whatever it is, the callers of this batch must hear of it.
         outcome: list[Any] | BaseException
         (outcome,) = await asyncio.gather(on_device, return_exceptions=True)
         if isinstance(outcome, OutOfMemoryError):

@@ -66,11 +66,6 @@ class LoadedModels:
         return sum(read(kind) for read in readers if read is not None)
 
     @property
-    def device_names(self) -> list[str]:
-        """Every device that serves, by name."""
-        return [device.name for device in self.devices]
-
-    @property
     def devices(self) -> list[DeviceInfo]:
         """Every device that serves."""
         return [self.device, *(replica.device for replica in self.replicas)]

@@ -1,5 +1,6 @@
 """What encoders and decoders have in common."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
@@ -84,16 +85,16 @@ class InputEmbeddings(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Transformer:
+class Transformer(ABC):
     """Maps a packed batch to the hidden state of every token."""
 
     embeddings: InputEmbeddings
     layers: Sequence[Callable[..., Tensor]]
     attend: Attention
 
+    @abstractmethod
     def __call__(self, packed: PackedBatch) -> Tensor:
         """`[T, hidden]`: the last hidden state of every token."""
-        raise NotImplementedError
 
     def finish_loading(self) -> None:
         """Copy what was left in the file; forwards may run beside it."""

@@ -17,7 +17,7 @@ FLASH_MODULES = {
 def load_varlen() -> Attention:
     """PyTorch's own variable-length attention."""
     # Imported where it is needed: it brings torch._dynamo, a second of every start.
-    attend = importlib.import_module("torch.nn.attention.varlen").varlen_attn
+    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415
 
     def varlen(
         query: Tensor,
@@ -28,14 +28,18 @@ def load_varlen() -> Attention:
         scale: float,
         causal: bool,
     ) -> Tensor:
-        output: Tensor = attend(
+        bounds, longest = packed.cu_seqlens, packed.max_length
+        output = varlen_attn(
             *_token_major(query, key, value),
-            *_sequence_bounds(packed),
+            bounds,
+            bounds,
+            longest,
+            longest,
             scale=scale,
             window_size=(-1, 0) if causal else (-1, -1),
             enable_gqa=query.shape[0] != key.shape[0],
         )
-        return output
+        return _without_log_sum_exp(output)
 
     return varlen
 
@@ -59,20 +63,21 @@ def load_flash_attention(name: str) -> Attention:
         scale: float,
         causal: bool,
     ) -> Tensor:
+        bounds, longest = packed.cu_seqlens, packed.max_length
         states = _token_major(query, key, value)
-        output = attend(*states, *_sequence_bounds(packed), softmax_scale=scale, causal=causal)
-        # FlashAttention 3 returns the log-sum-exp beside the output.
-        attended: Tensor = output[0] if isinstance(output, tuple) else output
-        return attended
+        output = attend(
+            *states, bounds, bounds, longest, longest, softmax_scale=scale, causal=causal
+        )
+        return _without_log_sum_exp(output)
 
     return flash_attention
 
 
-def _token_major(*states: Tensor) -> list[Tensor]:
+def _token_major(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """`[H, T, D]` to the `[T, H, D]` of variable-length kernels, without a copy."""
-    return [each.transpose(0, 1) for each in states]
+    return query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
 
 
-def _sequence_bounds(packed: PackedBatch) -> tuple[Tensor, Tensor, int, int]:
-    """Cumulative lengths and longest sequence, of queries and of keys: here the same."""
-    return packed.cu_seqlens, packed.cu_seqlens, packed.max_length, packed.max_length
+def _without_log_sum_exp(output: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """The output alone, beside which FlashAttention 3 returns the log-sum-exp."""
+    return output[0] if isinstance(output, tuple) else output
