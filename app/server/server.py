@@ -82,20 +82,26 @@ class DrainingServer(uvicorn.Server):
             os._exit(_SIGNAL_STATUS + sig)
         self._drain.begin()
         self.should_exit = True
+        # Not in a tenth of a second, when `main_loop` looks: responses may begin before.
+        asyncio.get_running_loop().call_soon_threadsafe(self._close_after_responses)
 
     async def main_loop(self) -> None:
         """Serve until a signal arrives and every accepted request has its response."""
         await super().main_loop()
         self._drain.begin()
-        for connection in self.server_state.connections:
-            if isinstance(connection, BoundedConnection):
-                connection.close_after_response()
+        self._close_after_responses()
         limit = self._timeout * _SHARE_FOR_RESPONSES
         if not await self._drain.wait(self._drain.seconds_left(limit)):
             self._drain.time_out()
         await self._finish_connections()
         # uvicorn passes it to asyncio, which takes fractions.
         self.config.timeout_graceful_shutdown = self._drain.seconds_left(self._timeout)  # type: ignore[assignment]
+
+    def _close_after_responses(self) -> None:
+        """Announce with the responses in work that their connections close."""
+        for connection in self.server_state.connections:
+            if isinstance(connection, BoundedConnection):
+                connection.close_after_response()
 
     async def _finish_connections(self) -> None:
         """Keep new connections out, and wait until each client has read its response."""

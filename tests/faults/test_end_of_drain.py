@@ -8,6 +8,7 @@ reset while connecting at most 2; exit status 0.
 import asyncio
 import json
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
 
 from tests.faults.raw import head
@@ -107,20 +108,35 @@ async def test_a_refused_body_is_read_before_it_is_refused(faulty_server, open_g
         held_writer.write(head(len(SMALL)) + SMALL)
         await asyncio.to_thread(server.wait_for_metric, "embedding_active_requests", 1)
         reader, writer = await asyncio.open_connection(host, port)
-        server.process.terminate()
-        await asyncio.to_thread(server.wait_for_status, "/health", 503)
-        writer.write(head(len(LARGE)) + LARGE[:1000])
-        await asyncio.to_thread(server.wait_for_metric, "embedding_active_requests", 2)
-        writer.write(LARGE[1000:])
-        await writer.drain()
-        answer = await reader.read()
-        assert answer.startswith(b"HTTP/1.1 503")
-        assert b'"code":"draining"' in answer
-        assert b"connection: close" in answer
-        open_gate()
-        answer = await held.read()
+        with closing(held_writer), closing(writer):
+            server.process.terminate()
+            await asyncio.to_thread(server.wait_for_status, "/health", 503)
+            writer.write(head(len(LARGE)) + LARGE[:1000])
+            await asyncio.to_thread(server.wait_for_metric, "embedding_active_requests", 2)
+            writer.write(LARGE[1000:])
+            await writer.drain()
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 503")
+            assert b'"code":"draining"' in answer
+            assert b"connection: close" in answer
+            open_gate()
+            assert (await held.read()).startswith(b"HTTP/1.1 200")
+        assert await asyncio.to_thread(server.process.wait, 30) == 0
+
+
+async def test_a_response_right_after_the_signal_announces_the_close(
+    faulty_server, open_gate
+) -> None:
+    with faulty_server(FAULTS="1:hold") as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, port)
+        with closing(writer):
+            writer.write(head(len(SMALL)) + SMALL)
+            await asyncio.to_thread(server.wait_for_metric, "embedding_active_requests", 1)
+            server.process.terminate()
+            await asyncio.to_thread(server.wait_for_status, "/health", 503)
+            open_gate()
+            answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 200")
         assert b"connection: close" in answer
-        writer.close()
-        held_writer.close()
         assert await asyncio.to_thread(server.process.wait, 30) == 0
