@@ -107,6 +107,10 @@ class UnhealthyError(UnavailableError):
     code = "unhealthy"
 
 
+class DeviceFailedError(UnhealthyError):
+    """A device has failed for good, which takes it out of service; the cause is chained."""
+
+
 class QueueFullError(UnavailableError):
     """The queue stayed full for as long as a request may wait for a place."""
 

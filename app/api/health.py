@@ -42,7 +42,7 @@ def describe(service: Service) -> dict[str, Any]:
     """Models, limits and hardware; null where they are not known yet."""
     settings, models = service.settings, service.engine.models
     return {
-        "gpu": describe_gpu(models, settings),
+        "gpu": describe_gpu(service),
         "model": public_name(settings.embedding_model),
         "dense_embedding_model": public_name(settings.dense_model),
         "reranker_model": public_name(settings.reranker_model),
@@ -50,8 +50,9 @@ def describe(service: Service) -> dict[str, Any]:
     } | describe_limits(models, settings)
 
 
-def describe_gpu(models: LoadedModels | None, settings: Settings) -> dict[str, Any]:
+def describe_gpu(service: Service) -> dict[str, Any]:
     """The `gpu` object of /health."""
+    settings, models = service.settings, service.engine.models
     device = None if models is None else models.device
     memory = None if device is None else device.memory_bytes
     return {
@@ -63,6 +64,7 @@ def describe_gpu(models: LoadedModels | None, settings: Settings) -> dict[str, A
         "configured_devices": [each.name for each in models.devices]
         if models
         else settings.devices,
+        "failed_devices": service.engine.failed_devices,
     }
 
 

@@ -45,7 +45,7 @@ async def index() -> Response:
 )
 async def stats(service: ServiceDep) -> Response:
     """Totals since the start; they are read from the Prometheus counters."""
-    hardware = describe_gpu(service.engine.models, service.settings)
+    hardware = describe_gpu(service)
     return JSONResponse(totals(service.metrics) | {"hardware": hardware})
 
 

@@ -220,6 +220,7 @@ class Gpu(BaseModel):
     device_count: int
     multi_gpu_enabled: bool
     configured_devices: list[str]
+    failed_devices: Annotated[list[str], Field(description="Out of service until a restart.")]
 
 
 class HealthResponse(BaseModel):

@@ -7,14 +7,15 @@ from functools import partial
 
 import structlog
 
+from app.engine.device_guard import DeviceGuard
 from app.engine.device_threads import DeviceThread, DeviceThreads
 from app.engine.executor import DeviceExecutor, consumer_ended
 from app.engine.forward_limit import CPU_SECONDS, GPU_SECONDS, ForwardLimit
 from app.engine.loaded_models import LoadedModels, Loader
-from app.engine.memory import MemoryGuard, TokenBudget
+from app.engine.memory import TokenBudget
 from app.engine.model import Model
 from app.engine.queue import JobQueue
-from app.errors import SmartEmbedderError, UnhealthyError
+from app.errors import DeviceFailedError, SmartEmbedderError, UnhealthyError
 from app.observability.metrics import Metrics
 from app.settings import Settings
 
@@ -25,6 +26,7 @@ log = structlog.get_logger(__name__)
 class _DeviceWorker:
     """One device: its threads, its executor and its consumer task."""
 
+    name: str
     threads: DeviceThreads
     executor: DeviceExecutor
     consumer: "asyncio.Task[None]"
@@ -56,8 +58,20 @@ class DevicePool:
 
     @property
     def ended(self) -> bool:
-        """Whether a consumer has ended by itself."""
-        return any(worker.consumer.done() for worker in self._workers)
+        """Whether a consumer has ended by a fault of its own."""
+        return any(
+            worker.consumer.done() and not worker.executor.failed for worker in self._workers
+        )
+
+    @property
+    def failed(self) -> list[str]:
+        """The devices that have failed and are out of service."""
+        return [worker.name for worker in self._workers if worker.executor.failed]
+
+    @property
+    def all_failed(self) -> bool:
+        """Whether no device is left."""
+        return bool(self._workers) and len(self.failed) == len(self._workers)
 
     @property
     def tokens_per_second(self) -> float:
@@ -82,8 +96,8 @@ class DevicePool:
     def _make_worker(
         self, thread: DeviceThread, models: LoadedModels, replaces: Mapping[Model, Model]
     ) -> _DeviceWorker:
-        on_gpu = models.device.gpu_available
-        collect = DeviceThread(f"{models.device.name}-results") if on_gpu else None
+        name, on_gpu = models.device.name, models.device.gpu_available
+        collect = DeviceThread(f"{name}-results") if on_gpu else None
         threads = DeviceThreads(thread, collect)
         least = GPU_SECONDS if on_gpu else CPU_SECONDS
         executor = DeviceExecutor(
@@ -96,18 +110,27 @@ class DevicePool:
             ),
             ForwardLimit(self._settings.gpu_process_timeout, least, models.seconds_per_token),
             self._metrics,
-            memory=MemoryGuard(models.free_memory),
+            guard=DeviceGuard(models.free_memory),
             replicas=replaces,
             batch_wait=self._settings.batch_wait_ms / 1000,
             on_stuck=self._fail_what_waits_for_stuck_devices,
+            on_failed=partial(self._go_on_without, name),
         )
-        consumer = asyncio.create_task(executor.run(), name=f"{models.device.name}-consumer")
+        consumer = asyncio.create_task(executor.run(), name=f"{name}-consumer")
         consumer.add_done_callback(self._close_queue_without_consumers)
-        return _DeviceWorker(threads, executor, consumer)
+        return _DeviceWorker(name, threads, executor, consumer)
+
+    def _go_on_without(self, name: str, error: DeviceFailedError) -> None:
+        log.error("device_failed", device=name, exc_info=error)
+        if self.all_failed:
+            self._queue.close(no_device_left())
+        else:  # The last ones that serve may be stuck.
+            self._fail_what_waits_for_stuck_devices()
 
     def _fail_what_waits_for_stuck_devices(self) -> None:
-        """If every device is stuck, fail the jobs that wait."""
-        if all(worker.executor.stuck_seconds for worker in self._workers):
+        """If every device that serves is stuck, fail the jobs that wait."""
+        serving = [each.executor for each in self._workers if not each.executor.failed]
+        if all(executor.stuck_seconds for executor in serving):
             self._queue.fail(
                 UnhealthyError("the device does not come back from a forward", retry_after=30)
             )
@@ -122,7 +145,13 @@ class DevicePool:
 
     @property
     def _all_ended(self) -> bool:
-        return all(worker.consumer.done() for worker in self._workers)
+        return all(each.executor.failed or each.consumer.done() for each in self._workers)
+
+
+def no_device_left() -> UnhealthyError:
+    """What every caller is told once the last device has failed."""
+    message = "every device has failed, and the service must be restarted; its log says why"
+    return UnhealthyError(message, retry_after=30)
 
 
 def replicas_of(models: LoadedModels, replica: LoadedModels) -> dict[Model, Model]:

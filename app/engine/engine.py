@@ -10,7 +10,7 @@ from typing import Self
 from app.engine.admission import Admission
 from app.engine.batcher import DEFAULT_URGENCY
 from app.engine.concurrency import ConcurrencyLimit
-from app.engine.device_pool import DevicePool
+from app.engine.device_pool import DevicePool, no_device_left
 from app.engine.embedding import EmbeddingPipeline
 from app.engine.executor import consumer_ended
 from app.engine.file_watch import FileWatch
@@ -97,6 +97,11 @@ class Engine:
         return self._closing
 
     @property
+    def failed_devices(self) -> list[str]:
+        """The devices that have failed and are out of service; the others serve on."""
+        return self._devices.failed
+
+    @property
     def failure(self) -> Exception | None:
         """The fault that only a restart repairs, or None (start, device, file or consumer)."""
         if self._start_failure is not None:
@@ -104,6 +109,8 @@ class Engine:
             error = UnhealthyError("the models could not be loaded; the log says why")
             error.__cause__ = self._start_failure
             return error
+        if self._devices.all_failed:
+            return no_device_left()
         if self._devices.ended and not self._closing:
             return consumer_ended()
         away = self._devices.stuck_seconds

@@ -10,13 +10,20 @@ from typing import Any
 import structlog
 
 from app.engine.batch import Batch
+from app.engine.device_guard import DeviceGuard
 from app.engine.device_threads import DeviceThreads
 from app.engine.forward_limit import BatchLimits, DeviceWatchdog, ForwardLimit
 from app.engine.job import Purpose
-from app.engine.memory import MemoryGuard, TokenBudget
+from app.engine.memory import TokenBudget
 from app.engine.model import Model
 from app.engine.queue import JobQueue
-from app.errors import InferenceTimeoutError, OutOfMemoryError, SmartEmbedderError, UnhealthyError
+from app.errors import (
+    DeviceFailedError,
+    InferenceTimeoutError,
+    OutOfMemoryError,
+    SmartEmbedderError,
+    UnhealthyError,
+)
 from app.observability.metrics import Metrics
 
 log = structlog.get_logger(__name__)
@@ -46,9 +53,10 @@ class ServiceRate:
 
 
 class DeviceExecutor:
-    """Runs batches one after the other on one device until it is cancelled.
+    """Runs batches one after the other on one device until it is cancelled or the device fails.
 
-    `on_stuck` is called when the device has been away for so long that it may never come back.
+    `on_stuck` is called when the device has been away for so long that it may never come back,
+    `on_failed` with the error after which `failed` is true and no batch is taken any more.
     """
 
     def __init__(
@@ -59,17 +67,18 @@ class DeviceExecutor:
         limit: ForwardLimit,
         metrics: Metrics,
         *,
-        memory: MemoryGuard,
+        guard: DeviceGuard,
         replicas: Mapping[Model, Model] = MappingProxyType({}),
         batch_wait: float = 0.0,
         on_stuck: Callable[[], None] = lambda: None,
+        on_failed: Callable[[DeviceFailedError], None] = lambda _: None,
     ) -> None:
         self._queue = queue
         self._threads = threads
         self._budget = budget
         self._limit = limit
         self._metrics = metrics
-        self._memory = memory
+        self._guard = guard
         self._replicas = replicas
         self._batch_wait = batch_wait
         self._slots = asyncio.Semaphore(threads.most_batches)
@@ -78,7 +87,9 @@ class DeviceExecutor:
         self._last_done.set()
         self._free_since = 0.0
         self._watchdog = DeviceWatchdog(on_stuck)
+        self._on_failed = on_failed
         self.rate = ServiceRate()
+        self.failed = False
 
     @property
     def stuck_seconds(self) -> float:
@@ -86,9 +97,9 @@ class DeviceExecutor:
         return self._watchdog.stuck_seconds
 
     async def run(self) -> None:
-        """Serve the queue for ever. A batch that fails fails its own requests and no other."""
+        """Serve the queue. A batch that fails fails its own requests and no other."""
         async with asyncio.TaskGroup() as tasks:
-            while True:
+            while not self.failed:
                 await self._serve_once(tasks)
 
     async def _serve_once(self, tasks: asyncio.TaskGroup) -> None:
@@ -97,7 +108,7 @@ class DeviceExecutor:
             await asyncio.sleep(self._batch_wait)
         await self._slots.acquire()
         # As late as can be: whoever comes meanwhile may be in it.
-        batch = self._queue.take(self._budget.limits)
+        batch = None if self.failed else self._queue.take(self._budget.limits)
         if batch is None:
             self._slots.release()
             return
@@ -136,12 +147,21 @@ class DeviceExecutor:
             # The batch before it has given its memory back by then.
             await in_flight.previous_done.wait()
             await self._run_in_halves(batch, outcome, in_flight)
+        elif isinstance(outcome, DeviceFailedError):
+            batch.fail(outcome)
+            self._take_out_of_service(outcome)
         elif isinstance(outcome, Exception):
             _fail(batch, outcome)
         elif isinstance(outcome, BaseException):
             raise outcome
         else:
             self._complete(batch, outcome, self._device_seconds(started))
+
+    def _take_out_of_service(self, error: DeviceFailedError) -> None:
+        if not self.failed:
+            self.failed = True
+            self.rate = ServiceRate()
+            self._on_failed(error)
 
     def _complete(self, batch: Batch, results: list[Any], seconds: float) -> None:
         self.rate.observe(batch.tokens, seconds)
@@ -205,8 +225,8 @@ class DeviceExecutor:
         model = self._replicas.get(batch.model, batch.model)
 
         def launch() -> Callable[[], list[Any]]:
-            collect = self._memory.guard(lambda: batch.launch(model))
-            return lambda: self._memory.guard(collect)
+            collect = self._guard.guard(lambda: batch.launch(model))
+            return lambda: self._guard.guard(collect)
 
         return await self._threads.compute(launch, in_flight.launched)
 

@@ -12,8 +12,9 @@ from app.models.tasks.m3 import M3Embedder
 from app.models.token_budget import ChosenBudget, Measurement, choose_budget, minimum_tokens
 
 # Whoever comes waits for the forward that runs: no throughput is worth more than this, in seconds.
-# It also keeps the whole probe short.
+# It also keeps the whole probe short. On a GPU two forwards are in flight.
 _LONGEST_FORWARD = 1.0
+_LONGEST_OF_TWO = 0.5
 _SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 _WORTH_GOING_ON = 1.03
 # A busy moment may make a smaller size look like the last.
@@ -35,8 +36,10 @@ def probe(model: M3Embedder, device: torch.device) -> ChosenBudget:
     minimum = minimum_tokens(model.max_length, total)
     warm_up(model, _SIZES[0])
     sizes = _worth_measuring(minimum, most)
-    timed = _on_gpu(model, device) if _is_cuda(device) else _on_few_layers(model)
-    return choose_budget(list(measure(timed, sizes)), minimum, most)
+    if not _is_cuda(device):
+        return choose_budget(list(measure(_on_few_layers(model), sizes)), minimum)
+    measured = list(measure(_on_gpu(model, device), sizes, _LONGEST_OF_TWO))
+    return choose_budget(measured, minimum, most, _LONGEST_OF_TWO)
 
 
 def _worth_measuring(minimum: int, most: int | None) -> list[int]:

@@ -5,6 +5,7 @@ whose throughput is within 3 % of the best that was seen, at least what dashboar
 minimum for a machine of this size, and never more than fits the memory with a margin.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -53,15 +54,24 @@ def minimum_tokens(length: int, memory_bytes: int | None) -> int:
 
 
 def choose_budget(
-    measured: Sequence[Measurement], minimum: int, most: int | None = None
+    measured: Sequence[Measurement],
+    minimum: int,
+    most: int | None = None,
+    longest: float = math.inf,
 ) -> ChosenBudget:
-    """The budget from forwards of growing size; `most` is what the memory holds, where known."""
+    """The budget from forwards of growing size; `most` is what the memory holds, where known.
+
+    It is raised to the `minimum` as far as a forward takes no more than `longest` seconds.
+    """
     best = max(measured, key=lambda one: one.rate)
     close = next(one for one in measured if one.rate >= _CLOSE_TO_BEST * best.rate)
     tokens = close.tokens
     reason = f"the smallest within 3 % of the best, {best.rate:.0f} tokens/s at {best.tokens}"
-    if tokens < minimum:
-        tokens, reason = minimum, "the least that is promised for this length and memory"
+    in_time = int(min(minimum, longest * close.rate))
+    if tokens < in_time:
+        tokens, reason = in_time, "the least that is promised for this length and memory"
+        if in_time < minimum:
+            reason = f"what takes {longest:g} seconds, less than is promised for this memory"
     return capped(ChosenBudget(tokens, reason, seconds_per_token=1 / close.rate), most)
 
 

@@ -3,6 +3,7 @@
 FAULTS says what goes wrong in which forward after the warm-up, such as `3:raise,5:exit`:
 raise        a RuntimeError, as a broken kernel would
 exit         the device thread ends
+lose         a GPU's lasting error, such as an illegal access
 hold         the forward comes back once the file GATE exists
 Besides, a forward of more than MEMORY_TOKENS tokens is out of memory.
 """
@@ -43,6 +44,8 @@ class FaultyModel:
                 raise RuntimeError("the kernel is unwell")
             case "exit":
                 sys.exit("the device thread ends")
+            case "lose":
+                raise torch.AcceleratorError("CUDA error: an illegal memory access")
             case "hold":
                 _wait_for(Path(os.environ["GATE"]))
         if self._memory and sum(map(len, sequences)) > self._memory:

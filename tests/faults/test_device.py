@@ -33,6 +33,21 @@ async def test_a_device_thread_that_dies_is_replaced(faulty_server) -> None:
         assert server.stop() == 0
 
 
+async def test_a_device_that_has_failed_for_good_turns_liveness_red(faulty_server) -> None:
+    """Sent 4: answered 2, refused 2 (503), lost 0; no device is left to serve."""
+    with faulty_server(FAULTS="3:lose") as server:
+        async with server.async_client() as client:
+            tally = await post_many(client, 4, at_once=1)
+            assert (tally.answered, tally.refused, tally.lost) == (2, 2, 0)
+            assert tally.codes == {"unhealthy": 2}
+            live = await client.get("/health/live")
+            assert live.status_code == 503
+            assert "every device has failed" in live.json()["reason"]
+            ready = (await client.get("/health")).json()
+            assert (ready["status"], ready["gpu"]["failed_devices"]) == ("unhealthy", ["cpu"])
+        assert server.stop() == 0
+
+
 async def test_a_stuck_device_turns_liveness_red_until_it_comes_back(
     faulty_server, open_gate
 ) -> None:

@@ -27,6 +27,12 @@ def test_it_is_at_least_what_is_promised() -> None:
     assert (budget.tokens, "promised" in budget.reason) == (8192, True)
 
 
+def test_what_is_promised_is_not_more_than_a_forward_may_take() -> None:
+    budget = choose_budget(MEASURED, minimum=98_304, longest=2.0)
+    assert (budget.tokens, "takes 2 seconds" in budget.reason) == (1959, True)
+    assert choose_budget(MEASURED, minimum=98_304, longest=0.5).tokens == 1024
+
+
 def test_the_memory_has_the_last_word() -> None:
     budget = choose_budget(MEASURED, minimum=8192, most=600)
     assert (budget.tokens, budget.reason) == (600, "what fits the memory")
