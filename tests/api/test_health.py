@@ -12,6 +12,7 @@ FIELDS = [
 GPU_FIELDS = [
     "available", "device_info", "memory_gb", "device_count", "multi_gpu_enabled",
     "configured_devices",
+    "failed_devices",
 ]  # fmt: skip
 
 
