@@ -41,6 +41,12 @@ class InvalidRequestError(SmartEmbedderError):
         self.problems = problems or []
 
 
+class UnknownModelError(SmartEmbedderError):
+    """The request names a model that is not served here, or not for this kind of work."""
+
+    code = "model_not_found"
+
+
 class UnauthorizedError(SmartEmbedderError):
     """The request has no valid token."""
 

@@ -13,9 +13,11 @@ from app import __version__
 from app.access.api_tokens import ApiTokens
 from app.access.rate_limit import Buckets, MemoryBuckets, SharedBuckets
 from app.api import embeddings, health, operations, rerank
+from app.api.dialects import openai
 from app.api.docs import install_docs
 from app.api.errors import install_error_handlers
 from app.api.handler import Service
+from app.api.model_catalogue import ModelCatalogue
 from app.api.openapi import install_openapi
 from app.engine import Engine
 from app.engine.loaded_models import LoadedModels, Loader
@@ -85,7 +87,7 @@ def create_app(
         lifespan=_lifespan(service, on_ready, on_failure),
     )
     app.state.service = service
-    for module in (embeddings, rerank, health, operations):
+    for module in (embeddings, rerank, openai, health, operations):
         app.include_router(module.router)
     install_docs(app)
     install_openapi(app, service)
@@ -100,6 +102,7 @@ def _create_service(settings: Settings, loader: Loader, drain: Drain) -> Service
     drain.on_timeout(engine.abort)
     return Service(
         settings=settings,
+        catalogue=ModelCatalogue(settings),
         metrics=metrics,
         engine=engine,
         drain=drain,

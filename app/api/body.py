@@ -7,25 +7,30 @@ The JSON is limited before it is parsed: a body of a few megabytes can hold mill
 which a parser needs seconds and gigabytes while the event loop stands still.
 """
 
+from collections.abc import Sequence
 from email.message import Message
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
+from app.api.context import context_of
+from app.api.paths import Dialect, Endpoint
 from app.api.schemas import RequestModel
 from app.api.validation_errors import as_invalid_request
 from app.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
 from app.observability.logs import escape_text
 from app.settings import Settings
 
-Body = TypeVar("Body", bound=RequestModel)
-
 _VALUES_BESIDES_TEXTS = 1024
 _VALUES_PER_TEXT = 16
 _MAX_QUOTED = 60
+TEXTS_ADVICE = (
+    "send texts and no token ids (in LangChain's OpenAIEmbeddings set "
+    "check_embedding_ctx_length=False)"
+)
 _ADVICE = "send JSON, with Content-Type: application/json"
 # ASCII is a subset of UTF-8.
 _CHARSETS = {"utf-8", "utf8", "us-ascii", "ascii"}
@@ -37,18 +42,98 @@ def max_json_values(settings: Settings) -> int:
     return _VALUES_BESIDES_TEXTS + _VALUES_PER_TEXT * texts
 
 
-async def read_body(request: Request, model: type[Body], max_values: int) -> Body:
-    """The body as `model`; its errors never quote the client's texts.
+class BodyForm(Protocol):
+    """What a path reads: bodies of `schema`, of which those of other dialects have no `field`."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """Whose form it is."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """What it asks for."""
+
+    @property
+    def schema(self) -> type[RequestModel]:
+        """The body itself."""
+
+    @property
+    def field(self) -> str:
+        """The field by which it is told apart."""
+
+
+Form = TypeVar("Form", bound=BodyForm)
+
+
+async def read_body(
+    request: Request, forms: Sequence[Form], max_values: int
+) -> tuple[Form, RequestModel]:
+    """The body, and which one of `forms` it has; its errors never quote the client's texts.
 
     Raises `UnsupportedMediaError`, `InvalidRequestError` or `ClientGoneError`. A body of more than
-    `max_values` values is refused before it is read whole.
+    `max_values` values is refused before it is read whole. Where there are several forms, the first
+    must forbid unknown fields; the request's context is told which one it is.
     """
     _require_json(request.headers)
-    body = await _receive(request, JsonValueCounter(max_values))
+    first, *others = forms
     try:
-        return model.model_validate_json(body)
+        body = await _receive(request, JsonValueCounter(max_values))
+    except InvalidRequestError as error:
+        if first.dialect is Dialect.NATIVE:
+            raise
+        # Lists of token ids are the usual reason.
+        raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
+    try:
+        parsed = first.schema.model_validate_json(body)
     except ValidationError as error:
-        raise as_invalid_request(error, model, len(body)) from None
+        invalid = as_invalid_request(error, first.schema, len(body))
+        form = _tell_apart(error, invalid, first, others) if others else first
+        _record(request, form)
+        if form is first:
+            raise invalid from None
+        return form, _parse(body, form.schema)
+    _record(request, first)
+    return first, parsed
+
+
+def _parse(body: bytes, schema: type[RequestModel]) -> RequestModel:
+    try:
+        return schema.model_validate_json(body)
+    except ValidationError as error:
+        raise as_invalid_request(error, schema, len(body)) from None
+
+
+def _record(request: Request, form: BodyForm) -> None:
+    context = context_of(request.scope)
+    context.dialects, context.endpoint = (form.dialect,), form.endpoint
+
+
+def _tell_apart(
+    error: ValidationError, invalid: InvalidRequestError, first: Form, others: Sequence[Form]
+) -> Form:
+    """The form of a body that is not valid in the first one's.
+
+    Raises `InvalidRequestError` where it has the fields of several forms, or of none.
+    """
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    missing = {item["loc"] for item in found if item["type"] == "missing"}
+    unknown = {item["loc"] for item in found if item["type"] == "extra_forbidden"}
+    if not all(item["loc"] for item in found):
+        raise invalid  # It is no JSON object.
+    fit = [form for form in others if (form.field,) in unknown]
+    if (first.field,) not in missing:
+        fit.insert(0, first)
+    if len(fit) == 1:
+        return fit[0]
+    if not fit:
+        message = f"{invalid}; other APIs on this path are told by {_named(others)}"
+        raise InvalidRequestError(message, invalid.problems)
+    message = f"the body has the fields of several APIs, {_named(fit)}: send one of these fields"
+    raise InvalidRequestError(message, [{"pointer": "", "message": message}])
+
+
+def _named(forms: Sequence[BodyForm]) -> str:
+    return " and ".join(f"{form.field} ({form.dialect.value})" for form in forms)
 
 
 async def _receive(request: Request, counter: "JsonValueCounter") -> bytes:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from starlette.types import Scope
 
 from app.access.api_tokens import DEFAULT_NAME
+from app.api.paths import NATIVE_ONLY, Dialect, Endpoint
 from app.observability.tracing import Stage
 
 
@@ -12,17 +13,21 @@ from app.observability.tracing import Stage
 class RequestContext:
     """The facts of one request; middleware and endpoints fill in what they learn.
 
-    `endpoint` is the path, as metrics name it, of a POST that asks for work, and None for every
-    other request. `status` is None until the response begins. `counts` holds numbers for the log
-    line, `stages` the times for the trace.
+    `endpoint` is what a POST asks for, and None for every other request. `dialects` are those that
+    the path is for, more than one where they share it and the body has not been read: errors are
+    answered in all of their shapes. `status` is None until the response begins; `error_status` is
+    what an error is in the native dialect, whatever status this one gives it. `counts` holds
+    numbers for the log line, `stages` the times for the trace.
     """
 
     request_id: str
     path: str
-    endpoint: str | None
+    endpoint: Endpoint | None
     client_address: str
+    dialects: tuple[Dialect, ...] = NATIVE_ONLY
     token_name: str | None = None
     error_code: str | None = None
+    error_status: int | None = None
     status: int | None = None
     bytes_in: int = 0
     bytes_out: int = 0
@@ -48,6 +53,6 @@ def context_of(scope: Scope) -> RequestContext:
     return context
 
 
-def working_endpoint(scope: Scope) -> str | None:
+def working_endpoint(scope: Scope) -> Endpoint | None:
     """The endpoint of a POST that asks for work; None for every other request."""
     return context_of(scope).endpoint if scope["type"] == "http" else None

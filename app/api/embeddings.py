@@ -5,12 +5,14 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.handler import Call, ServiceDep, respond
+from app.api.dialects import openai
+from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.limits import check_texts
 from app.api.openapi import BEARER, describe_body, error_responses
+from app.api.paths import NATIVE_EMBEDDINGS, Dialect
 from app.api.rendering import ModelNames, estimate_bytes, render_embeddings
 from app.api.schemas import EmbeddingRequest, EmbeddingResponse
-from app.errors import EmptyInputError, InvalidRequestError
-from app.observability.metrics import EMBEDDING_ENDPOINT
+from app.errors import InvalidRequestError
 from app.settings import Settings
 from app.settings.model_names import public_name
 
@@ -18,20 +20,23 @@ router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
 
 
 @router.post(
-    EMBEDDING_ENDPOINT,
+    NATIVE_EMBEDDINGS.path,
     summary="Embed texts",
     response_model=EmbeddingResponse,
     responses=error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
     openapi_extra=describe_body(EmbeddingRequest),
 )
 async def create_embeddings(request: Request, service: ServiceDep) -> Response:
-    """Dense, sparse and ColBERT vectors of each text, from one forward pass."""
-    return await respond(request, service, EmbeddingRequest, _embed)
+    """Dense, sparse and ColBERT vectors of each text, from one forward pass.
+
+    A body with `input` is read as OpenAI's, as at /v1/embeddings.
+    """
+    return await respond(request, service, _OPERATION, openai.EMBEDDINGS)
 
 
 async def _embed(body: EmbeddingRequest, call: Call) -> Response:
     service, sentences = call.service, body.sentences
-    _check(body, service.settings.max_sentences_per_request)
+    _check(body, service.settings)
     work = service.engine.embed(
         sentences,
         dense=body.return_dense,
@@ -50,14 +55,8 @@ async def _embed(body: EmbeddingRequest, call: Call) -> Response:
     return await call.render(render, estimate_bytes(sentences, result))
 
 
-def _check(body: EmbeddingRequest, max_sentences: int) -> None:
-    if not body.sentences:
-        raise EmptyInputError("the list sentences is empty: send at least one text")
-    if len(body.sentences) > max_sentences:
-        raise InvalidRequestError(
-            f"the list sentences holds {len(body.sentences)} texts, and at most {max_sentences} "
-            "are allowed (MAX_SENTENCES_PER_REQUEST): send them in several requests"
-        )
+def _check(body: EmbeddingRequest, settings: Settings) -> None:
+    check_texts(body.sentences, "sentences", settings)
     if not (body.return_dense or body.return_sparse or body.return_colbert):
         raise InvalidRequestError(
             "nothing is asked for: set return_dense, return_sparse or return_colbert to true"
@@ -67,3 +66,6 @@ def _check(body: EmbeddingRequest, max_sentences: int) -> None:
 def _model_names(settings: Settings) -> ModelNames:
     bge = public_name(settings.embedding_model)
     return ModelNames(dense=public_name(settings.dense_model), sparse=bge, colbert=bge)
+
+
+_OPERATION = Operation(Dialect.NATIVE, NATIVE_EMBEDDINGS, "sentences", EmbeddingRequest, _embed)

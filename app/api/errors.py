@@ -1,8 +1,7 @@
-"""The table from errors to HTTP statuses, and the one shape of every error body."""
+"""The table from errors to HTTP statuses, and the responses for errors."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
 
 import orjson
 import structlog
@@ -13,6 +12,7 @@ from starlette.types import Scope
 
 from app import errors
 from app.api.context import context_of
+from app.api.error_shapes import ErrorFacts, body_of, status_in
 from app.errors import SmartEmbedderError
 from app.observability.logs import escape_text
 
@@ -22,6 +22,7 @@ STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
     errors.EmptyInputError: 400,
     errors.UnauthorizedError: 401,
     errors.ForeignOriginError: 403,
+    errors.UnknownModelError: 404,
     errors.BodyStalledError: 408,
     errors.BodyTooLargeError: 413,
     errors.UnsupportedMediaError: 415,
@@ -51,9 +52,9 @@ def error_response(scope: Scope, error: SmartEmbedderError) -> Response:
         headers |= {"Accept": "application/json", "Accept-Encoding": "identity"}
     if isinstance(error, errors.BodyStalledError):
         headers["Connection"] = "close"
-    extra = {"errors": error.problems} if isinstance(error, errors.InvalidRequestError) else {}
-    body = _body(scope, error.code, _sentence(str(error))) | extra
-    return _response(body, status_of(error), headers)
+    problems = error.problems if isinstance(error, errors.InvalidRequestError) else None
+    facts = ErrorFacts(_sentence(str(error)), error.code, status_of(error), problems)
+    return _response(scope, facts, headers)
 
 
 def unforeseen_error_response(scope: Scope, error: Exception) -> Response:
@@ -64,7 +65,7 @@ def unforeseen_error_response(scope: Scope, error: Exception) -> Response:
     if isinstance(error, MemoryError):
         return error_response(scope, _out_of_memory())
     detail = "The request failed inside the service. The log holds the cause under this request id."
-    return _response(_body(scope, "internal_error", detail), 500)
+    return _response(scope, ErrorFacts(detail, "internal_error", 500))
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -109,7 +110,7 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
         headers["Allow"] = allowed
         detail = f"{request.method} is not allowed for {escape_text(path)}, but {allowed}"
     code = HTTPStatus(status).name.lower()
-    return _response(_body(request.scope, code, _sentence(detail)), status, headers)
+    return _response(request.scope, ErrorFacts(_sentence(detail), code, status), headers)
 
 
 def _known_paths(app: FastAPI) -> dict[str, list[str]]:
@@ -128,16 +129,15 @@ def _listed(known: dict[str, list[str]]) -> str:
     return ", ".join([*(f"{methods[0]} {path}" for path, methods in known.items()), "GET /docs"])
 
 
-def _body(scope: Scope, code: str, detail: str) -> dict[str, Any]:
-    context = context_of(scope)
-    context.error_code = code
-    return {"detail": detail, "code": code, "request_id": context.request_id}
-
-
 def _response(
-    body: dict[str, Any], status: int, headers: Mapping[str, str] | None = None
+    scope: Scope, error: ErrorFacts, headers: Mapping[str, str] | None = None
 ) -> Response:
-    return Response(orjson.dumps(body), status, headers, media_type="application/json")
+    """An error in the shape, and with the status, of the dialect that the request is written in."""
+    context = context_of(scope)
+    context.error_code, context.error_status = error.code, error.status
+    body = orjson.dumps(body_of(error, context.request_id, context.dialects))
+    status = status_in(context.dialects, error)
+    return Response(body, status, headers, media_type="application/json")
 
 
 def _sentence(text: str) -> str:

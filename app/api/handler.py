@@ -1,8 +1,8 @@
 """What endpoints share: the parts of the service, and the path of a request that asks for work.
 
-`respond` takes such a request from its body to its response; an endpoint brings a schema and a
-function that turns a valid body into a result and renders it. Other APIs for the same work need no
-more than another schema and another rendering.
+`respond` takes such a request from its body to its response; an endpoint brings its operation: a
+schema, and a function that turns a valid body into a result and renders it. The API of another
+server needs no more than another operation.
 """
 
 import asyncio
@@ -17,9 +17,12 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from app.access.rate_limit import Buckets
-from app.api.body import Body, max_json_values, read_body
+from app.api.body import max_json_values, read_body
 from app.api.context import RequestContext, context_of
+from app.api.model_catalogue import ModelCatalogue
+from app.api.paths import Dialect, Endpoint
 from app.api.rendering import ChunkedJsonResponse, timings_as_json
+from app.api.schemas import RequestModel
 from app.engine import DEFAULT_URGENCY, Engine
 from app.engine.types import EmbeddingResult, RerankResult
 from app.errors import ClientGoneError, InferenceTimeoutError
@@ -30,7 +33,7 @@ from app.settings import Settings
 
 Result = TypeVar("Result")
 WorkResult = TypeVar("WorkResult", EmbeddingResult, RerankResult)
-Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 # To render them takes the event loop three milliseconds.
 LARGE_RESPONSE_BYTES = 100_000
@@ -42,6 +45,7 @@ class Service:
     """The parts of one running service."""
 
     settings: Settings
+    catalogue: ModelCatalogue
     metrics: Metrics
     engine: Engine
     drain: Drain
@@ -104,17 +108,28 @@ def _create_response(render: Callable[[], Iterable[bytes]]) -> Response:
     return ChunkedJsonResponse(render())
 
 
-async def respond(
-    request: Request,
-    service: Service,
-    schema: type[Body],
-    answer: Callable[[Body, Call], Awaitable[Response]],
-) -> Response:
-    """Read the body as `schema` and `answer` it, all within REQUEST_TIMEOUT."""
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Work that can be asked for in one dialect.
+
+    `answer` is given a body of `schema`. Of the operations that share a path only this one's bodies
+    have the field `field`.
+    """
+
+    dialect: Dialect
+    endpoint: Endpoint
+    field: str
+    schema: type[RequestModel]
+    answer: Callable[[Any, Call], Awaitable[Response]]
+
+
+async def respond(request: Request, service: Service, *operations: Operation) -> Response:
+    """Read the body as one of `operations` does and answer it, all within REQUEST_TIMEOUT."""
 
     async def read_and_answer() -> Response:
-        body = await read_body(request, schema, max_json_values(service.settings))
-        return await answer(body, Call(request, service))
+        values = max_json_values(service.settings)
+        operation, body = await read_body(request, operations, values)
+        return await operation.answer(body, Call(request, service))
 
     return await with_timeout(service.settings.request_timeout, read_and_answer())
 
@@ -178,12 +193,10 @@ def urgency_of(request: Request) -> int:
     return DEFAULT_URGENCY
 
 
-def get_and_head(
-    router: APIRouter, path: str, **description: Any
-) -> Callable[[Endpoint], Endpoint]:
+def get_and_head(router: APIRouter, path: str, **description: Any) -> Callable[[Handler], Handler]:
     """Register an endpoint for GET, as `router.get` does, and for HEAD, which is not described."""
 
-    def register(endpoint: Endpoint) -> Endpoint:
+    def register(endpoint: Handler) -> Handler:
         router.head(path, include_in_schema=False)(endpoint)
         return router.get(path, **description)(endpoint)
 

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI, Security
 from fastapi.security import HTTPBearer
+from pydantic import BaseModel
 
 from app.api.handler import Service
 from app.api.schemas import ErrorResponse, RequestModel
@@ -88,9 +89,11 @@ def _inline(schema: Any, definitions: dict[str, Any]) -> Any:
     return {key: _inline(value, definitions) for key, value in schema.items()}
 
 
-def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The part of an OpenAPI operation that describes its errors."""
-    return {status: {"model": ErrorResponse} for status in statuses}
+def error_responses(
+    *statuses: int, model: type[BaseModel] = ErrorResponse
+) -> dict[int | str, dict[str, Any]]:
+    """The part of an OpenAPI operation that describes its errors, of the dialect's shape."""
+    return {status: {"model": model} for status in statuses}
 
 
 def install_openapi(app: FastAPI, service: Service) -> None:

@@ -27,7 +27,7 @@ from app.observability.tracing import Timings
 _BYTES_PER_FLOAT = 12
 _FLOATS_PER_CHUNK = 65_536
 _MESSAGE_BYTES = 262_144
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +96,17 @@ def _render_item(
     index: int, text: str, embedding: TextEmbedding, *, sparse_as_indices: bool
 ) -> Iterator[bytes]:
     yield orjson.dumps({"id": index, "text": text})[:-1] + b',"embeddings":{"dense":'
-    yield orjson.dumps(embedding.dense, option=_OPTIONS)
+    yield orjson.dumps(embedding.dense, option=OPTIONS)
     yield b',"sparse":'
-    sparse = _sparse_as_json(embedding.sparse, as_indices=sparse_as_indices)
-    yield orjson.dumps(sparse, option=_OPTIONS)
+    sparse = sparse_as_json(embedding.sparse, as_indices=sparse_as_indices)
+    yield orjson.dumps(sparse, option=OPTIONS)
     yield b',"colbert":'
-    yield from _render_matrix(embedding.colbert)
+    yield from render_matrix(embedding.colbert)
     yield b"}}"
 
 
-def _render_matrix(matrix: FloatArray | None) -> Iterator[bytes]:
+def render_matrix(matrix: FloatArray | None) -> Iterator[bytes]:
+    """JSON of the rows, piece by piece."""
     if matrix is None:
         yield b"null"
         return
@@ -114,11 +115,12 @@ def _render_matrix(matrix: FloatArray | None) -> Iterator[bytes]:
     for start in range(0, len(matrix), rows):
         if start:
             yield b","
-        yield orjson.dumps(matrix[start : start + rows], option=_OPTIONS)[1:-1]
+        yield orjson.dumps(matrix[start : start + rows], option=OPTIONS)[1:-1]
     yield b"]"
 
 
-def _sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[Any, Any] | None:
+def sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[Any, Any] | None:
+    """For orjson with `OPTIONS`."""
     if sparse is None:
         return None
     if as_indices:
@@ -140,7 +142,7 @@ def render_rerank(passages: list[str], result: RerankResult, model: str) -> list
         if result.parts is not None:
             parts = asdict(result.parts[index])
             item["parts"] = {kind: np.float32(part) for kind, part in parts.items()}
-        chunks.append(orjson.dumps(item, option=_OPTIONS))
+        chunks.append(orjson.dumps(item, option=OPTIONS))
     trailer = {"model_name": model} | _report(result)
     chunks.append(b"]," + orjson.dumps(trailer)[1:])
     return chunks
@@ -160,10 +162,17 @@ def _report(result: EmbeddingResult | RerankResult) -> dict[str, Any]:
     timings = timings_as_json(result.timings)
     return {
         "processing_time_ms": timings["total"],
-        "warnings": [_truncation_as_json(truncation) for truncation in result.truncations],
+        "warnings": truncations_as_json(result),
         "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
         "timings_ms": timings,
     }
+
+
+def truncations_as_json(
+    result: EmbeddingResult | RerankResult, field: str | None = None
+) -> list[dict[str, Any]]:
+    """A warning for each text that was cut; `field` is what the dialect calls the list of texts."""
+    return [_truncation_as_json(each, field or each.field) for each in result.truncations]
 
 
 def timings_as_json(timings: Timings) -> dict[str, float]:
@@ -179,12 +188,12 @@ _WARNING_CODES = {
 }
 
 
-def _truncation_as_json(truncation: Truncation) -> dict[str, Any]:
+def _truncation_as_json(truncation: Truncation, field: str) -> dict[str, Any]:
     """The warning that a text was truncated."""
-    field, index = truncation.field, truncation.index
+    index = truncation.index
     pointer = "/query" if field == "query" else f"/{field}/{index}"
     return {
-        "code": _WARNING_CODES[field],
+        "code": _WARNING_CODES[truncation.field],
         "severity": "warning",
         "message": (
             f"The text at {pointer} has {truncation.original_tokens} tokens; "

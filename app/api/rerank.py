@@ -5,21 +5,22 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.handler import Call, ServiceDep, respond
+from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.limits import check_passages
 from app.api.openapi import BEARER, describe_body, error_responses
+from app.api.paths import RERANK, Dialect
 from app.api.rendering import render_rerank
 from app.api.schemas import RerankBody, RerankResponse
 from app.engine import FusionWeights, RerankRequest
 from app.engine.loaded_models import LoadedModels
-from app.errors import EmptyInputError, InvalidRequestError
-from app.observability.metrics import RERANK_ENDPOINT
+from app.errors import InvalidRequestError
 from app.settings.model_names import public_name
 
 router = APIRouter(tags=["rerank"], dependencies=[BEARER])
 
 
 @router.post(
-    RERANK_ENDPOINT,
+    RERANK.path,
     summary="Order passages by relevance",
     response_model=RerankResponse,
     responses=error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
@@ -27,12 +28,12 @@ router = APIRouter(tags=["rerank"], dependencies=[BEARER])
 )
 async def rerank(request: Request, service: ServiceDep) -> Response:
     """A score for each passage, the best first; equal scores keep the order of the request."""
-    return await respond(request, service, RerankBody, _rerank)
+    return await respond(request, service, _OPERATION)
 
 
 async def _rerank(body: RerankBody, call: Call) -> Response:
     service, passages = call.service, body.passages
-    _check(body, service.settings.max_rerank_passages)
+    check_passages(body.query, passages, "passages", service.settings)
     if service.engine.models is not None:
         _check_options(body, service.engine.models)
     work = service.engine.rerank(_engine_request(body, call))
@@ -41,18 +42,6 @@ async def _rerank(body: RerankBody, call: Call) -> Response:
     model = public_name(service.settings.reranker_name)
     render = partial(render_rerank, passages, result, model)
     return await call.render(render, sum(map(len, passages)))
-
-
-def _check(body: RerankBody, max_passages: int) -> None:
-    if not body.query.strip():
-        raise EmptyInputError("the query is blank: send what the passages are to be judged by")
-    if not body.passages:
-        raise EmptyInputError("the list passages is empty: send at least one text")
-    if len(body.passages) > max_passages:
-        raise InvalidRequestError(
-            f"the list passages holds {len(body.passages)} texts, and at most {max_passages} "
-            "are allowed (MAX_RERANK_PASSAGES): send them in several requests"
-        )
 
 
 def _check_options(body: RerankBody, models: LoadedModels) -> None:
@@ -87,3 +76,6 @@ def _engine_request(body: RerankBody, call: Call) -> RerankRequest:
         urgency=call.urgency,
         client=call.context.client,
     )
+
+
+_OPERATION = Operation(Dialect.NATIVE, RERANK, "passages", RerankBody, _rerank)

@@ -36,6 +36,15 @@ class RequestModel(BaseModel):
     aliases: ClassVar[Mapping[str, str]] = {}
 
 
+class ForeignRequest(RequestModel):
+    """A request of another API, read as that API reads it.
+
+    Its clients send fields that are of no interest here, and strings for numbers and booleans.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=False)
+
+
 class EmbeddingRequest(RequestModel):
     """Texts to embed, and which kinds of vectors to return."""
 

@@ -57,19 +57,20 @@ class EmbeddingPipeline:
         outputs: Outputs,
         *,
         normalize_dense: bool,
+        embedder_only: bool,
         urgency: int,
         client: str,
     ) -> EmbeddingResult:
         """Embed `texts` with as few models as `outputs` needs."""
         started = time.perf_counter()
         async with self._waiting.hold(client):
-            work = assign_models(models, outputs)
+            work = assign_models(models, outputs, embedder_only=embedder_only)
             admitted = [await self._tokenize(part, texts, urgency, client) for part in work]
             jobs = [each.job for each in admitted]
             await self._admission.submit(*jobs)
         parts = await self._admission.results(*jobs)
         embeddings = [_merge(list(of_one_text)) for of_one_text in zip(*parts, strict=True)]
-        if normalize_dense and models.dense is not None:
+        if normalize_dense and models.dense is not None and not embedder_only:
             embeddings = [_with_unit_dense(embedding) for embedding in embeddings]
         return EmbeddingResult(
             embeddings=embeddings,
@@ -96,9 +97,11 @@ class EmbeddingPipeline:
         return TokenizedTask(part, tokenized, job)
 
 
-def assign_models(models: LoadedModels, outputs: Outputs) -> list[Part]:
+def assign_models(
+    models: LoadedModels, outputs: Outputs, *, embedder_only: bool = False
+) -> list[Part]:
     """Which model makes which kinds: a separate dense model leaves the rest to bge-m3."""
-    if models.dense is None or not outputs.dense:
+    if models.dense is None or embedder_only or not outputs.dense:
         return [Part(models.embedder, outputs)]
     rest = replace(outputs, dense=False)
     dense = Part(models.dense, Outputs(dense=True))

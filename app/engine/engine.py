@@ -170,11 +170,13 @@ class Engine:
         sparse: bool = True,
         colbert: bool = True,
         normalize_dense: bool = False,
+        embedder_only: bool = False,
         urgency: int = DEFAULT_URGENCY,
         client: str = "",
     ) -> EmbeddingResult:
         """Embed texts; a text's vectors depend on that text alone.
 
+        With `embedder_only` bge-m3 makes dense vectors, too, where another model is there for them.
         `urgency` is RFC 9218's, 0 to 7; each step down doubles the request's share of the device.
         `client` names whom the request is for: places in the queue and shares of the device are
         divided among the clients that have work.
@@ -193,6 +195,7 @@ class Engine:
                 texts,
                 outputs,
                 normalize_dense=normalize_dense,
+                embedder_only=embedder_only,
                 urgency=urgency,
                 client=client,
             )

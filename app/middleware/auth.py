@@ -83,11 +83,14 @@ class _Authorization:
 
 
 def _authorization(scope: Scope) -> _Authorization:
+    """The token behind `Bearer`, in any case; or, as some clients send it, the token alone."""
     # Bytes: str.strip would remove more than white space.
     header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
     scheme, _, token = header.strip().partition(b" ")
-    if not header:
+    if not scheme:
         return _Authorization(b"", f"no token was sent: {_HOW}")
-    if scheme.lower() != b"bearer" or not token.strip():
+    if scheme.lower() != b"bearer":
+        return _Authorization(header, f"the Authorization header holds no bearer token: {_HOW}")
+    if not token.strip():
         return _Authorization(b"", f"the Authorization header holds no bearer token: {_HOW}")
     return _Authorization(token, f"the token that was sent is not known: {_HOW}")

@@ -9,11 +9,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.access.client_address import Network, client_address, network_key, unmapped
 from app.api.context import RequestContext
+from app.api.paths import dialects_of, endpoint_of
 from app.observability.logs import escape_text
-from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
+from app.observability.metrics import EMBEDDING_ENDPOINT
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
-_ENDPOINTS = {path.rstrip("/"): path for path in (EMBEDDING_ENDPOINT, RERANK_ENDPOINT)}
 
 
 class ProvideContext:
@@ -56,22 +56,21 @@ class ProvideContext:
         peer, _ = scope["client"] or ("", 0)
         forwarded_for = ",".join(headers.getlist("x-forwarded-for"))
         path = escape_text(scope["path"])
-        endpoint = _normalize_path(scope)
+        scope["path"] = normalized = _normalize(scope["path"])
         return RequestContext(
             request_id=given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex,
             path=path,
-            endpoint=endpoint if scope["method"] == "POST" else None,
+            endpoint=endpoint_of(normalized) if scope["method"] == "POST" else None,
+            dialects=dialects_of(normalized),
             client_address=network_key(client_address(peer, forwarded_for, self._trusted_proxies)),
         )
 
 
-def _normalize_path(scope: Scope) -> str | None:
-    """Remove slashes from the end of the path, where they change nothing; the endpoint's path.
+def _normalize(path: str) -> str:
+    """Remove slashes from the end of the path, where they change nothing.
 
     The router's patterns also match a line feed at the end (%0A): it is removed too, so that no
     request passes by the middleware that compares paths.
     """
-    bare = scope["path"].rstrip("/\n")
-    endpoint = _ENDPOINTS.get(bare)
-    scope["path"] = endpoint or bare or "/"
-    return endpoint
+    bare = path.rstrip("/\n")
+    return EMBEDDING_ENDPOINT if f"{bare}/" == EMBEDDING_ENDPOINT else bare or "/"

@@ -6,8 +6,10 @@ from http import HTTPStatus
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.context import RequestContext, context_of, working_endpoint
+from app.api.paths import ENDPOINTS
+from app.engine.job import Purpose
 from app.errors import ClientGoneError
-from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, EndpointMetrics, Metrics
+from app.observability.metrics import EndpointMetrics, Metrics
 
 _REASON_OF = {
     "queue_full": "backpressure",
@@ -28,24 +30,29 @@ class MeasureRequests:
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
         self._abandoned = metrics.abandoned
+        reranking = metrics.rerank_endpoint()
         self._endpoints = {
-            EMBEDDING_ENDPOINT: metrics.embedding_endpoint(),
-            RERANK_ENDPOINT: metrics.rerank_endpoint(),
+            endpoint.path: reranking
+            if endpoint.purpose is Purpose.RERANKING
+            else metrics.embedding_endpoint(endpoint.path)
+            for endpoint in ENDPOINTS
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Measure POST requests to known endpoints; pass everything else through."""
-        name = working_endpoint(scope)
-        if name is None:
+        endpoint = working_endpoint(scope)
+        if endpoint is None:
             await self.app(scope, receive, send)
             return
-        endpoint = self._endpoints[name]
         started = time.perf_counter()
         try:
-            with endpoint.active.track_inprogress():
+            with self._endpoints[endpoint.path].active.track_inprogress():
                 await self.app(scope, receive, send)
         finally:
-            self._count(endpoint, context_of(scope), time.perf_counter() - started)
+            # Where dialects share a path, the body has told by now which one it was.
+            endpoint = working_endpoint(scope) or endpoint
+            seconds = time.perf_counter() - started
+            self._count(self._endpoints[endpoint.path], context_of(scope), seconds)
 
     def _count(self, endpoint: EndpointMetrics, context: RequestContext, seconds: float) -> None:
         """Every request is counted once: as refused, as abandoned, or by its outcome."""
@@ -55,7 +62,7 @@ class MeasureRequests:
         elif code == ClientGoneError.code:
             self._abandoned.inc()
         else:
-            outcome = _outcome(context.status)
+            outcome = _outcome(context.error_status or context.status)
             endpoint.requests[outcome].inc()
             if outcome != "client_error":  # It measures how fast a request is refused.
                 endpoint.duration.observe(seconds)

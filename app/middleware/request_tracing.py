@@ -25,13 +25,13 @@ class TraceRequests:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the request inside its span."""
-        route = working_endpoint(scope)
-        if route is None:
+        endpoint = working_endpoint(scope)
+        if endpoint is None:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
         context = {name: headers[name] for name in _W3C_HEADERS if name in headers}
-        span = self._tracer.begin(f"POST {route}", context)
+        span = self._tracer.begin(f"POST {endpoint.path}", context)
 
         async def send_with_traceparent(message: Message) -> None:
             if message["type"] == "http.response.start" and span.traceparent is not None:
@@ -41,7 +41,7 @@ class TraceRequests:
         try:
             await self.app(scope, receive, send_with_traceparent)
         finally:
-            _end(span, context_of(scope), route)
+            _end(span, context_of(scope), endpoint.path)
 
 
 def _end(span: RequestSpan, context: RequestContext, route: str) -> None:
@@ -56,5 +56,5 @@ def _end(span: RequestSpan, context: RequestContext, route: str) -> None:
             for name in _COUNTS & context.counts.keys()
         },
     }
-    failed = status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    failed = (context.error_status or status) >= HTTPStatus.INTERNAL_SERVER_ERROR
     span.end(attributes, context.stages, context.error_code or "internal_error" if failed else None)

@@ -36,6 +36,11 @@ REJECTION_REASONS: Final = (
 )
 EMBEDDING_ENDPOINT: Final = "/embeddings/"
 RERANK_ENDPOINT: Final = "/rerank"
+# The values of the label `endpoint`: the native one, and one for each operation of another dialect.
+EMBEDDING_ENDPOINTS: Final = (
+    EMBEDDING_ENDPOINT,
+    "/v1/embeddings",
+)
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
@@ -107,12 +112,14 @@ class Metrics:
 
     def _start_at_zero(self) -> None:
         for status in STATUSES:
-            self.embedding_requests.labels(status, EMBEDDING_ENDPOINT)
             self.rerank_requests.labels(status)
+            for endpoint in EMBEDDING_ENDPOINTS:
+                self.embedding_requests.labels(status, endpoint)
         for reason in REJECTION_REASONS:
             self.embedding_rejected.labels(reason)
             self.rerank_rejected.labels(reason)
-        self.embedding_duration.labels(EMBEDDING_ENDPOINT)
+        for endpoint in EMBEDDING_ENDPOINTS:
+            self.embedding_duration.labels(endpoint)
 
     def _make_engine_metrics(self) -> None:
         counter, histogram = self._counter, self._histogram
@@ -159,9 +166,9 @@ class Metrics:
         build = Info("smart_embedder_build", "Version of the software", registry=self.registry)
         build.info({"version": __version__})
 
-    def embedding_endpoint(self) -> EndpointMetrics:
-        """The metrics of POST /embeddings/."""
-        requests, endpoint = self.embedding_requests, EMBEDDING_ENDPOINT
+    def embedding_endpoint(self, endpoint: str) -> EndpointMetrics:
+        """The metrics of one of EMBEDDING_ENDPOINTS."""
+        requests = self.embedding_requests
         return EndpointMetrics(
             requests={status: requests.labels(status, endpoint) for status in STATUSES},
             rejected={
@@ -172,7 +179,7 @@ class Metrics:
         )
 
     def rerank_endpoint(self) -> EndpointMetrics:
-        """The metrics of POST /rerank."""
+        """The metrics of reranking, in every dialect."""
         return EndpointMetrics(
             requests={status: self.rerank_requests.labels(status) for status in STATUSES},
             rejected={reason: self.rerank_rejected.labels(reason) for reason in REJECTION_REASONS},

@@ -68,6 +68,12 @@ class Settings(BaseModel):
         None, description="the same for `DENSE_EMBEDDING_MODEL`"
     )
     reranker_model_revision: str | None = Field(None, description="the same for `RERANKER_MODEL`")
+    model_aliases: types.ModelAliases | None = Field(
+        None,
+        description="further names by which clients may ask for a model, separated by commas: "
+        "`text-embedding-3-small=BAAI/bge-m3,rerank-v3.5=BAAI/bge-reranker-v2-m3`. Every model "
+        "also answers to its hub id and to the last part of it",
+    )
     hf_home: Path = Field(
         Path("~/.cache/huggingface"),
         description="the folder of downloaded models, which are in `hub` below it",

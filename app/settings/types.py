@@ -31,6 +31,20 @@ def _split(value: object) -> object:
     return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
 
 
+def _split_pairs(value: object) -> object:
+    """`alias=model` pairs, separated by commas."""
+    if not isinstance(value, str):
+        return value
+    return dict(_pair(part) for part in value.split(","))
+
+
+def _pair(text: str) -> tuple[str, str]:
+    alias, sign, model = (part.strip() for part in text.partition("="))
+    if not (alias and sign and model):
+        raise ValueError("no alias=model")
+    return alias, model
+
+
 def _as_model(text: str) -> str:
     """A hub id or a folder, not an address."""
     if not text.strip() or _ADDRESS.search(text):
@@ -121,6 +135,11 @@ RerankerModel = Annotated[
     str,
     AfterValidator(_as_reranker),
     Allowed("a hub id or folder of a reranker, late-interaction or none"),
+]
+ModelAliases = Annotated[
+    dict[str, str],
+    BeforeValidator(_split_pairs),
+    Allowed("alias=model separated by commas, such as text-embedding-3-small=BAAI/bge-m3"),
 ]
 DeviceNames = Annotated[
     str,

@@ -8,7 +8,8 @@ from fastapi import FastAPI, Request
 from httpx2 import ASGITransport, AsyncClient
 
 from app.api.errors import install_error_handlers
-from app.api.handler import Call, ServiceDep, respond
+from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.paths import NATIVE_EMBEDDINGS, Dialect
 from app.api.schemas import RequestModel
 from app.main import create_app
 from app.middleware.context import ProvideContext
@@ -27,6 +28,9 @@ async def shout(body: Shout, call: Call):
     return await call.render(lambda: [orjson.dumps([text.upper() for text in body.input])], 0)
 
 
+SHOUT = Operation(Dialect.NATIVE, NATIVE_EMBEDDINGS, "input", Shout, shout)
+
+
 @pytest.fixture
 def client():
     """An app with one endpoint of another shape, beside the real service's parts."""
@@ -35,7 +39,7 @@ def client():
 
     @app.post("/shout")
     async def endpoint(request: Request, service: ServiceDep):
-        return await respond(request, service, Shout, shout)
+        return await respond(request, service, SHOUT)
 
     install_error_handlers(app)
     app.add_middleware(ProvideContext, trusted_proxies=())

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.api.paths import ENDPOINTS
+from app.engine.job import Purpose
 from app.observability.metrics import Metrics
 from tests.support.server import RunningServer, run_server
 
@@ -62,12 +64,16 @@ def test_every_series_of_the_contract_exists_at_zero_from_the_start() -> None:
         assert all(value == 0 for _, value in found[name]), name
         assert all(list(sample) == sorted(labels) for sample, _ in found[name]), name
     for name, labels in HISTOGRAMS.items():
-        assert [(list(s), v) for s, v in found[f"{name}_count"]] == [(labels, 0)], name
+        counts = found[f"{name}_count"]
+        assert counts, name
+        assert all((list(s), v) == (labels, 0) for s, v in counts), name
     for name in GAUGES:
         assert found[name] == [({}, 0.0)], name
     assert "embedding_server_info" in found
     statuses = {labels["status"] for labels, _ in found["embedding_requests_total"]}
     assert statuses == {"success", "client_error", "error", "timeout"}
+    endpoints = {labels["endpoint"] for labels, _ in found["embedding_requests_total"]}
+    assert endpoints == {each.path for each in ENDPOINTS if each.purpose is Purpose.EMBEDDING}
     reasons = {labels["reason"] for labels, _ in found["embedding_requests_rejected_total"]}
     assert {"backpressure", "rate_limit", "auth"} <= reasons
 

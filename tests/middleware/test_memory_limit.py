@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from app.api.context import RequestContext
+from app.api.paths import NATIVE_EMBEDDINGS
 from app.errors import BodyStalledError, QueueFullError
 from app.middleware.memory_limit import BodyMemory, LimitMemory, Reservation, ResponseMemory
 
@@ -14,7 +15,7 @@ HELD = 16 * MIB
 
 
 def scope(client: str = "192.0.2.1", abort: Callable[[], None] | None = None) -> dict:
-    context = RequestContext("id", "/embeddings/", "/embeddings/", client)
+    context = RequestContext("id", "/embeddings/", NATIVE_EMBEDDINGS, client)
     return {"type": "http", "state": {"context": context, "abort_connection": abort}}
 
 

@@ -1,0 +1,72 @@
+"""What an error looks like in each dialect: its body, and where the status is another one."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from app.api.paths import Dialect
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFacts:
+    """An error as every dialect is told of it.
+
+    `status` is the native one; `problems` lists what is wrong with an invalid body.
+    """
+
+    message: str
+    code: str
+    status: int
+    problems: list[dict[str, str]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The body of an error, and the statuses that differ from the native ones, by code."""
+
+    body: Callable[[ErrorFacts, str], dict[str, Any]]
+    statuses: Mapping[str, int]
+
+
+def body_of(error: ErrorFacts, request_id: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
+    """The body; where several dialects are possible it has the fields of all of them."""
+    bodies = [_SHAPES[dialect].body(error, request_id) for dialect in dialects]
+    return {name: value for body in reversed(bodies) for name, value in body.items()}
+
+
+def status_in(dialects: Sequence[Dialect], error: ErrorFacts) -> int:
+    """The status that the first dialect gives to an error."""
+    return _SHAPES[dialects[0]].statuses.get(error.code, error.status)
+
+
+def _native(error: ErrorFacts, request_id: str) -> dict[str, Any]:
+    body = {"detail": error.message, "code": error.code, "request_id": request_id}
+    return body if error.problems is None else body | {"errors": error.problems}
+
+
+_OPENAI_TYPES: Mapping[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+
+
+def _openai(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = "server_error" if server_error else "invalid_request_error"
+    pointer = error.problems[0]["pointer"] if error.problems else ""
+    about = {
+        "message": error.message,
+        "type": _OPENAI_TYPES.get(error.status, kind),
+        "param": pointer.split("/")[1] if pointer else None,
+        "code": error.code,
+    }
+    return {"error": about}
+
+
+_BAD_REQUEST = {"invalid_request": 400}
+_SHAPES = {
+    Dialect.NATIVE: _Shape(_native, {}),
+    Dialect.OPENAI: _Shape(_openai, _BAD_REQUEST),
+}

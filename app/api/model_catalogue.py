@@ -1,0 +1,119 @@
+"""The models that are served, by every name that a client may call them by."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from app.errors import StartupError, UnknownModelError
+from app.observability.logs import escape_text
+from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
+from app.settings.model_names import public_name
+
+_MAX_QUOTED = 100
+# Some clients list only models whose name has this in it.
+_EMBED = "embed"
+
+
+class Role(Enum):
+    """What a model does here: all kinds of vectors, dense ones alone, or scores."""
+
+    EMBEDDER = auto()
+    DENSE = auto()
+    RERANKER = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model with all its names, of which the first is the one that answers carry."""
+
+    role: Role
+    names: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What answers call it."""
+        return self.names[0]
+
+    def is_called(self, name: str) -> bool:
+        """Whether this is one of its names, in upper or lower case."""
+        return name.casefold() in map(str.casefold, self.names)
+
+
+class ModelCatalogue:
+    """Finds models by name, whether they are loaded yet or not.
+
+    Raises `StartupError` where MODEL_ALIASES names a model that is not served.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.created = int(time.time())
+        own = [ServedModel(role, tuple(_own_names(role, name))) for role, name in _served(settings)]
+        aliases = settings.model_aliases or {}
+        self.models = tuple(_with_aliases(model, aliases) for model in own)
+        for alias, target in aliases.items():
+            if not any(model.is_called(target) for model in own):
+                raise StartupError(
+                    f"MODEL_ALIASES={alias}={target} is not allowed: the models that are served "
+                    f"are {_listed(self.models)}"
+                )
+        embedders = [each for each in self.models if each.role is not Role.RERANKER]
+        self._embedders = sorted(embedders, key=lambda each: each.role is Role.EMBEDDER)
+        scorer = Role.EMBEDDER if settings.reranker_model == LATE_INTERACTION else Role.RERANKER
+        self._rerankers = [each for each in self.models if each.role is scorer]
+
+    def embedder(self, name: str | None) -> ServedModel:
+        """The embedding model of that name, or the one that makes dense vectors by default."""
+        return _find(name, self._embedders, "embedding models")
+
+    def reranker(self, name: str | None) -> ServedModel | None:
+        """The reranker of that name, or the one that there is; None where there is none at all."""
+        return _find(name, self._rerankers, "rerankers") if self._rerankers else None
+
+    def find(self, name: str) -> ServedModel:
+        """The model of that name."""
+        return _find(name, self.models, "models")
+
+    def reranks(self, model: ServedModel) -> bool:
+        """Whether it scores passages."""
+        return model in self._rerankers
+
+
+def _served(settings: Settings) -> Iterator[tuple[Role, str]]:
+    yield Role.EMBEDDER, public_name(settings.embedding_model)
+    if settings.dense_model != settings.embedding_model:
+        yield Role.DENSE, public_name(settings.dense_model)
+    if settings.reranker_model not in {LATE_INTERACTION, NO_RERANKER}:
+        yield Role.RERANKER, public_name(settings.reranker_model)
+
+
+def _own_names(role: Role, name: str) -> Iterator[str]:
+    """Its hub id, the last part of it, and for an embedding model one with `embed` in it."""
+    last = name.rpartition("/")[2]
+    yield name
+    if last != name:
+        yield last
+    if role is not Role.RERANKER and _EMBED not in name.lower():
+        yield f"{last}-{_EMBED}"
+
+
+def _with_aliases(model: ServedModel, aliases: dict[str, str]) -> ServedModel:
+    further = (alias for alias, target in aliases.items() if model.is_called(target))
+    return ServedModel(model.role, tuple(dict.fromkeys((*model.names, *further))))
+
+
+def _find(name: str | None, models: Sequence[ServedModel], what: str) -> ServedModel:
+    """The model of that name, or the first one; raises `UnknownModelError`."""
+    if not name:
+        return models[0]
+    for model in models:
+        if model.is_called(name):
+            return model
+    raise UnknownModelError(
+        f"the model {escape_text(name, _MAX_QUOTED)} is not served here: the {what} are "
+        f"{_listed(models)} (MODEL_ALIASES adds names)"
+    )
+
+
+def _listed(models: Sequence[ServedModel]) -> str:
+    return ", ".join(name for model in models for name in model.names)

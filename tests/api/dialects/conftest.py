@@ -1,0 +1,52 @@
+"""Two servers for all dialects: the shared one, and one with every model, aliases and a token."""
+
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.support.server import RunningServer, run_server
+
+TOKEN = "dialects-secret"
+ALIASES = "text-embedding-3-small=tiny-qwen,rerank-v3.5=TINY-reranker"
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer):
+    """Of a server without a token, whose only model is bge-m3's kind."""
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def full_server(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path, tmp_path_factory):
+    """Qwen makes dense vectors, and a cross-encoder reranks."""
+    settings = {
+        "EMBEDDING_MODEL": str(tiny_m3),
+        "DENSE_EMBEDDING_MODEL": str(tiny_qwen),
+        "RERANKER_MODEL": str(tiny_reranker),
+        "MODEL_ALIASES": ALIASES,
+        "API_TOKEN": TOKEN,
+        "MAX_SENTENCES_PER_REQUEST": "40",
+        "MAX_RERANK_PASSAGES": "40",
+        "MAX_BODY_BYTES": "1000000",
+        "BGE_EMBED_MAX_LENGTH": "300",
+    }
+    with run_server(tmp_path_factory.mktemp("full"), **settings) as running:
+        running.wait_until_healthy()
+        yield running
+
+
+@pytest.fixture(scope="module")
+def full(full_server: RunningServer):
+    """A client of it that sends the token."""
+    with full_server.client(headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+        yield client
+
+
+def native(client: httpx2.Client, sentences: list[str], **options) -> list[dict]:
+    """The vectors of the native endpoint."""
+    body = {"sentences": sentences, "normalize_dense": True, "sparse_as_indices": True} | options
+    answer = client.post("/embeddings/", json=body)
+    assert answer.status_code == 200, answer.text
+    return [item["embeddings"] for item in answer.json()["data"]]

@@ -1,0 +1,244 @@
+"""OpenAI's embeddings and models: the native endpoint's numbers in OpenAI's shape."""
+
+import base64
+from http.client import HTTPConnection
+
+import numpy as np
+import pytest
+
+from tests.api.dialects.conftest import TOKEN, native
+from tests.support.texts import varied_texts
+
+TEXTS = varied_texts(9)
+
+
+def post(client, path: str = "/v1/embeddings", **body) -> dict:
+    answer = client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def assert_error(answer, status: int, code: str) -> dict:
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, code)
+    assert list(error) == ["message", "type", "param", "code"]
+    assert error["message"].endswith(".")
+    return error
+
+
+def decode(text: str) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(text), dtype="<f4")
+
+
+def test_an_answer_has_openais_fields_and_true_counts(client, tiny_m3) -> None:
+    answer = post(client, input=TEXTS, model=tiny_m3.name)
+    assert list(answer) == ["object", "data", "model", "usage"]
+    assert (answer["object"], answer["model"]) == ("list", tiny_m3.name)
+    assert [list(item) for item in answer["data"]] == [["object", "index", "embedding"]] * 9
+    assert [item["index"] for item in answer["data"]] == list(range(9))
+    counted = client.post("/embeddings/", json={"sentences": TEXTS}).json()["usage"]
+    assert answer["usage"] == counted
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embeddings", "/embeddings/"])
+def test_vectors_are_the_native_ones_to_the_last_bit_in_either_encoding(client, path) -> None:
+    expected = np.array([each["dense"] for each in native(client, TEXTS)], np.float32)
+    floats = post(client, path, input=TEXTS, encoding_format="float")["data"]
+    np.testing.assert_array_equal(
+        np.array([item["embedding"] for item in floats], np.float32), expected
+    )
+    packed = post(client, path, input=TEXTS, encoding_format="base64")["data"]
+    np.testing.assert_array_equal(
+        np.array([decode(item["embedding"]) for item in packed]), expected
+    )
+
+
+def test_without_an_encoding_it_is_floats(client) -> None:
+    assert isinstance(post(client, input="a")["data"][0]["embedding"], list)
+    assert isinstance(post(client, input="a", encoding_format=None)["data"][0]["embedding"], list)
+
+
+def test_a_text_alone_is_a_list_of_one(client) -> None:
+    assert post(client, input="search")["data"] == post(client, input=["search"])["data"]
+
+
+def test_sparse_and_colbert_come_beside_the_embedding_where_asked_for(client) -> None:
+    answer = post(client, input=TEXTS, return_sparse=True, return_colbert="true")
+    for item, expected in zip(answer["data"], native(client, TEXTS), strict=True):
+        assert item["sparse"] == expected["sparse"]
+        assert item["colbert"] == expected["colbert"]
+
+
+def test_what_a_client_adds_of_its_own_changes_nothing(client) -> None:
+    plain = post(client, input=TEXTS)["data"]
+    extra = post(client, input=TEXTS, drop_params=True, user="me", model=None, n=[1])["data"]
+    assert extra == plain
+
+
+def test_a_text_that_was_cut_is_reported(client) -> None:
+    (warning,) = post(client, input=["short", "search " * 9000])["warnings"]
+    assert warning["target"] == {"field": "input", "index": 1, "pointer": "/input/1"}
+
+
+@pytest.mark.parametrize("tokens", [[1, 2, 3], [[1, 2], [3]], [[]], [[1] * 200] * 300])
+def test_token_ids_are_refused_with_the_remedy(client, tokens) -> None:
+    error = assert_error(
+        client.post("/v1/embeddings", json={"input": tokens}), 400, "invalid_request"
+    )
+    assert "check_embedding_ctx_length=False" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({}, "invalid_request", "input"),
+        ({"input": []}, "empty_input", None),
+        ({"input": None}, "invalid_request", "input"),
+        ({"input": ["a", 1]}, "invalid_request", "input"),
+        ({"input": [True]}, "invalid_request", "input"),
+        ({"input": "a", "encoding_format": "hex"}, "invalid_request", "encoding_format"),
+        ([], "invalid_request", None),
+    ],
+)
+def test_a_wrong_body_is_400_and_names_the_parameter(client, body, code, param) -> None:
+    assert assert_error(client.post("/v1/embeddings", json=body), 400, code)["param"] == param
+
+
+def test_a_body_that_is_no_json_is_400(client) -> None:
+    headers = {"Content-Type": "application/json"}
+    assert_error(
+        client.post("/v1/embeddings", content=b"{", headers=headers), 400, "invalid_request"
+    )
+
+
+def test_on_the_shared_path_a_body_of_both_or_neither_is_told_both_fields(client) -> None:
+    for body in ({"input": ["a"], "sentences": ["a"]}, {"inputs": ["a"]}, {}):
+        answer = client.post("/embeddings", json=body)
+        assert answer.status_code == 422
+        error = answer.json()
+        assert error["error"]["message"] == error["detail"]
+        assert "input (OpenAI)" in error["detail"]
+        assert "sentences" in error["detail"]
+
+
+def test_on_the_shared_path_each_body_gets_errors_in_its_own_shape(client) -> None:
+    ours = client.post("/embeddings", json={"sentences": ["a", 1]})
+    assert (ours.status_code, ours.json()["code"]) == (422, "invalid_request")
+    assert "error" not in ours.json()
+    assert_error(client.post("/embeddings", json={"input": ["a", 1]}), 400, "invalid_request")
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny-qwen", "TINY-QWEN", "tiny-qwen-embed", "text-embedding-3-small", ""]
+)
+def test_every_name_of_the_dense_model_is_answered_by_it(full, name) -> None:
+    answer = post(full, input=TEXTS, model=name)
+    assert answer["model"] == "tiny-qwen"
+    expected = native(full, TEXTS, return_sparse=False, return_colbert=False)
+    assert [item["embedding"] for item in answer["data"]] == [each["dense"] for each in expected]
+
+
+def test_the_other_embedding_model_makes_its_own_dense_vectors(full, client, tiny_m3) -> None:
+    answer = post(full, input=TEXTS, model="tiny-m3-embed", return_sparse=True)
+    assert answer["model"] == tiny_m3.name
+    vectors = np.array([item["embedding"] for item in answer["data"]], np.float32)
+    expected = np.array([each["dense"] for each in native(client, TEXTS)], np.float32)
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-6)
+    assert all(item["sparse"]["indices"] for item in answer["data"] if TEXTS[item["index"]].strip())
+
+
+@pytest.mark.parametrize("name", ["text-embedding-ada-002", "tiny-reranker", "x" * 5000])
+def test_an_unknown_model_is_404_and_told_the_known_ones(full, name) -> None:
+    error = assert_error(
+        full.post("/v1/embeddings", json={"input": "a", "model": name}), 404, "model_not_found"
+    )
+    assert "text-embedding-3-small" in error["message"]
+    assert len(error["message"]) < 1000
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/", "/models"])
+def test_the_list_of_models_has_every_name(full, path) -> None:
+    answer = full.get(path).json()
+    assert answer["object"] == "list"
+    assert [item["id"] for item in answer["data"]] == [
+        "tiny-m3",
+        "tiny-m3-embed",
+        "tiny-qwen",
+        "tiny-qwen-embed",
+        "text-embedding-3-small",
+        "tiny-reranker",
+        "rerank-v3.5",
+    ]
+    assert {item["object"] for item in answer["data"]} == {"model"}
+    assert all(isinstance(item["created"], int) for item in answer["data"])
+
+
+def test_one_model_is_found_by_each_of_its_names(full) -> None:
+    assert full.get("/v1/models/rerank-v3.5").json()["id"] == "rerank-v3.5"
+    assert_error(full.get("/v1/models/BAAI/bge-m3"), 404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    "authorization", [f"Bearer {TOKEN}", f"bearer {TOKEN}", TOKEN, f"BEARER  {TOKEN}"]
+)
+def test_every_way_to_send_the_token_is_accepted(full_server, authorization) -> None:
+    with full_server.client(headers={"Authorization": authorization}) as client:
+        assert post(client, input="a")["data"]
+
+
+@pytest.mark.parametrize("authorization", ["", "Bearer", "bearer wrong", "wrong", f"Basic {TOKEN}"])
+def test_a_wrong_token_is_401_in_openais_shape(full_server, authorization) -> None:
+    with full_server.client(headers={"Authorization": authorization}) as client:
+        for answer in (
+            client.post("/v1/embeddings", json={"input": "a"}),
+            client.get("/v1/models"),
+        ):
+            error = assert_error(answer, 401, "unauthorized")
+            assert error["type"] == "authentication_error"
+            assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("authorization", ["", "Bearer", "Bearer x", "x", "Basic eDp5"])
+def test_without_a_token_set_every_authorization_is_accepted(client, authorization) -> None:
+    answer = client.post(
+        "/v1/embeddings", json={"input": "a"}, headers={"Authorization": authorization}
+    )
+    assert answer.status_code == 200
+
+
+def test_an_empty_key_behind_bearer_is_no_token(server, full_server) -> None:
+    """With its space, which httpx does not send."""
+    headers = {"Authorization": "Bearer ", "Content-Type": "application/json"}
+    statuses = []
+    for each in (server, full_server):
+        connection = HTTPConnection(each.url.removeprefix("http://"))
+        connection.request("POST", "/v1/embeddings", b'{"input": "a"}', headers)
+        statuses.append(connection.getresponse().status)
+        connection.close()
+    assert statuses == [200, 401]
+
+
+def test_an_oversized_list_or_body_is_refused_and_the_next_request_is_answered(full) -> None:
+    error = assert_error(
+        full.post("/v1/embeddings", json={"input": ["a"] * 41}), 400, "invalid_request"
+    )
+    assert "MAX_SENTENCES_PER_REQUEST" in error["message"]
+    large = full.post("/v1/embeddings", json={"input": "a" * 1_000_001})
+    assert_error(large, 413, "body_too_large")
+    assert post(full, input="a")["data"]
+
+
+def test_it_is_counted_under_its_own_endpoint(full, full_server) -> None:
+    series = 'embedding_requests_total{{endpoint="{}",status="{}"}}'
+    ours, theirs = (
+        series.format("/embeddings/", "success"),
+        series.format("/v1/embeddings", "success"),
+    )
+    wrong = series.format("/v1/embeddings", "client_error")
+    before = [full_server.metric(each) for each in (ours, theirs, wrong)]
+    post(full, input="a")
+    post(full, "/embeddings", input="a")
+    native(full, ["a"])
+    full.post("/v1/embeddings", json={})
+    after = [full_server.metric(each) for each in (ours, theirs, wrong)]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 2, 1]
