@@ -96,13 +96,15 @@ class EngineProcess:
 
 
 @asynccontextmanager
-async def engine_process(python: Path, patience: float) -> AsyncIterator[EngineProcess]:
-    """A worker run by `python`, the interpreter of the environment that holds its engine."""
+async def engine_process(
+    python: Path, patience: float, tree: Path = _ROOT
+) -> AsyncIterator[EngineProcess]:
+    """A worker of the checkout `tree`, run by `python`, whose environment holds its engine."""
     with TemporaryFile() as errors:
         process = await asyncio.create_subprocess_exec(
             python,
             *("-m", "benchmarks.worker"),
-            cwd=_ROOT,
+            cwd=tree,
             env=os.environ | _VARIABLES,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

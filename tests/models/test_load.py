@@ -1,6 +1,8 @@
 """What the loader tells libraries before they are imported."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -24,3 +26,37 @@ def test_pytorchs_own_newer_name_wins() -> None:
     os.environ["PYTORCH_ALLOC_CONF"] = "backend:native"
     loading._prepare_libraries(Settings())
     assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+
+
+def test_threads_sleep_soon_unless_the_user_says_how_they_wait() -> None:
+    loading._prepare_libraries(Settings())
+    assert os.environ["GOMP_SPINCOUNT"] == "2000"
+    os.environ["GOMP_SPINCOUNT"] = "7"
+    loading._prepare_libraries(Settings())
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+    del os.environ["GOMP_SPINCOUNT"]
+    os.environ["OMP_WAIT_POLICY"] = "ACTIVE"
+    loading._prepare_libraries(Settings())
+    assert "GOMP_SPINCOUNT" not in os.environ
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP is PyTorch's on Linux")
+def test_openmp_reads_how_long_to_spin() -> None:
+    """It reads the process's environment when PyTorch is imported, after the app was created."""
+    program = (
+        "import sys, app.main\n"
+        "app.main.app\n"
+        "assert 'torch' not in sys.modules\n"
+        "from app.models import load\n"
+        "load._prepare_libraries(load.Settings())\n"
+        "import torch\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program],
+        env={"OMP_DISPLAY_ENV": "VERBOSE"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert "GOMP_SPINCOUNT = '2000'" in shown.stderr
