@@ -1,5 +1,6 @@
 """GET /health, /health/ready and /health/live."""
 
+from dataclasses import asdict
 from typing import Any
 
 from fastapi import APIRouter
@@ -46,6 +47,7 @@ def describe(service: Service) -> dict[str, Any]:
         "model": public_name(settings.embedding_model),
         "dense_embedding_model": public_name(settings.dense_model),
         "reranker_model": public_name(settings.reranker_model),
+        "models": [] if models is None else [asdict(info) for info in models.infos],
         "demo": None if models is None else models.demo,
     } | describe_limits(models, settings)
 

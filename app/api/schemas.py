@@ -5,6 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
 
+from app.engine.loaded_models import ModelInfo
+
 EMBEDDING_REQUEST: dict[str, JsonValue] = {
     "sentences": ["What is hybrid search?", "It joins meaning and exact words in one ranking."],
     "return_colbert": False,
@@ -242,6 +244,7 @@ class HealthResponse(BaseModel):
     model: str
     dense_embedding_model: str
     reranker_model: str
+    models: Annotated[list[ModelInfo], Field(description="How each loaded model is computed.")]
     demo: Annotated[str | None, Field(description="For a demo model: what it is not for.")]
     max_input_length: int
     batch_size: int | None

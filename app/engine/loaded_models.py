@@ -27,6 +27,26 @@ class DeviceInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusedPath:
+    """A path of an operation that failed its trial at the start, and why."""
+
+    operation: str
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """How a model is computed: in which number format, and each operation of its layers by what."""
+
+    name: str
+    dtype: str
+    attention: str
+    paths: dict[str, str]
+    refused: tuple[RefusedPath, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModels:
     """Everything a loader made: warm models, their device, and the token budget of one forward.
 
@@ -34,7 +54,7 @@ class LoadedModels:
     reranks; else `reranker` does, or nobody. `demo` describes the demo model where one is served.
     `seconds_per_token` was measured at the start, and `free_memory` gives back what the device's
     allocator keeps without using it. `files` are those that the models read from while they serve.
-    `replicas` are the same models on further devices.
+    `replicas` are the same models on further devices. `infos` say how each model is computed.
     """
 
     embedder: Embedder
@@ -48,6 +68,7 @@ class LoadedModels:
     free_memory: Callable[[], object] = gc.collect
     files: WatchedFiles | None = None
     replicas: "tuple[LoadedModels, ...]" = ()
+    infos: tuple[ModelInfo, ...] = ()
 
     @property
     def each(self) -> list[Model]:

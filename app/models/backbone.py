@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import structlog
 import torch
 
+from app.engine.loaded_models import ModelInfo, RefusedPath
 from app.engine.types import TokenIds
 from app.errors import StartupError
 from app.models.architectures.bert import (
@@ -28,11 +30,13 @@ from app.models.batch.packing import PackedBatch, pack
 from app.models.batch.selection import TokenSelection, select_tokens
 from app.models.checkpoint.weights import Weights
 from app.models.device.cpu_threads import CpuThreads
-from app.models.ops.backend import Backend
-from app.models.ops.torch_backend import can_quantize
+from app.models.ops.proof import Proof, Trial
+from app.models.ops.proof_cases import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes
+from app.models.ops.torch_backend import TorchBackend, can_quantize
 from app.models.quantization.calibration import calibration_sequences
 from app.models.quantization.encoder import make_quantized_encoder
 from app.models.text.tokenizer import TextTokenizer
+from app.settings import INT8
 
 log = structlog.get_logger(__name__)
 
@@ -45,15 +49,38 @@ _CPU_LARGE_MULTIPLE = 32
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where and how a model runs."""
+    """Where and how a model runs.
+
+    `paths` names what computes each operation once it is proven, and `refused` what was not.
+    """
 
     device: torch.device
     dtype: torch.dtype
-    backend: Backend
+    backend: TorchBackend
     # Matrix products in 8 bits, the rest in `dtype`.
     quantized: bool = False
     # By PyTorch's compiler, on a GPU.
     compiled: bool = False
+    # By a setting: no other attention may take its place.
+    attention_named: bool = False
+    paths: dict[str, str] = field(default_factory=dict)
+    refused: tuple[Proof, ...] = ()
+
+    def prove(self, shapes: Shapes, operations: Sequence[str]) -> Self:
+        """The same with paths that are proven on the device; raises `StartupError` without any."""
+        trial = Trial(self.backend, shapes, self.device, self.dtype)
+        proven = trial.prove(operations, attention_named=self.attention_named)
+        return replace(self, backend=proven.backend, paths=proven.paths, refused=proven.refused)
+
+    def describe(self, name: str) -> ModelInfo:
+        """How the model of that name is computed."""
+        return ModelInfo(
+            name=name,
+            dtype=INT8 if self.quantized else str(self.dtype).removeprefix("torch."),
+            attention=self.backend.attention,
+            paths=self.paths,
+            refused=tuple(RefusedPath(p.operation, p.path, p.reason) for p in self.refused),
+        )
 
 
 class Backbone:
@@ -73,6 +100,7 @@ class Backbone:
         parameters: int,
         padding: int | None = None,
     ) -> None:
+        self.target = target
         self.device = target.device
         self.dtype = target.dtype
         self.hidden_size = hidden_size
@@ -139,6 +167,9 @@ def load_encoder(
     """
     config = EncoderConfig.read(folder)
     weights = Weights.read(folder) if weights is None else weights
+    target = target.prove(
+        _encoder_shapes(config), QUANTIZED_ENCODER if target.quantized else ENCODER
+    )
     make = partial(_quantized, tokenizer) if target.quantized else _unquantized
     return Backbone(
         make(weights, config, target),
@@ -158,6 +189,7 @@ def load_decoder(folder: Path, target: Target, weights: Weights) -> Backbone:
             "DTYPE=int8 is for models of bge-m3's and bge-reranker's kind, and this is one of type "
             "qwen3; set DTYPE to auto"
         )
+    target = target.prove(_decoder_shapes(config), DECODER)
     parameters = DecoderParameters(weights, config, target.device, target.dtype)
     return Backbone(
         _maybe_compiled(make_decoder(parameters, target.backend), target),
@@ -165,6 +197,29 @@ def load_decoder(folder: Path, target: Target, weights: Weights) -> Backbone:
         hidden_size=config.width,
         max_length=config.positions,
         parameters=config.parameters,
+    )
+
+
+def _encoder_shapes(config: EncoderConfig) -> Shapes:
+    return Shapes(
+        width=config.width,
+        inner_width=config.inner_width,
+        heads=config.heads,
+        key_heads=config.heads,
+        head_width=config.width // config.heads,
+        activation=config.activation,
+    )
+
+
+def _decoder_shapes(config: DecoderConfig) -> Shapes:
+    return Shapes(
+        width=config.width,
+        inner_width=config.inner_width,
+        heads=config.heads,
+        key_heads=config.key_heads,
+        head_width=config.head_width,
+        bias=False,
+        causal=True,
     )
 
 

@@ -11,8 +11,8 @@ import structlog
 import torch
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
-from app.engine.loaded_models import DeviceInfo, LoadedModels
-from app.engine.model import Embedder, Model, Reranker
+from app.engine.loaded_models import DeviceInfo, LoadedModels, ModelInfo
+from app.engine.model import Model
 from app.models.architectures.compiled import compiler_errors_as_startup_errors
 from app.models.backbone import Target
 from app.models.checkpoint.config import DEMO_KEY, read_config
@@ -30,9 +30,14 @@ from app.models.device.choose import (
 from app.models.device.cpu_threads import run_in_background
 from app.models.ops.backend import choose_backend
 from app.models.probe import probe, tokens_that_fit, warm_up
-from app.models.tasks.cross_encoder import load_cross_encoder
+from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
-from app.models.tasks.qwen3 import load_qwen_embedder, load_qwen_reranker
+from app.models.tasks.qwen3 import (
+    QwenEmbedder,
+    QwenReranker,
+    load_qwen_embedder,
+    load_qwen_reranker,
+)
 from app.models.token_budget import ChosenBudget, capped
 from app.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
 from app.settings.model_names import public_name
@@ -126,7 +131,8 @@ def _load_on(name: str, settings: Settings, folders: ModelFolders) -> LoadedMode
         budget = _budget(settings, embedder, [dense, reranker], device)
     return LoadedModels(
         embedder=embedder,
-        device=_describe(target),
+        device=_describe(device, embedder.info),
+        infos=tuple(each.info for each in (embedder, dense, reranker) if each is not None),
         max_batch_tokens=budget.tokens,
         dense=dense,
         reranker=reranker,
@@ -180,17 +186,23 @@ class _Loader:
         settings = self.settings
         dtype = choose_dtype(settings.dtype, self.device, qwen=_is_qwen(folder))
         backend = choose_backend(self.device, dtype, settings.attention)
-        quantized = settings.dtype == INT8
-        return Target(self.device, dtype, backend, quantized, settings.torch_compile)
+        return Target(
+            self.device,
+            dtype,
+            backend,
+            quantized=settings.dtype == INT8,
+            compiled=settings.torch_compile,
+            attention_named=settings.attention != "auto",
+        )
 
-    def load_dense(self, folder: Path | None) -> Embedder | None:
+    def load_dense(self, folder: Path | None) -> QwenEmbedder | None:
         """The dense model, where it is not bge-m3 itself."""
         if folder is None:
             return None
         name, limit = public_name(self.settings.dense_model), self.settings.qwen_embed_max_length
         return load_qwen_embedder(name, folder, limit, self.target_of(folder))
 
-    def load_reranker(self, folder: Path | None) -> Reranker | None:
+    def load_reranker(self, folder: Path | None) -> CrossEncoder | QwenReranker | None:
         """The reranker, where it is a model of its own."""
         if folder is None:
             return None
@@ -206,14 +218,14 @@ def _is_qwen(folder: Path) -> bool:
     return bool(read_config(folder).get("model_type") == "qwen3")
 
 
-def _describe(target: Target) -> DeviceInfo:
+def _describe(device: torch.device, embedder: ModelInfo) -> DeviceInfo:
     return DeviceInfo(
-        name=str(target.device),
-        description=describe_device(target.device),
-        dtype=INT8 if target.quantized else str(target.dtype).removeprefix("torch."),
-        attention=target.backend.attention,
-        gpu_available=target.device.type != "cpu",
+        name=str(device),
+        description=describe_device(device),
+        dtype=embedder.dtype,
+        attention=embedder.attention,
+        gpu_available=device.type != "cpu",
         device_count=torch.cuda.device_count(),
-        memory_bytes=memory_bytes(target.device),
-        read_memory=memory_reader(target.device),
+        memory_bytes=memory_bytes(device),
+        read_memory=memory_reader(device),
     )

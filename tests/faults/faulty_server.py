@@ -5,6 +5,7 @@ raise        a RuntimeError, as a broken kernel would
 exit         the device thread ends
 lose         a GPU's lasting error, such as an illegal access
 hold         the forward comes back once the file GATE exists
+KERNEL says what the fast path of linear layers computes: `wrong`, `raise` or `nan`.
 Besides, a forward of more than MEMORY_TOKENS tokens is out of memory.
 """
 
@@ -20,6 +21,8 @@ import torch
 from app.engine.loaded_models import LoadedModels
 from app.main import create_app
 from app.models.load import load_models
+from app.models.ops.onednn_backend import OneDnnBackend
+from app.models.ops.torch_backend import TorchBackend
 from app.server.process import run
 from app.settings import Settings
 
@@ -53,6 +56,21 @@ class FaultyModel:
         return self._model.launch(sequences, outputs)
 
 
+def _plant(kernel: str) -> None:
+    """Put a faulty kernel in the place of oneDNN's."""
+
+    def linear(self, layers, activation=None):
+        def compute(states):
+            if kernel == "raise":
+                raise RuntimeError(f"no kernel image in {Path.cwd()}")
+            product = TorchBackend.linear(self, layers, activation)(states)
+            return product * (torch.nan if kernel == "nan" else 1.01)
+
+        return compute
+
+    OneDnnBackend.linear = linear
+
+
 def _wait_for(path: Path) -> None:
     pause = threading.Event()
     while not path.exists():
@@ -65,4 +83,6 @@ def load(settings: Settings) -> LoadedModels:
 
 
 if __name__ == "__main__":
+    if "KERNEL" in os.environ:
+        _plant(os.environ["KERNEL"])
     run(partial(create_app, loader=load))

@@ -2,7 +2,8 @@
 
 Runs the configured models through this engine and through the reference implementations, prints the
 largest difference of every output, and exits with 1 where one is out of tolerance. DTYPE=auto means
-float32 here; any other format is compared with the references' float32 at a wider tolerance.
+float32 here; any other format is compared with the references' float32 at a wider tolerance. Before
+that it prints, for each path that an operation could take on this machine, what its trial showed.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from app.models.runtime import ModelFolders, locate_models
 from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
 from app.settings.sources import load_settings
 from tools.verify import references
+from tools.verify.paths import path_rows, print_paths
 from tools.verify.texts import PASSAGES, QUERY, TEXTS
 
 _FLOAT32_TOLERANCE = 1e-4
@@ -174,6 +176,7 @@ def main() -> int:
     """Compare, print, and return the exit status."""
     try:
         settings = comparable(load_settings())
+        print_paths([row for name in settings.devices for row in path_rows(name)])
         ours = asyncio.run(run_engine(settings))
         rows = list(Verification(settings, ours).rows())
     except StartupError as error:

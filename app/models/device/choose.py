@@ -30,15 +30,16 @@ def choose_dtype(name: str, device: torch.device, *, qwen: bool = False) -> torc
     """The number format that DTYPE names; `auto` takes the fastest that the device has natively.
 
     On a GPU Qwen3's states can leave the range of float16: `auto` takes bfloat16 for it, or float32
-    where the GPU has none. For `int8` it is the format of what is not a matrix product.
+    where an NVIDIA GPU has none, and on Apple's. For `int8` it is the format of what is not a
+    matrix product.
     """
     if name == INT8:
         _require_int8(device)
     if name in {"auto", INT8}:
         if device.type == "cpu":
             return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
-        if qwen and device.type == "cuda":
-            return torch.bfloat16 if _cuda_has_bfloat16(device) else torch.float32
+        if qwen:
+            return torch.bfloat16 if _gpu_has_bfloat16(device) else torch.float32
         return torch.float16
     dtype: torch.dtype = getattr(torch, name)
     if device.type == "cpu" and dtype is torch.float16:
@@ -52,9 +53,9 @@ def cpu_has_bfloat16() -> bool:
     return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
 
 
-def _cuda_has_bfloat16(device: torch.device) -> bool:
-    """Whether the GPU multiplies bfloat16 natively, as from Ampere on."""
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+def _gpu_has_bfloat16(device: torch.device) -> bool:
+    """Whether the GPU multiplies bfloat16 natively, as NVIDIA's do from Ampere on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def cpu_has_int8() -> bool:

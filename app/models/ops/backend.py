@@ -75,7 +75,9 @@ class Backend(Protocol):
         """
 
 
-def choose_backend(device: torch.device, dtype: torch.dtype, attention: str = "auto") -> Backend:
+def choose_backend(
+    device: torch.device, dtype: torch.dtype, attention: str = "auto"
+) -> TorchBackend:
     """The fastest that runs here; the setting ATTENTION overrides its attention alone.
 
     Raises `StartupError` where the attention of that name cannot run on `device` in `dtype`.
@@ -87,7 +89,7 @@ def choose_backend(device: torch.device, dtype: torch.dtype, attention: str = "a
     return make(attention=attention)
 
 
-def _fastest(device: torch.device, dtype: torch.dtype) -> Callable[..., Backend]:
+def _fastest(device: torch.device, dtype: torch.dtype) -> Callable[..., TorchBackend]:
     if device.type == "cuda":
         return partial(CudaBackend, dtype)
     if device.type != "cpu":

@@ -37,6 +37,8 @@ _WIDEST_HEAD = 128
 class NativeBackend(OneDnnBackend):
     """Shapes and activations that a kernel does not take are left to oneDNN and PyTorch."""
 
+    name = "native"
+
     def __init__(self, library: Library, attention: str | None = None) -> None:
         self._library = library
         self._onednn_multiplies = bool(torch.cpu.get_capabilities().get("amx_tile"))

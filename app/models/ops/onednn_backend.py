@@ -19,6 +19,8 @@ class OneDnnBackend(TorchBackend):
     own product is as fast, and reads the weights where they are.
     """
 
+    name = "onednn"
+
     def __init__(self, dtype: torch.dtype, attention: str | None = None) -> None:
         matmul_is_faster = dtype is torch.bfloat16 and not has_fast_sdpa()
         super().__init__(attention or ("matmul" if matmul_is_faster else "sdpa"))

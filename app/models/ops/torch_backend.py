@@ -1,6 +1,7 @@
 """The operations by PyTorch's own operators."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ _ROW_ALIGNMENT = 4
 
 class TorchBackend:
     """Runs on every device and in every dtype; implements `app.models.ops.backend.Backend`."""
+
+    name: ClassVar = "torch"
 
     def __init__(self, attention: str = "sdpa") -> None:
         self.attention = attention

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
+from app.engine.loaded_models import ModelInfo
 from app.engine.types import Outputs, TokenIds
 from app.errors import InferenceError
 from app.models.backbone import Backbone
@@ -26,6 +27,11 @@ class DeviceModel(ABC, Generic[Result]):
     def max_length(self) -> int:
         """The most tokens of one sequence, special tokens included."""
         return self._tokenizer.max_length
+
+    @property
+    def info(self) -> ModelInfo:
+        """How it is computed."""
+        return self._backbone.target.describe(self.name)
 
     def finish_loading(self) -> None:
         """Implement `app.engine.model.Model`: results are the same before and after."""

@@ -1,5 +1,6 @@
 """`python -m tools.verify` as a user runs it: parity proved, and a difference noticed."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -32,6 +33,7 @@ def test_all_models_agree_with_their_references(tiny_m3, tiny_reranker, run_veri
     status, output = run_verify(EMBEDDING_MODEL=str(tiny_m3), RERANKER_MODEL=str(tiny_reranker))
     assert status == 0, output
     assert "4 of 4 outputs agree with their reference." in output
+    assert re.search(r"(\d+) of \1 paths compute what the plain reference does\.", output)
 
 
 def test_qwen_models_agree_with_theirs(tiny_m3: Path, tiny_qwen: Path, run_verify) -> None:

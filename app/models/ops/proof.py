@@ -1,0 +1,190 @@
+"""Proves at the start that each operation of a backend computes what it should on this machine.
+
+Each path of an operation (a kernel in C, a library's operator, an attention) computes a small batch
+beside the plain reference on the same device: `TorchBackend` in float32 with eager attention. One
+that raises, or differs by more than its number format explains, is refused, and the next one tried.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass
+from types import MethodType
+
+import structlog
+import torch
+from torch import Tensor
+
+from app.errors import StartupError
+from app.models.attention.choose import load_attention
+from app.models.ops.proof_cases import ATTENTION, CASES, Shapes, TrialInputs
+from app.models.ops.torch_backend import TorchBackend
+
+log = structlog.get_logger(__name__)
+
+# The largest difference, as a share of the largest number; PyTorch rounds some sums in between.
+_TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+# Where a value lies between two of the 255 steps of its row, either may be chosen.
+_ONE_STEP = {"quantize_rows": 0.02}
+_PLAIN_ATTENTIONS = ("sdpa", "eager")
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the trial of one path of an operation showed.
+
+    `difference` is the largest, as a share of the largest number. `error` is the class of what was
+    raised instead, and `message` its first line.
+    """
+
+    operation: str
+    path: str
+    difference: float
+    tolerance: float
+    error: str | None = None
+    message: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the path may be used; a difference that is not a number is none."""
+        return self.error is None and self.difference <= self.tolerance
+
+    @property
+    def reason(self) -> str:
+        """Why it was refused, without anything that names folders of this machine."""
+        if self.error is not None:
+            return f"raises {self.error}"
+        return f"differs by {self.difference:.1e}, allowed are {self.tolerance:.0e}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenBackend:
+    """A backend with a proven path for each operation, their names, and what was refused."""
+
+    backend: TorchBackend
+    paths: dict[str, str]
+    refused: tuple[Proof, ...]
+
+
+class Trial:
+    """Tries the paths of a backend for one model."""
+
+    def __init__(
+        self, backend: TorchBackend, shapes: Shapes, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._backend = backend
+        self._shapes = shapes
+        self._device = device
+        self._dtype = dtype
+
+    def prove(self, operations: Sequence[str], *, attention_named: bool = False) -> ProvenBackend:
+        """Choose the first path of each operation that holds.
+
+        Raises `StartupError` where that is not the attention that a setting names.
+        """
+        proven = copy(self._backend)
+        paths: dict[str, str] = {}
+        refused: list[Proof] = []
+        for operation in operations:
+            *failed, (variant, proof) = self._until_one_holds(operation)
+            refused += [each for _, each in failed]
+            if not proof.holds:
+                raise _nothing_holds(proof)
+            if failed and attention_named and operation == ATTENTION:
+                raise _refused_attention(refused[-1])
+            _warn(refused[len(refused) - len(failed) :], proof)
+            _take(proven, variant, operation)
+            paths[operation] = proof.path
+        return ProvenBackend(proven, paths, tuple(refused))
+
+    def every_proof(self, operations: Sequence[str]) -> list[Proof]:
+        """Those of all paths."""
+        return [proof for each in operations for _, proof in self._proofs(each)]
+
+    def _until_one_holds(self, operation: str) -> Iterator[tuple[TorchBackend, Proof]]:
+        for variant, proof in self._proofs(operation):
+            yield variant, proof
+            if proof.holds:
+                return
+
+    def _proofs(self, operation: str) -> Iterator[tuple[TorchBackend, Proof]]:
+        """Of each path; the last one is the plain one."""
+        for path, variant in _variants(self._backend, operation):
+            yield variant, self._try(operation, path, variant)
+
+    @torch.inference_mode()
+    def _try(self, operation: str, path: str, variant: TorchBackend) -> Proof:
+        expected = self._compute(operation, TorchBackend("eager"), exact=True)
+        try:
+            actual = self._compute(operation, variant, exact=False)
+        except Exception as error:  # noqa: BLE001 - whatever a kernel raises, the next one serves
+            message = next(iter(str(error).splitlines()), "")
+            return Proof(operation, path, math.inf, 0.0, type(error).__name__, message)
+        tolerance = _ONE_STEP.get(operation, _TOLERANCES[self._dtype])
+        return Proof(operation, path, _difference(actual, expected), tolerance)
+
+    def _compute(self, operation: str, backend: TorchBackend, *, exact: bool) -> list[Tensor]:
+        inputs = TrialInputs(self._shapes, self._device, self._dtype, exact=exact)
+        return list(CASES[operation](backend, inputs))
+
+
+def _variants(backend: TorchBackend, operation: str) -> Iterator[tuple[str, TorchBackend]]:
+    """The backend with each path of an operation, the fastest first."""
+    if operation == ATTENTION:
+        for name in dict.fromkeys((backend.attention, *_PLAIN_ATTENTIONS)):
+            variant = copy(backend)
+            if name != backend.attention:
+                variant.attention, variant.attend = name, load_attention(name)
+            yield name, variant
+        return
+    for each in type(backend).__mro__:
+        if operation in vars(each) and issubclass(each, TorchBackend):
+            variant = copy(backend)
+            setattr(variant, operation, MethodType(vars(each)[operation], variant))
+            yield each.name, variant
+
+
+def _take(backend: TorchBackend, variant: TorchBackend, operation: str) -> None:
+    if operation == ATTENTION:
+        backend.attention, backend.attend = variant.attention, variant.attend
+    else:
+        setattr(backend, operation, getattr(variant, operation))
+
+
+def _difference(actual: list[Tensor], expected: list[Tensor]) -> float:
+    pairs = zip(actual, expected, strict=True)
+    return max(_largest_difference(mine, other) for mine, other in pairs)
+
+
+def _largest_difference(actual: Tensor, expected: Tensor) -> float:
+    if actual.shape != expected.shape:
+        return math.inf
+    difference = (actual.double() - expected.double()).abs().amax()
+    share = float(difference / expected.double().abs().amax())
+    # `max` would pass over what is not a number.
+    return math.inf if math.isnan(share) else share
+
+
+def _warn(refused: list[Proof], used: Proof) -> None:
+    for proof in refused:
+        log.warning(
+            "path_refused",
+            operation=proof.operation,
+            path=proof.path,
+            reason=f"{proof.reason}: {proof.message}" if proof.message else proof.reason,
+            used_instead=used.path,
+        )
+
+
+def _refused_attention(proof: Proof) -> StartupError:
+    return StartupError(
+        f"ATTENTION={proof.path} does not compute what it should on this device "
+        f"({proof.reason}); set ATTENTION to auto"
+    )
+
+
+def _nothing_holds(proof: Proof) -> StartupError:
+    return StartupError(
+        f"this device does not compute {proof.operation} correctly, not even by PyTorch's own "
+        f"operators ({proof.reason}); choose another with DEVICE"
+    )

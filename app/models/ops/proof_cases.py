@@ -1,0 +1,202 @@
+"""What the start-up proof computes: for each operation of a backend, a small batch at random."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from app.models.batch.packing import PackedBatch, pack
+from app.models.ops.arguments import (
+    Epilogue,
+    LayerNorm,
+    QuantizedRows,
+    RmsNorm,
+    RotaryEmbedding,
+)
+from app.models.ops.torch_backend import TorchBackend
+
+ATTENTION = "attention"
+# Shorter and longer than the blocks in which kernels compute, and no multiple of them.
+_LENGTHS = (1, 8, 66)
+_MULTIPLE = 8
+# Few columns, so that the start does not wait for it; more than a kernel computes at once.
+_MOST_COLUMNS = 192
+# A prime number, so that the rows of a matrix that is filled with these in turn all differ.
+_DRAWN = 65_537
+_EPSILON = 1e-5
+_THETA = 10_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The sizes of a model's layers, and what its kind of layer has."""
+
+    width: int
+    inner_width: int
+    heads: int
+    key_heads: int
+    head_width: int
+    activation: str | None = None
+    bias: bool = True
+    causal: bool = False
+
+
+class TrialInputs:
+    """Numbers drawn at random, the same for every path.
+
+    They are rounded to `dtype`; the reference, which is `exact`, gets them in float32.
+    """
+
+    def __init__(
+        self, shapes: Shapes, device: torch.device, dtype: torch.dtype, *, exact: bool
+    ) -> None:
+        self.shapes = shapes
+        self.device = device
+        self.dtype = torch.float32 if exact else dtype
+        self._rounded = dtype
+        self._drawn = torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0))
+        self._place = 0
+        texts = [np.zeros(length, np.int64) for length in _LENGTHS]
+        self.packed: PackedBatch = pack(texts, device=device, multiple=_MULTIPLE)
+
+    @property
+    def tokens(self) -> int:
+        """Rows of the batch."""
+        return self.packed.tokens
+
+    def normal(self, *shape: int) -> Tensor:
+        """Of the standard normal distribution, in the model's number format."""
+        return self.float32(*shape).to(self._rounded).to(self.dtype)
+
+    def float32(self, *shape: int) -> Tensor:
+        """The same, in float32 for every path."""
+        count = math.prod(shape)
+        times = -(-(self._place + count) // _DRAWN)
+        taken = self._drawn.repeat(times)[self._place : self._place + count]
+        self._place = (self._place + count) % _DRAWN
+        return taken.view(shape).to(self.device)
+
+    def bytes(self, zero: int, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Whole numbers in 8 bits around `zero`; some are the lowest and the highest."""
+        return (self.float32(*shape) * 64).clamp(-127, 127).add_(zero).to(dtype)
+
+    def linear(self, in_features: int, out_features: int) -> nn.Linear:
+        """A layer whose outputs are about as large as its inputs."""
+        out = min(out_features, _MOST_COLUMNS)
+        layer = nn.Linear(in_features, out, self.shapes.bias, "meta")
+        layer.weight = nn.Parameter(self.normal(out, in_features) * in_features**-0.5)
+        if self.shapes.bias:
+            layer.bias = nn.Parameter(self.normal(out))
+        return layer
+
+    def layer_norm(self, width: int) -> LayerNorm:
+        """On a CPU its parameters are float32 in every number format."""
+        draw = self.float32 if self.device.type == "cpu" else self.normal
+        return LayerNorm(draw(width), draw(width), _EPSILON)
+
+
+Case = Callable[[TorchBackend, TrialInputs], Iterable[Tensor]]
+
+
+def _linear(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+    shapes, tokens = inputs.shapes, inputs.tokens
+    attended = shapes.heads * shapes.head_width
+    sizes = (
+        (shapes.width, attended, 3, None),
+        (attended, shapes.width, 1, None),
+        (shapes.width, shapes.inner_width, 1, shapes.activation),
+        (shapes.inner_width, shapes.width, 1, None),
+    )
+    for depth, out, count, activation in sizes:
+        layers = [inputs.linear(depth, out) for _ in range(count)]
+        yield backend.linear(layers, activation)(inputs.normal(tokens, depth))
+
+
+def _add_norm(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+    shape = inputs.tokens, inputs.shapes.width
+    norm = inputs.layer_norm(inputs.shapes.width)
+    yield backend.add_norm(inputs.normal(*shape), inputs.normal(*shape), norm)
+
+
+def _rms_norm(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+    width = inputs.shapes.width
+    norm = RmsNorm(inputs.normal(width), _EPSILON)
+    yield backend.rms_norm(inputs.normal(inputs.tokens, width), norm)
+
+
+def _rotary(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+    shapes = inputs.shapes
+    rotated = shapes.heads + shapes.key_heads
+    states = inputs.normal(inputs.tokens, rotated + shapes.key_heads, shapes.head_width)
+    norm = RmsNorm(inputs.normal(rotated, shapes.head_width), _EPSILON)
+    positions = inputs.packed.position_ids[0]
+    backend.rotary(states, norm, RotaryEmbedding.at(positions, shapes.head_width, _THETA))
+    yield states
+
+
+def _gate(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+    yield backend.gate(inputs.normal(inputs.tokens, 2 * inputs.shapes.inner_width))
+
+
+def _attention(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+    shapes, packed = inputs.shapes, inputs.packed
+    heads = [shapes.heads, shapes.key_heads, shapes.key_heads]
+    projected = inputs.normal(packed.tokens, sum(heads), shapes.head_width)
+    query, key, value = torch.split(projected.transpose(0, 1), heads)
+    scale = shapes.head_width**-0.5
+    attended = backend.attend(query, key, value, packed, scale=scale, causal=shapes.causal)
+    yield attended[: packed.real_tokens]
+
+
+def _int8_gemm(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+    shapes = inputs.shapes
+    for depth, activation in ((shapes.width, shapes.activation), (shapes.inner_width, None)):
+        values = inputs.bytes(128, inputs.tokens, depth, dtype=torch.uint8)
+        weights = inputs.bytes(0, _MOST_COLUMNS, depth, dtype=torch.int8)
+        scale, bias = inputs.float32(_MOST_COLUMNS).abs() / depth, inputs.float32(_MOST_COLUMNS)
+        gemm = backend.int8_gemm(weights, scale, activation)
+        for dtype in (torch.float32, inputs.dtype):
+            yield gemm(values, bias, dtype=dtype, activation=activation)
+
+
+def _clamp(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+    states = inputs.float32(inputs.tokens, inputs.shapes.width) * 40 + 128
+    states[1, 0] = torch.inf
+    clamped = backend.clamp(states, 1.0, 255.0)
+    yield clamped.values
+    yield clamped.outliers
+
+
+def _quantize_rows(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+    for width in (inputs.shapes.width, inputs.shapes.inner_width):
+        rows = backend.quantize_rows(inputs.normal(inputs.tokens, width))
+        yield rows.values * rows.scale + rows.minimum
+
+
+def _dequantize_add_norm(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+    tokens, width = inputs.tokens, inputs.shapes.width
+    rows = QuantizedRows(torch.empty(0), inputs.float32(tokens, 1), inputs.float32(tokens, 1))
+    norm = LayerNorm(inputs.float32(width), inputs.float32(width), _EPSILON)
+    epilogue = Epilogue(inputs.float32(width), inputs.float32(width), inputs.float32(width), norm)
+    product, residual = inputs.float32(tokens, width), inputs.float32(tokens, width)
+    yield backend.dequantize_add_norm(product * 100, rows, residual, epilogue)
+
+
+CASES: dict[str, Case] = {
+    "linear": _linear,
+    "add_norm": _add_norm,
+    "rms_norm": _rms_norm,
+    "rotary": _rotary,
+    "gate": _gate,
+    ATTENTION: _attention,
+    "int8_gemm": _int8_gemm,
+    "clamp": _clamp,
+    "quantize_rows": _quantize_rows,
+    "dequantize_add_norm": _dequantize_add_norm,
+}
+ENCODER = ("linear", "add_norm", ATTENTION)
+QUANTIZED_ENCODER = ("int8_gemm", "clamp", "quantize_rows", "dequantize_add_norm", ATTENTION)
+DECODER = ("linear", "rms_norm", "rotary", "gate", ATTENTION)

@@ -1,0 +1,33 @@
+"""A kernel that is wrong on the user's machine is found at the start and not used."""
+
+import numpy as np
+import pytest
+
+from tests.faults.outcomes import EMBED
+
+
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        ("wrong", "differs by"),
+        ("nan", "differs by inf"),
+        ("raise", "raises RuntimeError"),
+    ],
+)
+def test_the_plain_path_serves_instead(faulty_server, server, kernel: str, reason: str) -> None:
+    with faulty_server(KERNEL=kernel, DTYPE="float32") as faulty:
+        with faulty.client() as client:
+            health = client.get("/health")
+            (model, *_) = health.json()["models"]
+            answer = client.post(EMBED[0], json=EMBED[1]).json()
+        assert faulty.stop() == 0
+    assert model["paths"]["linear"] == "torch"
+    (refused,) = model["refused"]
+    assert (refused["operation"], refused["path"]) == ("linear", "onednn")
+    assert reason in refused["reason"]
+    assert "/" not in refused["reason"]
+    assert faulty.log.count("path_refused") == 1
+    assert "used_instead=torch" in faulty.log
+    with server.client() as client:
+        expected = client.post(EMBED[0], json=EMBED[1]).json()
+    assert np.array_equal(*(each["data"][0]["embeddings"]["dense"] for each in (answer, expected)))
