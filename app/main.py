@@ -13,7 +13,7 @@ from app import __version__
 from app.access.api_tokens import ApiTokens
 from app.access.rate_limit import Buckets, MemoryBuckets, SharedBuckets
 from app.api import embeddings, health, operations, rerank
-from app.api.dialects import openai
+from app.api.dialects import openai, vllm
 from app.api.docs import install_docs
 from app.api.errors import install_error_handlers
 from app.api.handler import Service
@@ -87,7 +87,7 @@ def create_app(
         lifespan=_lifespan(service, on_ready, on_failure),
     )
     app.state.service = service
-    for module in (embeddings, rerank, openai, health, operations):
+    for module in (embeddings, rerank, openai, vllm, health, operations):
         app.include_router(module.router)
     install_docs(app)
     install_openapi(app, service)

@@ -5,9 +5,9 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from app.api.checks import check_texts
 from app.api.dialects import openai
 from app.api.handler import Call, Operation, ServiceDep, respond
-from app.api.limits import check_texts
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import NATIVE_EMBEDDINGS, Dialect
 from app.api.rendering import ModelNames, estimate_bytes, render_embeddings

@@ -45,6 +45,8 @@ def _native(error: ErrorFacts, request_id: str) -> dict[str, Any]:
     return body if error.problems is None else body | {"errors": error.problems}
 
 
+# Servers that have no 422.
+_BAD_REQUEST = {"invalid_request": 400}
 _OPENAI_TYPES: Mapping[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
@@ -53,20 +55,35 @@ _OPENAI_TYPES: Mapping[int, str] = {
 
 
 def _openai(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    return {"error": _about(error)}
+
+
+def _about(error: ErrorFacts) -> dict[str, Any]:
     server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     kind = "server_error" if server_error else "invalid_request_error"
     pointer = error.problems[0]["pointer"] if error.problems else ""
-    about = {
+    return {
         "message": error.message,
         "type": _OPENAI_TYPES.get(error.status, kind),
         "param": pointer.split("/")[1] if pointer else None,
         "code": error.code,
     }
-    return {"error": about}
 
 
-_BAD_REQUEST = {"invalid_request": 400}
+def _cohere(error: ErrorFacts, request_id: str) -> dict[str, Any]:
+    """Cohere's `message`, and Jina's `detail`."""
+    return {"id": request_id, "message": error.message, "detail": error.message, "code": error.code}
+
+
+def _vllm(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    """The newer shape, which is OpenAI's with a number, and the older one beside it."""
+    about = _about(error) | {"code": _BAD_REQUEST.get(error.code, error.status)}
+    return {"error": about, "object": "error"} | about
+
+
 _SHAPES = {
     Dialect.NATIVE: _Shape(_native, {}),
     Dialect.OPENAI: _Shape(_openai, _BAD_REQUEST),
+    Dialect.COHERE: _Shape(_cohere, _BAD_REQUEST),
+    Dialect.VLLM: _Shape(_vllm, _BAD_REQUEST),
 }

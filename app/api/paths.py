@@ -16,6 +16,8 @@ class Dialect(Enum):
 
     NATIVE = "Smart Embedder"
     OPENAI = "OpenAI"
+    COHERE = "Cohere, Jina, vLLM"
+    VLLM = "vLLM"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,8 @@ class Endpoint:
 NATIVE_EMBEDDINGS = Endpoint(EMBEDDING_ENDPOINT)
 OPENAI_EMBEDDINGS = Endpoint("/v1/embeddings")
 RERANK = Endpoint("/rerank", Purpose.RERANKING)
-ENDPOINTS = (NATIVE_EMBEDDINGS, OPENAI_EMBEDDINGS, RERANK)
+SCORE = Endpoint("/score", Purpose.RERANKING)
+ENDPOINTS = (NATIVE_EMBEDDINGS, OPENAI_EMBEDDINGS, RERANK, SCORE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +45,17 @@ class _Route:
 
 NATIVE_ONLY = (Dialect.NATIVE,)
 _OPENAI = (Dialect.OPENAI,)
+_VLLM = (Dialect.VLLM,)
+_RERANKS = _Route(RERANK, (Dialect.NATIVE, Dialect.COHERE))
 
 _WORK: Mapping[str, _Route] = {
     "/embeddings/": _Route(NATIVE_EMBEDDINGS, (Dialect.NATIVE, Dialect.OPENAI)),
     "/v1/embeddings": _Route(OPENAI_EMBEDDINGS, _OPENAI),
-    "/rerank": _Route(RERANK, NATIVE_ONLY),
+    "/rerank": _RERANKS,
+    "/v1/rerank": _RERANKS,
+    "/v2/rerank": _RERANKS,
+    "/score": _Route(SCORE, _VLLM),
+    "/v1/score": _Route(SCORE, _VLLM),
 }
 # Paths that are read, and those below them.
 _READ: Mapping[str, tuple[Dialect, ...]] = {"/v1/models": _OPENAI, "/models": _OPENAI}

@@ -131,14 +131,11 @@ def sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[Any
 
 def render_rerank(passages: list[str], result: RerankResult, model: str) -> list[bytes]:
     """The chunks of the JSON answer to a rerank request, by falling score."""
-    # Sorted as they are shown: float32, of which orjson writes the shortest distinct digits. Scores
-    # that a client sees as equal keep the order of the request.
-    scores = np.array(result.scores, dtype=np.float32)
     chunks = [b'{"results":[']
-    for place, index in enumerate(np.argsort(-scores, kind="stable").tolist()):
+    for place, (index, score) in enumerate(by_falling_score(result.scores)):
         if place:
             chunks.append(b",")
-        item = {"index": index, "passage": passages[index], "score": scores[index]}
+        item = {"index": index, "passage": passages[index], "score": score}
         if result.parts is not None:
             parts = asdict(result.parts[index])
             item["parts"] = {kind: np.float32(part) for kind, part in parts.items()}
@@ -146,6 +143,16 @@ def render_rerank(passages: list[str], result: RerankResult, model: str) -> list
     trailer = {"model_name": model} | _report(result)
     chunks.append(b"]," + orjson.dumps(trailer)[1:])
     return chunks
+
+
+def by_falling_score(scores: list[float]) -> list[tuple[int, np.float32]]:
+    """The places in the request and their scores, the best first.
+
+    Sorted as they are shown: float32, of which orjson writes the shortest distinct digits. Scores
+    that a client sees as equal keep the order of the request.
+    """
+    shown = np.array(scores, dtype=np.float32)
+    return [(index, shown[index]) for index in np.argsort(-shown, kind="stable").tolist()]
 
 
 def _trailer(result: EmbeddingResult, names: ModelNames) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class RerankingPipeline:
         job = self._job(model, [pair.sequence for pair in pairs.value], request)
         scores = await self._finish(job)
         if request.normalize and model.scores_are_logits:
-            scores = _sigmoid(scores)
+            scores = sigmoid(scores)
         return RerankResult(
             scores=scores,
             parts=None,
@@ -136,8 +136,8 @@ class RerankingPipeline:
         return results
 
 
-def _sigmoid(logits: list[float]) -> list[float]:
-    """Sigmoid in float32, without overflow for large values of either sign."""
+def sigmoid(logits: list[float]) -> list[float]:
+    """Probabilities in float32, without overflow for large values of either sign."""
     values = np.asarray(logits, dtype=np.float32)
     small = np.exp(-np.abs(values))
     probabilities: list[float] = np.where(

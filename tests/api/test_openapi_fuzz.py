@@ -6,13 +6,14 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from schemathesis.generation import GenerationMode
-from schemathesis.specs.openapi.checks import negative_data_rejection
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from tests.support.server import run_server
 
 WORKING = ["/embeddings/", "/rerank"]
-# Other APIs read what their clients send, also where it is not what the description says.
-FOREIGN = ["/v1/embeddings"]
+# Other APIs read what their clients send, also where it is not what the description says, and know
+# fields that they refuse.
+FOREIGN = ["/v1/embeddings", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"]
 READING = ["/", "/health", "/health/ready", "/health/live", "/stats", "/metrics"]
 READING += ["/v1/models", "/v1/models/{model}"]
 TOKEN = {"Authorization": "Bearer fuzz"}
@@ -74,7 +75,9 @@ def test_work_is_answered_as_described(description, path: str, mode: GenerationM
 @pytest.mark.parametrize("mode", list(GenerationMode))
 @pytest.mark.parametrize("path", FOREIGN)
 def test_other_apis_are_answered_as_described(description, path: str, mode: GenerationMode) -> None:
-    try_out(description[path]["POST"], mode, 20, [negative_data_rejection])
+    try_out(
+        description[path]["POST"], mode, 20, [negative_data_rejection, positive_data_acceptance]
+    )
 
 
 @pytest.mark.parametrize("path", READING)

@@ -1,0 +1,50 @@
+"""What a request may ask for, whatever its dialect calls it."""
+
+from collections.abc import Sequence
+
+from app.engine.loaded_models import LoadedModels
+from app.errors import EmptyInputError, InvalidRequestError
+from app.settings import Settings
+
+
+def check_texts(texts: Sequence[str], field: str, settings: Settings) -> None:
+    """Raise `EmptyInputError` where there are none, `InvalidRequestError` for too many."""
+    _check(texts, field, settings.max_sentences_per_request, "MAX_SENTENCES_PER_REQUEST")
+
+
+def check_passages(query: str, passages: Sequence[str], field: str, settings: Settings) -> None:
+    """The same for the passages of a query, which must not be blank."""
+    if not query.strip():
+        raise EmptyInputError("the query is blank: send what the passages are to be judged by")
+    _check(passages, field, settings.max_rerank_passages, "MAX_RERANK_PASSAGES")
+
+
+def check_rerank_options(
+    models: LoadedModels | None, *, instruction: str | None = None, weights: object = None
+) -> None:
+    """Refuse an option that the model ignores: the client would believe that it had an effect."""
+    if models is None or (models.reranker is None and not models.late_interaction):
+        return  # The engine raises the error for that.
+    reranker = models.reranker
+    name = models.embedder.name if reranker is None else reranker.name
+    if weights is not None and reranker is not None:
+        raise InvalidRequestError(
+            f"the option weights has no effect with the reranker {name}, which gives one score: "
+            "leave it out (it is for RERANKER_MODEL=late-interaction)"
+        )
+    reads_instruction = reranker is not None and reranker.reads_instruction
+    if instruction is not None and not reads_instruction:
+        raise InvalidRequestError(
+            f"the option instruction has no effect with the reranker {name}, which reads none: "
+            "leave it out (it is for Qwen3-Reranker)"
+        )
+
+
+def _check(texts: Sequence[str], field: str, most: int, setting: str) -> None:
+    if not texts:
+        raise EmptyInputError(f"the list {field} is empty: send at least one text")
+    if len(texts) > most:
+        raise InvalidRequestError(
+            f"the list {field} holds {len(texts)} texts, and at most {most} are allowed "
+            f"({setting}): send them in several requests"
+        )

@@ -1,0 +1,206 @@
+"""Reranking as Cohere, Jina and vLLM have it: documents in, relevance from 0 to 1 out."""
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any
+
+import orjson
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    JsonValue,
+    WithJsonSchema,
+)
+from starlette.responses import Response
+
+from app.api.dialects.work import Passages, rerank
+from app.api.handler import Call, Operation
+from app.api.openapi import describe_body, error_responses
+from app.api.paths import RERANK as RERANK_ENDPOINT
+from app.api.paths import Dialect
+from app.api.rendering import OPTIONS, by_falling_score
+from app.api.schemas import ForeignRequest
+from app.engine.types import RerankResult
+from app.errors import InvalidRequestError
+
+_EXAMPLE: dict[str, JsonValue] = {
+    "query": "What is hybrid search?",
+    "documents": ["A recipe for bread.", "It joins two rankings."],
+}
+_DOCUMENTS_OF_A_UNIT = 100
+
+
+def _as_texts(value: Any) -> Any:
+    """The text of each document that is an object."""
+    if not isinstance(value, list):
+        return value
+    return [item["text"] if isinstance(item, dict) and "text" in item else item for item in value]
+
+
+Documents = Annotated[
+    list[str],
+    FailFast(),
+    BeforeValidator(_as_texts),
+    WithJsonSchema(
+        {
+            "type": "array",
+            "minItems": 1,
+            "items": {
+                "anyOf": [
+                    {"type": "string"},
+                    {
+                        "type": "object",
+                        "properties": {"text": {"type": "string"}},
+                        "required": ["text"],
+                    },
+                ]
+            },
+        }
+    ),
+]
+
+
+class DocumentsRequest(ForeignRequest):
+    """A query and documents, each a string or an object with `text`."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+    example = _EXAMPLE
+
+    query: Annotated[str, Field(json_schema_extra={"minLength": 1, "pattern": r"\S"})]
+    documents: Documents
+    model: Annotated[str | None, Field(description="Any name of the reranker.")] = None
+    top_n: Annotated[
+        int | None, Field(ge=0, description="The best so many; 0 and null are all.")
+    ] = None
+    return_documents: Annotated[
+        bool | None, Field(description="Whether the answer repeats the texts.")
+    ] = None
+    instruction: Annotated[
+        str | None, Field(description="The task, for Qwen3-Reranker: an extension.")
+    ] = None
+    use_activation: Annotated[
+        bool | None, Field(description="vLLM's: false gives the model's raw scores.")
+    ] = None
+    rank_fields: Annotated[
+        list[str] | None, Field(description="Only `text` is read of a document.")
+    ] = None
+    max_chunks_per_doc: Annotated[
+        int | None, Field(description="Refused: a document is not split here.")
+    ] = None
+    truncate_prompt_tokens: Annotated[int | None, Field(description="Refused.")] = None
+
+
+class DocumentText(BaseModel):
+    """A document as it was read."""
+
+    text: str
+
+
+class RankedDocument(BaseModel):
+    """One document and its relevance."""
+
+    index: Annotated[int, Field(description="Place in the request.")]
+    relevance_score: float
+    document: DocumentText | None = None
+
+
+class DocumentsUsage(BaseModel):
+    """Tokens that the model read."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class DocumentsMeta(BaseModel):
+    """Cohere's accounts."""
+
+    api_version: dict[str, str]
+    billed_units: dict[str, int]
+    tokens: dict[str, int]
+
+
+class DocumentsResponse(BaseModel):
+    """The documents by falling relevance."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    meta: DocumentsMeta
+    usage: DocumentsUsage
+
+
+class CohereError(BaseModel):
+    """Cohere's shape of an error, with Jina's `detail`."""
+
+    id: str
+    message: str
+    detail: str
+    code: str
+
+
+DESCRIPTION: dict[str, Any] = {
+    "tags": ["Cohere, Jina, vLLM"],
+    "summary": "Order documents by relevance",
+    "response_model": DocumentsResponse,
+    "responses": error_responses(
+        400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504, model=CohereError
+    ),
+    "openapi_extra": describe_body(DocumentsRequest),
+}
+
+
+async def _rerank(body: DocumentsRequest, call: Call) -> Response:
+    model = call.service.catalogue.reranker(body.model)
+    _check(body)
+    passages = Passages(body.query, body.documents, "documents")
+    raw = body.use_activation is False
+    result = await rerank(call, passages, instruction=body.instruction, raw=raw)
+    name = "" if model is None else model.name
+    render = partial(_render, body, result, name, call.context.request_id)
+    return await call.render(render, sum(map(len, body.documents)))
+
+
+def _check(body: DocumentsRequest) -> None:
+    """Refuse what is known, would change the numbers, and cannot be had."""
+    if body.rank_fields not in (None, [], ["text"]):
+        raise InvalidRequestError(
+            "the field rank_fields may name text alone: put what is to be read there"
+        )
+    if body.max_chunks_per_doc is not None:
+        raise InvalidRequestError(
+            "the field max_chunks_per_doc is not read here, where a document is not split: leave "
+            "it out"
+        )
+    if body.truncate_prompt_tokens not in (None, -1):
+        raise InvalidRequestError("the field truncate_prompt_tokens is not read here: leave it out")
+
+
+def _render(
+    body: DocumentsRequest, result: RerankResult, model: str, request_id: str
+) -> Iterator[bytes]:
+    yield orjson.dumps({"id": request_id, "model": model})[:-1] + b',"results":['
+    ranked = by_falling_score(result.scores)[: body.top_n or None]
+    for place, (index, score) in enumerate(ranked):
+        item: dict[str, Any] = {"index": index, "relevance_score": score}
+        if body.return_documents:
+            item["document"] = {"text": body.documents[index]}
+        yield (b"," if place else b"") + orjson.dumps(item, option=OPTIONS)
+    yield b"]," + orjson.dumps(_report(result, len(body.documents)))[1:]
+
+
+def _report(result: RerankResult, documents: int) -> dict[str, Any]:
+    return {
+        "meta": {
+            "api_version": {"version": "2"},
+            "billed_units": {"search_units": math.ceil(documents / _DOCUMENTS_OF_A_UNIT)},
+            "tokens": {"input_tokens": result.tokens},
+        },
+        "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
+    }
+
+
+RERANK = Operation(Dialect.COHERE, RERANK_ENDPOINT, "documents", DocumentsRequest, _rerank)

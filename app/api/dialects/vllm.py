@@ -1,0 +1,151 @@
+"""vLLM's scores of pairs of texts."""
+
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from starlette.responses import Response
+
+from app.api.checks import check_passages
+from app.api.dialects.fields import TextsOrText
+from app.api.dialects.work import Passages, rerank
+from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.openapi import BEARER, describe_body, error_responses
+from app.api.paths import SCORE as SCORE_ENDPOINT
+from app.api.paths import Dialect
+from app.api.rendering import OPTIONS
+from app.api.schemas import ForeignRequest, Usage
+from app.errors import InvalidRequestError
+
+router = APIRouter(tags=["Cohere, Jina, vLLM"], dependencies=[BEARER])
+
+_EXAMPLE: dict[str, JsonValue] = {
+    "text_1": "What is hybrid search?",
+    "text_2": ["A recipe for bread.", "It joins two rankings."],
+}
+
+
+class ScoreRequest(ForeignRequest):
+    """One text and those to compare it with, or two lists of equal length."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+    example = _EXAMPLE
+
+    text_1: TextsOrText
+    text_2: TextsOrText
+    model: Annotated[str | None, Field(description="Any name of the reranker.")] = None
+    use_activation: Annotated[
+        bool | None, Field(description="False gives the model's raw scores.")
+    ] = None
+    truncate_prompt_tokens: Annotated[int | None, Field(description="Refused.")] = None
+
+
+class PairScore(BaseModel):
+    """The score of one pair."""
+
+    index: int
+    object: Literal["score"]
+    score: float
+
+
+class ScoreResponse(BaseModel):
+    """A score from 0 to 1 for each pair, in the order of the request."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PairScore]
+    usage: Usage
+
+
+class VllmError(BaseModel):
+    """vLLM's shape of an error: the newer one in `error`, and the older one."""
+
+    error: dict[str, Any]
+    object: Literal["error"]
+    message: str
+    type: str
+    param: str | None
+    code: int
+
+
+_DESCRIPTION: dict[str, Any] = {
+    "summary": "Score pairs of texts",
+    "response_model": ScoreResponse,
+    "responses": error_responses(
+        400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504, model=VllmError
+    ),
+    "openapi_extra": describe_body(ScoreRequest),
+}
+
+
+@router.post("/v1/score", **_DESCRIPTION)
+@router.post("/score", **_DESCRIPTION)
+async def create_scores(request: Request, service: ServiceDep) -> Response:
+    """How relevant each of `text_2` is to `text_1`, or to the one in its place."""
+    return await respond(request, service, _SCORE)
+
+
+async def _score(body: ScoreRequest, call: Call) -> Response:
+    model = call.service.catalogue.reranker(body.model)
+    _check(body, call)
+    queries = body.text_1 * (len(body.text_2) if len(body.text_1) == 1 else 1)
+    scores = [0.0] * len(queries)
+    tokens = 0
+    # One after the other, so that a request has no more than one place in the queue.
+    for query, places in _places_of(queries).items():
+        passages = Passages(query, [body.text_2[place] for place in places], "text_2")
+        result = await rerank(call, passages, raw=body.use_activation is False)
+        tokens += result.tokens
+        for place, score in zip(places, result.scores, strict=True):
+            scores[place] = score
+    call.context.counts |= {"passages": len(scores), "tokens": tokens}
+    name = "" if model is None else model.name
+    render = partial(_render, scores, tokens, name, call.context.request_id)
+    return await call.render(render, 0)
+
+
+def _places_of(queries: Sequence[str]) -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for place, query in enumerate(queries):
+        places.setdefault(query, []).append(place)
+    return places
+
+
+def _check(body: ScoreRequest, call: Call) -> None:
+    """Check the whole request, of which each query is checked again by itself."""
+    settings = call.service.settings
+    for query in body.text_1:
+        check_passages(query, body.text_2, "text_2", settings)
+    if len(body.text_1) not in {1, len(body.text_2)}:
+        raise InvalidRequestError(
+            f"text_1 holds {len(body.text_1)} texts and text_2 {len(body.text_2)}: send one in "
+            "text_1, or as many as in text_2"
+        )
+    if body.truncate_prompt_tokens not in {None, -1}:
+        raise InvalidRequestError("the field truncate_prompt_tokens is not read here: leave it out")
+
+
+def _render(scores: Sequence[float], tokens: int, model: str, request_id: str) -> Iterator[bytes]:
+    data = [
+        {"index": index, "object": "score", "score": score}
+        for index, score in enumerate(np.array(scores, dtype=np.float32))
+    ]
+    answer = {
+        "id": request_id,
+        "object": "list",
+        "created": int(time.time()),
+        "model": model,
+        "data": data,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+    yield orjson.dumps(answer, option=OPTIONS)
+
+
+_SCORE = Operation(Dialect.VLLM, SCORE_ENDPOINT, "text_1", ScoreRequest, _score)

@@ -1,0 +1,151 @@
+"""Reranking in Cohere's, Jina's and vLLM's shape: the native scores as probabilities."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.support.checkpoints import corpus
+
+QUERY = "hybrid search"
+DOCUMENTS = [*corpus(12, seed=5), "", "hybrid search vector", "same", "same"]
+PATHS = ["/rerank", "/v1/rerank", "/v2/rerank"]
+
+
+def post(client, path: str = "/v2/rerank", **body) -> dict:
+    answer = client.post(path, json={"query": QUERY, "documents": DOCUMENTS} | body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def native(client, **body) -> list[tuple[int, float]]:
+    body = {"query": QUERY, "passages": DOCUMENTS, "normalize": True} | body
+    results = client.post("/rerank", json=body).json()["results"]
+    return [(item["index"], item["score"]) for item in results]
+
+
+def scored(answer: dict) -> list[tuple[int, float]]:
+    return [(item["index"], item["relevance_score"]) for item in answer["results"]]
+
+
+def assert_error(answer, status: int, code: str) -> str:
+    error = answer.json()
+    assert (answer.status_code, error["code"]) == (status, code)
+    assert error["message"] == error["detail"]
+    assert error["id"] == answer.headers["x-request-id"]
+    return error["message"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_scores_are_the_cross_encoders_probabilities_in_falling_order(full, path) -> None:
+    assert scored(post(full, path)) == native(full)
+
+
+def test_late_interactions_scores_keep_their_order_between_0_and_1(client) -> None:
+    expected = native(client)
+    given = scored(post(client))
+    assert [index for index, _ in given] == [index for index, _ in expected]
+    sigmoid = [1 / (1 + math.exp(-score)) for _, score in expected]
+    np.testing.assert_allclose([score for _, score in given], sigmoid, rtol=0, atol=1e-6)
+    raw = scored(post(client, use_activation=False))
+    assert raw == expected
+
+
+def test_an_answer_has_the_fields_of_all_three(full) -> None:
+    answer = post(full, model="rerank-v3.5")
+    assert list(answer) == ["id", "model", "results", "meta", "usage"]
+    assert answer["model"] == "tiny-reranker"
+    assert list(answer["results"][0]) == ["index", "relevance_score"]
+    native_usage = full.post("/rerank", json={"query": QUERY, "passages": DOCUMENTS}).json()[
+        "usage"
+    ]
+    assert answer["usage"] == native_usage
+    assert answer["meta"]["billed_units"] == {"search_units": 1}
+    assert answer["meta"]["tokens"] == {"input_tokens": native_usage["total_tokens"]}
+    assert answer["meta"]["api_version"]["version"]
+
+
+@pytest.mark.parametrize("asked", [True, "true", "True", 1])
+def test_documents_come_back_where_asked_for(full, asked) -> None:
+    for item in post(full, return_documents=asked)["results"]:
+        assert item["document"] == {"text": DOCUMENTS[item["index"]]}
+
+
+@pytest.mark.parametrize(("top_n", "count"), [(3, 3), ("3", 3), (0, 16), (None, 16), (99, 16)])
+def test_the_best_so_many_are_answered(full, top_n, count) -> None:
+    assert scored(post(full, top_n=top_n)) == native(full)[:count]
+
+
+def test_documents_may_be_objects_with_text(full) -> None:
+    objects = [{"text": text, "title": "no"} for text in DOCUMENTS[:8]] + DOCUMENTS[8:]
+    assert scored(post(full, documents=objects)) == native(full)
+    assert scored(post(full, documents=objects, rank_fields=["text"])) == native(full)
+
+
+def test_what_a_client_adds_of_its_own_changes_nothing(full) -> None:
+    extra = {"return_len": True, "priority": 3, "user": "me", "return_documents": None}
+    assert scored(post(full, **extra)) == native(full)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"query": None}, "query"),
+        ({"documents": [{"title": "a"}]}, "documents[0]"),
+        ({"documents": "a"}, "documents"),
+        ({"documents": ["a", 1]}, "documents[1]"),
+        ({"top_n": -1}, "top_n"),
+        ({"rank_fields": ["title"]}, "rank_fields"),
+        ({"max_chunks_per_doc": 2}, "max_chunks_per_doc"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"instruction": "Find it"}, "instruction"),
+        ({"documents": ["a"] * 41}, "MAX_RERANK_PASSAGES"),
+    ],
+)
+@pytest.mark.parametrize("path", PATHS)
+def test_what_cannot_be_done_is_400_and_named(full, path, body, said) -> None:
+    answer = full.post(path, json={"query": QUERY, "documents": DOCUMENTS} | body)
+    assert said in assert_error(answer, 400, "invalid_request")
+
+
+def test_nothing_to_rank_is_400(full) -> None:
+    for body in ({"documents": []}, {"query": " "}):
+        answer = full.post("/rerank", json={"query": QUERY, "documents": DOCUMENTS} | body)
+        assert_error(answer, 400, "empty_input")
+
+
+def test_a_model_that_is_no_reranker_is_404(full) -> None:
+    answer = full.post("/rerank", json={"query": "a", "documents": ["a"], "model": "tiny-m3"})
+    assert "rerank-v3.5" in assert_error(answer, 404, "model_not_found")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_this_services_own_bodies_are_read_on_every_path(full, path) -> None:
+    answer = full.post(path, json={"query": QUERY, "passages": DOCUMENTS}).json()
+    assert "passage" in answer["results"][0]
+    refused = full.post(path, json={"query": QUERY, "passages": DOCUMENTS, "top_n": 3})
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_request")
+    assert "message" not in refused.json()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "body", [{"query": "a", "passages": ["a"], "documents": ["a"]}, {"query": "a"}, {"docs": ["a"]}]
+)
+def test_a_body_of_two_apis_or_none_is_told_the_fields(full, path, body) -> None:
+    answer = full.post(path, json=body)
+    error = answer.json()
+    assert (answer.status_code, error["code"]) == (422, "invalid_request")
+    assert error["message"] == error["detail"]
+    assert "documents (Cohere, Jina, vLLM)" in error["detail"]
+    assert "passages" in error["detail"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_before_the_body_is_read_an_error_has_the_fields_of_all_shapes(full_server, path) -> None:
+    with full_server.client() as client:
+        answer = client.post(path, json={"query": "a", "documents": ["a"]})
+    error = answer.json()
+    assert (answer.status_code, error["code"]) == (401, "unauthorized")
+    assert error["message"] == error["detail"]
+    assert error["request_id"] == error["id"]
