@@ -28,6 +28,7 @@ from app.models.ops.onednn_backend import OneDnnBackend
 from app.models.ops.torch_backend import TorchBackend
 from tests.support.packed_attention import pack_lengths, random_states
 
+pytestmark = pytest.mark.device
 REFERENCE = TorchBackend("eager")
 LIBRARY = load_library()
 BACKENDS = [

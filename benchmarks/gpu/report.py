@@ -1,0 +1,146 @@
+"""One report of this engine on a machine's GPU: correctness first, then speed and memory.
+
+    python -m benchmarks.gpu.report OUT --device cuda
+
+Each section is a process with a time limit of its own; one that fails is a line of the report and
+does not end it. Writes `OUT/report.json` and `OUT/report.md`. Checkpoints of full size with random
+weights are made beside them and may be used again.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.page import page
+
+_ROOT = Path(__file__).parents[2]
+# For all sections together; what comes last is left out where it is over.
+_SECONDS = 520.0
+_LAST_LINES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A program, and at most how many seconds it may take; `figures` if it prints JSON."""
+
+    name: str
+    command: list[str]
+    seconds: float
+    environment: dict[str, str]
+    figures: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a section: its `figures`, or the end of what it said."""
+
+    name: str
+    seconds: float
+    status: int | None
+    figures: Any
+    said: str
+
+
+def sections(out: Path, device: str, *, quick: bool) -> Iterator[Section]:
+    """In the order of their weight: what is left out by the time limit is worth least."""
+    models = {name: out / "models" / name for name in ("bge-m3", "qwen-reranker")}
+    if quick:
+        models = {"bge-m3": out / "models" / "two-layer"}
+    hurry = ["--quick"] if quick else []
+
+    def module(name: str, seconds: float, *arguments: str, **environment: str) -> Section:
+        label, *_ = name.split(" ")
+        command = [sys.executable, "-m", f"benchmarks.gpu.{label}", *arguments, *hurry]
+        return Section(name, command, seconds, environment)
+
+    yield module("machine", 30.0)
+    for path in models.values():
+        command = [sys.executable, "-m", "benchmarks.checkpoints", path.name, str(path)]
+        yield Section(f"checkpoint {path.name}", command, 90.0, {}, figures=False)
+    tests = [sys.executable, "-m", "pytest", "-q", "-m", "device", "tests/models"]
+    yield Section("tests", [*tests, "-p", "no:cacheprovider"], 120.0, {}, figures=False)
+    bge = str(models["bge-m3"])
+    on_device = ["--device", device]
+    yield module("kernels embedder", 60.0, bge, *on_device)
+    yield module("engines", 180.0, bge, *on_device)
+    yield module("http_rate", 60.0, bge, *on_device, "--seconds", "5" if quick else "15")
+    if "qwen-reranker" in models:
+        qwen = str(models["qwen-reranker"])
+        yield module("kernels reranker", 60.0, qwen, *on_device, "--kind", "reranker")
+    verify = {"EMBEDDING_MODEL": bge, "RERANKER_MODEL": "late-interaction", "DEVICE": device}
+    yield Section("verify", [sys.executable, "-m", "tools.verify"], 120.0, verify, figures=False)
+
+
+def run(section: Section, seconds: float) -> Outcome:
+    """Run one, for at most so many seconds."""
+    began = time.monotonic()
+    try:
+        done = subprocess.run(
+            section.command,
+            cwd=_ROOT,
+            env=os.environ | {"HF_HUB_OFFLINE": "1"} | section.environment,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        status, printed, said = done.returncode, done.stdout, done.stdout + done.stderr
+    except subprocess.TimeoutExpired as error:
+        status, printed = None, ""
+        said = f"{_text(error.stdout)}{_text(error.stderr)}\nended after {seconds:.0f} seconds"
+    figures = _figures(printed) if section.figures and status == 0 else None
+    last = "\n".join(said.strip().splitlines()[-_LAST_LINES:])
+    return Outcome(section.name, round(time.monotonic() - began, 1), status, figures, last)
+
+
+def _text(output: str | bytes | None) -> str:
+    return output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+
+
+def _figures(printed: str) -> Any:
+    """The JSON of the last line; libraries may print before it."""
+    lines = printed.strip().splitlines()
+    return json.loads(lines[-1]) if lines else None
+
+
+def report(out: Path, device: str, *, quick: bool) -> list[Outcome]:
+    """Run the sections; both files are written anew after each, in case the machine goes away."""
+    ends = time.monotonic() + _SECONDS
+    outcomes: list[Outcome] = []
+    for section in sections(out, device, quick=quick):
+        left = ends - time.monotonic()
+        if left < 1:
+            outcomes.append(Outcome(section.name, 0.0, None, None, "left out: the time was over"))
+            continue
+        print(f"{section.name} ...", flush=True)
+        outcomes.append(run(section, min(left, section.seconds)))
+        print(f"  {outcomes[-1].seconds} s, status {outcomes[-1].status}", flush=True)
+        found = [asdict(each) for each in outcomes]
+        (out / "report.json").write_text(json.dumps(found, indent=2) + "\n", "utf-8")
+        (out / "report.md").write_text(page(found), "utf-8")
+    return outcomes
+
+
+def main() -> int:
+    """Write the report; 1 if a section failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("out", type=Path, help="folder for the report and the checkpoints")
+    parser.add_argument("--device", default="cuda", help="or cpu, to rehearse")
+    parser.add_argument("--quick", action="store_true", help="a small model and few short texts")
+    arguments = parser.parse_args()
+    out = arguments.out.resolve()
+    (out / "models").mkdir(parents=True, exist_ok=True)
+    outcomes = report(out, arguments.device, quick=arguments.quick)
+    print(f"{out / 'report.md'}")
+    return 0 if all(each.status == 0 for each in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
