@@ -36,7 +36,7 @@ def main(arguments: list[str], root: Path) -> int:
 
 def start(request: Request, root: Path) -> int:
     """Start a container, or install what is missing and become the server."""
-    flavour = choose_flavour(request.flavour, current_settings())
+    flavour = choose_flavour(request, current_settings())
     if request.mode == "docker":
         require_container(flavour, current_settings())
         choose_settings(request, flavour, root)

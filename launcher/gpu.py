@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from launcher.choices import Request
-from launcher.console import SCRIPT, WINDOWS, LaunchError
+from launcher.console import SCRIPT, WINDOWS, LaunchError, say
 
 LIBRARY = "nvcuda.dll" if WINDOWS else "libcuda.so.1"
 CUDA_VERSION = 13_000  # As the driver counts: the version that the pinned torch is built for.
@@ -31,24 +31,30 @@ QUERY = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounit
 
 def require_gpu() -> None:
     """Raise `LaunchError` where the GPU build of torch could not use a GPU."""
+    if problem := gpu_problem():
+        raise LaunchError(f"{problem}, {_OTHERWISE}.")
+
+
+def gpu_problem() -> str | None:
+    """Return why the GPU build of torch could not use a GPU, and what to do; None where it can."""
     try:
         driver = ctypes.CDLL(LIBRARY)
-    except OSError as error:
-        raise LaunchError(
-            f"local gpu needs an NVIDIA GPU, and its driver ({LIBRARY}) was not found: install "
-            f"it, {_OTHERWISE}."
-        ) from error
+    except OSError:
+        return (
+            f"local gpu needs an NVIDIA GPU, and its driver ({LIBRARY}) was not found: install it"
+        )
     version = _ask_driver(driver, "cuDriverGetVersion")
     if 0 < version < CUDA_VERSION:
-        raise LaunchError(
+        return (
             f"the NVIDIA driver is too old: it knows CUDA up to {_dotted(version)}, and local gpu "
-            f"needs {_dotted(CUDA_VERSION)}: install driver {OLDEST_DRIVER} or newer, {_OTHERWISE}."
+            f"needs {_dotted(CUDA_VERSION)}: install driver {OLDEST_DRIVER} or newer"
         )
     if driver.cuInit(0) or not _ask_driver(driver, "cuDeviceGetCount"):
-        raise LaunchError(
+        return (
             "local gpu needs an NVIDIA GPU, and the driver finds none that works: see what "
-            f"nvidia-smi says, {_OTHERWISE}."
+            "nvidia-smi says"
         )
+    return None
 
 
 def _ask_driver(driver: ctypes.CDLL, question: str) -> int:
@@ -106,13 +112,21 @@ def tune_reranker(settings: Mapping[str, str], flavour: str) -> dict[str, str]:
     return {name: value for name, value in tuned.items() if name not in settings}
 
 
-def choose_flavour(flavour: str, settings: Mapping[str, str]) -> str:
-    """Resolve `auto`: what DEVICE asks for, or gpu if nvidia-smi works, else cpu."""
-    if flavour != "auto":
-        return flavour
+def choose_flavour(request: Request, settings: Mapping[str, str]) -> str:
+    """Resolve `auto`: what DEVICE asks for, or gpu if nvidia-smi works, else cpu.
+
+    A GPU that torch could not use on this machine is told, and passed over.
+    """
+    if request.flavour != "auto":
+        return request.flavour
     if kind := device_kind(settings):
         return "gpu" if kind == "cuda" else "cpu"
-    return "cpu" if _output(("nvidia-smi",)) is None else "gpu"
+    if _output(("nvidia-smi",)) is None:
+        return "cpu"
+    if request.mode == "local" and (problem := gpu_problem()):
+        say(f"The GPU is not used: {problem}.")
+        return "cpu"
+    return "gpu"
 
 
 def device_variables(settings: Mapping[str, str], request: Request, flavour: str) -> dict[str, str]:

@@ -21,6 +21,9 @@ from app.settings import Settings
 
 log = structlog.get_logger(__name__)
 
+# Seconds for an idle thread to end.
+_PATIENCE = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class _DeviceWorker:
@@ -45,9 +48,12 @@ class DevicePool:
     async def start(self, loader: Loader) -> LoadedModels:
         """Load the models in the first device's thread, then let every device serve."""
         models = await self._first_thread.run(partial(loader, self._settings))
+        if models.prepare_thread is not None:
+            await self._first_thread.close(_PATIENCE)
+            self._first_thread = DeviceThread("device", models.prepare_thread)
         self._workers.append(self._make_worker(self._first_thread, models, {}))
         for replica in models.replicas:
-            thread = DeviceThread(f"device-{len(self._workers)}")
+            thread = DeviceThread(f"device-{len(self._workers)}", replica.prepare_thread)
             self._workers.append(self._make_worker(thread, replica, replicas_of(models, replica)))
         return models
 

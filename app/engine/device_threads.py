@@ -24,11 +24,12 @@ class DeviceThread:
 
     `concurrent.futures` keeps counting a thread that died, and every later call would wait for
     ever. The thread is a daemon: one that never comes back from its device must not keep the
-    process alive.
+    process alive. `initializer` is called first in it, and in each that replaces it.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, initializer: Callable[[], None] | None = None) -> None:
         self._name = name
+        self._initializer = initializer
         self._lock = threading.Lock()
         self._calls: _Calls = SimpleQueue()
         self._pending: deque[Future[Any]] = deque()
@@ -65,6 +66,8 @@ class DeviceThread:
 
     def _work(self, calls: _Calls) -> None:
         try:
+            if self._initializer is not None:
+                self._initializer()
             while (item := calls.get()) is not None:
                 _answer(*item)
                 self._pending.popleft()

@@ -55,6 +55,7 @@ class LoadedModels:
     `seconds_per_token` was measured at the start, and `free_memory` gives back what the device's
     allocator keeps without using it. `files` are those that the models read from while they serve.
     `replicas` are the same models on further devices. `infos` say how each model is computed.
+    `prepare_thread` is called first in every thread that computes on the device.
     """
 
     embedder: Embedder
@@ -69,6 +70,7 @@ class LoadedModels:
     files: WatchedFiles | None = None
     replicas: "tuple[LoadedModels, ...]" = ()
     infos: tuple[ModelInfo, ...] = ()
+    prepare_thread: Callable[[], None] | None = None
 
     @property
     def each(self) -> list[Model]:

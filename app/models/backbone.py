@@ -61,6 +61,8 @@ class Target:
     quantized: bool = False
     # By PyTorch's compiler, on a GPU.
     compiled: bool = False
+    # Of every forward, where several workers share the cores of a CPU.
+    cpu_threads: int | None = None
     # By a setting: no other attention may take its place.
     attention_named: bool = False
     paths: dict[str, str] = field(default_factory=dict)
@@ -107,7 +109,7 @@ class Backbone:
         self.max_length = max_length
         self._transformer = transformer
         self._padding = padding
-        self._cpu_threads = CpuThreads(parameters)
+        self._cpu_threads = CpuThreads(parameters, target.cpu_threads)
 
     def pack(self, sequences: list[TokenIds]) -> PackedBatch:
         """Join token sequences as this transformer reads them."""

@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -27,6 +28,7 @@ from app.models.device.choose import (
     memory_freer,
     memory_reader,
 )
+from app.models.device.cpu_shares import share_cpus
 from app.models.device.cpu_threads import run_in_background
 from app.models.ops.backend import choose_backend
 from app.models.probe import probe, tokens_that_fit, warm_up
@@ -53,7 +55,7 @@ def load(settings: Settings) -> LoadedModels:
     warnings.filterwarnings("ignore", module="huggingface_hub")
     folders = locate_models(settings)
     files = MappedFiles(_files_of(settings, folders))
-    first, *others = [_load_on(name, settings, folders) for name in settings.devices]
+    first, *others = _load_workers(settings, folders)
     files.require_unchanged()
     _finish_in_background([first, *others], files)
     return replace(first, files=files, replicas=tuple(others))
@@ -120,9 +122,31 @@ def _files_of(settings: Settings, folders: ModelFolders) -> Iterator[tuple[str, 
                     yield f"{public_name(name)}/{path.name}", path
 
 
-def _load_on(name: str, settings: Settings, folders: ModelFolders) -> LoadedModels:
+def _load_workers(settings: Settings, folders: ModelFolders) -> list[LoadedModels]:
+    if settings.shares_cpu:
+        return list(_load_cpu_workers(settings, folders))
+    return [_load_on(name, settings, folders) for name in settings.devices]
+
+
+def _load_cpu_workers(settings: Settings, folders: ModelFolders) -> Iterator[LoadedModels]:
+    """Workers on one memory node share the models, which forwards only read."""
+    shares = share_cpus(settings.devices)
+    on_node: dict[int, LoadedModels] = {}
+    for share in shares:
+        if share.node not in on_node:
+            load = partial(_load_on, share.name, settings, folders, share.threads)
+            on_node[share.node] = share.run(load)
+        models = on_node[share.node]
+        description = f"{models.device.description}, shared by {len(shares)} workers"
+        device = replace(models.device, name=share.name, description=description)
+        yield replace(models, device=device, prepare_thread=share.bind_thread)
+
+
+def _load_on(
+    name: str, settings: Settings, folders: ModelFolders, cpu_threads: int | None = None
+) -> LoadedModels:
     device = choose_device(name)
-    loader = _Loader(settings, device)
+    loader = _Loader(settings, device, cpu_threads)
     target = loader.target_of(folders.embedding)
     public = public_name(settings.embedding_model)
     embedder = load_m3_embedder(public, folders.embedding, settings.embed_max_length, target)
@@ -180,6 +204,7 @@ class _Loader:
 
     settings: Settings
     device: torch.device
+    cpu_threads: int | None = None
 
     def target_of(self, folder: Path) -> Target:
         """How the model in `folder` runs: each has the number format that suits it."""
@@ -193,6 +218,7 @@ class _Loader:
             quantized=settings.dtype == INT8,
             compiled=settings.torch_compile,
             attention_named=settings.attention != "auto",
+            cpu_threads=self.cpu_threads,
         )
 
     def load_dense(self, folder: Path | None) -> QwenEmbedder | None:

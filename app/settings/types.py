@@ -144,8 +144,8 @@ ModelAliases = Annotated[
 DeviceNames = Annotated[
     str,
     _AnyCase,
-    Field(pattern=r"^(auto|cpu|mps|cuda|cuda:\d+( *, *cuda:\d+)*)$"),
-    Allowed("auto, cpu, mps, cuda or GPUs such as cuda:0,cuda:1"),
+    Field(pattern=r"^(auto|cpu|mps|cuda|cuda:\d+( *, *cuda:\d+)*|cpu:\d+( *, *cpu:\d+)*)$"),
+    Allowed("auto, cpu, mps, cuda, GPUs such as cuda:0,cuda:1, or CPU workers such as cpu:0,cpu:1"),
 ]
 Dtype = Annotated[Literal["auto", "float16", "bfloat16", "float32", "int8"], _AnyCase]
 Attention = Annotated[

@@ -38,6 +38,17 @@ async def test_a_call_that_ends_the_thread_is_answered_and_the_next_gets_a_new_o
     assert await thread.run(lambda: 7) == 7
 
 
+async def test_a_thread_that_replaces_another_is_prepared_as_it_was() -> None:
+    prepared: list[int] = []
+    thread = DeviceThread("device", lambda: prepared.append(threading.get_ident()))
+    with pytest.raises(InferenceError):
+        await thread.run(sys.exit)
+    ident = await thread.run(threading.get_ident)
+    await thread.close(10)
+    assert len(prepared) == 2
+    assert prepared[1] == ident
+
+
 async def test_a_thread_killed_while_idle_is_replaced(thread) -> None:
     victim = await thread.run(threading.current_thread)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(

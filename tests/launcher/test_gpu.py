@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from launcher.gpu import LIBRARY, RerankLimits, gpu_limits, smallest_memory, tune_reranker
-from tests.launcher.checkout import QWEN, make_checkout, needs_bash, start, told
+from tests.launcher.checkout import QWEN, add_nvidia_smi, make_checkout, needs_bash, start, told
 from tests.support.nvidia_driver import install_driver
 
 pytestmark = needs_bash
@@ -99,6 +99,30 @@ def test_a_driver_that_sees_no_gpu_is_told(tmp_path: Path, script: Path, state) 
         "local gpu needs an NVIDIA GPU, and the driver finds none that works: see what nvidia-smi "
         "says, or use 'start_server.sh local cpu'."
     )
+
+
+@pytest.mark.parametrize(
+    ("facts", "problem"),
+    [
+        (
+            {"cuda": 12_040},
+            "the NVIDIA driver is too old: it knows CUDA up to 12.4, and local gpu needs 13.0",
+        ),
+        (
+            {"cuda": 13_000, "gpus": 0},
+            "local gpu needs an NVIDIA GPU, and the driver finds none that works",
+        ),
+    ],
+    ids=["too old", "no GPU"],
+)
+def test_auto_runs_on_the_cpu_where_torch_could_not_use_the_gpu(
+    tmp_path: Path, script: Path, tools: Path, facts, problem: str
+) -> None:
+    add_nvidia_smi(tools, "8188")
+    driver = install_driver(tmp_path, **facts)
+    result = start("local", "auto", script=script, PATH=str(tools), **driver)
+    assert result.stdout.startswith(f"The GPU is not used: {problem}: ")
+    assert told(result)["DEVICE"] == "cpu"
 
 
 def test_with_a_driver_and_a_gpu_the_app_is_started_on_it(tmp_path: Path, script: Path) -> None:

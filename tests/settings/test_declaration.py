@@ -73,8 +73,9 @@ def test_every_wrong_value_is_named_at_once(monkeypatch) -> None:
         load_settings()
 
 
-def test_values_that_contradict_each_other_are_refused(monkeypatch) -> None:
-    monkeypatch.setenv("DEVICE", "cpu")
+@pytest.mark.parametrize("device", ["cpu", "cpu:0,cpu:1"])
+def test_values_that_contradict_each_other_are_refused(monkeypatch, device: str) -> None:
+    monkeypatch.setenv("DEVICE", device)
     monkeypatch.setenv("DTYPE", "float16")
     with pytest.raises(StartupError, match="DTYPE=float16 is for GPUs"):
         load_settings()

@@ -18,6 +18,8 @@ from app.settings.sources import load_settings
         ("DEVICE", "gpu"),
         ("DEVICE", "cuda:x"),
         ("DEVICE", "cuda:0,cpu"),
+        ("DEVICE", "cpu:0,cuda:0"),
+        ("DEVICE", "cpu,cpu:0"),
         ("GPU_PROCESS_TIMEOUT", "0"),
         ("DTYPE", "float64"),
         ("ATTENTION", "flash"),
@@ -169,8 +171,14 @@ def test_case_does_not_matter_where_words_are_chosen(monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("value", "devices"),
-    [("cuda:0, cuda:1", ["cuda:0", "cuda:1"]), ("CPU", ["cpu"]), ("cuda:1,cuda:1", ["cuda:1"])],
+    [
+        ("cuda:0, cuda:1", ["cuda:0", "cuda:1"]),
+        ("CPU", ["cpu"]),
+        ("cuda:1,cuda:1", ["cuda:1"]),
+        ("cpu:0, CPU:1", ["cpu:0", "cpu:1"]),
+        ("cpu:0,cpu:0", ["cpu:0"]),
+    ],
 )
-def test_each_gpu_that_is_named_is_one_worker(monkeypatch, value: str, devices) -> None:
+def test_each_device_that_is_named_is_one_worker(monkeypatch, value: str, devices) -> None:
     monkeypatch.setenv("DEVICE", value)
     assert load_settings().devices == devices

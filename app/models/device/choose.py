@@ -19,6 +19,8 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device(_best_device())
     device = torch.device(name)
+    if device.type == "cpu":  # PyTorch knows one, whatever the number of the worker.
+        return torch.device("cpu")
     if device.type == "cuda":
         _require_cuda(name, device)
     if device.type == "mps" and not torch.backends.mps.is_available():

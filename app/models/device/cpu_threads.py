@@ -35,7 +35,7 @@ def available_threads() -> int:
 def cpu_quota(cgroups: Path, membership: Path) -> float | None:
     """The smallest quota in CPUs of the process's control groups, version 1 or 2; None without."""
     folders = {cgroups, cgroups / "cpu"}
-    for line in _read(membership).splitlines():
+    for line in read_or_empty(membership).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "" or "cpu" in controllers.split(","):
             root = cgroups / "cpu" if controllers else cgroups
@@ -47,9 +47,9 @@ def cpu_quota(cgroups: Path, membership: Path) -> float | None:
 
 def _quota_of(group: Path) -> float | None:
     """CPUs that one control group may use."""
-    both = _read(group / "cpu.max").split()
+    both = read_or_empty(group / "cpu.max").split()
     if not both:
-        both = [_read(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        both = [read_or_empty(group / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
     try:
         quota, period = (int(value) for value in both)
     except ValueError:  # "max", or no such file.
@@ -57,7 +57,8 @@ def _quota_of(group: Path) -> float | None:
     return quota / period if quota > 0 and period > 0 else None
 
 
-def _read(path: Path) -> str:
+def read_or_empty(path: Path) -> str:
+    """What a file of the system says; nothing where there is none."""
     try:
         return path.read_text(encoding="ascii")
     except (OSError, UnicodeError):
@@ -65,16 +66,21 @@ def _read(path: Path) -> str:
 
 
 class CpuThreads:
-    """Sets the calling thread's intra-operation threads to what a batch is worth."""
+    """Sets the calling thread's intra-operation threads to what a batch is worth.
 
-    def __init__(self, parameters: int) -> None:
+    `fixed` are those of every forward, where several workers share the cores: PyTorch's matrix
+    library knows one number for all threads of the process.
+    """
+
+    def __init__(self, parameters: int, fixed: int | None = None) -> None:
         self._flop_per_token = 2 * parameters
-        self._most = available_threads()
+        self._least = fixed or 1
+        self._most = fixed or available_threads()
 
     def choose(self, tokens: int) -> int:
-        """At least 1, at most what PyTorch would use by itself."""
+        """At most what PyTorch would use by itself."""
         worth = math.ceil(tokens * self._flop_per_token / _FLOP_WORTH_A_THREAD)
-        return max(1, min(self._most, worth))
+        return max(self._least, min(self._most, worth))
 
     def set_for(self, tokens: int) -> None:
         """Apply `choose` to the thread that calls this."""

@@ -1,0 +1,96 @@
+"""Several workers that share the cores, against one worker that has them all.
+
+    python -m benchmarks.cpu_workers FOLDER --workers 2 --rounds 5
+
+Each is a service of its own. They take turns on the same texts of 16 to 500 tokens, dense vectors
+alone, because the speed of a shared machine drifts.
+"""
+
+import argparse
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import httpx2
+
+from benchmarks.turns import turns
+from benchmarks.workload import MIXED, draw_texts
+from tests.support.server import RunningServer, run_server
+
+_PATIENCE = 120.0
+_CLIENTS = 4
+
+
+async def seconds_of(server: RunningServer, texts: list[str]) -> float:
+    """The texts as the requests of a few clients, dense vectors alone, which cost little JSON."""
+    share = len(texts) // _CLIENTS
+    began = time.perf_counter()
+    async with httpx2.AsyncClient(base_url=server.url, timeout=_PATIENCE) as client:
+        sent: list[Awaitable[httpx2.Response]] = [
+            client.post(
+                "/embeddings/",
+                json={
+                    "sentences": texts[first : first + share],
+                    "return_sparse": False,
+                    "return_colbert": False,
+                },
+            )
+            for first in range(0, len(texts), share)
+        ]
+        for response in await asyncio.gather(*sent):
+            response.raise_for_status()
+    return time.perf_counter() - began
+
+
+async def compare(options: argparse.Namespace, scratch: Path) -> dict[str, list[float]]:
+    """Seconds of every round, by what DEVICE says."""
+    workers = ",".join(f"cpu:{number}" for number in range(options.workers))
+    texts = draw_texts(MIXED, options.texts)
+    folder = str(options.folder.resolve())
+    async with AsyncExitStack() as stack:
+        servers = {
+            device: stack.enter_context(
+                run_server(scratch, EMBEDDING_MODEL=folder, DEVICE=device, DTYPE=options.dtype)
+            )
+            for device in ("cpu", workers)
+        }
+        found: dict[str, list[float]] = {device: [] for device in servers}
+        for server in servers.values():
+            await asyncio.to_thread(server.wait_until_healthy)
+            await seconds_of(server, texts)
+        for _, device in turns(dict.fromkeys(servers, options.rounds)):
+            found[device].append(await seconds_of(servers[device], texts))
+    return found
+
+
+def report(found: dict[str, list[float]], texts: int) -> None:
+    """Texts a second, and how many times as fast the workers are, round by round."""
+    one, several = found.values()
+    for device, seconds in found.items():
+        rounds = " ".join(f"{each:.2f}" for each in seconds)
+        print(f"{device:14}{texts / statistics.median(seconds):8.2f} texts/s  ({rounds} s)")
+    ratios = [alone / shared for alone, shared in zip(one, several, strict=True)]
+    rounds = " ".join(f"{ratio:.2f}" for ratio in ratios)
+    print(f"{'ratio':14}{statistics.median(ratios):8.2f}          ({rounds})")
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="a checkpoint of bge-m3's shape")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--texts", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--dtype", default="auto")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        found = asyncio.run(compare(options, Path(scratch)))
+    report(found, options.texts)
+
+
+if __name__ == "__main__":
+    main()
