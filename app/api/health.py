@@ -62,7 +62,7 @@ def describe_gpu(service: Service) -> dict[str, Any]:
         "device_info": device.description if device else None,
         "memory_gb": round(memory / 2**30, 1) if memory else None,
         "device_count": device.device_count if device else 0,
-        "multi_gpu_enabled": len(settings.devices) > 1 and not settings.shares_cpu,
+        "multi_gpu_enabled": len(settings.devices) > 1 and "cuda" in settings.device,
         "configured_devices": [each.name for each in models.devices]
         if models
         else settings.devices,

@@ -123,7 +123,7 @@ def _files_of(settings: Settings, folders: ModelFolders) -> Iterator[tuple[str, 
 
 
 def _load_workers(settings: Settings, folders: ModelFolders) -> list[LoadedModels]:
-    if settings.shares_cpu:
+    if settings.device.startswith("cpu:") and len(settings.devices) > 1:
         return list(_load_cpu_workers(settings, folders))
     return [_load_on(name, settings, folders) for name in settings.devices]
 

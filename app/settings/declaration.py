@@ -84,9 +84,8 @@ class Settings(BaseModel):
 
     device: types.DeviceNames = Field(
         "auto",
-        description="`cuda`, `mps`, `cpu`, or GPUs such as `cuda:0,cuda:1`, one worker each behind "
-        "the same queue, or `cpu:0,cpu:1`, which shares the cores out among so many workers; "
-        "`auto` takes the first of cuda, mps and cpu that is there",
+        description="`cuda`, `mps`, `cpu`, or workers behind one queue: on a GPU each as in "
+        "`cuda:0,cuda:1`, or sharing the cores as in `cpu:0,cpu:1`; `auto` is cuda, mps or cpu",
     )
     dtype: types.Dtype = Field(
         "auto",
@@ -251,9 +250,7 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _agree(self) -> "Settings":
         if self.dtype == "float16" and self.device.startswith("cpu"):
-            raise ValueError(
-                f"DTYPE=float16 is for GPUs; with DEVICE={self.device} use bfloat16 or float32"
-            )
+            raise ValueError("DTYPE=float16 is for GPUs; on a CPU use bfloat16 or float32")
         if self.dtype == INT8 and self.device.startswith(("cuda", "mps")):
             raise ValueError(f"DTYPE=int8 is for CPUs; with DEVICE={self.device} use auto")
         if self.rerank_gpu_timeout >= self.request_timeout:
@@ -267,11 +264,6 @@ class Settings(BaseModel):
     def devices(self) -> list[str]:
         """The devices by name, one worker each."""
         return list(dict.fromkeys(name.strip() for name in self.device.split(",")))
-
-    @property
-    def shares_cpu(self) -> bool:
-        """Whether the devices are workers among which the CPU's cores are shared out."""
-        return self.device.startswith("cpu:") and len(self.devices) > 1
 
     @property
     def dense_model(self) -> str:
