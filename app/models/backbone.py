@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Self
 
-import structlog
 import torch
 
 from app.engine.loaded_models import ModelInfo, RefusedPath
@@ -19,7 +18,6 @@ from app.models.architectures.bert import (
     EncoderParameters,
     make_encoder,
 )
-from app.models.architectures.compiled import Model, compile_layers
 from app.models.architectures.qwen3 import (
     Decoder,
     DecoderConfig,
@@ -37,8 +35,6 @@ from app.models.quantization.calibration import calibration_sequences
 from app.models.quantization.encoder import make_quantized_encoder
 from app.models.text.tokenizer import TextTokenizer
 from app.settings import INT8
-
-log = structlog.get_logger(__name__)
 
 # oneDNN compiles a kernel for every new number of rows, milliseconds for each matrix in bfloat16.
 # Rounding up makes the numbers few, so that compiled kernels are used again. The fewer the rows,
@@ -59,8 +55,6 @@ class Target:
     backend: TorchBackend
     # Matrix products in 8 bits, the rest in `dtype`.
     quantized: bool = False
-    # By PyTorch's compiler, on a GPU.
-    compiled: bool = False
     # Of every forward, where several workers share the cores of a CPU.
     cpu_threads: int | None = None
     # By a setting: no other attention may take its place.
@@ -105,11 +99,18 @@ class Backbone:
         self.target = target
         self.device = target.device
         self.dtype = target.dtype
+        self.backend = target.backend
         self.hidden_size = hidden_size
         self.max_length = max_length
         self._transformer = transformer
         self._padding = padding
         self._cpu_threads = CpuThreads(parameters, target.cpu_threads)
+
+    @property
+    def wire_dtype(self) -> torch.dtype:
+        """What many numbers between -1 and 1 are copied to the host in: as exact as the model."""
+        half = self.device.type == "cuda" and self.dtype is not torch.float32
+        return torch.float16 if half else torch.float32
 
     def pack(self, sequences: list[TokenIds]) -> PackedBatch:
         """Join token sequences as this transformer reads them."""
@@ -194,7 +195,7 @@ def load_decoder(folder: Path, target: Target, weights: Weights) -> Backbone:
     target = target.prove(_decoder_shapes(config), DECODER)
     parameters = DecoderParameters(weights, config, target.device, target.dtype)
     return Backbone(
-        _maybe_compiled(make_decoder(parameters, target.backend), target),
+        make_decoder(parameters, target.backend),
         target,
         hidden_size=config.width,
         max_length=config.positions,
@@ -227,15 +228,7 @@ def _decoder_shapes(config: DecoderConfig) -> Shapes:
 
 def _unquantized(weights: Weights, config: EncoderConfig, target: Target) -> Encoder:
     parameters = EncoderParameters(weights, config, target.device, target.dtype)
-    return _maybe_compiled(make_encoder(parameters, target.backend), target)
-
-
-def _maybe_compiled(transformer: Model, target: Target) -> Model:
-    if target.compiled and target.device.type == "cpu":
-        log.warning("torch_compile_ignored", reason="on a CPU models run without it")
-    elif target.compiled:
-        return compile_layers(transformer)
-    return transformer
+    return make_encoder(parameters, target.backend)
 
 
 def _quantized(

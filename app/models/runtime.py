@@ -14,7 +14,6 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from app.engine.loaded_models import DeviceInfo, LoadedModels, ModelInfo
 from app.engine.model import Model
-from app.models.architectures.compiled import compiler_errors_as_startup_errors
 from app.models.backbone import Target
 from app.models.checkpoint.config import DEMO_KEY, read_config
 from app.models.checkpoint.hub import Hub, local_folder, locate
@@ -53,6 +52,8 @@ def load(settings: Settings) -> LoadedModels:
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     disable_progress_bars()
     warnings.filterwarnings("ignore", module="huggingface_hub")
+    if settings.torch_compile:
+        log.warning("torch_compile_has_no_effect", reason="kernels of the service took its place")
     folders = locate_models(settings)
     files = MappedFiles(_files_of(settings, folders))
     first, *others = _load_workers(settings, folders)
@@ -151,8 +152,7 @@ def _load_on(
     public = public_name(settings.embedding_model)
     embedder = load_m3_embedder(public, folders.embedding, settings.embed_max_length, target)
     dense, reranker = loader.load_dense(folders.dense), loader.load_reranker(folders.reranker)
-    with compiler_errors_as_startup_errors():
-        budget = _budget(settings, embedder, [dense, reranker], device)
+    budget = _budget(settings, embedder, [dense, reranker], device)
     return LoadedModels(
         embedder=embedder,
         device=_describe(device, embedder.info),
@@ -216,7 +216,6 @@ class _Loader:
             dtype,
             backend,
             quantized=settings.dtype == INT8,
-            compiled=settings.torch_compile,
             attention_named=settings.attention != "auto",
             cpu_threads=self.cpu_threads,
         )

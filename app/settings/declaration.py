@@ -146,9 +146,8 @@ class Settings(BaseModel):
     )
     torch_compile: bool = Field(
         False,
-        description="whether models on a GPU go through PyTorch's compiler: a slower start, and it "
-        "needs a C++ compiler, which the container images do not have. On a CPU nothing is "
-        "compiled; a warning in the log says so",
+        description="has no effect any more: on a GPU kernels of the service took the place of "
+        "PyTorch's compiler. A warning in the log says so",
     )
     qwen_rerank_batch_size: types.Pairs = Field(
         16,

@@ -1,11 +1,14 @@
 """Attention by FlashAttention's kernels for packed sequences: CUDA, half precision."""
 
 import importlib
+from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from app.errors import StartupError
 from app.models.attention.reference import Attention
+from app.models.batch.length_classes import LengthClass
 from app.models.batch.packing import PackedBatch
 
 FLASH_MODULES = {
@@ -14,34 +17,22 @@ FLASH_MODULES = {
 }
 
 
-def load_varlen() -> Attention:
-    """PyTorch's own variable-length attention."""
-    # Imported where it is needed: it brings torch._dynamo, a second of every start.
-    from torch.nn.attention.varlen import varlen_attn  # noqa: PLC0415
+def varlen(
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
+) -> Tensor:
+    """Implement `Attention` by the kernel of `torch.nn.attention.varlen`.
 
-    def varlen(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        packed: PackedBatch,
-        *,
-        scale: float,
-        causal: bool,
-    ) -> Tensor:
-        bounds, longest = packed.cu_seqlens, packed.max_length
-        output = varlen_attn(
-            *_token_major(query, key, value),
-            bounds,
-            bounds,
-            longest,
-            longest,
-            scale=scale,
-            window_size=(-1, 0) if causal else (-1, -1),
-            enable_gqa=query.shape[0] != key.shape[0],
-        )
-        return _without_log_sum_exp(output)
+    That module would fill a tensor with zeros at every call, and takes a second to import.
+    """
 
-    return varlen
+    def attend(query: Tensor, key: Tensor, value: Tensor, part: LengthClass) -> Tensor:
+        bounds, longest = part.bounds, part.longest
+        output: Tensor = torch.ops.aten._flash_attention_forward(  # noqa: SLF001
+            query, key, value, bounds, bounds, longest, longest, 0.0, causal, False, scale=scale
+        )[0]
+        return output
+
+    return attend_by_length(attend, (query, key, value), packed)
 
 
 def load_flash_attention(name: str) -> Attention:
@@ -63,19 +54,36 @@ def load_flash_attention(name: str) -> Attention:
         scale: float,
         causal: bool,
     ) -> Tensor:
-        bounds, longest = packed.cu_seqlens, packed.max_length
-        states = _token_major(query, key, value)
-        output = attend(
-            *states, bounds, bounds, longest, longest, softmax_scale=scale, causal=causal
-        )
-        return _without_log_sum_exp(output)
+        def attend_class(query: Tensor, key: Tensor, value: Tensor, part: LengthClass) -> Tensor:
+            bounds, longest = part.bounds, part.longest
+            return _without_log_sum_exp(
+                attend(
+                    query, key, value, bounds, bounds, longest, longest,
+                    softmax_scale=scale, causal=causal,
+                )
+            )  # fmt: skip
+
+        return attend_by_length(attend_class, (query, key, value), packed)
 
     return flash_attention
 
 
-def _token_major(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """`[H, T, D]` to the `[T, H, D]` of variable-length kernels, without a copy."""
-    return query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+def attend_by_length(
+    attend: Callable[[Tensor, Tensor, Tensor, LengthClass], Tensor],
+    states: tuple[Tensor, Tensor, Tensor],
+    packed: PackedBatch,
+) -> Tensor:
+    """`[T, H, D]`: `attend` once for each class of `packed`, with its tokens `[tokens, H, D]`.
+
+    Query, key and value in `states` are `[H, T, D]`; nothing is copied.
+    """
+    query, key, value = (each.transpose(0, 1) for each in states)
+    parts = [
+        attend(query[which], key[which], value[which], part)
+        for part in packed.length_classes
+        for which in [slice(part.start, part.stop)]
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _without_log_sum_exp(output: Tensor | tuple[Tensor, ...]) -> Tensor:

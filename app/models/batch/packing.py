@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from app.engine.types import TokenIds
+from app.models.batch.length_classes import LengthClass, divide_lengths
 from app.models.batch.shared_prefix import Sharing, shared_places
 
 # A call for every length costs more than padding does while sequences are this short.
@@ -92,10 +93,26 @@ class PackedBatch:
         """T, the tokens of all sequences."""
         return int(self.offsets[-1])
 
-    @property
+    @cached_property
     def max_length(self) -> int:
         """Tokens of the longest sequence."""
         return max(self.lengths)
+
+    @cached_property
+    def length_classes(self) -> list[LengthClass]:
+        """All sequences, in packed order, in one class or in several where that is faster."""
+        offsets, classes = self.offsets, []
+        for part in divide_lengths(self.lengths):
+            bounds = offsets[part.start : part.stop + 1]
+            start, stop = int(bounds[0]), int(bounds[-1])
+            whole = stop - start == self.tokens
+            on_device = (
+                self.cu_seqlens
+                if whole
+                else to_device(self.device, (bounds - start).astype(np.int32))
+            )
+            classes.append(LengthClass(start, stop, max(self.lengths[part]), on_device))
+        return classes
 
     @cached_property
     def blocks(self) -> list[DenseBlock | PaddedBlock]:
@@ -128,11 +145,9 @@ def _padded_block(start: int, lengths: list[int], device: torch.device) -> Padde
         stop=start + tokens,
         count=len(lengths),
         length=longest,
-        gather=torch.from_numpy(gather).to(device),
-        places=torch.from_numpy(places).to(device),
-        mask=torch.from_numpy(np.where(filled, np.float32(0), np.float32(-np.inf))).to(device)[
-            :, None, None
-        ],
+        gather=to_device(device, gather),
+        places=to_device(device, places),
+        mask=to_device(device, np.where(filled, np.float32(0), np.float32(-np.inf)))[:, None, None],
     )
 
 
@@ -182,12 +197,12 @@ def _share(rows: list[TokenIds], device: torch.device, multiple: int) -> Sharing
 
 
 def to_device(device: torch.device, array: npt.NDArray[Any]) -> torch.Tensor:
-    """An array of the host on the device; on a GPU nothing waits for the copy."""
+    """An array of the host on the device; on a CUDA device nothing waits for the copy."""
     tensor = torch.from_numpy(array)
-    if device.type == "cuda":
-        # From pageable memory the copy would wait for the forward that still runs.
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    if device.type != "cuda":
+        return tensor.to(device)
+    # From pageable memory the copy would wait for the forward that still runs.
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def _roberta_positions(input_ids: TokenIds, offsets: TokenIds, padding: int) -> TokenIds:

@@ -4,12 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from app.models.batch.packing import PackedBatch, to_device
 
 # Where the rows of each sequence lie, in the order given to `pack`; None where it has none.
 Spans = list[slice | None]
+Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +48,13 @@ def select_tokens(
     return TokenSelection(to_device(packed.device, padded), _side_by_side(spans, selected))
 
 
-def select_sequences(packed: PackedBatch, selected: Sequence[bool]) -> tuple[Tensor | None, Spans]:
-    """Packed places `[S]` int64 on the device of the sequences for which `selected` is true.
+def select_sequences(packed: PackedBatch, selected: Sequence[bool]) -> tuple[Places, Spans]:
+    """Packed places `[S]` of the sequences for which `selected` is true, in the order given.
 
-    None stands for all of them, in packed order. Beside it, for each sequence in the order given to
-    `pack`, where its one row lies among those.
+    Beside it, for each sequence given to `pack`, where its one row lies among those.
     """
-    order = packed.unpack_order
-    if all(selected):
-        return None, [slice(int(place), int(place) + 1) for place in order]
-    places = order[np.flatnonzero(selected)].astype(np.int64)
-    rows = [slice(0, 1)] * len(selected)
-    return to_device(packed.device, places), _side_by_side(rows, selected)
+    places = packed.unpack_order[np.flatnonzero(selected)].astype(np.int64)
+    return places, _side_by_side([slice(0, 1)] * len(selected), selected)
 
 
 def _side_by_side(spans: list[slice], selected: Sequence[bool]) -> Spans:

@@ -4,7 +4,7 @@ There a token's state depends on the tokens up to it alone. Pairs of one query s
 instruction and query, and so do texts behind one instruction.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,36 +28,57 @@ class Sharing:
 
 def shared_places(sequences: Sequence[TokenIds]) -> tuple[Places, Places] | None:
     """`unique` and `inverse` of the sequences joined end to end; None where little is shared."""
-    offsets = np.cumsum([0, *map(len, sequences)])
-    unique = np.empty(offsets[-1], np.int64)
-    inverse = np.empty(offsets[-1], np.int64)
-    count = 0
-    for index, previous, shared in _neighbours(sequences):
-        start, stop = offsets[index] + shared, offsets[index + 1]
-        inverse[offsets[index] : start] = inverse[offsets[previous] : offsets[previous] + shared]
-        inverse[start:stop] = np.arange(count, count + stop - start)
-        unique[count : count + stop - start] = np.arange(start, stop)
-        count += stop - start
-    return None if count > (1 - _LEAST_SAVED) * len(inverse) else (unique[:count], inverse)
+    lengths = np.array([len(ids) for ids in sequences])
+    joined = np.concatenate(sequences)
+    order = _dictionary_order(joined, lengths)
+    starts = _starts(lengths)[order]
+    lengths = lengths[order]
+    shared = _shared_with_the_one_before(joined, starts, lengths)
+    if shared.sum() < _LEAST_SAVED * len(joined):
+        return None
+    places = _ranges(starts, lengths)
+    computed = _ranges(np.zeros_like(starts), lengths) >= np.repeat(shared, lengths)
+    number = np.cumsum(computed) - 1
+    _take_from_the_one_before(number, _starts(lengths), shared)
+    inverse = np.empty_like(places)
+    inverse[places] = number
+    return places[computed], inverse
 
 
-def _neighbours(sequences: Sequence[TokenIds]) -> Iterator[tuple[int, int, int]]:
-    """Each sequence with the one before it in dictionary order, and how far they are the same.
+def _starts(lengths: Places) -> Places:
+    return np.cumsum(lengths) - lengths
 
-    No other that came before begins with more of it.
+
+def _ranges(starts: Places, lengths: Places) -> Places:
+    """From each start on so many numbers, one after the other."""
+    return np.arange(lengths.sum()) + np.repeat(starts - _starts(lengths), lengths)
+
+
+def _dictionary_order(joined: TokenIds, lengths: Places) -> Places:
+    comparable = joined.astype(">i8").tobytes()
+    ends = (np.cumsum(lengths) * 8).tolist()
+    keys = [comparable[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__))
+
+
+def _shared_with_the_one_before(joined: TokenIds, starts: Places, lengths: Places) -> Places:
+    """How many tokens each sequence, in dictionary order, begins with like the one before it.
+
+    No other that comes before begins with more of it.
     """
-    order = sorted(range(len(sequences)), key=lambda index: _sortable(sequences[index]))
-    for previous, index in zip([order[0], *order], order, strict=False):
-        shared = 0 if index == order[0] else _common(sequences[previous], sequences[index])
-        yield index, previous, shared
+    most = np.minimum(lengths[1:], lengths[:-1])
+    if not len(most):
+        return np.zeros_like(starts)
+    within = _ranges(np.zeros_like(most), most)
+    differ = joined[_ranges(starts[1:], most)] != joined[_ranges(starts[:-1], most)]
+    common = np.minimum.reduceat(np.where(differ, within, np.repeat(most, most)), _starts(most))
+    return np.concatenate(([0], common))
 
 
-def _sortable(ids: TokenIds) -> bytes:
-    return ids.astype(">i8").tobytes()
-
-
-def _common(one: TokenIds, other: TokenIds) -> int:
-    """How many tokens the two begin with alike."""
-    length = min(len(one), len(other))
-    different = np.flatnonzero(one[:length] != other[:length])
-    return int(different[0]) if len(different) else length
+def _take_from_the_one_before(number: Places, starts: Places, shared: Places) -> None:
+    """One after the other: what is taken may have been taken by the one before."""
+    before = 0
+    for start, count in zip(starts.tolist(), shared.tolist(), strict=True):
+        if count:
+            number[start : start + count] = number[before : before + count]
+        before = start

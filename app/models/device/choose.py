@@ -1,6 +1,7 @@
 """Which device and number format to run on, and what the hardware is called."""
 
 import gc
+import re
 import warnings
 from collections.abc import Callable
 
@@ -120,7 +121,11 @@ def _has_cuda() -> bool:
 
 def _best_device() -> str:
     if _has_cuda():
-        return "cuda"
+        reason = _why_no_kernels(torch.device("cuda"))
+        if reason is None:
+            return "cuda"
+        log.warning("no_gpu_used", reason=reason, device="cpu")
+        return "cpu"
     if torch.backends.mps.is_available():
         return "mps"
     if torch.version.cuda:  # Somebody installed the build for GPUs and will wonder.
@@ -157,3 +162,23 @@ def _require_cuda(name: str, device: torch.device) -> None:
         )
     if (device.index or 0) >= torch.cuda.device_count():
         raise StartupError(f"DEVICE={name}: there are only {torch.cuda.device_count()} GPUs")
+    if reason := _why_no_kernels(device):
+        raise StartupError(f"DEVICE={name}: {reason}; set DEVICE=cpu")
+
+
+def _why_no_kernels(device: torch.device) -> str | None:
+    """Why this build of PyTorch cannot compute on a GPU that it sees; None where it can.
+
+    Code for one compute capability runs on later ones of the same major number, and code that the
+    driver compiles, on all later ones.
+    """
+    has = torch.cuda.get_device_capability(device)
+    known = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
+    built = [(kind, (int(major), int(minor))) for kind, major, minor in known]
+    if not built or any(of <= has and (kind == "compute" or of[0] == has[0]) for kind, of in built):
+        return None
+    (major, minor), (first, second) = has, min(of for _, of in built)
+    return (
+        f"PyTorch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)}, of "
+        f"compute capability {major}.{minor}; those that it has begin with {first}.{second}"
+    )

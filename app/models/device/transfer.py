@@ -1,8 +1,10 @@
 """Bringing results back from the device, beside what it computes next."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +13,25 @@ from torch import Tensor
 
 from app.engine.types import FloatArray
 from app.errors import InferenceError
+
+# In bytes: where a result begins in pinned memory, and the least that is taken at once.
+_ALIGNMENT = 64
+_LEAST = 2**20
+# As many batches are in flight at once, each of which holds one.
+_MOST_BUFFERS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRows:
+    """`values` `[rows, ...]` on the device; `check` `[rows]` is finite where all of a row is."""
+
+    values: Tensor
+    check: Tensor
+
+    @classmethod
+    def of(cls, values: Tensor) -> "DeviceRows":
+        """A row's sum is not finite as soon as one number is not: a look without a copy."""
+        return cls(values, values if values.dim() == 1 else values.sum(dim=-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,21 +42,18 @@ class HostRows:
     finite: npt.NDArray[np.bool_]
 
 
-def start_copies(tensors: Sequence[Tensor]) -> Callable[[], list[HostRows]]:
-    """Begin to bring float32 tensors `[rows, ...]` of one device to the host.
+def start_copies(results: Sequence[DeviceRows]) -> Callable[[], list[HostRows]]:
+    """Begin to bring results of one device to the host.
 
-    What is returned waits for them and may be called in any thread.
+    What is returned waits for them and may be called in any thread, once.
     """
-    # A row's sum is not finite as soon as one number is not: a look at each without a copy of any.
-    sums = [tensor if tensor.dim() == 1 else tensor.sum(dim=-1) for tensor in tensors]
-    copies, synchronize = _copy([*sums, *tensors])
+    collect_arrays = _copy([each for rows in results for each in (rows.check, rows.values)])
 
     def collect() -> list[HostRows]:
-        synchronize()
-        arrays = [copy.numpy() for copy in copies]
+        arrays = collect_arrays()
         return [
-            HostRows(values, np.isfinite(row_sums))
-            for row_sums, values in zip(arrays[: len(sums)], arrays[len(sums) :], strict=True)
+            HostRows(values, np.isfinite(checks))
+            for checks, values in zip(arrays[::2], arrays[1::2], strict=True)
         ]
 
     return collect
@@ -46,23 +64,84 @@ def not_finite() -> InferenceError:
     return InferenceError("the model returned a number that is not finite")
 
 
-def _copy(tensors: list[Tensor]) -> tuple[list[Tensor], Callable[[], object]]:
-    """The tensors on the host, to be read once the function beside them has returned."""
+def _copy(tensors: list[Tensor]) -> Callable[[], list[FloatArray]]:
+    """Begin to copy tensors; what is returned waits for them, as float32."""
+    if tensors[0].device.type == "cuda":
+        return _copy_from_cuda(tensors)
+    copies = [tensor.cpu() for tensor in tensors]
+    return lambda: [copy.float().numpy() for copy in copies]
+
+
+def _copy_from_cuda(tensors: list[Tensor]) -> Callable[[], list[FloatArray]]:
     device = tensors[0].device
-    if device.type != "cuda":
-        return [tensor.cpu() for tensor in tensors], lambda: None
+    buffers = _pinned_buffers(device)
+    buffer = buffers.take(sum(map(_space, tensors)))
+    copies = _divide(buffer, tensors)
     # A stream of its own: the next batch's kernels need not wait for the copies.
     stream = _copy_stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
-        copies = [tensor.to("cpu", non_blocking=True) for tensor in tensors]
+        for copy, tensor in zip(copies, tensors, strict=True):
+            copy.copy_(tensor, non_blocking=True)
     for tensor in tensors:
         # Its memory must not be given to another tensor before it is copied.
         tensor.record_stream(stream)
     # Blocking: the thread that waits sleeps, and leaves its core to others.
     copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
     copied.record(stream)
-    return copies, copied.synchronize
+
+    def collect() -> list[FloatArray]:
+        copied.synchronize()
+        arrays: list[FloatArray] = [copy.to(torch.float32, copy=True).numpy() for copy in copies]
+        buffers.give_back(buffer)
+        return arrays
+
+    return collect
+
+
+class PinnedBuffers:
+    """Pinned memory that results are copied to, taken again for each batch.
+
+    To allocate it takes milliseconds, in which the launching thread stands still. Of a batch that
+    is never collected the buffer is lost, and another one takes its place.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[Tensor] = deque(maxlen=_MOST_BUFFERS)
+
+    def take(self, size: int) -> Tensor:
+        """At least so many bytes, which nobody else has until they are given back."""
+        try:
+            buffer = self._free.popleft()
+        except IndexError:
+            buffer = None
+        if buffer is None or len(buffer) < size:
+            rounded = max(_LEAST, 1 << (size - 1).bit_length())
+            return torch.empty(rounded, dtype=torch.uint8, pin_memory=True)
+        return buffer
+
+    def give_back(self, buffer: Tensor) -> None:
+        """Let another batch have it; called in any thread."""
+        self._free.append(buffer)
+
+
+def _space(tensor: Tensor) -> int:
+    return -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _divide(buffer: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    """For each tensor a part of the buffer, of its dtype and shape."""
+    starts = accumulate(map(_space, tensors), initial=0)
+    return [
+        buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for start, tensor in zip(starts, tensors, strict=False)
+    ]
+
+
+@cache
+def _pinned_buffers(device: torch.device) -> PinnedBuffers:
+    del device  # Each has its own.
+    return PinnedBuffers()
 
 
 @cache

@@ -57,6 +57,14 @@ class Backend(Protocol):
     def gate(self, states: Tensor) -> Tensor:
         """`silu(x) y` of the halves x and y of `[T, 2 width]`: `[T, width]`."""
 
+    def unit_rows(
+        self, states: Tensor, dtype: torch.dtype, places: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Rows of `[T, width]` divided by their lengths, in `dtype`, and the lengths, float32.
+
+        `places` int64 are the rows that are taken; None takes all.
+        """
+
     def int8_gemm(self, values: Tensor, scale: Tensor, activation: str | None = None) -> Int8Gemm:
         """Prepare the product with weights `values` `[out, in]` s8 of `scale` `[out]` float32."""
 
@@ -91,7 +99,7 @@ def choose_backend(
 
 def _fastest(device: torch.device, dtype: torch.dtype) -> Callable[..., TorchBackend]:
     if device.type == "cuda":
-        return partial(CudaBackend, dtype)
+        return partial(CudaBackend, device, dtype)
     if device.type != "cpu":
         return TorchBackend
     library = load_library() if dtype is torch.bfloat16 else None

@@ -2,7 +2,9 @@
 
 import torch
 
-from app.models.attention.choose import FLASH_DTYPES
+from app.models.attention.choose import flash_runs
+from app.models.attention.memory_efficient import memory_efficient
+from app.models.attention.reference import Attention
 from app.models.ops.torch_backend import TorchBackend
 
 
@@ -11,5 +13,13 @@ class CudaBackend(TorchBackend):
 
     name = "cuda"
 
-    def __init__(self, dtype: torch.dtype, attention: str | None = None) -> None:
-        super().__init__(attention or ("varlen" if dtype in FLASH_DTYPES else "sdpa"))
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, attention: str | None = None
+    ) -> None:
+        super().__init__(attention or ("varlen" if flash_runs(device, dtype) else "sdpa"))
+        # Of large sums in float16 the last bits would depend on how cuBLAS divides the work.
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+    def load_attention(self, name: str) -> Attention:
+        """As that of `TorchBackend`."""
+        return memory_efficient if name == "sdpa" else super().load_attention(name)

@@ -44,8 +44,9 @@ class NativeBackend(OneDnnBackend):
         self._onednn_multiplies = bool(torch.cpu.get_capabilities().get("amx_tile"))
         super().__init__(torch.bfloat16, attention or ("sdpa" if has_fast_sdpa() else "native"))
 
-    def _load_attention(self, name: str) -> Attention:
-        return self._attend if name == "native" else super()._load_attention(name)
+    def load_attention(self, name: str) -> Attention:
+        """As that of `TorchBackend`."""
+        return self._attend if name == "native" else super().load_attention(name)
 
     def _can_multiply(self, out: int, depth: int, activation: str | None) -> bool:
         fits = out % _PANEL == 0 and depth % LANES == 0 and activation in _ACTIVATIONS

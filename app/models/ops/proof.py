@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from app.errors import StartupError
-from app.models.attention.choose import load_attention
 from app.models.ops.proof_cases import ATTENTION, CASES, Shapes, TrialInputs
 from app.models.ops.torch_backend import TorchBackend
 
@@ -134,7 +133,7 @@ def _variants(backend: TorchBackend, operation: str) -> Iterator[tuple[str, Torc
         for name in dict.fromkeys((backend.attention, *_PLAIN_ATTENTIONS)):
             variant = copy(backend)
             if name != backend.attention:
-                variant.attention, variant.attend = name, load_attention(name)
+                variant.attention, variant.attend = name, variant.load_attention(name)
             yield name, variant
         return
     for each in type(backend).__mro__:

@@ -23,6 +23,8 @@ from app.models.ops.arguments import (
 
 # PyTorch stores a quantized row with its scale and minimum behind it, as two float32 numbers.
 _ROW_ALIGNMENT = 4
+# What a row is divided by at least, as in `torch.nn.functional.normalize`.
+SHORTEST_ROW = 1e-12
 
 
 class TorchBackend:
@@ -32,9 +34,10 @@ class TorchBackend:
 
     def __init__(self, attention: str = "sdpa") -> None:
         self.attention = attention
-        self.attend = self._load_attention(attention)
+        self.attend = self.load_attention(attention)
 
-    def _load_attention(self, name: str) -> Attention:
+    def load_attention(self, name: str) -> Attention:
+        """The attention of that name, as this backend has it."""
         return load_attention(name)
 
     def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
@@ -66,6 +69,14 @@ class TorchBackend:
         """Implement `Backend`."""
         gate, through = states.chunk(2, dim=-1)
         return functional.silu(gate).mul_(through)
+
+    def unit_rows(
+        self, states: Tensor, dtype: torch.dtype, places: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Implement `Backend`."""
+        rows = (states if places is None else states.index_select(0, places)).float()
+        lengths = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
+        return (rows / lengths.clamp_min(SHORTEST_ROW)).to(dtype), lengths.squeeze(-1)
 
     def int8_gemm(self, values: Tensor, scale: Tensor, activation: str | None = None) -> Int8Gemm:
         """Implement `Backend`; exact and slow, in float64."""

@@ -16,7 +16,7 @@ from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.config import read_config
 from app.models.checkpoint.weights import Weights
-from app.models.device.transfer import not_finite, start_copies
+from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.tasks.device_model import DeviceModel
 from app.models.text.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens
 
@@ -126,7 +126,7 @@ def start_scores(
 
     For one that is not finite there is an `InferenceError`.
     """
-    copies = start_copies([logits])
+    copies = start_copies([DeviceRows.of(logits)])
 
     def collect() -> list[float | InferenceError]:
         (rows,) = copies()

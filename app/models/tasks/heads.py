@@ -10,40 +10,38 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from app.engine.types import FloatArray, SparseVector, TokenIds
-from app.models.batch.packing import PackedBatch
+from app.models.batch.packing import PackedBatch, to_device
+from app.models.batch.selection import Places
+from app.models.device.transfer import DeviceRows
+from app.models.ops.backend import Backend
 
 
 def dense_vectors(
-    hidden: Tensor, packed: PackedBatch, pooling: str, places: Tensor | None = None
-) -> Tensor:
-    """`[S, hidden]` float32 of unit length.
-
-    S are the sequences at the packed `places` `[S]` int64, or all in packed order.
-    """
-    return functional.normalize(pool(hidden, packed, pooling, places), dim=-1)
-
-
-def pool(hidden: Tensor, packed: PackedBatch, pooling: str, places: Tensor | None = None) -> Tensor:
-    """`[S, hidden]` float32, unnormalised: one state for each of those sequences."""
-    borders = packed.cu_seqlens.long()
+    backend: Backend, hidden: Tensor, packed: PackedBatch, pooling: str, sequences: Places
+) -> DeviceRows:
+    """`[S, hidden]` float32 of unit length: one for each of the sequences at the packed places."""
     if pooling == "cls":
-        first = borders[:-1] if places is None else borders[places]
-        return hidden[first].float()
-    means = torch.segment_reduce(hidden.float(), "mean", lengths=borders.diff())
-    return means if places is None else means[places]
+        first = to_device(packed.device, packed.offsets[sequences])
+        return DeviceRows(*backend.unit_rows(hidden, torch.float32, first))
+    lengths = packed.cu_seqlens.long().diff()
+    # Unsafe: PyTorch would wait for the device to look at the lengths.
+    means = torch.segment_reduce(hidden.float(), "mean", lengths=lengths, unsafe=True)
+    places = to_device(packed.device, sequences)
+    return DeviceRows(*backend.unit_rows(means, torch.float32, places))
 
 
-def token_weights(states: Tensor, head: nn.Linear) -> Tensor:
-    """`[R]` float32: the lexical weight, at least 0, of every token with states `[R, hidden]`."""
-    return head(states).squeeze(-1).float().relu()  # type: ignore[no-any-return]
+def token_weights(states: Tensor, head: nn.Linear) -> DeviceRows:
+    """`[R]`: of every token with states `[R, hidden]` its lexical weight, where it is above 0."""
+    return DeviceRows.of(head(states).squeeze(-1))
 
 
-def token_vectors(states: Tensor, head: nn.Linear) -> Tensor:
-    """`[R, colbert width]` float32, each of unit length, from states `[R, hidden]`."""
-    return functional.normalize(head(states).float(), dim=-1)
+def token_vectors(
+    backend: Backend, states: Tensor, head: nn.Linear, dtype: torch.dtype
+) -> DeviceRows:
+    """`[R, colbert width]` in `dtype`, each of unit length, from states `[R, hidden]`."""
+    return DeviceRows(*backend.unit_rows(head(states), dtype))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from app.models.batch.packing import PackedBatch
 from app.models.batch.selection import Spans, select_sequences
 from app.models.checkpoint.config import read_pooling
 from app.models.checkpoint.weights import read_linear
-from app.models.device.transfer import HostRows, not_finite, start_copies
+from app.models.device.transfer import DeviceRows, HostRows, not_finite, start_copies
 from app.models.tasks import heads
 from app.models.tasks.device_model import DeviceModel
 from app.models.text.tokenizer import TextTokenizer
@@ -94,7 +94,7 @@ class M3Embedder(DeviceModel[TextEmbedding]):
         """Implement `DeviceModel`."""
         packed = self._backbone.pack(sequences)
         made = self._run_heads(self._backbone.forward(packed), packed, outputs)
-        copies = start_copies([tensor for tensor, _ in made.values()])
+        copies = start_copies([rows for rows, _ in made.values()])
 
         def collect() -> list[TextEmbedding | InferenceError]:
             spans = (spans for _, spans in made.values())
@@ -105,19 +105,22 @@ class M3Embedder(DeviceModel[TextEmbedding]):
 
     def _run_heads(
         self, hidden: Tensor, packed: PackedBatch, outputs: Sequence[Outputs]
-    ) -> dict[str, tuple[Tensor, Spans]]:
+    ) -> dict[str, tuple[DeviceRows, Spans]]:
         """Each kind that is requested, for the sequences that it is requested for."""
-        made: dict[str, tuple[Tensor, Spans]] = {}
+        made: dict[str, tuple[DeviceRows, Spans]] = {}
+        backend = self._backbone.backend
         if any(requested := [each.dense for each in outputs]):
             places, spans = select_sequences(packed, requested)
-            made["dense"] = heads.dense_vectors(hidden, packed, self._pooling, places), spans
+            dense = heads.dense_vectors(backend, hidden, packed, self._pooling, places)
+            made["dense"] = dense, spans
         if any(requested := [each.sparse for each in outputs]):
             tokens = self._backbone.select_tokens(packed, requested)
             weights = heads.token_weights(tokens.rows(hidden), self._sparse_head)
             made["sparse"] = weights, tokens.spans
         if any(requested := [each.colbert for each in outputs]):
             tokens = self._backbone.select_tokens(packed, requested)
-            vectors = heads.token_vectors(tokens.rows(hidden), self._colbert_head)
+            states, dtype = tokens.rows(hidden), self._backbone.wire_dtype
+            vectors = heads.token_vectors(backend, states, self._colbert_head, dtype)
             made["colbert"] = vectors, tokens.spans
         return made
 

@@ -15,7 +15,7 @@ from app.models.architectures.qwen3 import DecoderConfig, vocabulary_head
 from app.models.backbone import Backbone, Target, load_decoder
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.weights import Weights
-from app.models.device.transfer import not_finite, start_copies
+from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.tasks.cross_encoder import start_scores
 from app.models.tasks.device_model import DeviceModel
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, QwenTemplate
@@ -40,7 +40,7 @@ class QwenEmbedder(DeviceModel[TextEmbedding]):
         """Implement `DeviceModel`: the last token's state of each text, float32, not normalised."""
         del outputs
         packed = self._backbone.pack(sequences)
-        copies = start_copies([_last_states(self._backbone.forward(packed), packed)])
+        copies = start_copies([DeviceRows.of(_last_states(self._backbone.forward(packed), packed))])
 
         def collect() -> list[TextEmbedding | InferenceError]:
             (states,) = copies()

@@ -1,6 +1,7 @@
 """Every attention in PyTorch against its definition; those that the setting names."""
 
 import math
+import warnings
 from itertools import pairwise
 
 import numpy as np
@@ -9,10 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.models.attention.choose import load_attention
 from app.models.attention.matmul import matmul
+from app.models.attention.memory_efficient import memory_efficient
 from app.models.attention.reference import Attention, eager
 from app.models.attention.sdpa import sdpa
+from app.models.attention.varlen import varlen
+from app.models.batch import length_classes
 from app.models.batch.packing import PackedBatch, pack
 
 CPU = torch.device("cpu")
@@ -34,22 +37,31 @@ def by_hand(query, key, value, cu_seqlens, *, scale: float, causal: bool) -> tor
 
 
 @pytest.fixture
-def varlen_on_cpu():
-    """PyTorch's varlen operator has no CPU kernel: give it one that follows its documentation."""
+def cuda_kernels_on_cpu():
+    """The operators have no CPU kernels: give them some that follow their documentation."""
 
-    def kernel(q, k, v, cu_q, cu_k, max_q, max_k, is_causal, scale, window, gqa=False, *_):
+    def flash(q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, _mask, *, scale):
         assert cu_q.dtype == cu_k.dtype == torch.int32
         assert max_q == max_k == int(cu_q.diff().max())
-        assert window == ([-1, 0] if is_causal else [-1, -1])
-        assert gqa or q.shape[1] == k.shape[1]
         states = (states.transpose(0, 1) for states in (q, k, v))
-        output = by_hand(*states, cu_q.tolist(), scale=scale, causal=is_causal)
-        return output, q.new_empty(0), q.new_empty(0)
+        output = by_hand(*states, cu_q.tolist(), scale=scale, causal=causal)
+        empty = q.new_empty(0)
+        return output, empty, empty, empty, empty
 
-    operator = torch.library.Library("torch_attn", "IMPL", "CPU")
-    operator.impl("_varlen_attn", kernel, allow_override=True)
+    def efficient(q, k, v, bias, cu_q, cu_k, max_q, max_k, dropout, mask, log_sum=False, *, scale):
+        assert q.shape[2] == k.shape[2] == v.shape[2]
+        states = (q[0], k[0], v[0])
+        output, *_ = flash(*states, cu_q, cu_k, max_q, max_k, 0.0, mask == 1, False, scale=scale)
+        empty = q.new_empty(0)
+        return output[None], empty, empty, empty, max_q, max_k
+
+    operators = torch.library.Library("aten", "IMPL", "CPU")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # One says that it replaces a kernel.
+        operators.impl("_flash_attention_forward", flash, allow_override=True)
+        operators.impl("_efficient_attention_forward", efficient, allow_override=True)
     yield
-    operator._destroy()
+    operators._destroy()
 
 
 def random_case(
@@ -108,7 +120,14 @@ def test_what_rounds_the_row_up_gets_finite_states(attend, causal: bool) -> None
     assert torch.isfinite(output).all()
 
 
+@pytest.mark.parametrize("attend", [varlen, memory_efficient])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2])
-def test_varlen_is_called_as_its_documentation_says(varlen_on_cpu, kv_heads, causal) -> None:
-    check(load_attention("varlen"), [3, 1, 7, 3], kv_heads, causal=causal)
+@pytest.mark.parametrize("cost_of_a_call", [256, 0])
+def test_kernels_for_packed_sequences_are_called_as_their_documentation_says(
+    cuda_kernels_on_cpu, monkeypatch, attend, causal, kv_heads, cost_of_a_call
+) -> None:
+    """In one call, and in one for each class of lengths where that costs nothing."""
+    monkeypatch.setattr(length_classes, "_QUERIES", 2)
+    monkeypatch.setattr(length_classes, "_CALL", cost_of_a_call)
+    check(attend, [3, 1, 7, 3, 1, 9], kv_heads, causal=causal)

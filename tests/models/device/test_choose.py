@@ -99,3 +99,49 @@ def test_on_a_gpu_each_model_has_the_format_that_suits_it(monkeypatch, capabilit
     assert device.choose_dtype("auto", CUDA) is torch.float16
     assert device.choose_dtype("auto", CUDA, qwen=True) is qwen
     assert device.choose_dtype("float16", CUDA, qwen=True) is torch.float16
+
+
+@pytest.fixture
+def seen_gpu(monkeypatch):
+    """A GPU of a given compute capability, and what PyTorch was built for."""
+
+    def see(capability: tuple[int, int], built: list[str]) -> None:
+        for name, value in {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "get_device_capability": lambda *_: capability,
+            "get_device_name": lambda *_: "Some GPU",
+            "get_arch_list": lambda: built,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    return see
+
+
+CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0), (10, 3), (12, 1)])
+def test_a_gpu_that_the_build_has_kernels_for_is_taken(seen_gpu, capability) -> None:
+    seen_gpu(capability, CUDA_13)
+    assert device.choose_device("cuda:0") == torch.device("cuda:0")
+    assert device.choose_device("auto") == torch.device("cuda")
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (6, 1)])
+def test_a_gpu_that_the_build_has_no_kernels_for_is_named(seen_gpu, capability) -> None:
+    seen_gpu(capability, CUDA_13)
+    major, minor = capability
+    sentence = f"no kernels for Some GPU, of compute capability {major}.{minor}; .* begin with 7.5"
+    with pytest.raises(StartupError, match=f"DEVICE=cuda:0: PyTorch .* has {sentence}; set DEV"):
+        device.choose_device("cuda:0")
+    with capture_logs() as lines:
+        assert device.choose_device("auto") == torch.device("cpu")
+    (line,) = lines
+    assert line["event"] == "no_gpu_used"
+    assert line["reason"].startswith("PyTorch")
+
+
+def test_a_build_that_names_other_architectures_is_taken_at_its_word(seen_gpu) -> None:
+    seen_gpu((9, 4), ["gfx942"])
+    assert device.choose_device("cuda:0") == torch.device("cuda:0")

@@ -38,7 +38,9 @@ BACKENDS = [
 if LIBRARY is not None:
     BACKENDS.append(pytest.param(NativeBackend(LIBRARY, "native"), "cpu", id="native"))
 if torch.cuda.is_available():
-    BACKENDS.append(pytest.param(CudaBackend(torch.bfloat16), "cuda", id="cuda"))
+    BACKENDS.append(
+        pytest.param(CudaBackend(torch.device("cuda"), torch.bfloat16), "cuda", id="cuda")
+    )
 every_backend = pytest.mark.parametrize(("backend", "device"), BACKENDS)
 on_a_cpu = pytest.mark.parametrize(
     "backend", [pytest.param(*each.values[:1], id=each.id) for each in BACKENDS[:3]]

@@ -24,15 +24,24 @@ def no_library(monkeypatch) -> None:
     monkeypatch.setattr(backends, "load_library", lambda: None)
 
 
+@pytest.fixture(autouse=True)
+def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compute capability of the GPU, that of an L4 where a test names none."""
+    found = getattr(request, "param", (8, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
+
+
 @pytest.mark.parametrize(
-    ("device", "dtype", "kind", "attention"),
+    ("capability", "device", "dtype", "kind", "attention"),
     [
-        (CPU, torch.float32, OneDnnBackend, "sdpa"),
-        (CUDA, torch.float16, CudaBackend, "varlen"),
-        (CUDA, torch.bfloat16, CudaBackend, "varlen"),
-        (CUDA, torch.float32, CudaBackend, "sdpa"),
-        (MPS, torch.float16, TorchBackend, "sdpa"),
+        ((8, 9), CPU, torch.float32, OneDnnBackend, "sdpa"),
+        ((8, 0), CUDA, torch.float16, CudaBackend, "varlen"),
+        ((12, 0), CUDA, torch.bfloat16, CudaBackend, "varlen"),
+        ((9, 0), CUDA, torch.float32, CudaBackend, "sdpa"),
+        ((7, 5), CUDA, torch.float16, CudaBackend, "sdpa"),
+        ((8, 9), MPS, torch.float16, TorchBackend, "sdpa"),
     ],
+    indirect=["capability"],
 )
 def test_auto_takes_the_fastest_that_runs(monkeypatch, device, dtype, kind, attention) -> None:
     monkeypatch.setattr(backends, "load_library", pytest.fail)  # It is for bfloat16 on a CPU.
@@ -85,6 +94,20 @@ def test_an_attention_for_gpus_stops_the_start_on_a_cpu(name) -> None:
         choose_backend(CPU, torch.float32, name)
 
 
+@pytest.mark.parametrize("capability", [(7, 5)], indirect=True)
+@pytest.mark.parametrize("name", ["varlen", "flash_attention_2"])
+def test_an_attention_for_newer_gpus_stops_the_start_on_an_older_one(name: str) -> None:
+    with pytest.raises(StartupError, match=r"8\.0 or newer.* on cuda, which has 7\.5; set ATTE"):
+        choose_backend(CUDA, torch.float16, name)
+
+
+def test_on_nvidia_gpus_sums_of_products_are_not_rounded_on_the_way(monkeypatch) -> None:
+    flags = torch.backends.cuda.matmul
+    flags.allow_fp16_reduced_precision_reduction = True
+    choose_backend(CUDA, torch.float16)
+    assert not flags.allow_fp16_reduced_precision_reduction
+
+
 def test_a_flash_package_that_is_not_installed_is_named() -> None:
     with pytest.raises(StartupError, match="needs the package flash-attn, which is not installed"):
         choose_backend(CUDA, torch.float16, "flash_attention_2")
@@ -92,7 +115,7 @@ def test_a_flash_package_that_is_not_installed_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("device", "dtype", "where"),
-    [(CPU, torch.float32, "float32 on cpu"), (CUDA, torch.bfloat16, "bfloat16 on cuda")],
+    [(CPU, torch.float32, "float32 on cpu"), (CUDA, torch.bfloat16, "bfloat16 on cuda, .*")],
 )
 def test_the_attention_in_c_is_for_bfloat16_on_a_cpu(device, dtype, where) -> None:
     with pytest.raises(StartupError, match=f"ATTENTION=native needs a CPU and .* {where}; set"):

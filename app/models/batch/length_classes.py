@@ -1,0 +1,57 @@
+"""Which sequences of a packed batch go through an attention kernel for packed sequences together.
+
+Such a kernel starts as many blocks of threads for each sequence as the longest of the call needs.
+Those of shorter sequences end at once, but beside one long text those of thousands of short ones
+take longer than the attention itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+# Queries in one block of threads, as in FlashAttention's kernels for packed sequences.
+_QUERIES = 128
+# What one more call costs, in blocks for each head that are started and do nothing.
+_CALL = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LengthClass:
+    """Neighbouring sequences, the tokens from `start` to `stop`, the longest of `longest` tokens.
+
+    `bounds` int32 on the device are where they begin and end, counted from `start`.
+    """
+
+    start: int
+    stop: int
+    longest: int
+    bounds: torch.Tensor
+
+
+def divide_lengths(lengths: Sequence[int]) -> list[slice]:
+    """Divide sequences of those lengths, which ascend, so that all calls together cost least."""
+    blocks = -(-np.asarray(lengths) // _QUERIES)
+    groups = np.flatnonzero(np.diff(np.ceil(np.log2(blocks)))) + 1
+    borders = [0, *groups.tolist(), len(blocks)]
+    # For each border the least cost up to there, and where the last class then begins.
+    best = [(0, 0)]
+    for place, stop in enumerate(borders[1:], start=1):
+        highest = int(blocks[stop - 1])
+        costs = (
+            (best[first][0] + _CALL + (stop - borders[first]) * highest, first)
+            for first in range(place)
+        )
+        best.append(min(costs))
+    return _classes(borders, best)
+
+
+def _classes(borders: list[int], best: list[tuple[int, int]]) -> list[slice]:
+    classes: list[slice] = []
+    place = len(borders) - 1
+    while place:
+        first = best[place][1]
+        classes.append(slice(borders[first], borders[place]))
+        place = first
+    return classes[::-1]

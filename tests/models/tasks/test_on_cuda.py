@@ -1,0 +1,245 @@
+"""Every model on a simulated CUDA device: from its files to its results, and nothing waits.
+
+The numbers are not computed; the tests of the operations look at those.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from app.engine.types import Outputs, TextEmbedding, TokenIds
+from app.models.backbone import Target
+from app.models.device.choose import choose_dtype
+from app.models.ops.backend import choose_backend
+from app.models.tasks.cross_encoder import load_cross_encoder
+from app.models.tasks.device_model import DeviceModel
+from app.models.tasks.m3 import M3Embedder, load_m3_embedder
+from app.models.tasks.qwen3 import load_qwen_embedder, load_qwen_reranker
+from tests.support.simulated_cuda import ARRIVED, SimulatedCuda, simulated_cuda
+
+DEVICE = torch.device("cuda:0")
+EVERY = Outputs(dense=True, sparse=True, colbert=True)
+KINDS = [Outputs(*flags) for flags in product((False, True), repeat=3) if any(flags)]
+TEXTS = ["search", "a hybrid search over vectors and words", "search", "the sea and the mountain"]
+
+
+@pytest.fixture
+def cuda() -> Iterator[SimulatedCuda]:
+    with simulated_cuda() as device:
+        yield device
+
+
+def target(dtype: torch.dtype, device: torch.device = DEVICE) -> Target:
+    return Target(device, dtype, choose_backend(device, dtype))
+
+
+def for_qwen() -> Target:
+    return target(choose_dtype("auto", DEVICE, qwen=True))
+
+
+def load_m3(
+    folder: Path, dtype: torch.dtype = torch.float16, device: torch.device = DEVICE
+) -> M3Embedder:
+    return load_m3_embedder("m3", folder, 8192, target(dtype, device))
+
+
+def reranked(model: Any, query: str = "search") -> list[TokenIds]:
+    return [pair.ids for pair in model.tokenize_pairs(query, TEXTS, None)]
+
+
+def embedded(model: Any) -> list[TokenIds]:
+    return [text.ids for text in model.tokenize(TEXTS)]
+
+
+MODELS: dict[str, Callable[[Any], tuple[DeviceModel[Any], list[TokenIds]]]] = {
+    "bge-m3": lambda folders: (m3 := load_m3(folders("tiny_m3")), embedded(m3)),
+    "bge-reranker": lambda folders: (
+        model := load_cross_encoder("bge", folders("tiny_reranker"), 512, target(torch.float16)),
+        reranked(model),
+    ),
+    "Qwen3-Embedding": lambda folders: (
+        model := load_qwen_embedder("qwen", folders("tiny_qwen"), 512, for_qwen()),
+        embedded(model),
+    ),
+    "Qwen3-Reranker": lambda folders: (
+        model := load_qwen_reranker("q", folders("tiny_qwen"), 512, 16, for_qwen()),
+        reranked(model),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (12, 0)])
+def test_a_forward_waits_for_nothing_and_gives_a_result_for_each_sequence(
+    name: str, capability: tuple[int, int], request: pytest.FixtureRequest
+) -> None:
+    with simulated_cuda(capability) as cuda:
+        model, sequences = MODELS[name](request.getfixturevalue)
+        with cuda.forward() as launches:
+            collect = model.launch(sequences, [EVERY] * len(sequences))
+    results = collect()
+    assert len(results) == len(sequences)
+    assert not any(isinstance(result, Exception) for result in results)
+    new = capability >= (8, 0)
+    assert launches["_flash_attention_forward"] == 2 * new
+    assert launches["_efficient_attention_forward"] == 2 * (not new)
+
+
+def test_pairs_that_begin_alike_share_what_they_begin_with(
+    cuda: SimulatedCuda, tiny_qwen: Path
+) -> None:
+    model = load_qwen_reranker("qwen", tiny_qwen, 512, 16, target(torch.bfloat16))
+    with cuda.forward() as alone:
+        model.launch(reranked(model)[:1], [EVERY])
+    with cuda.forward() as together:
+        model.launch(reranked(model), [EVERY] * len(TEXTS))
+    # Two gathers in each of the two layers, and one at the end.
+    assert together["index_select"] - alone["index_select"] == 5
+
+
+def test_each_text_has_the_kinds_it_asked_for(cuda: SimulatedCuda, tiny_m3: Path) -> None:
+    """Every combination, beside every other in the same batch."""
+    model = load_m3(tiny_m3)
+    sequences = embedded(model)[:2]
+    for outputs in product(KINDS, repeat=2):
+        with cuda.forward():
+            collect = model.launch(sequences, outputs)
+        check_kinds(collect(), sequences, outputs)
+
+
+def check_kinds(
+    results: Sequence[Any], sequences: list[TokenIds], outputs: Sequence[Outputs]
+) -> None:
+    for result, ids, wanted in zip(results, sequences, outputs, strict=True):
+        assert isinstance(result, TextEmbedding)
+        assert (result.dense is not None) == wanted.dense
+        assert (result.sparse is not None) == wanted.sparse
+        assert (result.colbert is not None) == wanted.colbert
+        if result.dense is not None:
+            np.testing.assert_array_equal(result.dense, np.full(64, ARRIVED, np.float32))
+        if result.colbert is not None:
+            assert result.colbert.shape == (len(ids) - 1, 64)
+            assert (result.colbert == ARRIVED).all()
+            assert result.colbert.dtype == np.float32
+
+
+@pytest.mark.parametrize("kinds", [Outputs(dense=True), EVERY])
+def test_the_mean_of_a_text_is_not_waited_for(
+    cuda: SimulatedCuda, demo_checkpoint: Path, kinds: Outputs
+) -> None:
+    model = load_m3(demo_checkpoint)
+    with cuda.forward() as launches:
+        collect = model.launch(embedded(model), [kinds] * len(TEXTS))
+    assert launches["segment_reduce"] == 1
+    assert all(isinstance(result, TextEmbedding) for result in collect())
+
+
+def test_sequences_of_many_lengths_are_one_call_of_attention(
+    cuda: SimulatedCuda, tiny_m3: Path
+) -> None:
+    model = load_m3(tiny_m3, torch.float32)
+    sequences = [np.full(length, 5, np.int64) for length in range(65, 129)]
+    with cuda.forward() as launches:
+        model.launch(sequences, [EVERY] * len(sequences))
+    assert launches["_efficient_attention_forward"] == 2
+
+
+def test_a_long_text_beside_many_short_ones_has_a_call_of_its_own(
+    cuda: SimulatedCuda, tiny_m3: Path
+) -> None:
+    model = load_m3(tiny_m3)
+    sequences = [np.full(length, 5, np.int64) for length in (*[20] * 1000, 8000)]
+    with cuda.forward() as launches:
+        model.launch(sequences, [Outputs(dense=True)] * len(sequences))
+    assert launches["_flash_attention_forward"] == 4
+
+
+def test_two_batches_are_under_way_at_once(cuda: SimulatedCuda, tiny_m3: Path) -> None:
+    model = load_m3(tiny_m3)
+    sequences = embedded(model)
+    with cuda.forward():
+        first = model.launch(sequences, [EVERY] * len(sequences))
+        second = model.launch(sequences[:1], [EVERY])
+    assert len(second()) == 1
+    assert len(first()) == len(sequences)
+
+
+def test_pinned_memory_is_taken_again_and_no_result_lies_in_it(
+    cuda: SimulatedCuda, tiny_m3: Path
+) -> None:
+    model = load_m3(tiny_m3)
+    sequences = embedded(model)
+    outputs = [EVERY] * len(sequences)
+    both = [model.launch(sequences, outputs) for _ in range(2)]
+    kept = [collect() for collect in both]
+    taken = cuda.pinned_blocks
+    for _ in range(5):
+        # The next copies would make NaN of what still lay in pinned memory.
+        collects = [model.launch(sequences, outputs) for _ in range(2)]
+        for collect in collects:
+            kept.append(collect())  # noqa: PERF401
+    assert cuda.pinned_blocks == taken
+    model.launch(sequences, outputs)
+    for result in (each for results in kept for each in results):
+        assert isinstance(result, TextEmbedding)
+        for vectors in (result.dense, result.colbert):
+            assert vectors is not None
+            assert (vectors == ARRIVED).all()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"), [(torch.float16, 2), (torch.bfloat16, 2), (torch.float32, 4)]
+)
+def test_token_vectors_travel_in_as_many_bytes_as_the_model_computes_in(
+    cuda: SimulatedCuda, tiny_m3: Path, dtype: torch.dtype, size: int
+) -> None:
+    model = load_m3(tiny_m3, dtype)
+    model.launch([np.full(100, 5, np.int64)], [Outputs(colbert=True)])()
+    # Beside them one number for each token, by which those that are not finite are found.
+    assert cuda.bytes_to_host == 100 * (64 * size + 4)
+
+
+@pytest.mark.parametrize("operator", ["addmm", "_flash_attention_forward", "embedding"])
+def test_after_a_launch_without_memory_the_next_forward_runs(
+    cuda: SimulatedCuda, tiny_m3: Path, operator: str
+) -> None:
+    model = load_m3(tiny_m3)
+    sequences = embedded(model)
+    cuda.out_of_memory_at = operator
+    with pytest.raises(torch.OutOfMemoryError):
+        model.launch(sequences, [EVERY] * len(sequences))
+    cuda.out_of_memory_at = None
+    assert len(model.launch(sequences, [EVERY] * len(sequences))()) == len(sequences)
+
+
+def test_after_an_error_at_collection_the_next_forward_runs(
+    cuda: SimulatedCuda, tiny_m3: Path
+) -> None:
+    """Memory that is missing while kernels run shows when their results are waited for."""
+    model = load_m3(tiny_m3)
+    sequences = embedded(model)
+    outputs = [EVERY] * len(sequences)
+    collects = [model.launch(sequences, outputs) for _ in range(2)]
+    cuda.error_at_collection = torch.AcceleratorError("CUDA error: out of memory")
+    for collect in collects:
+        with pytest.raises(torch.AcceleratorError):
+            collect()
+    cuda.error_at_collection = None
+    assert len(model.launch(sequences, outputs)()) == len(sequences)
+
+
+def test_a_device_that_failed_for_good_says_so_at_every_launch_and_another_works(
+    cuda: SimulatedCuda, tiny_m3: Path
+) -> None:
+    first, second = (load_m3(tiny_m3, device=torch.device("cuda", index)) for index in range(2))
+    sequences = embedded(first)
+    cuda.broken_device = 0
+    for _ in range(2):
+        with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+            first.launch(sequences, [EVERY] * len(sequences))
+        assert len(second.launch(sequences, [EVERY] * len(sequences))()) == len(sequences)

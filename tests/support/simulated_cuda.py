@@ -1,0 +1,355 @@
+"""A CUDA device without a GPU: what is launched, copied and waited for, checked as it happens.
+
+Tensors on it are PyTorch's fake tensors: shape, dtype and device, and no numbers. A mixture of
+devices and a look at a number raise by themselves. What else goes wrong on a real device only now
+and then, or slowly, raises `CudaMisuseError` here at once: copies from or to memory that is not
+pinned, a synchronisation within a forward, a stream that reads what another has not written yet,
+and arguments that a kernel refuses. Results arrive in host memory as `ARRIVED` once their event was
+waited for, and as NaN before. The device is called cuda:0, with its number.
+"""
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from app.models.device import transfer
+from app.models.ops import proof
+from tests.support.cuda_checks import CudaMisuseError, check_arguments, launches_nothing
+
+ARRIVED = 0.5
+MEMORY = 80 * 2**30
+_LIBRARY = Path(torch.__file__).parent / "lib" / "libc10.so"
+_GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
+_CUDA, _META = 1, 14
+
+
+class Stream:
+    """Remembers how far it has come, and how far it has waited for others."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.time = 0
+        self.seen: dict[Stream, int] = {}
+        self.copies: list[_Arrival] = []
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.seen[other] = other.time
+
+    def has_seen(self, stream: "Stream", time: int) -> bool:
+        return self is stream or self.seen.get(stream, 0) >= time
+
+    def synchronize(self) -> None:
+        raise CudaMisuseError("a stream was waited for by the host")
+
+
+class Event:
+    """Brings what its stream had copied when it was recorded, once it is waited for."""
+
+    def __init__(self, *, blocking: bool = False, **_: Any) -> None:
+        self.blocking = blocking
+        self._copies: list[_Arrival] | None = None
+
+    def record(self, stream: Stream) -> None:
+        self._copies, stream.copies = stream.copies, []
+
+    def synchronize(self) -> None:
+        if self._copies is None:
+            raise CudaMisuseError("an event was waited for that was never recorded")
+        if not self.blocking:
+            raise CudaMisuseError("the thread that waits for an event would spin")
+        for copy in self._copies:
+            copy.arrive()
+
+
+class _Arrival:
+    """A copy to pinned memory that may not have happened yet."""
+
+    def __init__(self, target: Tensor, device: "SimulatedCuda") -> None:
+        self.target = target
+        self.device = device
+        self.done = False
+
+    def arrive(self) -> None:
+        if self.device.error_at_collection is not None:
+            raise self.device.error_at_collection
+        # Made in another thread's inference mode.
+        with torch.inference_mode():
+            self.target.fill_(ARRIVED)
+        self.done = True
+
+    def overlaps(self, other: Tensor) -> bool:
+        mine, others = (
+            (each.data_ptr(), each.data_ptr() + each.nbytes) for each in (self.target, other)
+        )
+        return mine[0] < others[1] and others[0] < mine[1]
+
+
+class SimulatedCuda(TorchDispatchMode):
+    """Counts what is launched on the device; `forward` is the part in which nothing may wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launches: Counter[str] = Counter()
+        self.copies: Counter[str] = Counter()
+        self.pinned_blocks = 0
+        self.bytes_to_host = 0
+        self.out_of_memory_at: str | None = None
+        self.broken_device: int | None = None
+        self.error_at_collection: Exception | None = None
+        self.main = self.current = Stream()
+        self.strict = False
+        self._written: dict[int, tuple[Stream, int]] = {}
+        self._pinned: dict[int, Tensor] = {}
+        self._not_recorded: dict[int, Stream] = {}
+        self._under_way: list[_Arrival] = []
+
+    @contextmanager
+    def forward(self) -> Iterator[Counter[str]]:
+        """Yields the launches within; a synchronisation raises, and a missing `record_stream`."""
+        before, self.strict = self.launches.copy(), True
+        within: Counter[str] = Counter()
+        try:
+            yield within
+        finally:
+            self.strict = False
+        within.update(self.launches - before)
+        if self._not_recorded:
+            raise CudaMisuseError("memory may be reused while another stream still reads it")
+
+    # What the harness puts in the place of torch.cuda's.
+
+    def pin_memory(self, tensor: Tensor, *_: Any) -> Tensor:
+        self._pinned[_storage(tensor)] = tensor
+        return tensor
+
+    def record_stream(self, tensor: Tensor, stream: Stream) -> None:
+        if self._not_recorded.get(_storage(tensor)) is stream:
+            del self._not_recorded[_storage(tensor)]
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def synchronize(self, *_: Any) -> None:
+        if self.strict:
+            raise CudaMisuseError("the host waited for the device")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        leaves = _flat((args, kwargs))
+        if not any(isinstance(each, FakeTensor) or _is_cuda(each) for each in leaves):
+            return self._on_the_host(func, args, kwargs)
+        if func.namespace == "aten" and _is_made_of_others(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        tensors = [each for each in leaves if isinstance(each, Tensor)]
+        source = _crosses(func, args, kwargs)
+        if source is not None:
+            return self._copy(func, args, kwargs, source)
+        result = func(*args, **kwargs)
+        self._launch(func, args, kwargs, tensors, result)
+        return result
+
+    def _launch(self, func, args, kwargs, tensors, result) -> None:
+        results = [each for each in _flat(result) if isinstance(each, Tensor)]
+        if not any(each.device.type == "cuda" for each in (*tensors, *results)):
+            return
+        if launches_nothing(func):
+            return
+        name = func._schema.name.removeprefix("aten::")
+        if any(each.device.index == self.broken_device for each in tensors):
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        if self.out_of_memory_at == name:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        check_arguments(func, args, kwargs)
+        for each in tensors:
+            self._read(each)
+        self.launches[name] += 1
+        self.current.time += 1
+        for each in results:
+            if each.device.type == "cuda":
+                self._written[_storage(each)] = self.current, self.current.time
+
+    def _read(self, tensor: Tensor) -> None:
+        """Check that what wrote the tensor comes before, in the order of the streams."""
+        if tensor.device.type == "cuda" and (made := self._written.get(_storage(tensor))):
+            if not self.current.has_seen(*made):
+                raise CudaMisuseError("a stream reads what another has not written yet")
+            if made[0] is not self.current:
+                self._not_recorded[_storage(tensor)] = self.current
+
+    def _copy(self, func, args, kwargs, source: Tensor) -> Tensor:
+        """Between host and device."""
+        to_device = source.device.type == "cpu"
+        target = args[0] if func is torch.ops.aten.copy_.default else None
+        waits = not (kwargs.get("non_blocking") or (target is not None and args[2:] == (True,)))
+        if not to_device and target is None:
+            # PyTorch takes pinned memory for the result where it does not wait.
+            dtype = kwargs.get("dtype") or source.dtype
+            with self:
+                target = torch.empty(source.shape, dtype=dtype, pin_memory=not waits)
+        pinned = _storage(source if to_device else target) in self._pinned
+        if not waits and not pinned:
+            raise CudaMisuseError("a copy that nothing waits for needs pinned memory on the host")
+        if waits and self.strict:
+            raise CudaMisuseError("a copy waited for the device")
+        self.copies["to the device" if to_device else "to the host"] += 1
+        if to_device:
+            return self._to_device(source, target, kwargs)
+        self._read(source)
+        return self._to_host(source, target, waits=waits)
+
+    def _to_device(self, source: Tensor, target: Tensor | None, kwargs: dict[str, Any]) -> Tensor:
+        if target is None:
+            dtype = kwargs.get("dtype") or source.dtype
+            target = torch.empty(source.shape, dtype=dtype, device=kwargs["device"])
+        self._written[_storage(target)] = self.current, self.current.time
+        return target
+
+    def _to_host(self, source: Tensor, target: Tensor, *, waits: bool) -> Tensor:
+        with _disable_current_modes():
+            target.fill_(ARRIVED if waits else torch.nan)
+        if waits:
+            return target
+        if source.dtype is not target.dtype or source.shape != target.shape:
+            raise CudaMisuseError("a copy that converts or expands launches a kernel first")
+        self._under_way = [each for each in self._under_way if not each.done]
+        if any(each.overlaps(target) for each in self._under_way):
+            raise CudaMisuseError(
+                "pinned memory is written to that an earlier copy still writes to"
+            )
+        self.bytes_to_host += target.nbytes
+        arrival = _Arrival(target, self)
+        self.current.copies.append(arrival)
+        self._under_way.append(arrival)
+        return target
+
+    def _on_the_host(self, func, args, kwargs) -> Any:
+        """What the host computes by itself is real."""
+        pinned = bool(kwargs.get("pin_memory"))
+        with _disable_current_modes():
+            result = func(*args, **({**kwargs, "pin_memory": False} if pinned else kwargs))
+        self.pinned_blocks += pinned
+        return self.pin_memory(result) if pinned else result
+
+
+def _of_shapes(actual: Tensor, expected: Tensor) -> float:
+    return 0.0 if actual.shape == expected.shape else torch.inf
+
+
+def _method(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a class takes as a method, as it does no bound one."""
+
+    def method(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    return method
+
+
+_torch_load = torch.load
+
+
+def _load(*arguments: Any, **options: Any) -> Any:
+    """Under fake tensors PyTorch reads shapes alone."""
+    with _disable_current_modes():
+        return _torch_load(*arguments, **options)
+
+
+def _is_made_of_others(func) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def _is_cuda(argument: Any) -> bool:
+    return isinstance(argument, torch.device) and argument.type == "cuda"
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _flat(value: Any) -> list[Any]:
+    return torch.utils._pytree.tree_leaves(value)
+
+
+def _crosses(func, args, kwargs) -> Tensor | None:
+    """What is copied from the host to a device or back, if anything is."""
+    if func is torch.ops.aten.copy_.default:
+        source, target = args[1], args[0].device
+    elif func is torch.ops.aten._to_copy.default:
+        source, target = args[0], kwargs.get("device") or args[0].device
+    else:
+        return None
+    return source if source.device.type != target.type else None
+
+
+@contextmanager
+def simulated_cuda(
+    capability: tuple[int, int] = (9, 0), name: str = "Simulated H100"
+) -> Iterator[SimulatedCuda]:
+    """Within, `torch.device("cuda")` is a simulated device of that compute capability."""
+    cuda = SimulatedCuda()
+    properties = SimpleNamespace(
+        name=name, total_memory=MEMORY, major=capability[0], minor=capability[1]
+    )
+    stand_ins = {
+        "is_available": lambda: True,
+        "device_count": lambda: 2,
+        "current_device": lambda: 0,
+        "get_device_name": lambda *_: name,
+        "get_device_capability": lambda *_: capability,
+        "get_device_properties": lambda *_: properties,
+        "get_arch_list": lambda: ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"],
+        "mem_get_info": lambda *_: (MEMORY // 2, MEMORY),
+        "memory_allocated": lambda *_: 0,
+        "memory_reserved": lambda *_: 0,
+        "max_memory_allocated": lambda *_: 2**30,
+        "reset_peak_memory_stats": lambda *_: None,
+        "empty_cache": lambda: None,
+        "synchronize": cuda.synchronize,
+        "current_stream": lambda *_: cuda.current,
+        "stream": cuda.stream,
+        "Stream": Stream,
+        "Event": Event,
+    }
+    with ExitStack() as stack:
+        for kept in (transfer._pinned_buffers, transfer._copy_stream):
+            kept.cache_clear()
+            stack.callback(kept.cache_clear)
+        # There are no numbers that could differ.
+        stack.enter_context(patch.object(proof, "_largest_difference", _of_shapes))
+        stack.enter_context(_device_guard())
+        # Before the stand-ins: where it finds a GPU, it lets PyTorch make tensors there.
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        for key, value in stand_ins.items():
+            stack.enter_context(patch.object(torch.cuda, key, value))
+        pin, record = cuda.pin_memory, cuda.record_stream
+        stack.enter_context(patch.object(Tensor, "pin_memory", _method(pin)))
+        stack.enter_context(patch.object(Tensor, "record_stream", _method(record)))
+        stack.enter_context(patch.object(torch, "load", _load))
+        # A module's parameters become fake tensors instead of holding one.
+        stack.enter_context(
+            patch.object(torch.__future__, "_overwrite_module_params_on_conversion", new=True)
+        )
+        stack.enter_context(cuda)
+        yield cuda
+
+
+@contextmanager
+def _device_guard() -> Iterator[None]:
+    """A build for CPUs has no device guard for CUDA: it gets that of `meta`."""
+    guards = (ctypes.c_void_p * 32).in_dll(ctypes.CDLL(str(_LIBRARY)), _GUARDS)
+    before = guards[_CUDA]
+    guards[_CUDA] = before or guards[_META]
+    yield
+    guards[_CUDA] = before
