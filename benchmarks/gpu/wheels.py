@@ -1,0 +1,65 @@
+"""Download the packages of the lock files, without PyTorch, for a machine with no package index.
+
+python -m benchmarks.gpu.wheels FOLDER --python 3.12 [PACKAGE ...]
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+_ROOT = Path(__file__).parents[2]
+_LOCKS = ("requirements.lock", "requirements-dev.lock")
+# pip takes each of them literally.
+_GLIBC = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
+
+
+def requirements(python: str, only: list[str]) -> Iterator[str]:
+    """Each package that the locks pin for that version of Python, as `name==version`."""
+    environment = {"python_version": python, "python_full_version": f"{python}.0"}
+    names = {canonicalize_name(name) for name in only}
+    found: dict[str, str] = {}
+    for lock in _LOCKS:
+        for line in re.findall(r"^[A-Za-z0-9].*", (_ROOT / lock).read_text("utf-8"), re.MULTILINE):
+            wanted = Requirement(line.rstrip("\\ "))
+            name = canonicalize_name(wanted.name)
+            needed = wanted.marker is None or wanted.marker.evaluate(environment)
+            if needed and (not names or name in names):
+                found[name] = f"{wanted.name}{wanted.specifier}"
+    yield from found.values()
+
+
+def download(folder: Path, python: str, packages: list[str]) -> bool:
+    """Whether pip found a wheel of each of the packages."""
+    platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in _GLIBC]
+    options = ["--no-deps", "--only-binary=:all:", f"--python-version={python}", "--quiet"]
+    pip = [sys.executable, "-m", "pip", "download", *options, "--implementation=cp", *platforms]
+    return subprocess.run([*pip, "--dest", str(folder), *packages], check=False).returncode == 0
+
+
+def main() -> int:
+    """Download all at once, or one by one where a package has no wheel for that version."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("packages", nargs="*", help="only these")
+    parser.add_argument("--python", default="3.12", help="version on the other machine")
+    arguments = parser.parse_args()
+    packages = list(requirements(arguments.python, arguments.packages))
+    if download(arguments.folder, arguments.python, packages):
+        return 0
+    missing = [
+        package
+        for package in packages
+        if not download(arguments.folder, arguments.python, [package])
+    ]
+    print("no wheels of:", *missing)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
