@@ -47,6 +47,12 @@ class UnknownModelError(SmartEmbedderError):
     code = "model_not_found"
 
 
+class TextTooLongError(InvalidRequestError):
+    """A text has more tokens than its model reads, and the request does not allow cutting it."""
+
+    code = "text_too_long"
+
+
 class UnauthorizedError(SmartEmbedderError):
     """The request has no valid token."""
 

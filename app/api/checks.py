@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from app.engine.loaded_models import LoadedModels
+from app.engine.options import Side
 from app.errors import EmptyInputError, InvalidRequestError
 from app.settings import Settings
 
@@ -17,6 +18,15 @@ def check_passages(query: str, passages: Sequence[str], field: str, settings: Se
     if not query.strip():
         raise EmptyInputError("the query is blank: send what the passages are to be judged by")
     _check(passages, field, settings.max_rerank_passages, "MAX_RERANK_PASSAGES")
+
+
+def check_truncation(truncate: bool, side: Side) -> None:
+    """Raise `InvalidRequestError` for a side that has no effect, because nothing will be cut."""
+    if not truncate and side == "left":
+        raise InvalidRequestError(
+            "the option truncation_side has no effect without truncate: leave it out, or set "
+            "truncate to true"
+        )
 
 
 def check_rerank_options(

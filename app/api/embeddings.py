@@ -5,7 +5,7 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.checks import check_texts
+from app.api.checks import check_texts, check_truncation
 from app.api.dialects import openai
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
@@ -43,6 +43,7 @@ async def _embed(body: EmbeddingRequest, call: Call) -> Response:
         sparse=body.return_sparse,
         colbert=body.return_colbert,
         normalize_dense=body.normalize_dense,
+        options=body.options,
         urgency=call.urgency,
         client=call.context.client,
     )
@@ -61,6 +62,7 @@ def _check(body: EmbeddingRequest, settings: Settings) -> None:
         raise InvalidRequestError(
             "nothing is asked for: set return_dense, return_sparse or return_colbert to true"
         )
+    check_truncation(body.truncate, body.truncation_side)
 
 
 def _model_names(settings: Settings) -> ModelNames:

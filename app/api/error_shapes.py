@@ -46,7 +46,7 @@ def _native(error: ErrorFacts, request_id: str) -> dict[str, Any]:
 
 
 # Servers that have no 422.
-_BAD_REQUEST = {"invalid_request": 400}
+_BAD_REQUEST = {"invalid_request": 400, "text_too_long": 400}
 _OPENAI_TYPES: Mapping[int, str] = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",

@@ -20,11 +20,13 @@ from app.engine.types import (
     RerankResult,
     SparseVector,
     TextEmbedding,
+    TokenStrings,
     Truncation,
 )
 from app.observability.tracing import Timings
 
 _BYTES_PER_FLOAT = 12
+_BYTES_PER_TOKEN = 8
 _FLOATS_PER_CHUNK = 65_536
 _MESSAGE_BYTES = 262_144
 OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
@@ -76,7 +78,8 @@ def _join_small(chunks: Iterable[bytes]) -> Iterator[bytes]:
 def estimate_bytes(texts: list[str], result: EmbeddingResult) -> int:
     """About how many bytes an answer to an embedding request will have."""
     floats = sum(_floats_of(embedding) for embedding in result.embeddings)
-    return floats * _BYTES_PER_FLOAT + sum(map(len, texts))
+    strings = sum(map(_token_strings_of, result.token_strings or ()))
+    return floats * _BYTES_PER_FLOAT + strings * _BYTES_PER_TOKEN + sum(map(len, texts))
 
 
 def render_embeddings(
@@ -88,6 +91,11 @@ def render_embeddings(
         if index:
             chunks.append(b",")
         chunks.extend(_render_item(index, text, embedding, sparse_as_indices=sparse_as_indices))
+        if result.token_strings is not None:
+            strings = result.token_strings[index]
+            tokens = _tokens_as_json(strings, embedding.sparse, as_indices=sparse_as_indices)
+            chunks.append(b',"tokens":' + orjson.dumps(tokens, option=OPTIONS))
+        chunks.append(b"}")
     chunks.append(b"]," + orjson.dumps(_trailer(result, names))[1:])
     return chunks
 
@@ -102,7 +110,7 @@ def _render_item(
     yield orjson.dumps(sparse, option=OPTIONS)
     yield b',"colbert":'
     yield from render_matrix(embedding.colbert)
-    yield b"}}"
+    yield b"}"
 
 
 def render_matrix(matrix: FloatArray | None) -> Iterator[bytes]:
@@ -127,6 +135,16 @@ def sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[Any
         return {"indices": sparse.indices, "values": sparse.values}
     # Iterating keeps float32, of which orjson writes the shortest distinct digits.
     return dict(zip(sparse.indices.tolist(), sparse.values, strict=True))
+
+
+def _tokens_as_json(
+    strings: TokenStrings, sparse: SparseVector | None, *, as_indices: bool
+) -> dict[str, Any]:
+    """The strings in the shape of the vectors that they belong to."""
+    names: Any = strings.sparse
+    if sparse is not None and strings.sparse is not None and not as_indices:
+        names = dict(zip(sparse.indices.tolist(), strings.sparse, strict=True))
+    return {"sparse": names, "colbert": strings.colbert}
 
 
 def render_rerank(passages: list[str], result: RerankResult, model: str) -> list[bytes]:
@@ -202,22 +220,33 @@ def _truncation_as_json(truncation: Truncation, field: str) -> dict[str, Any]:
     return {
         "code": _WARNING_CODES[truncation.field],
         "severity": "warning",
-        "message": (
-            f"The text at {pointer} has {truncation.original_tokens} tokens; "
-            f"{truncation.model} read the first {truncation.max_tokens}."
-        ),
+        "message": _truncation_message(truncation, pointer),
         "target": {"field": field, "index": index, "pointer": pointer},
         "details": {
             "model": truncation.model,
             "max_tokens": truncation.max_tokens,
             "original_tokens": truncation.original_tokens,
             "truncated_tokens": truncation.truncated_tokens,
-            "truncation_side": "end",
-        },
+            "truncation_side": "end" if truncation.side == "right" else "start",
+        }
+        | ({} if truncation.exact else {"lower_bound": True}),
     }
+
+
+def _truncation_message(truncation: Truncation, pointer: str) -> str:
+    count = "" if truncation.exact else "at least "
+    read = "the first" if truncation.side == "right" else "the last"
+    return (
+        f"The text at {pointer} has {count}{truncation.original_tokens} tokens; "
+        f"{truncation.model} read {read} {truncation.max_tokens}."
+    )
 
 
 def _floats_of(embedding: TextEmbedding) -> int:
     dense = 0 if embedding.dense is None else embedding.dense.size
     sparse = 0 if embedding.sparse is None else embedding.sparse.values.size
     return dense + sparse + (0 if embedding.colbert is None else embedding.colbert.size)
+
+
+def _token_strings_of(strings: TokenStrings) -> int:
+    return len(strings.sparse or ()) + len(strings.colbert or ())

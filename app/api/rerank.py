@@ -5,14 +5,14 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.checks import check_passages, check_rerank_options
+from app.api.checks import check_passages, check_rerank_options, check_truncation
 from app.api.dialects import cohere_rerank
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import RERANK, Dialect
 from app.api.rendering import render_rerank
 from app.api.schemas import RerankBody, RerankResponse
-from app.engine import FusionWeights, RerankRequest
+from app.engine import FusionWeights, RerankRequest, TruncationOptions
 from app.settings.model_names import public_name
 
 router = APIRouter(dependencies=[BEARER])
@@ -47,6 +47,7 @@ async def rerank_documents(request: Request, service: ServiceDep) -> Response:
 async def _rerank(body: RerankBody, call: Call) -> Response:
     service, passages = call.service, body.passages
     check_passages(body.query, passages, "passages", service.settings)
+    check_truncation(body.truncate, body.truncation_side)
     check_rerank_options(service.engine.models, instruction=body.instruction, weights=body.weights)
     work = service.engine.rerank(_engine_request(body, call))
     result = await call.run(work, passages=len(passages))
@@ -66,6 +67,7 @@ def _engine_request(body: RerankBody, call: Call) -> RerankRequest:
         weights=FusionWeights(weights.dense, weights.sparse, weights.colbert)
         if weights
         else FusionWeights(),
+        truncation=TruncationOptions(body.truncate, body.truncation_side),
         urgency=call.urgency,
         client=call.context.client,
     )

@@ -5,7 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
 
+from app.engine import EmbeddingOptions, TruncationOptions
 from app.engine.loaded_models import ModelInfo
+from app.engine.options import MAX_PROMPT_CHARACTERS, InputType, Side
 
 EMBEDDING_REQUEST: dict[str, JsonValue] = {
     "sentences": ["What is hybrid search?", "It joins meaning and exact words in one ranking."],
@@ -25,6 +27,12 @@ Texts = Annotated[list[str], FailFast()]
 # Only described: the endpoints check it themselves, because the status is 400 and not 422.
 _NOT_EMPTY: dict[str, JsonValue] = {"minItems": 1}
 _NOT_BLANK: dict[str, JsonValue] = {"minLength": 1, "pattern": r"\S"}
+
+
+_PROMPT: dict[str, JsonValue] = {"minLength": 1, "maxLength": MAX_PROMPT_CHARACTERS}
+
+Truncate = Annotated[bool, Field(description="Cut texts that are too long; false: an error.")]
+TruncationSide = Annotated[Side, Field(description="Where texts are cut; left: the beginning.")]
 
 
 class RequestModel(BaseModel):
@@ -52,9 +60,13 @@ class EmbeddingRequest(RequestModel):
 
     model_config = ConfigDict(json_schema_extra={"examples": [EMBEDDING_REQUEST]})
     example = {"sentences": ["What is hybrid search?"]}
-    aliases = dict.fromkeys((*_TEXT_ALIASES, "passages", "query", "prompt"), "sentences") | {
-        kind: f"return_{kind}" for kind in ("dense", "sparse", "colbert")
-    }
+    aliases = (
+        dict.fromkeys((*_TEXT_ALIASES, "passages", "query"), "sentences")
+        | {kind: f"return_{kind}" for kind in ("dense", "sparse", "colbert", "tokens")}
+        | dict.fromkeys(("instruction", "instruct", "task", "prefix"), "prompt")
+        | dict.fromkeys(("dim", "dims", "dimension", "output_dimension"), "dimensions")
+        | {"normalize": "normalize_dense", "truncation_direction": "truncation_side"}
+    )
 
     sentences: Annotated[
         Texts, Field(description="Texts, each embedded by itself.", json_schema_extra=_NOT_EMPTY)
@@ -68,6 +80,38 @@ class EmbeddingRequest(RequestModel):
     sparse_as_indices: Annotated[
         bool, Field(description="Sparse as indices and values, as Qdrant takes them.")
     ] = False
+    dimensions: Annotated[
+        int | None,
+        Field(description="So many numbers of dense, scaled to unit length; for Qwen3-Embedding."),
+    ] = None
+    truncate: Truncate = True
+    truncation_side: TruncationSide = "right"
+    prompt: Annotated[
+        str | None,
+        Field(description="Read before each text by the dense model.", json_schema_extra=_PROMPT),
+    ] = None
+    prompt_name: Annotated[
+        str | None,
+        Field(description="A prompt of the dense model's sentence-transformers configuration."),
+    ] = None
+    input_type: Annotated[
+        InputType | None, Field(description="Chooses the dense model's prompt for it.")
+    ] = None
+    return_tokens: Annotated[
+        bool, Field(description="The tokens behind the sparse weights and ColBERT vectors.")
+    ] = False
+
+    @property
+    def options(self) -> EmbeddingOptions:
+        """What the engine is asked for beside kinds of vectors."""
+        return EmbeddingOptions(
+            truncation=TruncationOptions(self.truncate, self.truncation_side),
+            prompt=self.prompt,
+            prompt_name=self.prompt_name,
+            input_type=self.input_type,
+            dimensions=self.dimensions,
+            return_tokens=self.return_tokens,
+        )
 
 
 class SparseIndices(BaseModel):
@@ -75,6 +119,13 @@ class SparseIndices(BaseModel):
 
     indices: list[int]
     values: list[float]
+
+
+class TokenStrings(BaseModel):
+    """The vocabulary's strings, aligned with `sparse` and `colbert`; null where that is null."""
+
+    sparse: dict[str, str] | list[str] | None
+    colbert: list[str] | None
 
 
 class Embeddings(BaseModel):
@@ -91,6 +142,7 @@ class EmbeddedSentence(BaseModel):
     id: Annotated[int, Field(description="Position in the request.")]
     text: str
     embeddings: Embeddings
+    tokens: Annotated[TokenStrings | None, Field(description="With return_tokens only.")] = None
 
 
 class WarningTarget(BaseModel):
@@ -108,7 +160,11 @@ class TruncationDetails(BaseModel):
     max_tokens: int
     original_tokens: int
     truncated_tokens: int
-    truncation_side: Literal["end"]
+    truncation_side: Literal["start", "end"]
+    lower_bound: Annotated[
+        bool | None,
+        Field(description="True where the text was too long to be counted to its end."),
+    ] = None
 
 
 class TruncationWarning(BaseModel):
@@ -192,6 +248,8 @@ class RerankBody(RequestModel):
     weights: Annotated[
         RerankWeights | None, Field(description="For late interaction; equal by default.")
     ] = None
+    truncate: Truncate = True
+    truncation_side: TruncationSide = "right"
 
 
 class PartScores(BaseModel):

@@ -27,6 +27,7 @@ _ALLOWED = {
     "string_type": "send a string",
     "bool_type": "send true or false",
     "float_type": "send a number",
+    "int_type": "send a whole number",
     "finite_number": "send a number",
     "string_unicode": "send text in Unicode, without lone surrogates",
 }
@@ -96,7 +97,7 @@ def _wrong_value(item: Item, model: type[RequestModel]) -> str:
         return f"{_name(location)} is {sent}: send an object such as {_example(expected)}"
     if kind in {"greater_than_equal", "less_than_equal"}:
         return f"{_name(location)} is out of range: send a number from 0 to 1000000"
-    allowed = _ALLOWED.get(kind)
+    allowed = f"send {item['ctx']['expected']}" if kind == "literal_error" else _ALLOWED.get(kind)
     if allowed is None:  # pydantic's own message, which quotes nothing.
         return f"{_name(location)}: {item['msg']}"
     example = f", as in {_example(model)}" if location[0] in model.example else ""

@@ -6,6 +6,14 @@ Knows nothing of HTTP.
 from app.engine.batcher import DEFAULT_URGENCY
 from app.engine.engine import Engine
 from app.engine.late_interaction import FusionWeights
+from app.engine.options import EmbeddingOptions, TruncationOptions
 from app.engine.reranking import RerankRequest
 
-__all__ = ["DEFAULT_URGENCY", "Engine", "FusionWeights", "RerankRequest"]
+__all__ = [
+    "DEFAULT_URGENCY",
+    "EmbeddingOptions",
+    "Engine",
+    "FusionWeights",
+    "RerankRequest",
+    "TruncationOptions",
+]

@@ -15,6 +15,7 @@ from app.observability.metrics import Metrics
 from app.observability.tracing import Stage, Timings
 
 Tokens = TypeVar("Tokens")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,16 @@ class Admission:
     ) -> Tokenized[Tokens]:
         """Run the tokenizer of `model`, which reads `texts` of `client`, on another thread."""
         started = time.perf_counter()
-        value = await self._threads.run(call, texts, client)
+        value = await self.run_off_loop(call, texts, client)
         ended = time.perf_counter()
         self._metrics.tokenize.observe(ended - started)
         return Tokenized(value, Stage("tokenize", started, ended, model.name))
+
+    async def run_off_loop(
+        self, call: Callable[[], Result], texts: list[str], client: str
+    ) -> Result:
+        """Run `call`, whose work grows with `texts` of `client`, on a tokenizer's thread."""
+        return await self._threads.run(call, texts, client)
 
     async def submit(self, *jobs: Job) -> None:
         """Queue jobs; return when the device has taken all of them, or raise when one fails.

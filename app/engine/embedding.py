@@ -12,12 +12,17 @@ from app.engine.concurrency import ConcurrencyLimit
 from app.engine.job import Job
 from app.engine.loaded_models import LoadedModels
 from app.engine.model import Embedder
+from app.engine.option_checks import check_options, find_prompt
+from app.engine.options import EmbeddingOptions, TruncationOptions
+from app.engine.truncation import refuse_truncation, text_truncations
 from app.engine.types import (
     EmbeddingResult,
     FloatArray,
     Outputs,
     TextEmbedding,
+    TokenIds,
     TokenizedText,
+    TokenStrings,
     Truncation,
 )
 from app.errors import InvalidRequestError
@@ -28,10 +33,11 @@ _BYTES_OF_A_FLOAT = 4
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The kinds of vectors that one model makes for a request."""
+    """The kinds of vectors that one model makes for a request, and what it reads before texts."""
 
     model: Embedder
     outputs: Outputs
+    prompt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,7 @@ class TokenizedTask:
 
     part: Part
     tokenized: Tokenized[list[TokenizedText]]
+    truncations: list[Truncation]
     job: Job
 
 
@@ -56,6 +63,7 @@ class EmbeddingPipeline:
         texts: list[str],
         outputs: Outputs,
         *,
+        options: EmbeddingOptions,
         normalize_dense: bool,
         embedder_only: bool,
         urgency: int,
@@ -63,48 +71,81 @@ class EmbeddingPipeline:
     ) -> EmbeddingResult:
         """Embed `texts` with as few models as `outputs` needs."""
         started = time.perf_counter()
+        if embedder_only:
+            models = replace(models, dense=None)
+        check_options(models, outputs, options)
+        work = assign_models(models, outputs, find_prompt(models, outputs, options))
         async with self._waiting.hold(client):
-            work = assign_models(models, outputs, embedder_only=embedder_only)
-            admitted = [await self._tokenize(part, texts, urgency, client) for part in work]
+            admitted = [
+                await self._tokenize(part, texts, options.truncation, urgency, client)
+                for part in work
+            ]
+            truncations = [cut for each in admitted for cut in each.truncations]
+            if not options.truncation.truncate:
+                refuse_truncation(truncations)
             jobs = [each.job for each in admitted]
             await self._admission.submit(*jobs)
         parts = await self._admission.results(*jobs)
         embeddings = [_merge(list(of_one_text)) for of_one_text in zip(*parts, strict=True)]
-        if normalize_dense and models.dense is not None and not embedder_only:
-            embeddings = [_with_unit_dense(embedding) for embedding in embeddings]
+        # bge-m3's dense vectors have unit length, and all of their dimensions are needed.
+        if models.dense is not None and (normalize_dense or options.dimensions is not None):
+            embeddings = [_with_unit_dense(each, options.dimensions) for each in embeddings]
         return EmbeddingResult(
             embeddings=embeddings,
-            truncations=[cut for each in admitted for cut in _truncations(each)],
+            truncations=truncations,
             tokens=sum(len(text.ids) for each in admitted for text in each.tokenized.value),
             timings=timings_of(
                 started,
                 tokenized=[each.tokenized.stage for each in admitted],
                 jobs=jobs,
             ),
+            token_strings=(
+                # The last model makes sparse and ColBERT vectors.
+                await self._name_tokens(admitted[-1], embeddings, texts, client)
+                if options.return_tokens
+                else None
+            ),
         )
 
     async def _tokenize(
-        self, part: Part, texts: list[str], urgency: int, client: str
+        self,
+        part: Part,
+        texts: list[str],
+        truncation: TruncationOptions,
+        urgency: int,
+        client: str,
     ) -> TokenizedTask:
-        tokenized = await self._admission.tokenize(
-            part.model, partial(part.model.tokenize, texts), texts, client
-        )
+        # A reference to the prompt for each text: what is counted is what will be read.
+        read = [*texts, *([part.prompt] * len(texts))]
+        call = partial(part.model.tokenize, texts, part.prompt, truncation)
+        tokenized = await self._admission.tokenize(part.model, call, read, client)
         sequences = [text.ids for text in tokenized.value]
         if part.outputs.colbert:
             _refuse_too_many_vectors(part.model, sum(map(len, sequences)))
         weight = weight_of(urgency)
         job = Job(part.model, sequences, part.outputs, client=client, weight=weight)
-        return TokenizedTask(part, tokenized, job)
+        cuts = text_truncations(part.model, tokenized.value, "sentences", truncation.side)
+        return TokenizedTask(part, tokenized, cuts, job)
+
+    async def _name_tokens(
+        self, task: TokenizedTask, embeddings: list[TextEmbedding], texts: list[str], client: str
+    ) -> list[TokenStrings]:
+        sequences = [text.ids for text in task.tokenized.value]
+        call = partial(_token_strings, task.part.model, sequences, embeddings)
+        return await self._admission.run_off_loop(call, texts, client)
 
 
-def assign_models(
-    models: LoadedModels, outputs: Outputs, *, embedder_only: bool = False
-) -> list[Part]:
-    """Which model makes which kinds: a separate dense model leaves the rest to bge-m3."""
-    if models.dense is None or embedder_only or not outputs.dense:
+def assign_models(models: LoadedModels, outputs: Outputs, prompt: str = "") -> list[Part]:
+    """Which model makes which kinds: a separate dense model leaves the rest to bge-m3.
+
+    The model that makes dense vectors reads the prompt.
+    """
+    if models.dense is None:
+        return [Part(models.embedder, outputs, prompt)]
+    if not outputs.dense:
         return [Part(models.embedder, outputs)]
     rest = replace(outputs, dense=False)
-    dense = Part(models.dense, Outputs(dense=True))
+    dense = Part(models.dense, Outputs(dense=True), prompt)
     return [dense, Part(models.embedder, rest)] if rest else [dense]
 
 
@@ -125,21 +166,28 @@ def _merge(parts: list[TextEmbedding]) -> TextEmbedding:
     return TextEmbedding(dense.dense, rest.sparse, rest.colbert)
 
 
-def _with_unit_dense(embedding: TextEmbedding) -> TextEmbedding:
-    return replace(embedding, dense=_unit(embedding.dense))
+def _with_unit_dense(embedding: TextEmbedding, dimensions: int | None) -> TextEmbedding:
+    if embedding.dense is None:
+        return embedding
+    return replace(embedding, dense=_unit(embedding.dense[:dimensions]))
 
 
-def _unit(vector: FloatArray | None) -> FloatArray | None:
-    if vector is None:
-        return None
+def _unit(vector: FloatArray) -> FloatArray:
     unit: FloatArray = vector / max(float(np.linalg.norm(vector)), 1e-12)
     return unit
 
 
-def _truncations(admitted: TokenizedTask) -> list[Truncation]:
-    model = admitted.part.model
+def _token_strings(
+    model: Embedder, sequences: list[TokenIds], embeddings: list[TextEmbedding]
+) -> list[TokenStrings]:
+    # Each token is looked up once: the strings of equal tokens are one object.
+    ids = np.unique(np.concatenate(sequences))
+    names = dict(zip(ids.tolist(), model.token_strings(ids), strict=True))
     return [
-        Truncation("sentences", index, model.name, model.max_length, text.original_tokens)
-        for index, text in enumerate(admitted.tokenized.value)
-        if text.truncated
+        TokenStrings(
+            sparse=None if made.sparse is None else [names[i] for i in made.sparse.indices],
+            # The first token has no row.
+            colbert=None if made.colbert is None else [names[i] for i in sequence[1:].tolist()],
+        )
+        for sequence, made in zip(sequences, embeddings, strict=True)
     ]

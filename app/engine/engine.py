@@ -15,6 +15,7 @@ from app.engine.embedding import EmbeddingPipeline
 from app.engine.executor import consumer_ended
 from app.engine.file_watch import FileWatch
 from app.engine.loaded_models import LoadedModels, Loader
+from app.engine.options import NO_OPTIONS, EmbeddingOptions
 from app.engine.queue import JobQueue
 from app.engine.reranking import RerankingPipeline, RerankRequest
 from app.engine.tokenizer_threads import TokenizerThreads
@@ -171,6 +172,7 @@ class Engine:
         colbert: bool = True,
         normalize_dense: bool = False,
         embedder_only: bool = False,
+        options: EmbeddingOptions = NO_OPTIONS,
         urgency: int = DEFAULT_URGENCY,
         client: str = "",
     ) -> EmbeddingResult:
@@ -180,7 +182,8 @@ class Engine:
         `urgency` is RFC 9218's, 0 to 7; each step down doubles the request's share of the device.
         `client` names whom the request is for: places in the queue and shares of the device are
         divided among the clients that have work.
-        Raises `EmptyInputError` without texts, `InvalidRequestError` where nothing is asked for,
+        Raises `EmptyInputError` without texts, `InvalidRequestError` where nothing is asked for or
+        an option has no effect, `TextTooLongError` where `options` forbid to cut a text,
         `UnavailableError` (loading, draining, unhealthy, queue full, out of memory),
         `InferenceTimeoutError` where a forward takes too long, or `InferenceError`.
         """
@@ -194,6 +197,7 @@ class Engine:
                 models,
                 texts,
                 outputs,
+                options=options,
                 normalize_dense=normalize_dense,
                 embedder_only=embedder_only,
                 urgency=urgency,

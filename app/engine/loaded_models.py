@@ -73,6 +73,11 @@ class LoadedModels:
     prepare_thread: Callable[[], None] | None = None
 
     @property
+    def dense_model(self) -> Embedder:
+        """The model that makes the dense vectors."""
+        return self.embedder if self.dense is None else self.dense
+
+    @property
     def each(self) -> list[Model]:
         """All models that run on the device."""
         models = (self.embedder, self.dense, self.reranker)

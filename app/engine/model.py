@@ -1,8 +1,9 @@
 """What the engine needs of a model; `app.models` implements it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from app.engine.options import CUT_AT_END, TruncationOptions
 from app.engine.types import Outputs, TokenIds, TokenizedPair, TokenizedText
 
 
@@ -42,8 +43,28 @@ class Embedder(Model, Protocol):
     def colbert_width(self) -> int:
         """Numbers in each ColBERT vector; 0 where it makes none."""
 
-    def tokenize(self, texts: list[str]) -> list[TokenizedText]:
-        """Token ids of each text; safe to call from several threads."""
+    @property
+    def dense_width(self) -> int:
+        """Numbers in a dense vector."""
+
+    @property
+    def min_dimensions(self) -> int | None:
+        """The fewest dimensions that it was trained for; None where it needs all of them."""
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """Its prompts by name, from its sentence-transformers configuration."""
+
+    def tokenize(
+        self,
+        texts: list[str],
+        prompt: str = "",
+        truncation: TruncationOptions = CUT_AT_END,
+    ) -> list[TokenizedText]:
+        """Token ids of each text behind `prompt`; safe to call from several threads."""
+
+    def token_strings(self, ids: TokenIds) -> list[str]:
+        """What the vocabulary calls these tokens."""
 
 
 class Reranker(Model, Protocol):
@@ -58,6 +79,10 @@ class Reranker(Model, Protocol):
         """Whether a sigmoid makes probabilities of the scores."""
 
     def tokenize_pairs(
-        self, query: str, passages: list[str], instruction: str | None
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str | None,
+        truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
         """Token ids of the query with each passage; safe to call from several threads."""

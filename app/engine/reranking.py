@@ -8,21 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from app.engine.admission import Admission, Tokenized, timings_of
+from app.engine.admission import Admission, timings_of
 from app.engine.batcher import DEFAULT_URGENCY, weight_of
 from app.engine.concurrency import ConcurrencyLimit
 from app.engine.job import Job, Purpose
 from app.engine.late_interaction import FusionWeights, score
 from app.engine.loaded_models import LoadedModels
 from app.engine.model import Embedder, Reranker
+from app.engine.options import CUT_AT_END, TruncationOptions
+from app.engine.truncation import pair_truncations, refuse_truncation, text_truncations
 from app.engine.types import (
     Outputs,
     PartScores,
     RerankResult,
-    TokenizedPair,
     TokenizedText,
     TokenSequence,
-    Truncation,
 )
 from app.errors import RerankerDisabledError
 
@@ -34,8 +34,9 @@ _NO_VECTORS = Outputs()
 class RerankRequest:
     """A query, the passages to score for it, and how.
 
-    `normalize` makes probabilities of logits, `instruction` is for rerankers that read one, and
-    `weights` is for late interaction. `urgency` and `client` are as in `Engine.embed`.
+    `normalize` makes probabilities of logits, `instruction` is for rerankers that read one,
+    `weights` is for late interaction, and `truncation` says how passages are cut. `urgency` and
+    `client` are as in `Engine.embed`.
     """
 
     query: str
@@ -43,6 +44,7 @@ class RerankRequest:
     normalize: bool = False
     instruction: str | None = None
     weights: FusionWeights = field(default_factory=FusionWeights)
+    truncation: TruncationOptions = CUT_AT_END
     urgency: int = DEFAULT_URGENCY
     client: str = ""
 
@@ -67,9 +69,18 @@ class RerankingPipeline:
 
     async def _rerank(self, model: Reranker, request: RerankRequest) -> RerankResult:
         started = time.perf_counter()
-        call = partial(model.tokenize_pairs, request.query, request.passages, request.instruction)
+        call = partial(
+            model.tokenize_pairs,
+            request.query,
+            request.passages,
+            request.instruction,
+            request.truncation,
+        )
         both = [request.query, *request.passages]
         pairs = await self._admission.tokenize(model, call, both, request.client)
+        truncations = pair_truncations(model, pairs.value, request.truncation.side)
+        if not request.truncation.truncate:
+            refuse_truncation(truncations)
         job = self._job(model, [pair.sequence for pair in pairs.value], request)
         scores = await self._finish(job)
         if request.normalize and model.scores_are_logits:
@@ -77,7 +88,7 @@ class RerankingPipeline:
         return RerankResult(
             scores=scores,
             parts=None,
-            truncations=_pair_truncations(model, pairs.value),
+            truncations=truncations,
             tokens=sum(len(pair.sequence) for pair in pairs.value),
             timings=timings_of(started, tokenized=[pairs.stage], jobs=[job]),
         )
@@ -85,9 +96,15 @@ class RerankingPipeline:
     async def _interact(self, model: Embedder, request: RerankRequest) -> RerankResult:
         started = time.perf_counter()
         both = [request.query, *request.passages]
-        call = partial(model.tokenize, both)
+        call = partial(_tokenize_apart, model, request)
         texts = await self._admission.tokenize(model, call, both, request.client)
         query, *passages = texts.value
+        truncations = [
+            *text_truncations(model, [query], "query", "right"),
+            *text_truncations(model, passages, "passages", request.truncation.side),
+        ]
+        if not request.truncation.truncate:
+            refuse_truncation(truncations)
         query_job = self._job(model, [query.ids], request, outputs=_ALL_KINDS)
         (query_embedding,) = await self._finish(query_job)
         job = self._job(
@@ -103,7 +120,7 @@ class RerankingPipeline:
         return RerankResult(
             scores=[request.weights.fuse(part) for part in parts],
             parts=parts,
-            truncations=_text_truncations(model, texts),
+            truncations=truncations,
             tokens=sum(len(text.ids) for text in texts.value),
             timings=timings_of(started, tokenized=[texts.stage], jobs=[query_job, job]),
         )
@@ -136,6 +153,12 @@ class RerankingPipeline:
         return results
 
 
+def _tokenize_apart(model: Embedder, request: RerankRequest) -> list[TokenizedText]:
+    """The query, then the passages, for which alone the side of the cut is."""
+    query = model.tokenize([request.query])
+    return query + model.tokenize(request.passages, truncation=request.truncation)
+
+
 def sigmoid(logits: list[float]) -> list[float]:
     """Probabilities in float32, without overflow for large values of either sign."""
     values = np.asarray(logits, dtype=np.float32)
@@ -144,29 +167,3 @@ def sigmoid(logits: list[float]) -> list[float]:
         values >= 0, 1 / (1 + small), small / (1 + small)
     ).tolist()
     return probabilities
-
-
-def _pair_truncations(model: Reranker, pairs: list[TokenizedPair]) -> list[Truncation]:
-    shortest = min(pairs, key=lambda pair: pair.query_kept)
-    cuts = []
-    if shortest.query_kept < shortest.query_tokens:
-        cuts.append(Truncation("query", 0, model.name, shortest.query_kept, shortest.query_tokens))
-    for index, pair in enumerate(pairs):
-        if pair.passage_kept < pair.passage_tokens:
-            kept, had = pair.passage_kept, pair.passage_tokens
-            cuts.append(Truncation("passages", index, model.name, kept, had))
-    return cuts
-
-
-def _text_truncations(model: Embedder, texts: Tokenized[list[TokenizedText]]) -> list[Truncation]:
-    return [
-        Truncation(
-            "passages" if place else "query",
-            max(0, place - 1),
-            model.name,
-            model.max_length,
-            text.original_tokens,
-        )
-        for place, text in enumerate(texts.value)
-        if text.truncated
-    ]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from app.engine.options import Side
 from app.observability.tracing import Timings
 
 FloatArray = npt.NDArray[np.float32]
@@ -25,10 +26,14 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText:
-    """A text as the model reads it: `ids` with special tokens, cut to the model's limit."""
+    """A text as the model reads it: `ids` with special tokens, cut to the model's limit.
+
+    `original_tokens` is its number of tokens uncut, or a lower bound where not `exact`.
+    """
 
     ids: TokenIds
     original_tokens: int
+    exact: bool = True
 
     @property
     def truncated(self) -> bool:
@@ -87,13 +92,18 @@ def join(sequence: TokenSequence) -> TokenIds:
 
 @dataclass(frozen=True, slots=True)
 class TokenizedPair:
-    """A query and a passage as a reranker reads them together, and how much of each it reads."""
+    """A query and a passage as a reranker reads them together, and how much of each it reads.
+
+    Where not `query_exact` or `passage_exact`, its number of tokens is a lower bound.
+    """
 
     sequence: TokenSequence
     query_tokens: int
     query_kept: int
     passage_tokens: int
     passage_kept: int
+    query_exact: bool = True
+    passage_exact: bool = True
 
     @property
     def ids(self) -> TokenIds:
@@ -103,9 +113,10 @@ class TokenizedPair:
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """A text of the request had `original_tokens`; `model` read only the first `max_tokens`.
+    """A text of the request had `original_tokens`; `model` read only `max_tokens` of them.
 
     `field` is `sentences`, `query` or `passages`; `index` is the place in a list, 0 for a query.
+    The text was cut from `side`. Where not `exact`, `original_tokens` is a lower bound.
     """
 
     field: str
@@ -113,6 +124,13 @@ class Truncation:
     model: str
     max_tokens: int
     original_tokens: int
+    side: Side = "right"
+    exact: bool = True
+
+    @property
+    def pointer(self) -> str:
+        """The place in the request, as a JSON pointer."""
+        return "/query" if self.field == "query" else f"/{self.field}/{self.index}"
 
     @property
     def truncated_tokens(self) -> int:
@@ -121,13 +139,28 @@ class Truncation:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenStrings:
+    """The vocabulary's strings for the tokens behind vectors; None for a kind not asked for.
+
+    `sparse[i]` belongs to the weight `values[i]`, `colbert[i]` to row `i`.
+    """
+
+    sparse: list[str] | None
+    colbert: list[str] | None
+
+
+@dataclass(frozen=True, slots=True)
 class EmbeddingResult:
-    """What `Engine.embed` returns: one `TextEmbedding` for each text, in the order given."""
+    """What `Engine.embed` returns: one `TextEmbedding` for each text, in the order given.
+
+    `token_strings` has one entry for each text where `EmbeddingOptions.return_tokens` is set.
+    """
 
     embeddings: list[TextEmbedding]
     truncations: list[Truncation]
     tokens: int
     timings: Timings
+    token_strings: list[TokenStrings] | None = None
 
 
 @dataclass(frozen=True, slots=True)

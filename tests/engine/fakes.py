@@ -2,12 +2,14 @@
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from app.engine.loaded_models import DeviceInfo, LoadedModels
+from app.engine.options import CUT_AT_END, TruncationOptions
 from app.engine.types import Outputs, TextEmbedding, TokenizedPair, TokenizedText
 
 
@@ -59,11 +61,21 @@ class FakeModel(HeldDevice):
 
     colbert_width = 0
 
-    def tokenize(self, texts: list[str]) -> list[TokenizedText]:
-        return [
-            TokenizedText(np.array([ord(c) for c in text[:100]], np.int64), len(text))
-            for text in texts
-        ]
+    dense_width = 4
+    min_dimensions = None
+    prompts: Mapping[str, str] = MappingProxyType({})
+
+    def tokenize(
+        self, texts: list[str], prompt: str = "", truncation: TruncationOptions = CUT_AT_END
+    ) -> list[TokenizedText]:
+        return [self._read(prompt + text, truncation) for text in texts]
+
+    def _read(self, text: str, truncation: TruncationOptions) -> TokenizedText:
+        kept = text[:100] if truncation.side == "right" else text[-100:]
+        return TokenizedText(np.array([ord(c) for c in kept], np.int64), len(text))
+
+    def token_strings(self, ids: np.ndarray) -> list[str]:
+        return [chr(token_id) for token_id in ids]
 
     def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
         return [TextEmbedding(dense=np.float32([ids.sum()])) for ids in sequences]
@@ -77,7 +89,11 @@ class FakeReranker(HeldDevice):
     offset = 0.0
 
     def tokenize_pairs(
-        self, query: str, passages: list[str], instruction: str | None
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str | None,
+        truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
         return [
             TokenizedPair(

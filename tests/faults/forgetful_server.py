@@ -35,9 +35,9 @@ class ForgetfulModel:
     def __getattr__(self, name: str):
         return getattr(self._model, name)
 
-    def tokenize(self, texts):
+    def tokenize(self, texts, *options):
         _remember("tokenising" not in texts)
-        return self._model.tokenize(texts)
+        return self._model.tokenize(texts, *options)
 
 
 def render(texts, *args, **options):

@@ -14,10 +14,14 @@ _POOLING_KEYS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tok
 def read_config(folder: Path) -> dict[str, Any]:
     """The model's `config.json`."""
     path = folder / "config.json"
+    if not path.is_file():
+        raise StartupError(f"{folder} is not a model: it holds no config.json")
+    return _read_object(path)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise StartupError(f"{folder} is not a model: it holds no config.json") from error
     except (OSError, ValueError) as error:
         raise StartupError(f"{path} cannot be read: {error}") from error
     if not isinstance(config, dict):
@@ -35,6 +39,17 @@ def read_pooling(folder: Path) -> str:
     if len(chosen) != 1:
         raise StartupError(f"{path} names no pooling that is known here: use cls or mean")
     return chosen[0]
+
+
+def read_prompts(folder: Path) -> dict[str, str]:
+    """The prompts by name of sentence-transformers' configuration; none where all are empty."""
+    path = folder / "config_sentence_transformers.json"
+    if not path.is_file():
+        return {}
+    prompts = _read_object(path).get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
+        raise StartupError(f"{path} has no usable prompts: each is a string under its name")
+    return prompts if any(prompts.values()) else {}
 
 
 def whole_number(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from app.engine.options import CUT_AT_END, TruncationOptions
 from app.engine.types import JoinedIds, Outputs, TokenIds, TokenizedPair
 from app.errors import InferenceError, StartupError
 from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
@@ -38,16 +39,22 @@ class CrossEncoder(DeviceModel[float]):
         self._template = tokenizer.pair_template()
 
     def tokenize_pairs(
-        self, query: str, passages: list[str], instruction: str | None
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str | None,
+        truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
-        """The query cut to three quarters of the limit, each passage from its end to the rest.
+        """The query cut to three quarters of the limit, each passage to the rest.
 
         A cross-encoder has no use for an instruction.
         """
         del instruction
         (query_tokens,) = self._tokenizer.encode_plain([query], self.max_length * 3 // 4)
         limit = self.max_length - len(self._template) - query_tokens.kept
-        ends = self._tokenizer.encode_plain(passages, max(0, limit))
+        if truncation.max_tokens is not None:
+            limit = min(limit, truncation.max_tokens)
+        ends = self._tokenizer.encode_plain(passages, max(0, limit), truncation.side)
         head = np.concatenate((self._template.prefix, query_tokens.ids))
         return [self._join(head, query_tokens, passage) for passage in ends]
 
@@ -63,6 +70,8 @@ class CrossEncoder(DeviceModel[float]):
             query_kept=query.kept,
             passage_tokens=passage.total,
             passage_kept=passage.kept,
+            query_exact=query.exact,
+            passage_exact=passage.exact,
         )
 
     def finish_loading(self) -> None:

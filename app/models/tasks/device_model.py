@@ -1,11 +1,12 @@
 """What every model here has in common: a forward that is launched, and collected afterwards."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from app.engine.loaded_models import ModelInfo
-from app.engine.types import Outputs, TokenIds
+from app.engine.options import CUT_AT_END, TruncationOptions
+from app.engine.types import Outputs, TextEmbedding, TokenIds, TokenizedText
 from app.errors import InferenceError
 from app.models.backbone import Backbone
 from app.models.text.tokenizer import TextTokenizer
@@ -49,3 +50,25 @@ class DeviceModel(ABC, Generic[Result]):
     def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[Result | InferenceError]:
         """Launch with the same kinds for every sequence, and wait."""
         return self.launch(sequences, [outputs] * len(sequences))()
+
+
+class EmbeddingModel(DeviceModel[TextEmbedding]):
+    """Implements `app.engine.model.Embedder` but for `launch` and `colbert_width`."""
+
+    min_dimensions: int | None = None
+    prompts: Mapping[str, str]
+
+    @property
+    def dense_width(self) -> int:
+        """Numbers in a dense vector."""
+        return self._backbone.hidden_size
+
+    def tokenize(
+        self, texts: list[str], prompt: str = "", truncation: TruncationOptions = CUT_AT_END
+    ) -> list[TokenizedText]:
+        """Token ids of each text behind `prompt`, cut to `max_length`; special tokens stay."""
+        return self._tokenizer.encode(texts, prompt, truncation)
+
+    def token_strings(self, ids: TokenIds) -> list[str]:
+        """What the vocabulary calls these tokens."""
+        return self._tokenizer.token_strings(ids)

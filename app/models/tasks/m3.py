@@ -1,6 +1,6 @@
 """bge-m3, and any checkpoint of its shape: one packed forward, three kinds of vectors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,17 +15,16 @@ from app.engine.types import (
     SparseVector,
     TextEmbedding,
     TokenIds,
-    TokenizedText,
 )
 from app.errors import InferenceError
 from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
 from app.models.batch.packing import PackedBatch
 from app.models.batch.selection import Spans, select_sequences
-from app.models.checkpoint.config import read_pooling
+from app.models.checkpoint.config import read_pooling, read_prompts
 from app.models.checkpoint.weights import read_linear
 from app.models.device.transfer import DeviceRows, HostRows, not_finite, start_copies
 from app.models.tasks import heads
-from app.models.tasks.device_model import DeviceModel
+from app.models.tasks.device_model import EmbeddingModel
 from app.models.text.tokenizer import TextTokenizer
 
 _FRAME_TOKENS = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
@@ -49,7 +48,7 @@ class _Kind:
         return None if span is None else self.rows.values[span.start + skip : span.stop]
 
 
-class M3Embedder(DeviceModel[TextEmbedding]):
+class M3Embedder(EmbeddingModel):
     """Implements `app.engine.model.Embedder` for checkpoints of bge-m3's shape."""
 
     def __init__(
@@ -61,8 +60,10 @@ class M3Embedder(DeviceModel[TextEmbedding]):
         sparse_head: nn.Linear,
         colbert_head: nn.Linear,
         pooling: str,
+        prompts: Mapping[str, str],
     ) -> None:
         super().__init__(name, backbone, tokenizer)
+        self.prompts = prompts
         self._sparse_head = sparse_head.to(backbone.device, backbone.dtype)
         self._colbert_head = colbert_head.to(backbone.device, backbone.dtype)
         self._pooling = pooling
@@ -72,10 +73,6 @@ class M3Embedder(DeviceModel[TextEmbedding]):
     def colbert_width(self) -> int:
         """Numbers in each ColBERT vector."""
         return self._colbert_head.out_features
-
-    def tokenize(self, texts: list[str]) -> list[TokenizedText]:
-        """Token ids of each text, cut from the end to `max_length`."""
-        return self._tokenizer.encode(texts)
 
     def finish_loading(self) -> None:
         """Implement `DeviceModel`."""
@@ -165,6 +162,7 @@ def load_m3_embedder(name: str, folder: Path, max_length: int, target: Target) -
         sparse_head=read_linear(folder / "sparse_linear.pt", backbone.hidden_size, 1),
         colbert_head=read_linear(folder / "colbert_linear.pt", backbone.hidden_size),
         pooling=read_pooling(folder),
+        prompts=read_prompts(folder),
     )
 
 

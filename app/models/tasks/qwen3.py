@@ -3,35 +3,42 @@
 The score is that of the Qwen3-Reranker model card.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from app.engine.types import Outputs, TextEmbedding, TokenIds, TokenizedPair, TokenizedText
+from app.engine.options import CUT_AT_END, TruncationOptions
+from app.engine.types import Outputs, TextEmbedding, TokenIds, TokenizedPair
 from app.errors import InferenceError, StartupError
 from app.models.architectures.qwen3 import DecoderConfig, vocabulary_head
 from app.models.backbone import Backbone, Target, load_decoder
 from app.models.batch.packing import PackedBatch
+from app.models.checkpoint.config import read_prompts
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.tasks.cross_encoder import start_scores
-from app.models.tasks.device_model import DeviceModel
+from app.models.tasks.device_model import DeviceModel, EmbeddingModel
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, QwenTemplate
 from app.models.text.tokenizer import TextTokenizer
 
 END_TOKEN = "<|endoftext|>"  # noqa: S105 - a token of the vocabulary
+# Those of Qwen3-Embedding's own configuration, for a copy of the model without it.
+DEFAULT_PROMPTS = {"query": f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:", "document": ""}
 
 
-class QwenEmbedder(DeviceModel[TextEmbedding]):
+class QwenEmbedder(EmbeddingModel):
     """Implements `app.engine.model.Embedder` for dense vectors alone: the raw last-token state."""
 
     colbert_width = 0
+    min_dimensions = 32
 
-    def tokenize(self, texts: list[str]) -> list[TokenizedText]:
-        """Token ids of each text, closed by one end token, also where the text is cut."""
-        return self._tokenizer.encode(texts)
+    def __init__(
+        self, name: str, backbone: Backbone, tokenizer: TextTokenizer, prompts: Mapping[str, str]
+    ) -> None:
+        super().__init__(name, backbone, tokenizer)
+        self.prompts = prompts
 
     @torch.inference_mode()
     def launch(
@@ -73,10 +80,14 @@ class QwenReranker(DeviceModel[float]):
         self._template = QwenTemplate(tokenizer)
 
     def tokenize_pairs(
-        self, query: str, passages: list[str], instruction: str | None
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str | None,
+        truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
-        """The template filled in; only its content is cut, from the end, so the passage first."""
-        return self._template.pairs(query, passages, instruction or DEFAULT_INSTRUCTION)
+        """The template filled in; only its content is cut, and what is before a passage last."""
+        return self._template.pairs(query, passages, instruction or DEFAULT_INSTRUCTION, truncation)
 
     @torch.inference_mode()
     def launch(
@@ -93,7 +104,8 @@ def load_qwen_embedder(name: str, folder: Path, max_length: int, target: Target)
     """Load Qwen3-Embedding; raises `StartupError` for whatever is wrong with the folder."""
     backbone = load_decoder(folder, target, Weights.read(folder))
     limit = min(max_length, backbone.max_length)
-    return QwenEmbedder(name, backbone, TextTokenizer.from_folder(folder, limit, closing=END_TOKEN))
+    tokenizer = TextTokenizer.from_folder(folder, limit, closing=END_TOKEN)
+    return QwenEmbedder(name, backbone, tokenizer, read_prompts(folder) or DEFAULT_PROMPTS)
 
 
 def load_qwen_reranker(

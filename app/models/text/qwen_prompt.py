@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from app.engine.options import CUT_AT_END, TruncationOptions
 from app.engine.types import JoinedIds, TokenIds, TokenizedPair
 from app.errors import StartupError
 from app.models.text.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens
@@ -27,12 +28,14 @@ class PromptHead:
     """What comes before a passage: `tokens` of content, of which `ids` holds what the model reads.
 
     The query's tokens are those from `query_start` to `query_stop`; `ids` begins with the prefix.
+    Where not `exact`, the counts are lower bounds.
     """
 
     ids: TokenIds
     tokens: int
     query_start: int
     query_stop: int
+    exact: bool = True
 
 
 class QwenTemplate:
@@ -50,12 +53,20 @@ class QwenTemplate:
                 f"{frame} tokens of the reranker's template"
             )
 
-    def pairs(self, query: str, passages: list[str], instruction: str) -> list[TokenizedPair]:
+    def pairs(
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str,
+        truncation: TruncationOptions = CUT_AT_END,
+    ) -> list[TokenizedPair]:
         """The query with each passage; all that is before a passage counts before it."""
         head = self._head(query, instruction)
-        # At least the first token, which tells whether it belongs to the passage.
-        limit = max(1, self._limit - head.tokens)
-        ends = self._tokenizer.encode_plain([f" {passage}" for passage in passages], limit)
+        limit = max(0, self._limit - head.tokens)
+        if truncation.max_tokens is not None:
+            limit = min(limit, truncation.max_tokens)
+        texts = [f" {passage}" for passage in passages]
+        ends = self._tokenizer.encode_plain(texts, limit, truncation.side)
         return [self._pair(head, end) for end in ends]
 
     def _head(self, query: str, instruction: str) -> PromptHead:
@@ -65,6 +76,7 @@ class QwenTemplate:
         return PromptHead(
             ids=np.concatenate((self.prefix, content)),
             tokens=before.total + asked.total,
+            exact=before.exact and asked.exact,
             query_start=before.total + self._spaces(asked),
             query_stop=before.total + asked.total - self._tokens_behind(asked),
         )
@@ -72,23 +84,27 @@ class QwenTemplate:
     def _spaces(self, text: TruncatedTokens) -> int:
         """Tokens of the template's space; none where it is part of the text's first token."""
         space = self._space
-        return len(space) if np.array_equal(text.ids[:1], space) and len(space) else 0
+        return len(space) if text.first[: len(space)] == space.tolist() and len(space) else 0
 
     def _tokens_behind(self, asked: TruncatedTokens) -> int:
         """Tokens behind the query, without a line's end that is one with the query's last token."""
         behind = self._behind_query
+        if not asked.exact:
+            return 0
         alone = asked.last[-len(behind) :] == behind.tolist()
         return len(behind) if alone else len(behind) - 1
 
     def _pair(self, head: PromptHead, end: TruncatedTokens) -> TokenizedPair:
-        before = head.tokens + self._spaces(end)
+        spaces = self._spaces(end)
+        # Where the passage is cut from the left, the template's space is the first to go.
+        spaces_kept = 0 if end.side == "left" and end.total > end.kept else spaces
         kept = min(self._limit, head.tokens + end.total)
-        fits = self._limit > head.tokens
-        rest = end.take(NO_IDS, self.suffix) if fits else self.suffix
         return TokenizedPair(
-            sequence=JoinedIds(head.ids, rest),
+            sequence=JoinedIds(head.ids, end.take(NO_IDS, self.suffix)),
             query_tokens=head.query_stop - head.query_start,
             query_kept=max(0, min(kept, head.query_stop) - head.query_start),
-            passage_tokens=head.tokens + end.total - before,
-            passage_kept=max(0, kept - before),
+            passage_tokens=end.total - spaces,
+            passage_kept=max(0, end.kept - spaces_kept),
+            query_exact=head.exact,
+            passage_exact=end.exact,
         )

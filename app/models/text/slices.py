@@ -1,13 +1,13 @@
 """Slices of a text that are small enough to be tokenised, also after normalisation.
 
-A slice ends at a border if it holds one: a place where the pre-tokenizer ends a word whatever
+A slice is cut at a border if it holds one: a place where the pre-tokenizer ends a word whatever
 stands on either side, so that the tokens of the slices are those of the whole text. A slice without
 a border is cut hard, and the tokens beside that cut may differ from those of the whole text.
 """
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -51,28 +51,47 @@ class Slicer:
 
     def __init__(self, tokenizer: Tokenizer, characters: int = SLICE_CHARACTERS) -> None:
         self.characters = characters
-        self._last_border = re.compile(f"(?s:.*){_borders_of(tokenizer)}")
+        border = _borders_of(tokenizer)
+        self._last_border = re.compile(f"(?s:.*){border}")
+        self._border = re.compile(border)
 
-    def slices(self, text: str) -> Iterator[str]:
-        """The text in slices; joined they are the text, and an empty text has none."""
+    def slices(self, text: str, *, from_end: bool = False) -> Iterator[str]:
+        """The text in slices, the last one first if `from_end`; an empty text has none."""
+        return self._from_end(text) if from_end else self._from_start(text)
+
+    def _from_start(self, text: str) -> Iterator[str]:
         start = 0
         while start < len(text):
             stop = self._stop(text, start)
             yield text[start:stop]
             start = stop
 
+    def _from_end(self, text: str) -> Iterator[str]:
+        stop = len(text)
+        while stop:
+            start = self._start(text, stop)
+            yield text[start:stop]
+            stop = start
+
     def _stop(self, text: str, start: int) -> int:
-        stop = min(len(text), start + self._max_length(text, start))
-        if stop == len(text):
-            return stop
+        stop = start + self._max_length(lambda length: text[start : start + length])
+        if stop >= len(text):
+            return len(text)
         border = self._last_border.match(text, start, stop + 1)
         return border.end() if border else stop
 
-    def _max_length(self, text: str, start: int) -> int:
-        """The most characters from `start` on that make one slice."""
+    def _start(self, text: str, stop: int) -> int:
+        start = stop - self._max_length(lambda length: text[max(0, stop - length) : stop])
+        if start <= 0:
+            return 0
+        border = self._border.search(text, start - 1, stop)
+        return border.end() if border else start
+
+    def _max_length(self, part: Callable[[int], str]) -> int:
+        """The most characters that make one slice; `part` gives so many of the text's next."""
         for growth in NORMALIZATION_GROWTHS:
             length = max(1, self.characters // growth)
-            if normalization_growth(text[start : start + length]) <= growth:
+            if normalization_growth(part(length)) <= growth:
                 break
         return length
 

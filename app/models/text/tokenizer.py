@@ -1,8 +1,10 @@
-"""Tokenisation with exact counts, in memory that does not grow with the text.
+"""Tokenisation in time and memory that do not grow with the text.
 
 The model's own `tokenizer.json` is read with the tokenizers library, whose encoding releases the
-GIL and may run in several threads at once. A text goes through it whole, slice by slice: what is
-kept are the ids that the model reads, of the others only their number.
+GIL and may run in several threads at once. A text goes through it slice by slice, from the end if
+its beginning is to be cut: what is kept are the ids that the model reads, of the others only their
+number. Far beyond the model's limit a text is not read any more, and its number of tokens is a
+lower bound.
 """
 
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
+from app.engine.options import CUT_AT_END, Side, TruncationOptions
 from app.engine.tokenizer_threads import normalization_growth
 from app.engine.types import TokenIds, TokenizedText
 from app.errors import StartupError
@@ -21,7 +24,10 @@ from app.models.text.slices import SLICE_CHARACTERS, Slicer
 # Words that the tokenizers library remembers, up to 15 kB each; ten times as many by default, which
 # makes it hardly faster.
 _REMEMBERED_WORDS = 1000
-_LAST_IDS = 16
+_END_IDS = 16
+# Tokens that are counted beyond those that are kept: about as long as a forward of bge-m3's 8,192
+# takes on a GPU.
+COUNTED_TOKENS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +55,17 @@ class PairTemplate:
 
 @dataclass(slots=True)
 class TruncatedTokens:
-    """The first token ids of a text, at most `limit`, and how many it has in `total`.
+    """The token ids of a text, at most `limit`: the first, or the last if `side` left is cut.
 
-    `last` holds its last ids, kept or not, as many as end a template.
+    It has `total` ids, or more where not `exact`. Where `exact`, `first` and `last` hold those at
+    its ends, kept or not, as many as begin or end a template.
     """
 
     limit: int
+    side: Side = "right"
     total: int = 0
+    exact: bool = True
+    first: list[int] = field(default_factory=list)
     last: list[int] = field(default_factory=list)
     _parts: list[TokenIds] = field(default_factory=list)
 
@@ -77,17 +87,34 @@ class TruncatedTokens:
         self._parts.clear()
         return ids
 
+    @property
+    def counted(self) -> bool:
+        """Whether further ids would neither be kept nor counted."""
+        return self.total >= self.limit + COUNTED_TOKENS
+
     def add(self, ids: list[int]) -> None:
-        """Go on with the next ids of the text."""
+        """Go on with the next ids of the text, which stand before the others if `side` is left."""
         left = self.limit - self.total
-        if left > 0:
-            self._parts.append(_ids(ids[:left]))
+        if self.side == "right":
+            if left > 0:
+                self._parts.append(_ids(ids[:left]))
+            self.first = (self.first + ids[:_END_IDS])[:_END_IDS]
+            self.last = (self.last + ids[-_END_IDS:])[-_END_IDS:]
+        else:
+            if left > 0:
+                self._parts.insert(0, _ids(ids[-left:]))
+            self.first = (ids[:_END_IDS] + self.first)[:_END_IDS]
+            self.last = (ids[-_END_IDS:] + self.last)[-_END_IDS:]
         self.total += len(ids)
-        self.last = (self.last + ids[-_LAST_IDS:])[-_LAST_IDS:]
+
+    def begin_with(self, ids: list[int]) -> None:
+        """Keep these ids of the text's beginning, and so many fewer of its end."""
+        end = self.ids[min(len(ids), self.limit) :]
+        self._parts = [_ids(ids[: self.limit]), end]
 
 
 class TextTokenizer:
-    """Turns texts into the token ids of one model, cut from the end to `max_length`."""
+    """Turns texts into the token ids of one model, cut to `max_length`."""
 
     def __init__(
         self,
@@ -136,39 +163,72 @@ class TextTokenizer:
         except Exception as error:  # The tokenizers library raises bare Exception.
             raise StartupError(f"{path} cannot be read: {error}") from error
 
-    def encode(self, texts: list[str]) -> list[TokenizedText]:
-        """Token ids of each text with special tokens, and how many there were before the cut."""
+    def encode(
+        self, texts: list[str], prompt: str = "", truncation: TruncationOptions = CUT_AT_END
+    ) -> list[TokenizedText]:
+        """Token ids of each text behind `prompt`, with special tokens; neither of these is cut."""
         limit = self.max_length - len(self._template)
-        return [self._finish(text) for text in self.encode_plain(texts, limit)]
+        if truncation.max_tokens is not None:
+            limit = min(limit, truncation.max_tokens)
+        plain = self.encode_plain(texts, limit, truncation.side, prompt)
+        return [self._finish(text) for text in plain]
 
-    def encode_plain(self, texts: list[str], limit: int) -> list[TruncatedTokens]:
-        """The first `limit` token ids of each text, without special tokens."""
-        truncated = [TruncatedTokens(limit) for _ in texts]
-        for batch in self._batches(texts):
+    def encode_plain(
+        self, texts: list[str], limit: int, side: Side = "right", prompt: str = ""
+    ) -> list[TruncatedTokens]:
+        """At most `limit` token ids of each text behind `prompt`, without special tokens."""
+        truncated = [TruncatedTokens(limit, side) for _ in texts]
+        for batch in self._batches(texts, truncated, prompt):
             slices = [text for _, text in batch]
             encodings = self._tokenizer.encode_batch_fast(slices, add_special_tokens=False)
-            for (place, _), encoding in zip(batch, encodings, strict=True):
-                truncated[place].add(encoding.ids)
+            for (tokens, _), encoding in zip(batch, encodings, strict=True):
+                tokens.add(encoding.ids)
+        if prompt and side == "left":
+            for text, tokens in zip(texts, truncated, strict=True):
+                if tokens.total > limit:
+                    tokens.begin_with(self._ids_of_prompt(prompt, text))
         return truncated
 
-    def _batches(self, texts: list[str]) -> Iterator[list[tuple[int, str]]]:
-        """Slices with the places of their texts, together no larger than one slice may be."""
-        batch: list[tuple[int, str]] = []
+    def _batches(
+        self, texts: list[str], truncated: list[TruncatedTokens], prompt: str
+    ) -> Iterator[list[tuple[TruncatedTokens, str]]]:
+        """Slices with the tokens of their texts, together no larger than one slice may be."""
+        batch: list[tuple[TruncatedTokens, str]] = []
         left = self._slicer.characters
-        for place, text in enumerate(texts):
-            for part in self._slicer.slices(text):
+        for text, tokens in zip(texts, truncated, strict=True):
+            for part in self._slicer.slices(prompt + text, from_end=tokens.side == "left"):
+                if tokens.counted:
+                    tokens.exact = False
+                    break
                 size = len(part) * normalization_growth(part)
                 if size > left and batch:
                     yield batch
                     batch, left = [], self._slicer.characters
-                batch.append((place, part))
+                batch.append((tokens, part))
                 left -= size
         if batch:
             yield batch
 
+    def _ids_of_prompt(self, prompt: str, text: str) -> list[int]:
+        """The ids of the tokens that begin within the prompt, as it stands before the text."""
+        ids: list[int] = []
+        begin, end = 0, len(prompt.rstrip())
+        for part in self._slicer.slices(prompt + text):
+            encoding = self._tokenizer.encode(part, add_special_tokens=False)
+            starts = [begin + start for start, _ in encoding.offsets]
+            ids += [each for each, start in zip(encoding.ids, starts, strict=True) if start < end]
+            begin += len(part)
+            if begin >= end:
+                break
+        return ids
+
     def pair_template(self) -> PairTemplate:
         """The special tokens around and between two texts that are read together."""
         return _pair_template_of(self._tokenizer)
+
+    def token_strings(self, ids: TokenIds) -> list[str]:
+        """What the vocabulary calls these tokens."""
+        return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids.tolist()]
 
     def token_id(self, token: str) -> int | None:
         """The id of a token, or None where the vocabulary has none."""
@@ -177,7 +237,7 @@ class TextTokenizer:
     def _finish(self, text: TruncatedTokens) -> TokenizedText:
         template = self._template
         ids = text.take(template.prefix, template.suffix)
-        return TokenizedText(ids, original_tokens=text.total + len(template))
+        return TokenizedText(ids, text.total + len(template), text.exact)
 
 
 def _remember_less(tokenizer: Tokenizer) -> None:

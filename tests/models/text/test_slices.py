@@ -139,3 +139,31 @@ def test_long_and_short_texts_keep_their_places(tiny_m3: Path) -> None:
         (alone,) = tokenizer.encode_plain([text], 100)
         assert found.ids.tolist() == alone.ids.tolist()
         assert found.total == alone.total == len(found.ids)
+
+
+@given(ODD | st.text(), st.integers(1, 400))
+@settings(max_examples=40)
+def test_slices_from_the_end_are_the_text_and_bounded(
+    tokenizer: Tokenizer, text: str, characters: int
+) -> None:
+    slices = list(Slicer(tokenizer, characters).slices(text, from_end=True))
+    assert "".join(reversed(slices)) == text
+    assert all(
+        len(each) == 1 or len(each) * normalization_growth(each) <= characters for each in slices
+    )
+
+
+@given(TEXTS, st.integers(40, 200))
+@settings(max_examples=60)
+def test_slices_from_the_end_begin_at_borders(
+    tokenizer: Tokenizer, text: str, characters: int
+) -> None:
+    text = " search ".join([text] * 3)
+    borders = {found.end() for found in re.finditer(f"(?={pieces._borders_of(tokenizer)})", text)}
+    borders = {place + 1 for place in borders}
+    stop = len(text)
+    for part in Slicer(tokenizer, characters).slices(text, from_end=True):
+        start = stop - len(part)
+        within = [place for place in borders if start < place < stop]
+        assert start == 0 or start in borders or not within
+        stop = start

@@ -1,0 +1,96 @@
+"""Options of an embedding request against the models: what has no effect is refused."""
+
+from app.engine.loaded_models import LoadedModels
+from app.engine.model import Embedder
+from app.engine.options import MAX_PROMPT_CHARACTERS, EmbeddingOptions, InputType
+from app.engine.types import Outputs
+from app.errors import InvalidRequestError
+
+# What sentence-transformers' encode_query and encode_document look for, in this order.
+_PROMPT_NAMES: dict[InputType, tuple[str, ...]] = {
+    "query": ("query",),
+    "document": ("document", "passage", "corpus"),
+}
+_PROMPT_FIELDS = ("prompt", "prompt_name", "input_type")
+
+
+def check_options(models: LoadedModels, outputs: Outputs, options: EmbeddingOptions) -> None:
+    """Raise `InvalidRequestError` for an option that would change nothing; prompts apart."""
+    if options.dimensions is not None:
+        _check_dimensions(models.dense_model, outputs, options.dimensions)
+    if options.return_tokens and not (outputs.sparse or outputs.colbert):
+        raise InvalidRequestError(
+            "the option return_tokens has no effect on dense vectors, which no token stands "
+            "behind: leave it out, or ask for sparse or colbert"
+        )
+
+
+def _check_dimensions(model: Embedder, outputs: Outputs, dimensions: int) -> None:
+    width, fewest = model.dense_width, model.min_dimensions
+    if not outputs.dense:
+        raise InvalidRequestError(
+            "the option dimensions has no effect without dense vectors: leave it out, or ask for "
+            "dense"
+        )
+    if dimensions == width:
+        return
+    if fewest is None:
+        raise InvalidRequestError(
+            f"the option dimensions is {dimensions}, and {model.name} was not trained for fewer "
+            f"than its {width} dimensions: leave it out, or ask a server whose dense model is "
+            "Qwen3-Embedding"
+        )
+    if not fewest <= dimensions <= width:
+        raise InvalidRequestError(
+            f"the option dimensions is {dimensions}: {model.name} gives {fewest} to {width}"
+        )
+
+
+def find_prompt(models: LoadedModels, outputs: Outputs, options: EmbeddingOptions) -> str:
+    """What the dense model reads before each text; empty where no option asks for a prompt.
+
+    Raises `InvalidRequestError` where the option has no effect, or names a prompt that is unknown.
+    """
+    given = [name for name in _PROMPT_FIELDS if getattr(options, name) is not None]
+    if not given:
+        return ""
+    if len(given) > 1:
+        raise InvalidRequestError(f"the options {' and '.join(given)} exclude each other: send one")
+    model = models.dense_model
+    if models.dense is not None and not outputs.dense:
+        raise InvalidRequestError(
+            f"the option {given[0]} has no effect without dense vectors: it is for {model.name}, "
+            "which makes these alone"
+        )
+    return _prompt_for(model, options)
+
+
+def _prompt_for(model: Embedder, options: EmbeddingOptions) -> str:
+    if options.prompt is not None:
+        return _checked(options.prompt)
+    if options.input_type is not None:
+        return _prompt_of_type(model, options.input_type)
+    name = str(options.prompt_name)
+    if name not in model.prompts:
+        known = f"it has {', '.join(model.prompts)}" if model.prompts else "it has no prompts"
+        raise InvalidRequestError(f"the option prompt_name is unknown to {model.name}: {known}")
+    return model.prompts[name]
+
+
+def _checked(prompt: str) -> str:
+    if not 0 < len(prompt) <= MAX_PROMPT_CHARACTERS:
+        raise InvalidRequestError(
+            f"the option prompt has {len(prompt)} characters: send 1 to {MAX_PROMPT_CHARACTERS}, "
+            "or leave it out"
+        )
+    return prompt
+
+
+def _prompt_of_type(model: Embedder, input_type: InputType) -> str:
+    for name in _PROMPT_NAMES[input_type]:
+        if name in model.prompts:
+            return model.prompts[name]
+    raise InvalidRequestError(
+        f"the option input_type has no effect on {model.name}, which reads a {input_type} as any "
+        "other text: leave it out"
+    )
