@@ -8,7 +8,7 @@ from app.errors import EmptyInputError
 from app.main import create_app
 from app.server.process import run
 
-_matrix = rendering._render_matrix
+_matrix = rendering.render_matrix
 _truncation = rendering._truncation_as_json
 _count = operations.totals
 _rerank = rendering.render_rerank
@@ -18,9 +18,9 @@ def drop_a_vector(matrix):
     return _matrix(None if matrix is None else matrix[:-1])
 
 
-def miscount(truncation):
+def miscount(truncation, field):
     return _truncation(
-        dataclasses.replace(truncation, original_tokens=truncation.original_tokens + 1)
+        dataclasses.replace(truncation, original_tokens=truncation.original_tokens + 1), field
     )
 
 
@@ -35,7 +35,7 @@ def by_rising_score(passages, result, model):
 
 
 if __name__ == "__main__":
-    rendering._render_matrix = drop_a_vector
+    rendering.render_matrix = drop_a_vector
     rendering._truncation_as_json = miscount
     operations.totals = exaggerate
     rerank.render_rerank = by_rising_score
