@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Runs the examples of docs/clients.md with the real clients, in an environment of their own.
+#   scripts/check_clients.sh            after ./run_tests.sh has made the test environment; needs npm
+#   scripts/check_clients.sh --record   stores what the clients send, for the suite to replay
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+[[ "${1:-}" == "--record" ]] && export RECORD_CLIENTS=1
+environment=.venv-clients
+wanted=$(cat requirements-clients.txt tests/clients/package*.json | sha256sum)
+if [[ "$(cat "$environment/installed" 2>/dev/null)" != "$wanted" ]]; then
+  echo "Installing the clients into $environment (a few minutes) ..."
+  rm -rf "$environment"
+  "${PYTHON:-python3}" -m venv "$environment"
+  "$environment/bin/pip" install --quiet --no-deps -r requirements-clients.txt
+  mkdir "$environment/node"
+  cp tests/clients/package*.json "$environment/node"
+  npm ci --prefix "$environment/node" --no-audit --no-fund
+  echo "$wanted" > "$environment/installed"
+fi
+HF_HUB_OFFLINE=1 .venv-tests/bin/python -m pytest -q tests/clients

@@ -1,0 +1,27 @@
+"""What the native endpoints answer, to compare a client's answer with."""
+
+import httpx2
+import numpy as np
+
+
+def vectors_of(client: httpx2.Client, texts: list[str]) -> np.ndarray:
+    """Float32 `[texts, width]`."""
+    body = {"sentences": texts, "return_sparse": False, "return_colbert": False}
+    answer = client.post("/embeddings/", json=body)
+    assert answer.status_code == 200, answer.text
+    return np.float32([item["embeddings"]["dense"] for item in answer.json()["data"]])
+
+
+def scores_of(client: httpx2.Client, query: str, texts: list[str]) -> list[tuple[str, float]]:
+    """Passages and probabilities, by falling score."""
+    body = {"query": query, "passages": texts, "normalize": True}
+    answer = client.post("/rerank", json=body)
+    assert answer.status_code == 200, answer.text
+    return [(item["passage"], item["score"]) for item in answer.json()["results"]]
+
+
+def assert_same_scores(found: list[tuple[str, float]], expected: list[tuple[str, float]]) -> None:
+    assert [text for text, _ in found] == [text for text, _ in expected]
+    np.testing.assert_allclose(
+        [score for _, score in found], [score for _, score in expected], rtol=0, atol=1e-6
+    )

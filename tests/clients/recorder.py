@@ -1,0 +1,85 @@
+"""A proxy between a client and a server: records what is sent, and can answer 503 at first."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import httpx2
+import orjson
+
+# What decides how the server reads a request. The rest is the connection's, or of one run alone.
+_RECORDED = {"content-type", "content-encoding", "accept", "accept-encoding"}
+_OF_A_CONNECTION = {"content-length", "connection", "transfer-encoding", "date", "server"}
+
+
+class Recorder(ThreadingHTTPServer):
+    """Forwards to `target`; `requests` holds what came, and the next `refusals` are refused."""
+
+    daemon_threads = True
+
+    def __init__(self, target: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.client = httpx2.Client(base_url=target, timeout=60)
+        self.requests: list[dict] = []
+        self.refusals = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Recorder
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.requests.append(
+            {
+                "method": self.command,
+                "path": self.path,
+                "headers": {
+                    k.lower(): v for k, v in self.headers.items() if k.lower() in _RECORDED
+                },
+                "body": body.decode(),
+            }
+        )
+        if self.server.refusals:
+            self.server.refusals -= 1
+            error = {"message": "The queue is full.", "type": "server_error", "code": "queue_full"}
+            self._answer(503, {"Retry-After": "1"}, orjson.dumps({"error": error}))
+            return
+        headers = {k: v for k, v in self.headers.items() if k.lower() != "host"}
+        answer = self.server.client.request(
+            self.command, self.path, content=body, headers=headers | {"accept-encoding": "identity"}
+        )
+        self._answer(answer.status_code, dict(answer.headers), answer.content)
+
+    do_GET = do_POST  # noqa: N815 - the library's name
+
+    def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            if name.lower() not in _OF_A_CONNECTION:
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def recorder(target: str) -> Iterator[Recorder]:
+    proxy = Recorder(target)
+    thread = threading.Thread(target=proxy.serve_forever)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy.shutdown()
+        thread.join()
+        proxy.server_close()
+        proxy.client.close()
