@@ -79,7 +79,7 @@ def parse_options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.dtype == "int8":
         if not cpu_has_int8():
-            parser.error("int8 needs an x86 processor with VNNI or AMX")
+            parser.error("int8 needs an x86 processor with AVX2")
         options.models = [name for name in options.models if name != "qwen"]
     return options
 

@@ -169,6 +169,8 @@ def load_encoder(
     The tokenizer is the model's own. Raises `StartupError` for whatever is wrong with the folder.
     """
     config = EncoderConfig.read(folder)
+    if target.quantized:
+        _require_quantizable(config)
     weights = Weights.read(folder) if weights is None else weights
     target = target.prove(
         _encoder_shapes(config), QUANTIZED_ENCODER if target.quantized else ENCODER
@@ -203,6 +205,14 @@ def load_decoder(folder: Path, target: Target, weights: Weights) -> Backbone:
     )
 
 
+def _require_quantizable(config: EncoderConfig) -> None:
+    if not (can_quantize(config.width) and can_quantize(config.inner_width)):
+        raise StartupError(
+            f"DTYPE=int8 needs widths that are multiples of 4, not {config.width} and "
+            f"{config.inner_width}; set DTYPE to auto"
+        )
+
+
 def _encoder_shapes(config: EncoderConfig) -> Shapes:
     return Shapes(
         width=config.width,
@@ -234,11 +244,6 @@ def _unquantized(weights: Weights, config: EncoderConfig, target: Target) -> Enc
 def _quantized(
     tokenizer: TextTokenizer, weights: Weights, config: EncoderConfig, target: Target
 ) -> Encoder:
-    if not (can_quantize(config.width) and can_quantize(config.inner_width)):
-        raise StartupError(
-            f"DTYPE=int8 needs widths that are multiples of 4, not {config.width} and "
-            f"{config.inner_width}; set DTYPE to auto"
-        )
     # Rounded once, from what the file holds.
     parameters = EncoderParameters(weights, config, target.device, torch.float32)
     texts = calibration_sequences(tokenizer)

@@ -91,13 +91,13 @@ class Settings(BaseModel):
         "auto",
         description="the number format of the models. `auto` is float16 on a GPU (bfloat16 for "
         "Qwen3 on NVIDIA's), and on a CPU bfloat16 where it is native, else float32. `int8` runs "
-        "bge-m3 and bge-reranker in 8 bits on a CPU with VNNI or AMX",
+        "bge-m3 and bge-reranker in 8 bits on an x86 CPU with AVX2",
     )
     attention: types.Attention = Field(
         "auto",
         description="the attention kernel; one that cannot run here stops the start and says what "
-        "is missing. `auto` takes varlen on NVIDIA GPUs in half precision, native in bfloat16 or "
-        "int8 on a CPU without AMX (matmul where the kernels are not built), else sdpa",
+        "is missing. `auto` takes varlen on NVIDIA GPUs in half precision, native on a CPU if its "
+        "kernel is built (not in bfloat16 with AMX), else matmul or sdpa",
     )
     pytorch_cuda_alloc_conf: str = Field(
         "expandable_segments:True",

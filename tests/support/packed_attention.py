@@ -14,9 +14,11 @@ def pack_lengths(lengths: list[int], multiple: int = 1, device: torch.device = C
     return pack(ids, device=device, multiple=multiple)
 
 
-def random_states(tokens: int, heads: int, width: int, group: int = 1) -> States:
+def random_states(
+    tokens: int, heads: int, width: int, group: int = 1, dtype: torch.dtype = torch.bfloat16
+) -> States:
     """Views of one projection, as the layers give them; `group` heads read the same keys."""
     torch.manual_seed(tokens * heads * width)
-    projected = torch.randn(tokens, (group + 2) * heads, width).bfloat16().transpose(0, 1)
+    projected = torch.randn(tokens, (group + 2) * heads, width).to(dtype).transpose(0, 1)
     query, key, value = projected.split([group * heads, heads, heads])
     return query, key, value

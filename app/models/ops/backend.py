@@ -28,16 +28,21 @@ from app.models.ops.arguments import (
 )
 from app.models.ops.cuda_backend import CudaBackend
 from app.models.ops.native_backend import NativeBackend
-from app.models.ops.native_library import load_library
+from app.models.ops.native_library import FORMATS, load_library
 from app.models.ops.onednn_backend import OneDnnBackend
 from app.models.ops.torch_backend import TorchBackend
 
 
 class Backend(Protocol):
-    """What computes the layers of one model; `attention` is the name of what `attend` is."""
+    """What computes the layers of one model.
+
+    `attention` is the name of what `attend` is. `int8_weight_limit` is the largest absolute value
+    of a weight for which `int8_gemm` is exact.
+    """
 
     attention: str
     attend: Attention
+    int8_weight_limit: int
 
     def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
         """Prepare `activation(x W + b)` of layers that read the same x, side by side."""
@@ -102,5 +107,6 @@ def _fastest(device: torch.device, dtype: torch.dtype) -> Callable[..., TorchBac
         return partial(CudaBackend, device, dtype)
     if device.type != "cpu":
         return TorchBackend
-    library = load_library() if dtype is torch.bfloat16 else None
-    return partial(OneDnnBackend, dtype) if library is None else partial(NativeBackend, library)
+    library = load_library() if dtype in FORMATS else None
+    make = OneDnnBackend if library is None else partial(NativeBackend, library)
+    return partial(make, dtype)

@@ -13,24 +13,27 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from app.models.ops.instruction_sets import X86_64, InstructionSet, runnable
+
 FOLDER = Path(__file__).parent / "csrc"
-FLAGS = (
-    # The C library of PyTorch's own builds for Linux, or any newer one.
-    *("-target", "x86_64-linux-gnu.2.28"),
-    *("-mcpu=x86_64_v4+avx512bf16+avx512vnni", "-mprefer-vector-width=512"),
-    *("-std=c17", "-O3", "-Wall", "-Wextra", "-Werror"),
+# The C library of PyTorch's own builds for Linux, or any newer one.
+_TARGET = ("-target", "x86_64-linux-gnu.2.28")
+_COMPILE = (
+    *("-std=c17", "-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-mprefer-vector-width=512"),
     # Sums may be computed in any order; what is not a number stays that.
     *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"),
     "-freciprocal-math",
-    # PyTorch brings the threads.
-    *("-shared", "-fPIC", "-Wl,-z,undefs", "-lm"),
 )
+# PyTorch brings the threads.
+_LINK = ("-shared", "-s", "-Wl,-z,undefs", "-lm")
+# The other sources are compiled once for each set of instructions.
+_SHARED_SOURCE = "scratch.c"
 _COMPILER = FOLDER.parent / "requirements-kernels.txt"
-_BASE = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
-_FLAGS_OF_LINUX = _BASE | {"avx512_bf16", "avx512_vnni"}
 _SECONDS = 600
 
 
@@ -39,7 +42,8 @@ def library_path() -> Path:
 
     A library of other sources, which might take other arguments, has another name.
     """
-    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    flags = (*_TARGET, *_COMPILE, *_LINK, *map(str, X86_64))
+    digest = hashlib.sha256(" ".join(flags).encode())
     for source in sorted(FOLDER.glob("*.[ch]")):
         digest.update(source.read_bytes())
     return FOLDER / f"kernels-{digest.hexdigest()[:16]}.so"
@@ -61,7 +65,7 @@ def main(arguments: list[str]) -> int:
 def is_of_use(*, anywhere: bool = False) -> bool:
     """Whether this is Linux on x86-64 (with glibc, as PyTorch is) and its processor fits."""
     fits = platform.libc_ver()[0] == "glibc" and platform.machine() == "x86_64"
-    return fits and (anywhere or _processor_flags() >= _FLAGS_OF_LINUX)
+    return fits and (anywhere or any(runnable(_processor_flags())))
 
 
 def _processor_flags() -> set[str]:
@@ -79,21 +83,37 @@ def build() -> None:
 
 def compile_with(compiler: Path, folder: Path) -> None:
     """Compile with the package ziglang in `compiler`; what else is written goes to `folder`."""
-    files = [str(path) for path in sorted(FOLDER.glob("*.c"))]
-    cache = {f"ZIG_{kind}_CACHE_DIR": str(folder / "cache") for kind in ("GLOBAL", "LOCAL")}
+    caches = {f"ZIG_{kind}_CACHE_DIR": str(folder / "cache") for kind in ("GLOBAL", "LOCAL")}
+    environment = {**os.environ, "PYTHONPATH": str(compiler), **caches}
+    commands = dict(_compilations(folder))
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        list(threads.map(lambda command: _run(command, environment), commands.values()))
     library = library_path()
     # Beside its place, so that it comes there in one step.
     made = library.with_suffix(f".{os.getpid()}")
     try:
-        _run(
-            [sys.executable, "-m", "ziglang", "cc", *FLAGS, *files, "-o", str(made)],
-            {**os.environ, "PYTHONPATH": str(compiler), **cache},
-        )
+        _run([*_cc(), *_LINK, *map(str, commands), "-o", str(made)], environment)
         made.replace(library)
     finally:
         made.unlink(missing_ok=True)
     for other in set(FOLDER.glob("kernels-*.so")) - {library}:
         other.unlink(missing_ok=True)
+
+
+def _compilations(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Each object file, and the command that makes it."""
+    for source in sorted(FOLDER.glob("*.c")):
+        for each in X86_64[-1:] if source.name == _SHARED_SOURCE else X86_64:
+            made = folder / f"{source.stem}-{each.name}.o"
+            yield made, [*_cc(), *_flags_of(each), "-c", str(source), "-o", str(made)]
+
+
+def _cc() -> list[str]:
+    return [sys.executable, "-m", "ziglang", "cc", *_TARGET]
+
+
+def _flags_of(instructions: InstructionSet) -> list[str]:
+    return [f"-mcpu={instructions.processor}", f"-DINSTRUCTIONS={instructions.name}", *_COMPILE]
 
 
 def _pip_options(target: Path) -> list[str]:
@@ -102,7 +122,7 @@ def _pip_options(target: Path) -> list[str]:
     return ["install", *quiet, *safe, "--target", str(target), "--requirement", str(_COMPILER)]
 
 
-def _run(command: list[str], environment: os._Environ[str] | dict[str, str]) -> None:
+def _run(command: list[str], environment: Mapping[str, str]) -> None:
     subprocess.run(  # noqa: S603 - the interpreter itself
         command, env=environment, check=True, capture_output=True, text=True, timeout=_SECONDS
     )

@@ -1,8 +1,8 @@
-"""The operations on a CPU with AVX-512 BF16, by the kernels in C; in bfloat16, sums in float32.
+"""The operations on a CPU by the kernels in C, in float32 or bfloat16; sums in float32.
 
-The kernels multiply as fast as oneDNN, which compiles anew for each number of rows; of few rows, as
-a query has, they take three quarters to nine tenths of its time. With AMX, for which there is no
-kernel, oneDNN multiplies. Each operation between two products is one pass over the memory.
+In bfloat16 they multiply as fast as oneDNN, which compiles anew for each number of rows; of few
+rows, as a query has, they take three quarters to nine tenths of its time. With AMX, for which there
+is no kernel, oneDNN multiplies. Each operation between two products is one pass over the memory.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from app.models.ops.arguments import (
     RmsNorm,
     RotaryEmbedding,
 )
-from app.models.ops.native_library import LANES, Library, address
+from app.models.ops.native_library import FORMATS, STEP, Library, address
 from app.models.ops.onednn_backend import OneDnnBackend, has_fast_sdpa
 from app.models.ops.torch_backend import join_layers
 
@@ -39,45 +39,60 @@ class NativeBackend(OneDnnBackend):
 
     name = "native"
 
-    def __init__(self, library: Library, attention: str | None = None) -> None:
+    def __init__(self, library: Library, dtype: torch.dtype, attention: str | None = None) -> None:
         self._library = library
-        self._onednn_multiplies = bool(torch.cpu.get_capabilities().get("amx_tile"))
-        super().__init__(torch.bfloat16, attention or ("sdpa" if has_fast_sdpa() else "native"))
+        self._dtype = dtype
+        self._format = FORMATS[dtype]
+        capabilities = torch.cpu.get_capabilities()
+        self._onednn_multiplies = dtype is torch.bfloat16 and bool(capabilities.get("amx_tile"))
+        has_fast = dtype is torch.bfloat16 and has_fast_sdpa()
+        super().__init__(dtype, attention or ("sdpa" if has_fast else "native"))
+        self.int8_weight_limit = library.instructions.int8_weight_limit
 
     def load_attention(self, name: str) -> Attention:
         """As that of `TorchBackend`."""
         return self._attend if name == "native" else super().load_attention(name)
 
     def _can_multiply(self, out: int, depth: int, activation: str | None) -> bool:
-        fits = out % _PANEL == 0 and depth % LANES == 0 and activation in _ACTIVATIONS
+        fits = out % _PANEL == 0 and depth % STEP == 0 and activation in _ACTIVATIONS
         return fits and not self._onednn_multiplies
 
     def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
         """Implement `Backend`."""
-        out, depth = sum(layer.out_features for layer in layers), layers[0].in_features
-        if not self._can_multiply(out, depth, activation):
+        depth, widths = layers[0].in_features, [layer.out_features for layer in layers]
+        out, may_join = sum(widths), self._dtype is not torch.float32
+        fits = all(
+            self._can_multiply(n, depth, activation) for n in ([out] if may_join else widths)
+        )
+        if not fits or layers[0].weight.dtype is not self._dtype:
             return super().linear(layers, activation)
-        weight, bias = join_layers(layers)
-        panels = _panels(weight)
-        exact_bias = torch.zeros(out) if bias is None else bias.float().contiguous()
-        library, code = self._library, _ACTIVATIONS[activation]
+        parts = [self._packed(layers)] if may_join else [_in_place(layer) for layer in layers]
+        library, number_format, code = self._library, self._format, _ACTIVATIONS[activation]
 
         def linear(states: Tensor) -> Tensor:
             output = states.new_empty(len(states), out)
-            library.run(
-                "gemm_bfloat16",
-                address(states, torch.bfloat16), panels.data_ptr(), exact_bias.data_ptr(),
-                output.data_ptr(), len(states), depth, out, code,
-            )  # fmt: skip
+            first = output.data_ptr()
+            for weight, bias in parts:
+                library.run(
+                    "gemm",
+                    self._address(states), weight.data_ptr(), None, bias.data_ptr(), first,
+                    number_format, number_format, len(states), depth, len(bias), out, code,
+                )  # fmt: skip
+                first += len(bias) * output.element_size()
             return output
 
         return linear
+
+    def _packed(self, layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
+        """The weights in panels, and the bias in float32."""
+        weight, bias = join_layers(layers)
+        return self._panels(weight), _float_bias(weight, bias)
 
     def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
         """Implement `Backend`."""
         self._library.run(
             "add_norm",
-            address(states, torch.bfloat16), address(residual, torch.bfloat16),
+            self._address(states), self._address(residual), self._format,
             norm.weight.data_ptr(), norm.bias.data_ptr(), norm.epsilon, *states.shape,
         )  # fmt: skip
         return states
@@ -87,8 +102,8 @@ class NativeBackend(OneDnnBackend):
         output = torch.empty_like(states)
         self._library.run(
             "rms_norm",
-            address(states, torch.bfloat16), address(norm.weight, torch.bfloat16),
-            output.data_ptr(), norm.epsilon, *states.shape,
+            self._address(states), self._address(norm.weight), output.data_ptr(),
+            self._format, norm.epsilon, *states.shape,
         )  # fmt: skip
         return output
 
@@ -96,7 +111,7 @@ class NativeBackend(OneDnnBackend):
         """Implement `Backend`."""
         self._library.run(
             "rotary",
-            address(states, torch.bfloat16), address(norm.weight, torch.bfloat16),
+            self._address(states), self._address(norm.weight), self._format,
             address(embedding.cosines, torch.float32), address(embedding.sines, torch.float32),
             norm.epsilon, len(states), states.stride(0), *norm.weight.shape,
         )  # fmt: skip
@@ -104,13 +119,29 @@ class NativeBackend(OneDnnBackend):
     def gate(self, states: Tensor) -> Tensor:
         """Implement `Backend`."""
         width = states.shape[1] // 2
-        if width % LANES:
+        if width % STEP:
             return super().gate(states)
         output = states.new_empty(len(states), width)
         self._library.run(
-            "gate", address(states, torch.bfloat16), output.data_ptr(), len(states), width
-        )
+            "gate",
+            self._address(states), output.data_ptr(), self._format, len(states), width,
+        )  # fmt: skip
         return output
+
+    def _address(self, tensor: Tensor) -> int:
+        return address(tensor, self._dtype)
+
+    def _can_attend(self, query: Tensor, key: Tensor, value: Tensor) -> bool:
+        width, numbers_of_word = query.shape[-1], 4 // query.element_size()
+        return (
+            query.dtype is self._dtype
+            and width % STEP == 0
+            and width <= _WIDEST_HEAD
+            and query.stride(-1) == key.stride(-1) == 1
+            and key.stride(1) % numbers_of_word == 0
+            and key.shape == value.shape
+            and key.stride() == value.stride()
+        )
 
     def _attend(
         self,
@@ -123,14 +154,14 @@ class NativeBackend(OneDnnBackend):
         causal: bool,
     ) -> Tensor:
         """Implement `Attention`: as FlashAttention does, with the scores in the cache alone."""
-        if not _can_attend(query, key, value):
+        if not self._can_attend(query, key, value):
             return sdpa(query, key, value, packed, scale=scale, causal=causal)
         heads, tokens, width = query.shape
         output = query.new_empty(tokens, heads, width)
         output[packed.real_tokens :] = 0
         self._library.run(
             "attention",
-            *(each.data_ptr() for each in (query, key, value, output)),
+            *(each.data_ptr() for each in (query, key, value, output)), self._format,
             query.stride(1), query.stride(0), key.stride(1), key.stride(0),
             output.stride(0), output.stride(1),
             packed.offsets.ctypes.data, len(packed.unpack_order),
@@ -143,7 +174,7 @@ class NativeBackend(OneDnnBackend):
         out, depth = values.shape
         if not self._can_multiply(out, depth, activation):
             return super().int8_gemm(values, scale, activation)
-        library, panels, zeros = self._library, _panels(values), torch.zeros_like(scale)
+        library, panels, zeros = self._library, self._panels(values), torch.zeros_like(scale)
 
         def gemm(
             values: Tensor,
@@ -154,18 +185,25 @@ class NativeBackend(OneDnnBackend):
         ) -> Tensor:
             output = torch.empty(len(values), out, dtype=dtype)
             library.run(
-                "gemm_int8",
+                "gemm",
                 address(values, torch.uint8), panels.data_ptr(), scale.data_ptr(),
                 address(zeros if bias is None else bias, torch.float32), output.data_ptr(),
-                dtype is torch.float32, len(values), depth, out, _ACTIVATIONS[activation],
+                FORMATS[torch.uint8], FORMATS[dtype],
+                len(values), depth, out, out, _ACTIVATIONS[activation],
             )  # fmt: skip
             return output
 
         return gemm
 
+    def _panels(self, weight: Tensor) -> Tensor:
+        """A copy of `[out, depth]` as panels of 4-byte words `[out / tile, words, tile]`."""
+        words = weight.contiguous().view(torch.int32)
+        panels = words.view(-1, self._library.instructions.tile, words.shape[1])
+        return panels.transpose(1, 2).contiguous()
+
     def clamp(self, states: Tensor, lowest: float, highest: float) -> ClampedValues:
         """Implement `Backend`."""
-        if states.shape[1] % LANES:
+        if states.shape[1] % STEP:
             return super().clamp(states, lowest, highest)
         values = torch.empty_like(states, dtype=torch.uint8)
         outliers = torch.empty(len(states), dtype=torch.bool)
@@ -178,13 +216,13 @@ class NativeBackend(OneDnnBackend):
 
     def quantize_rows(self, states: Tensor) -> QuantizedRows:
         """Implement `Backend`."""
-        if states.shape[1] % LANES:
+        if states.shape[1] % STEP:
             return super().quantize_rows(states)
         values = torch.empty_like(states, dtype=torch.uint8)
         scale, minimum = torch.empty(2, len(states), 1)
         self._library.run(
             "quantize_rows",
-            address(states, states.dtype), states.dtype is torch.bfloat16,
+            address(states, states.dtype), FORMATS[states.dtype],
             values.data_ptr(), scale.data_ptr(), minimum.data_ptr(), *states.shape,
         )  # fmt: skip
         return QuantizedRows(values, scale, minimum)
@@ -194,7 +232,7 @@ class NativeBackend(OneDnnBackend):
     ) -> Tensor:
         """Implement `Backend`."""
         norm = epilogue.norm
-        if product.shape[1] % LANES or not rows.scale.is_contiguous():
+        if product.shape[1] % STEP or not rows.scale.is_contiguous():
             return super().dequantize_add_norm(product, rows, residual, epilogue)
         each = (
             product, rows.scale, rows.minimum, residual, epilogue.weight_sums,
@@ -205,19 +243,11 @@ class NativeBackend(OneDnnBackend):
         return product
 
 
-def _panels(weight: Tensor) -> Tensor:
-    """A copy of `[out, depth]` as panels of 4-byte words `[out / 64, words, 64]`."""
-    words = weight.contiguous().view(torch.int32)
-    return words.view(-1, _PANEL, words.shape[1]).transpose(1, 2).contiguous()
+def _in_place(layer: nn.Linear) -> tuple[Tensor, Tensor]:
+    """Weights in float32, which may stay in a mapped file, and the bias."""
+    weight, bias = join_layers([layer])
+    return weight.contiguous(), _float_bias(weight, bias)
 
 
-def _can_attend(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    width = query.shape[-1]
-    return (
-        query.dtype is torch.bfloat16
-        and width % LANES == 0
-        and width <= _WIDEST_HEAD
-        and query.stride(-1) == key.stride(-1) == 1
-        and key.shape == value.shape
-        and key.stride() == value.stride()
-    )
+def _float_bias(weight: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.zeros(len(weight)) if bias is None else bias.float().contiguous()

@@ -9,54 +9,64 @@ import torch
 from torch import Tensor
 
 from app.models.ops.build import library_path
+from app.models.ops.instruction_sets import InstructionSet, runnable
 
 log = structlog.get_logger(__name__)
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 # As the C files declare them; each function's last argument, the number of threads, is left out.
 _ARGUMENTS: dict[str, list[Any]] = {
-    "attention": [_POINTER] * 4 + [_LONG] * 6 + [_POINTER] + [_LONG] * 4 + [_FLOAT, _INT],
-    "gemm_bfloat16": [_POINTER] * 4 + [_LONG] * 3 + [_INT],
-    "gemm_int8": [_POINTER] * 5 + [_INT] + [_LONG] * 3 + [_INT],
-    "add_norm": [_POINTER] * 4 + [_FLOAT] + [_LONG] * 2,
-    "rms_norm": [_POINTER] * 3 + [_FLOAT] + [_LONG] * 2,
-    "rotary": [_POINTER] * 4 + [_FLOAT] + [_LONG] * 4,
-    "gate": [_POINTER] * 2 + [_LONG] * 2,
+    "attention": [_POINTER] * 4 + [_INT] + [_LONG] * 6 + [_POINTER] + [_LONG] * 4 + [_FLOAT, _INT],
+    "gemm": [_POINTER] * 5 + [_INT] * 2 + [_LONG] * 4 + [_INT],
+    "add_norm": [_POINTER] * 2 + [_INT] + [_POINTER] * 2 + [_FLOAT] + [_LONG] * 2,
+    "rms_norm": [_POINTER] * 3 + [_INT, _FLOAT] + [_LONG] * 2,
+    "rotary": [_POINTER] * 2 + [_INT] + [_POINTER] * 2 + [_FLOAT] + [_LONG] * 4,
+    "gate": [_POINTER] * 2 + [_INT] + [_LONG] * 2,
     "clamp_rows": [_POINTER] * 3 + [_LONG] * 2 + [_FLOAT] * 2,
     "quantize_rows": [_POINTER, _INT] + [_POINTER] * 3 + [_LONG] * 2,
     "dequantize_add_norm": [_POINTER] * 9 + [_FLOAT] + [_LONG] * 2,
 }
-# Numbers in a register of 512 bits: most kernels take a row so many at a time.
-LANES = 16
-_NEEDED = ("avx512_bf16", "avx512_vnni")
+# As `Format` in vector.h.
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
+# Most kernels take a row so many numbers at a time.
+STEP = 16
 
 
 class Library:
     """Functions of the library at `path`; raises `OSError` where it cannot be loaded."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, instructions: InstructionSet) -> None:
         library = ctypes.CDLL(path)
-        self._functions = {name: getattr(library, name) for name in _ARGUMENTS}
+        self.instructions = instructions
+        self._functions = {
+            name: getattr(library, f"{name}_{instructions.name}") for name in _ARGUMENTS
+        }
         for name, function in self._functions.items():
             function.argtypes = [*_ARGUMENTS[name], _INT]
             function.restype = None
 
-    def run(self, name: str, *arguments: float) -> None:
+    def run(self, name: str, *arguments: float | None) -> None:
         """Call a function on as many threads as PyTorch uses."""
         self._functions[name](*arguments, torch.get_num_threads())
 
 
+def runnable_here() -> list[InstructionSet]:
+    """The sets of instructions that this processor has, the fastest first."""
+    capabilities = torch.cpu.get_capabilities()
+    return list(runnable({name for name, has in capabilities.items() if has is True}))
+
+
 @cache
-def load_library() -> Library | None:
-    """The library, if it is built and this processor can run it."""
-    path, capabilities = library_path(), torch.cpu.get_capabilities()
-    if not all(capabilities.get(name) for name in _NEEDED):
+def load_library(instructions: InstructionSet | None = None) -> Library | None:
+    """The kernels, if they are built: for the fastest instructions of this processor, or others."""
+    path, sets = library_path(), [instructions] if instructions else runnable_here()
+    if not sets:
         return None
     if not path.exists():
         log.info("kernels_not_built", build="python -m app.models.ops.build")
         return None
     try:
-        return Library(str(path))
+        return Library(str(path), sets[0])
     except OSError as error:
         log.warning("kernels_not_loaded", reason=str(error))
         return None

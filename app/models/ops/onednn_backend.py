@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from app.models.ops.arguments import ACTIVATIONS, Int8Gemm, Linear
+from app.models.ops.instruction_sets import MAX_INT8, MAX_INT8_IN_PAIRS
 from app.models.ops.torch_backend import TorchBackend, join_layers
 
 # Any number of rows runs on weights that were packed for this many.
@@ -24,6 +25,7 @@ class OneDnnBackend(TorchBackend):
     def __init__(self, dtype: torch.dtype, attention: str | None = None) -> None:
         matmul_is_faster = dtype is torch.bfloat16 and not has_fast_sdpa()
         super().__init__(attention or ("matmul" if matmul_is_faster else "sdpa"))
+        self.int8_weight_limit = MAX_INT8 if sums_bytes_exactly() else MAX_INT8_IN_PAIRS
 
     def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
         """Implement `Backend`."""
@@ -61,6 +63,12 @@ class OneDnnBackend(TorchBackend):
             return product
 
         return gemm
+
+
+def sums_bytes_exactly() -> bool:
+    """Whether the processor sums products of bytes in 32 bits, and not first in 16."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("amx_int8", "avx512_vnni", "avx_vnni"))
 
 
 def has_fast_sdpa() -> bool:

@@ -123,7 +123,8 @@ class Trial:
         return Proof(operation, path, _difference(actual, expected), tolerance)
 
     def _compute(self, operation: str, backend: TorchBackend, *, exact: bool) -> list[Tensor]:
-        inputs = TrialInputs(self._shapes, self._device, self._dtype, exact=exact)
+        limit = self._backend.int8_weight_limit
+        inputs = TrialInputs(self._shapes, self._device, self._dtype, limit, exact=exact)
         return list(CASES[operation](backend, inputs))
 
 

@@ -16,6 +16,7 @@ from app.models.ops.arguments import (
     RmsNorm,
     RotaryEmbedding,
 )
+from app.models.ops.instruction_sets import MAX_INT8
 from app.models.ops.torch_backend import TorchBackend
 
 ATTENTION = "attention"
@@ -51,9 +52,16 @@ class TrialInputs:
     """
 
     def __init__(
-        self, shapes: Shapes, device: torch.device, dtype: torch.dtype, *, exact: bool
+        self,
+        shapes: Shapes,
+        device: torch.device,
+        dtype: torch.dtype,
+        int8_weight_limit: int,
+        *,
+        exact: bool,
     ) -> None:
         self.shapes = shapes
+        self.int8_weight_limit = int8_weight_limit
         self.device = device
         self.dtype = torch.float32 if exact else dtype
         self._rounded = dtype
@@ -79,9 +87,16 @@ class TrialInputs:
         self._place = (self._place + count) % _DRAWN
         return taken.view(shape).to(self.device)
 
-    def bytes(self, zero: int, *shape: int, dtype: torch.dtype) -> Tensor:
-        """Whole numbers in 8 bits around `zero`; some are the lowest and the highest."""
-        return (self.float32(*shape) * 64).clamp(-127, 127).add_(zero).to(dtype)
+    def bytes(self, *shape: int) -> Tensor:
+        """Whole numbers, u8; some are the lowest and the highest but 0."""
+        return self._whole_numbers(shape, MAX_INT8).add_(128).to(torch.uint8)
+
+    def int8_weights(self, *shape: int) -> Tensor:
+        """Whole numbers, s8; some are the lowest and the highest that a weight may be."""
+        return self._whole_numbers(shape, self.int8_weight_limit).to(torch.int8)
+
+    def _whole_numbers(self, shape: tuple[int, ...], limit: int) -> Tensor:
+        return (self.float32(*shape) * limit / 2).clamp_(-limit, limit)
 
     def linear(self, in_features: int, out_features: int) -> nn.Linear:
         """A layer whose outputs are about as large as its inputs."""
@@ -154,8 +169,8 @@ def _attention(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
 def _int8_gemm(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
     shapes = inputs.shapes
     for depth, activation in ((shapes.width, shapes.activation), (shapes.inner_width, None)):
-        values = inputs.bytes(128, inputs.tokens, depth, dtype=torch.uint8)
-        weights = inputs.bytes(0, _MOST_COLUMNS, depth, dtype=torch.int8)
+        values = inputs.bytes(inputs.tokens, depth)
+        weights = inputs.int8_weights(_MOST_COLUMNS, depth)
         scale, bias = inputs.float32(_MOST_COLUMNS).abs() / depth, inputs.float32(_MOST_COLUMNS)
         gemm = backend.int8_gemm(weights, scale, activation)
         for dtype in (torch.float32, inputs.dtype):

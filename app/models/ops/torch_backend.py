@@ -20,6 +20,7 @@ from app.models.ops.arguments import (
     RotaryEmbedding,
     activate,
 )
+from app.models.ops.instruction_sets import MAX_INT8
 
 # PyTorch stores a quantized row with its scale and minimum behind it, as two float32 numbers.
 _ROW_ALIGNMENT = 4
@@ -34,6 +35,7 @@ class TorchBackend:
 
     def __init__(self, attention: str = "sdpa") -> None:
         self.attention = attention
+        self.int8_weight_limit = MAX_INT8
         self.attend = self.load_attention(attention)
 
     def load_attention(self, name: str) -> Attention:

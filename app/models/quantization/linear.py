@@ -92,15 +92,20 @@ class QuantizedWeights:
         """
         rows = max(1, _WEIGHTS_AT_ONCE // layers[0].in_features)
         parts = [part for layer in layers for part in torch.split(layer.weight.detach(), rows)]
-        values, scale, sums = zip(*(_quantize(part, input_scale) for part in parts), strict=True)
+        limit = backend.int8_weight_limit
+        values, scale, sums = zip(
+            *(_quantize(part, limit, input_scale) for part in parts), strict=True
+        )
         gemm = backend.int8_gemm(torch.cat(values), torch.cat(scale), activation)
         return cls(gemm, torch.cat(sums))
 
 
-def _quantize(weight: Tensor, input_scale: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Values `[out, in]` s8, their scale `[out]`, and the sum of each row times its scale."""
+def _quantize(
+    weight: Tensor, limit: int, input_scale: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Values `[out, in]` s8 to `limit`, their scale `[out]`, and the rows' sums times it."""
     exact = weight.float() if input_scale is None else weight.float() * input_scale
-    scale = exact.abs().amax(1).clamp_min(_TINY) / MAX_VALUE
+    scale = exact.abs().amax(1).clamp_min(_TINY) / limit
     values = exact.div(scale[:, None]).round_()
     # Below 2^24 float32 is exact in whole numbers, and sums them faster than bytes are summed.
     return values.to(torch.int8), scale, scale * values.sum(1)

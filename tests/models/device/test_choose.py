@@ -27,7 +27,7 @@ def test_auto_is_bfloat16_where_the_processor_has_it(monkeypatch, capability, ex
 
 @pytest.mark.parametrize(
     ("capabilities", "rest"),
-    [(("amx_int8", "amx_bf16"), torch.bfloat16), (("avx512_vnni",), torch.float32)],
+    [(("avx2", "amx_int8", "amx_bf16"), torch.bfloat16), (("avx2",), torch.float32)],
 )
 def test_beside_int8_the_rest_runs_in_what_is_native(monkeypatch, capabilities, rest) -> None:
     with_capabilities(monkeypatch, *capabilities)
@@ -39,9 +39,9 @@ def test_int8_on_a_gpu_stops_the_start() -> None:
         device.choose_dtype("int8", CUDA)
 
 
-def test_int8_on_a_processor_that_would_saturate_stops_the_start(monkeypatch) -> None:
-    with_capabilities(monkeypatch, "avx2", "avx512_f")
-    with pytest.raises(StartupError, match="DTYPE=int8 needs an x86 processor with VNNI or AMX"):
+def test_int8_on_a_processor_without_avx2_stops_the_start(monkeypatch) -> None:
+    with_capabilities(monkeypatch, "avx", "sse4_2")
+    with pytest.raises(StartupError, match="DTYPE=int8 needs an x86 processor with AVX2"):
         device.choose_dtype("int8", CPU)
 
 

@@ -23,28 +23,31 @@ from app.models.ops.arguments import (
 from app.models.ops.backend import Backend
 from app.models.ops.cuda_backend import CudaBackend
 from app.models.ops.native_backend import NativeBackend
-from app.models.ops.native_library import load_library
 from app.models.ops.onednn_backend import OneDnnBackend
 from app.models.ops.torch_backend import TorchBackend
+from tests.support.native import LIBRARIES
 from tests.support.packed_attention import pack_lengths, random_states
 
 pytestmark = pytest.mark.device
 REFERENCE = TorchBackend("eager")
-LIBRARY = load_library()
 BACKENDS = [
     pytest.param(TorchBackend(), "cpu", id="torch"),
     pytest.param(OneDnnBackend(torch.bfloat16), "cpu", id="onednn"),
+    *(
+        pytest.param(
+            NativeBackend(each, torch.bfloat16, "native"), "cpu", id=each.instructions.name
+        )
+        for each in LIBRARIES
+    ),
 ]
-if LIBRARY is not None:
-    BACKENDS.append(pytest.param(NativeBackend(LIBRARY, "native"), "cpu", id="native"))
+on_a_cpu = pytest.mark.parametrize(
+    "backend", [pytest.param(*each.values[:1], id=each.id) for each in BACKENDS]
+)
 if torch.cuda.is_available():
     BACKENDS.append(
         pytest.param(CudaBackend(torch.device("cuda"), torch.bfloat16), "cuda", id="cuda")
     )
 every_backend = pytest.mark.parametrize(("backend", "device"), BACKENDS)
-on_a_cpu = pytest.mark.parametrize(
-    "backend", [pytest.param(*each.values[:1], id=each.id) for each in BACKENDS[:3]]
-)
 # bfloat16 is rounded to 2^-8 at the end, and by PyTorch also in between.
 CLOSE = {"rtol": 2**-6, "atol": 2**-6}
 SHAPES = {"count": st.integers(1, 70), "width": st.integers(1, 20).map(lambda n: 16 * n)}
@@ -135,14 +138,27 @@ def test_every_backend_computes_what_the_plain_one_does_in_float32(
     torch.testing.assert_close(actual.cpu().float(), expected, **CLOSE)
 
 
-@pytest.mark.skipif(not cpu_has_int8(), reason="needs a processor with VNNI or AMX")
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda each: each.instructions.name)
+@pytest.mark.parametrize("operation", OPERATIONS)
+@torch.inference_mode()
+def test_the_kernels_compute_what_the_plain_backend_does_in_float32(library, operation) -> None:
+    compute, arguments = OPERATIONS[operation]
+    expected, actual = (
+        compute(backend, *(moved(each, "cpu", torch.float32) for each in arguments))
+        for backend in (REFERENCE, NativeBackend(library, torch.float32))
+    )
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(not cpu_has_int8(), reason="needs an x86 processor with AVX2")
 @on_a_cpu
 @given(**SHAPES, out=st.sampled_from([7, 64, 192]))
 @settings(max_examples=20, deadline=None)
 def test_every_backend_multiplies_bytes_as_the_plain_one(backend, count, width, out) -> None:
     torch.manual_seed(count + width)
     values = torch.randint(0, 256, (count, width), dtype=torch.uint8)
-    weight = torch.randint(-127, 128, (out, width), dtype=torch.int8)
+    limit = backend.int8_weight_limit
+    weight = torch.randint(-limit, limit + 1, (out, width), dtype=torch.int8)
     scale, bias = torch.rand(out) / width, torch.randn(out)
     for activation in (None, "gelu", "relu"):
         actual, expected = (

@@ -1,5 +1,6 @@
 """Which backend and which attention are taken, and what is said where one cannot run."""
 
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -11,11 +12,13 @@ from app.models.attention.varlen import FLASH_MODULES
 from app.models.ops import backend as backends
 from app.models.ops.backend import choose_backend
 from app.models.ops.cuda_backend import CudaBackend
+from app.models.ops.instruction_sets import X86_64
 from app.models.ops.native_backend import NativeBackend
 from app.models.ops.onednn_backend import OneDnnBackend
 from app.models.ops.torch_backend import TorchBackend
 from app.settings import Settings
 
+LIBRARY = SimpleNamespace(instructions=X86_64[0])
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 
 
@@ -34,7 +37,6 @@ def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("capability", "device", "dtype", "kind", "attention"),
     [
-        ((8, 9), CPU, torch.float32, OneDnnBackend, "sdpa"),
         ((8, 0), CUDA, torch.float16, CudaBackend, "varlen"),
         ((12, 0), CUDA, torch.bfloat16, CudaBackend, "varlen"),
         ((9, 0), CUDA, torch.float32, CudaBackend, "sdpa"),
@@ -44,7 +46,7 @@ def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     indirect=["capability"],
 )
 def test_auto_takes_the_fastest_that_runs(monkeypatch, device, dtype, kind, attention) -> None:
-    monkeypatch.setattr(backends, "load_library", pytest.fail)  # It is for bfloat16 on a CPU.
+    monkeypatch.setattr(backends, "load_library", pytest.fail)  # It is for CPUs.
     chosen = choose_backend(device, dtype)
     assert (type(chosen), chosen.attention) == (kind, attention)
 
@@ -52,23 +54,36 @@ def test_auto_takes_the_fastest_that_runs(monkeypatch, device, dtype, kind, atte
 @pytest.mark.parametrize(
     ("amx", "library", "kind", "attention"),
     [
-        (True, object(), NativeBackend, "sdpa"),
-        (False, object(), NativeBackend, "native"),
-        (True, None, OneDnnBackend, "sdpa"),
-        (False, None, OneDnnBackend, "matmul"),
+        (True, True, NativeBackend, "sdpa"),
+        (False, True, NativeBackend, "native"),
+        (True, False, OneDnnBackend, "sdpa"),
+        (False, False, OneDnnBackend, "matmul"),
     ],
 )
 def test_in_bfloat16_on_a_cpu_it_depends_on_amx_and_the_kernels(
     monkeypatch, amx, library, kind, attention
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
-    monkeypatch.setattr(backends, "load_library", lambda: library)
+    monkeypatch.setattr(backends, "load_library", lambda: LIBRARY if library else None)
     chosen = choose_backend(CPU, torch.bfloat16)
     assert (type(chosen), chosen.attention) == (kind, attention)
 
 
+@pytest.mark.parametrize(
+    ("library", "kind", "attention"),
+    [(True, NativeBackend, "native"), (False, OneDnnBackend, "sdpa")],
+)
+def test_in_float32_on_a_cpu_it_depends_on_the_kernels(
+    monkeypatch, library, kind, attention
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True, "amx_tile": True})
+    monkeypatch.setattr(backends, "load_library", lambda: LIBRARY if library else None)
+    chosen = choose_backend(CPU, torch.float32)
+    assert (type(chosen), chosen.attention) == (kind, attention)
+
+
 def test_the_setting_overrides_the_attention_alone(monkeypatch) -> None:
-    monkeypatch.setattr(backends, "load_library", object)
+    monkeypatch.setattr(backends, "load_library", lambda: LIBRARY)
     for name in ("native", "matmul", "sdpa", "eager"):
         chosen = choose_backend(CPU, torch.bfloat16, name)
         assert (type(chosen), chosen.attention) == (NativeBackend, name)
@@ -115,10 +130,10 @@ def test_a_flash_package_that_is_not_installed_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("device", "dtype", "where"),
-    [(CPU, torch.float32, "float32 on cpu"), (CUDA, torch.bfloat16, "bfloat16 on cuda, .*")],
+    [(MPS, torch.float16, "float16 on mps"), (CUDA, torch.bfloat16, "bfloat16 on cuda, .*")],
 )
-def test_the_attention_in_c_is_for_bfloat16_on_a_cpu(device, dtype, where) -> None:
-    with pytest.raises(StartupError, match=f"ATTENTION=native needs a CPU and .* {where}; set"):
+def test_the_attention_in_c_is_for_a_cpu(device, dtype, where) -> None:
+    with pytest.raises(StartupError, match=f"ATTENTION=native needs a CPU, but .* {where}; set"):
         choose_backend(device, dtype, "native")
 
 

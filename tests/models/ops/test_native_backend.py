@@ -11,11 +11,11 @@ from torch.nn import functional
 
 from app.models.ops.arguments import LayerNorm
 from app.models.ops.native_backend import NativeBackend
-from app.models.ops.native_library import load_library
+from app.models.ops.native_library import Library
 from app.models.ops.onednn_backend import OneDnnBackend
+from tests.support.native import LIBRARIES
 
-LIBRARY = load_library()
-pytestmark = pytest.mark.skipif(LIBRARY is None, reason="the kernels are not built")
+pytestmark = pytest.mark.skipif(not LIBRARIES, reason="the kernels are not built")
 ACTIVATIONS = {None: lambda x: x, "gelu": functional.gelu, "relu": functional.relu}
 SHAPES = {
     "rows": st.integers(1, 40) | st.sampled_from([766, 768, 769, 1000]),
@@ -25,73 +25,102 @@ SHAPES = {
 }
 
 
+# How far a result may be rounded.
+CLOSE = {
+    torch.float32: {"rtol": 1e-5, "atol": 1e-5},
+    torch.bfloat16: {"rtol": 2**-8, "atol": 1e-5},
+}
+
+
+@pytest.fixture(scope="module", params=LIBRARIES, ids=lambda each: each.instructions.name)
+def library(request) -> Library:
+    return request.param
+
+
+@pytest.fixture(scope="module", params=list(CLOSE), ids=["float32", "bfloat16"])
+def dtype(request) -> torch.dtype:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def backend() -> NativeBackend:
-    return NativeBackend(LIBRARY)
+def backend(library, dtype) -> NativeBackend:
+    return NativeBackend(library, dtype)
 
 
-def layer_of(weight: torch.Tensor, bias: torch.Tensor) -> nn.Linear:
+def layer_of(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) -> nn.Linear:
     layer = nn.Linear(*reversed(weight.shape), device="meta")
-    layer.load_state_dict({"weight": weight.bfloat16(), "bias": bias.bfloat16()}, assign=True)
+    layer.load_state_dict({"weight": weight.to(dtype), "bias": bias.to(dtype)}, assign=True)
     return layer
 
 
-def random_layer(out: int, depth: int) -> nn.Linear:
+def random_layer(out: int, depth: int, dtype: torch.dtype) -> nn.Linear:
     torch.manual_seed(out + depth)
-    return layer_of(torch.randn(out, depth) / math.sqrt(depth), torch.randn(out))
+    return layer_of(torch.randn(out, depth) / math.sqrt(depth), torch.randn(out), dtype)
 
 
 @given(**SHAPES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @torch.inference_mode()
-def test_bfloat16_is_exact_to_its_last_digit(backend, rows, depth, panels, activation) -> None:
-    layer = random_layer(64 * panels, depth)
-    states = torch.randn(rows, depth).bfloat16()
+def test_products_are_exact_to_their_last_digits(
+    backend, dtype, rows, depth, panels, activation
+) -> None:
+    layer = random_layer(64 * panels, depth, dtype)
+    states = torch.randn(rows, depth).to(dtype)
     actual = backend.linear([layer], activation)(states)
     exact = functional.linear(states.double(), layer.weight.double(), layer.bias.double())
-    expected = ACTIVATIONS[activation](exact)
-    torch.testing.assert_close(actual.double(), expected, rtol=2**-8, atol=1e-5)
+    torch.testing.assert_close(actual.double(), ACTIVATIONS[activation](exact), **CLOSE[dtype])
 
 
-@given(**SHAPES, dtype=st.sampled_from([torch.float32, torch.bfloat16]))
-@settings(max_examples=60, deadline=None)
-def test_bytes_are_summed_up_exactly(backend, rows, depth, panels, activation, dtype) -> None:
+@torch.inference_mode()
+def test_layers_side_by_side_may_differ_in_width_and_lack_biases(backend, dtype) -> None:
+    layers = [random_layer(out, 48, dtype) for out in (64, 192, 128)]
+    for layer in layers:
+        layer.bias = None
+    states = torch.randn(9, 48).to(dtype)
+    expected = torch.cat([states.double() @ layer.weight.double().t() for layer in layers], 1)
+    torch.testing.assert_close(backend.linear(layers)(states).double(), expected, **CLOSE[dtype])
+
+
+@given(**SHAPES)
+@settings(max_examples=25, deadline=None)
+def test_bytes_are_summed_up_exactly(backend, dtype, rows, depth, panels, activation) -> None:
     scale, bias = torch.rand(64 * panels) / depth, torch.randn(64 * panels)
-    weight = torch.randint(-127, 128, (64 * panels, depth), dtype=torch.int8)
+    limit = backend.int8_weight_limit
+    weight = torch.randint(-limit, limit + 1, (64 * panels, depth), dtype=torch.int8)
     values = torch.randint(0, 256, (rows, depth), dtype=torch.uint8)
     gemm = backend.int8_gemm(weight, scale, activation)
     actual = gemm(values, bias, dtype=dtype, activation=activation)
     exact = (values.double() @ weight.double().t()) * scale + bias
-    expected = ACTIVATIONS[activation](exact)
-    digits = 2**-8 if dtype is torch.bfloat16 else 1e-5
-    torch.testing.assert_close(actual.double(), expected, rtol=digits, atol=1e-5)
+    torch.testing.assert_close(actual.double(), ACTIVATIONS[activation](exact), **CLOSE[dtype])
 
 
 def test_the_largest_values_do_not_overflow(backend) -> None:
-    weight = torch.full((64, 4096), -127, dtype=torch.int8)
-    values = torch.full((7, 4096), 255, dtype=torch.uint8)
-    actual = backend.int8_gemm(weight, torch.ones(64))(values)
-    assert torch.equal(actual, torch.full((7, 64), -127.0 * 255 * 4096))
+    for limit in (backend.int8_weight_limit, -backend.int8_weight_limit):
+        weight = torch.full((64, 4096), limit, dtype=torch.int8)
+        values = torch.full((7, 4096), 255, dtype=torch.uint8)
+        actual = backend.int8_gemm(weight, torch.ones(64))(values)
+        assert torch.equal(actual, torch.full((7, 64), float(limit * 255 * 4096)))
 
 
 @torch.inference_mode()
-def test_gelu_follows_its_definition_everywhere(backend) -> None:
+def test_gelu_follows_its_definition_everywhere(backend, dtype) -> None:
     # One channel passes each number on, the bias of which is 0.
-    numbers = torch.linspace(-12, 12, 6001).bfloat16()
-    states = torch.zeros(len(numbers), 16, dtype=torch.bfloat16)
+    numbers = torch.linspace(-12, 12, 6001).to(dtype)
+    states = torch.zeros(len(numbers), 16, dtype=dtype)
     states[:, 0] = numbers
-    weight = torch.zeros(64, 16, dtype=torch.bfloat16)
+    weight = torch.zeros(64, 16)
     weight[:, 0] = 1
-    gelu = backend.linear([layer_of(weight, torch.zeros(64))], "gelu")
+    gelu = backend.linear([layer_of(weight, torch.zeros(64), dtype)], "gelu")
     expected = functional.gelu(numbers.double())[:, None].expand(-1, 64)
-    torch.testing.assert_close(gelu(states).double(), expected, rtol=2**-8, atol=1e-6)
+    close = CLOSE[dtype] | {"atol": 1e-6}
+    torch.testing.assert_close(gelu(states).double(), expected, **close)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 @torch.inference_mode()
-def test_any_number_of_threads_gives_the_same(backend, threads: int) -> None:
-    linear = backend.linear([random_layer(192, 128)], "gelu")
-    states = torch.randn(500, 128).bfloat16()
+def test_any_number_of_threads_gives_the_same(backend, dtype, threads: int) -> None:
+    linear = backend.linear([random_layer(192, 128, dtype)], "gelu")
+    states = torch.randn(500, 128).to(dtype)
     before, alone = torch.get_num_threads(), linear(states)
     torch.set_num_threads(threads)
     try:
@@ -101,28 +130,39 @@ def test_any_number_of_threads_gives_the_same(backend, threads: int) -> None:
 
 
 @torch.inference_mode()
-def test_a_row_does_not_depend_on_the_rows_beside_it(backend) -> None:
-    linear = backend.linear([random_layer(64, 2048)])
-    states = torch.randn(20, 2048).bfloat16()
+def test_a_row_does_not_depend_on_the_rows_beside_it(backend, dtype) -> None:
+    linear = backend.linear([random_layer(64, 2048, dtype)])
+    states = torch.randn(20, 2048).to(dtype)
     together = linear(states)
     assert torch.equal(torch.cat([linear(row[None]) for row in states]), together)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32], indirect=True)
+@torch.inference_mode()
+def test_weights_in_float32_stay_where_they_are(backend) -> None:
+    layers = [random_layer(64, 32, torch.float32) for _ in range(3)]
+    compute = backend.linear(layers)
+    for layer in layers:
+        layer.weight.zero_()
+        layer.bias.fill_(3)
+    assert (compute(torch.randn(2, 32)) == 3).all()
+
+
 @given(count=st.integers(1, 70), width=st.integers(1, 300))
-@settings(max_examples=50, deadline=None)
-def test_the_norm_of_a_sum_is_exact_to_the_last_digit_of_bfloat16(backend, count, width) -> None:
+@settings(max_examples=25, deadline=None)
+def test_the_norm_of_a_sum_is_exact_to_its_last_digits(backend, dtype, count, width) -> None:
     torch.manual_seed(width)
     norm = LayerNorm(torch.randn(width), torch.randn(width), 1e-5)
-    states, residual = (torch.randn(count, width).bfloat16() * 3 for _ in range(2))
+    states, residual = (torch.randn(count, width).to(dtype) * 3 for _ in range(2))
     total = states.double() + residual.double()
     mean, variance = total.mean(1, keepdim=True), total.var(1, keepdim=True, correction=0)
     expected = (total - mean) / (variance + norm.epsilon).sqrt() * norm.weight + norm.bias
     actual = backend.add_norm(states.clone(), residual, norm)
-    torch.testing.assert_close(actual.double(), expected, rtol=2**-8, atol=1e-3)
+    torch.testing.assert_close(actual.double(), expected, **CLOSE[dtype] | {"atol": 1e-3})
 
 
-def test_states_with_gaps_are_refused(backend) -> None:
-    states = torch.randn(4, 64).bfloat16()[:, ::2]
+def test_states_with_gaps_are_refused(backend, dtype) -> None:
+    states = torch.randn(4, 64).to(dtype)[:, ::2]
     with pytest.raises(ValueError, match="numbers without gaps"):
         backend.add_norm(states, states, LayerNorm(torch.ones(32), torch.zeros(32), 1e-5))
 
@@ -138,13 +178,13 @@ def test_states_with_gaps_are_refused(backend) -> None:
     ],
 )
 def test_other_shapes_and_activations_and_amx_are_left_to_onednn(
-    monkeypatch, out, depth, activation, fits, amx
+    monkeypatch, library, out, depth, activation, fits, amx
 ) -> None:
     taken = []
     monkeypatch.setattr(OneDnnBackend, "linear", lambda *arguments: taken.append(arguments))
     monkeypatch.setattr(OneDnnBackend, "int8_gemm", lambda *arguments: taken.append(arguments))
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": amx})
-    backend = NativeBackend(LIBRARY)
-    backend.linear([random_layer(out, depth)], activation)
+    backend = NativeBackend(library, torch.bfloat16)
+    backend.linear([random_layer(out, depth, torch.bfloat16)], activation)
     backend.int8_gemm(torch.zeros(out, depth, dtype=torch.int8), torch.ones(out), activation)
     assert len(taken) == (0 if fits and not amx else 2)

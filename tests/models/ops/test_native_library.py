@@ -10,7 +10,7 @@ from app.models.ops import native_library as library
 @pytest.fixture
 def processor(monkeypatch):
     """One that can run the kernels, whatever this one is."""
-    names = ("avx512_bf16", "avx512_vnni")
+    names = ("avx2", "avx512_bf16", "avx512_vnni")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(names, True))
 
 

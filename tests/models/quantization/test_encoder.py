@@ -20,7 +20,7 @@ from app.models.tasks.qwen3 import load_qwen_embedder
 from tests.support.checkpoints import corpus, save_sentencepiece_tokenizer
 from tests.support.texts import varied_texts
 
-pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs a processor with VNNI or AMX")
+pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs an x86 processor with AVX2")
 CPU = torch.device("cpu")
 CONFIGS = {"xlm-roberta": XLMRobertaConfig, "roberta": RobertaConfig, "bert": BertConfig}
 ALL = Outputs(dense=True, sparse=True, colbert=True)

@@ -17,7 +17,7 @@ from app.models.quantization.linear import (
     to_steps,
 )
 
-pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs a processor with VNNI or AMX")
+pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs an x86 processor with AVX2")
 # In bfloat16, which is what runs beside int8 where the processor has it.
 BACKEND = choose_backend(torch.device("cpu"), torch.bfloat16)
 SHAPES = [(64, 192), (40, 24), (36, 7), (1024, 256)]
@@ -63,7 +63,7 @@ def test_a_norms_output_is_multiplied_with_its_activation(
     assert actual.dtype == dtype
     expected = function(layer(states))
     # Not row by row: where all channels of one are near 0, rounding is all there is to compare.
-    assert (actual.float() - expected).norm() < 0.015 * expected.norm()
+    assert (actual.float() - expected).norm() < 0.02 * expected.norm()
 
 
 @torch.inference_mode()

@@ -97,7 +97,7 @@ def test_sparse_scores_are_of_the_size_that_bge_m3s_are(scores: Scores):
     assert np.median(scores.sparse) < 0.2 * np.median(matching)
 
 
-@pytest.mark.skipif(not cpu_has_int8(), reason="needs a processor with VNNI or AMX")
+@pytest.mark.skipif(not cpu_has_int8(), reason="needs an x86 processor with AVX2")
 def test_in_8_bits_it_finds_what_it_finds_in_float32(scores: Scores, demo_checkpoint: Path):
     rounded = scores_in(demo_checkpoint, "int8")
     found, expected = (

@@ -1,34 +1,35 @@
-/* Attention within each sequence of a packed batch, in bfloat16, with sums in float32.
+/* Attention within each sequence of a packed batch, in float32 or bfloat16, with sums in float32.
  *
  * As in FlashAttention (Dao et al. 2022), scores never leave the cache. A task is a few hundred
  * queries of one head. For each block of keys, packed for the processor's instruction, six queries at
  * a time are multiplied with the keys, go through an online softmax, and multiply the values. */
+#include <assert.h>
 #include <math.h>
 #include <stdatomic.h>
 
-#include "bfloat16.h"
-#include "exp2.h"
+#include "kernels.h"
 #include "threads.h"
 #include "tile.h"
 
 enum {
-  KEYS = 512,      /* of a block: with their values 128 KiB where a head is 64 wide */
-  QUERIES = 512,   /* of a task */
-  MAX_WIDTH = 128, /* of a head; also a multiple of LANES */
+  BLOCK = 256,         /* words of keys: with their values 128 KiB in bfloat16, 64 numbers wide */
+  MAX_KEYS = 2 * BLOCK,
+  QUERIES = 512,       /* of a task */
+  MAX_WIDTH = 128,     /* of a head; also a multiple of 16 */
 };
 
-/* In numbers. */
+/* In bytes. */
 typedef struct {
   long token, head;
 } Strides;
 
 typedef struct {
-  const bfloat16 *query, *key, *value;
-  bfloat16 *output;
+  const char *query, *key, *value;
+  char *output;
   Strides query_strides, key_strides, output_strides; /* those of the values are the keys' */
   const int64_t *offsets;            /* where sequences begin, and where the last one ends */
   long sequences, heads, group;      /* group: query heads for each key head */
-  long width;
+  long width, words;                 /* of a head, in numbers and in words */
   float scale; /* of the scores, to base 2 */
   int causal;
   atomic_long next;
@@ -36,141 +37,97 @@ typedef struct {
 
 /* Queries of one head of one sequence, from its query `first` on, and the keys that they see. */
 typedef struct {
-  const bfloat16 *query, *key, *value;
-  bfloat16 *output;
+  const char *query, *key, *value;
+  char *output;
   long first, queries, keys;
 } Task;
 
 /* Memory of one thread. */
 typedef struct {
-  _Alignas(64) Word keys[KEYS / TILE][MAX_WIDTH / 2][TILE];
-  Word values[MAX_WIDTH / TILE][KEYS / 2][TILE];
-  float scores[ROWS][KEYS];
-  bfloat16 weights[ROWS][KEYS];
-  bfloat16 query[ROWS][MAX_WIDTH];
+  Word keys[BLOCK * MAX_WIDTH];   /* panels of TILE keys, as wide as a head */
+  Word values[BLOCK * MAX_WIDTH]; /* panels of TILE numbers, BLOCK words deep */
+  float scores[ROWS][MAX_KEYS];
+  Word weights[ROWS][BLOCK];
+  Word query[ROWS][MAX_WIDTH];
   float sums[QUERIES + ROWS][MAX_WIDTH];
   float max[QUERIES + ROWS], total[QUERIES + ROWS]; /* of the softmax */
 } Scratch;
+static_assert(sizeof(Scratch) <= SCRATCH_BYTES, "a thread has less memory");
 
-/* ROWS rows of `left`, `pairs` pairs wide, times `columns` columns, rounded up to registers. */
-static void multiply(
-    long columns, long pairs, const bfloat16 *left, long left_stride, const Word *right,
-    float *product, long product_stride, int add) {
-#define MULTIPLY(REGISTERS)                                                                      \
-  multiply_tile(                                                                                 \
-      ROWS, REGISTERS, 0, pairs, left, left_stride / 2, right, product, product_stride, add);          \
-  break
+/* A tile of ROWS rows and of `columns` columns, rounded up to registers. */
+ALWAYS_INLINE void multiply(const Format format, long columns, const Tile tile) {
   switch (ceil_div(columns, LANES)) {
-    case 1: MULTIPLY(1);
-    case 2: MULTIPLY(2);
-    case 3: MULTIPLY(3);
-    default: MULTIPLY(4);
+    case 1: multiply_tile(format, ROWS, 1, tile); return;
+    case 2: multiply_tile(format, ROWS, 2, tile); return;
+    case 3: multiply_tile(format, ROWS, REGISTERS < 3 ? REGISTERS : 3, tile); return;
+    default: multiply_tile(format, ROWS, REGISTERS, tile);
   }
 }
 
-/* Sixteen rows of sixteen pairs. */
-static inline void transpose(__m512i row[LANES]) {
-  __m512i part[LANES];
-  for (int i = 0; i < LANES; i += 2) {
-    part[i] = _mm512_unpacklo_epi32(row[i], row[i + 1]);
-    part[i + 1] = _mm512_unpackhi_epi32(row[i], row[i + 1]);
-  }
-  for (int i = 0; i < LANES; i += 4) {
-    row[i] = _mm512_unpacklo_epi64(part[i], part[i + 2]);
-    row[i + 1] = _mm512_unpackhi_epi64(part[i], part[i + 2]);
-    row[i + 2] = _mm512_unpacklo_epi64(part[i + 1], part[i + 3]);
-    row[i + 3] = _mm512_unpackhi_epi64(part[i + 1], part[i + 3]);
-  }
-  for (int i = 0; i < 4; i++)
-    for (int half = 0; half < LANES; half += 8) {
-      part[half + i] = _mm512_shuffle_i32x4(row[half + i], row[half + i + 4], 0x88);
-      part[half + i + 4] = _mm512_shuffle_i32x4(row[half + i], row[half + i + 4], 0xdd);
-    }
-  for (int i = 0; i < 8; i++) {
-    row[i] = _mm512_shuffle_i32x4(part[i], part[i + 8], 0x88);
-    row[i + 8] = _mm512_shuffle_i32x4(part[i], part[i + 8], 0xdd);
-  }
-}
-
-/* Transpose the keys; what fills the last register up is zero. */
-static void pack_keys(const Batch *batch, const bfloat16 *key, long count, Scratch *scratch) {
-  for (long first = 0; first < count; first += LANES)
-    for (long place = 0; place < batch->width; place += 2 * LANES) {
-      long pairs = min_long(batch->width - place, 2 * LANES) / 2;
-      __mmask16 within = (__mmask16)((1u << pairs) - 1);
-      __m512i rows[LANES];
-      for (long i = 0; i < LANES; i++)
-        rows[i] = _mm512_maskz_loadu_epi32(
-            first + i < count ? within : 0, key + (first + i) * batch->key_strides.token + place);
-      transpose(rows);
-      for (long i = 0; i < pairs; i++)
-        _mm512_storeu_si512(&scratch->keys[first / TILE][place / 2 + i][first % TILE], rows[i]);
-    }
-}
-
-static inline __m512i load_wide(const bfloat16 *numbers) {
-  return _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)numbers));
-}
-
-/* Interleave the values of two tokens; the last one may stand with zeros. */
-static void pack_values(const Batch *batch, const bfloat16 *value, long count, Scratch *scratch) {
-  for (long first = 0; first < count; first += 2)
+/* In bfloat16 the values of two tokens are interleaved; the last one may stand with zeros. */
+ALWAYS_INLINE void pack_values(
+    const Format format, const Batch *batch, const char *value, long count, Scratch *scratch) {
+  const long stride = batch->key_strides.token, tokens = numbers_of_word(format);
+  for (long first = 0; first < count; first += tokens)
     for (long place = 0; place < batch->width; place += LANES) {
-      const bfloat16 *upper = value + first * batch->key_strides.token + place;
-      __m512i lower =
-          first + 1 < count ? load_wide(upper + batch->key_strides.token) : _mm512_setzero_si512();
-      __m512i pairs = _mm512_or_si512(load_wide(upper), _mm512_slli_epi32(lower, 16));
-      _mm512_storeu_si512(&scratch->values[place / TILE][first / 2][place % TILE], pairs);
+      const char *token = value + first * stride;
+      Words words = (Words)load(format, token, place);
+      if (format == BFLOAT16) {
+        words >>= 16;
+        if (first + 1 < count) words |= (Words)load(format, token + stride, place);
+      }
+      Word *panel = scratch->values + place / TILE * BLOCK * TILE;
+      store_words(panel + first / tokens * TILE + place % TILE, words);
     }
 }
 
 /* The maximum score of each row. All rows at once: one after the other they would wait. */
 static void find_max(Scratch *scratch, long count, float max[ROWS]) {
-  const __m512 none = _mm512_set1_ps(-INFINITY);
+  const Floats none = -INFINITY;
   const long last = (count - 1) / LANES * LANES;
-  const __mmask16 within = (__mmask16)(0xffffu >> (LANES - (count - last)));
-  __m512 found[ROWS];
+  const Ints within = lane_numbers() < (Ints)(int)(count - last);
+  Floats found[ROWS];
   for (int row = 0; row < ROWS; row++) {
     float *end = scratch->scores[row] + last;
-    found[row] = _mm512_mask_blend_ps(within, none, _mm512_loadu_ps(end));
-    _mm512_storeu_ps(end, found[row]);
+    found[row] = within ? load_floats(end) : none;
+    store_floats(end, found[row]);
   }
   for (long key = 0; key < last; key += LANES)
     for (int row = 0; row < ROWS; row++)
-      found[row] = _mm512_max_ps(_mm512_loadu_ps(scratch->scores[row] + key), found[row]);
-  for (int row = 0; row < ROWS; row++) max[row] = _mm512_reduce_max_ps(found[row]);
+      found[row] = max_floats(load_floats(scratch->scores[row] + key), found[row]);
+  for (int row = 0; row < ROWS; row++) max[row] = reduce_max(found[row]);
 }
 
 /* 2 to the power of each score less its row's maximum, and the total of each row. */
-static void exponentiate(
-    Scratch *scratch, long count, float scale, const float max[ROWS], float total[ROWS]) {
-  const __m512 by = _mm512_set1_ps(scale);
-  __m512 sum[ROWS], shift[ROWS];
+ALWAYS_INLINE void exponentiate(
+    const Format format, Scratch *scratch, long count, float scale, const float max[ROWS],
+    float total[ROWS]) {
+  Floats sum[ROWS], shift[ROWS];
   for (int row = 0; row < ROWS; row++) {
-    sum[row] = _mm512_setzero_ps();
-    shift[row] = _mm512_set1_ps(-max[row]);
+    sum[row] = 0;
+    shift[row] = -max[row];
   }
   for (long key = 0; key < count; key += LANES)
     for (int row = 0; row < ROWS; row++) {
-      __m512 score = _mm512_loadu_ps(scratch->scores[row] + key);
-      __m512 weight = exp2_ps(_mm512_fmadd_ps(score, by, shift[row]));
-      sum[row] = _mm512_add_ps(sum[row], weight);
-      _mm256_storeu_si256(
-          (__m256i *)(scratch->weights[row] + key), (__m256i)_mm512_cvtneps_pbh(weight));
+      Floats score = load_floats(scratch->scores[row] + key);
+      Floats weight = exp2_floats(fma_floats(score, scale, shift[row]));
+      sum[row] += weight;
+      store(format, scratch->weights[row], key, weight);
     }
-  for (int row = 0; row < ROWS; row++) total[row] = _mm512_reduce_add_ps(sum[row]);
+  for (int row = 0; row < ROWS; row++) total[row] = reduce_sum(sum[row]);
 }
 
 /* The softmax of ROWS queries; what earlier blocks of keys gave is scaled to the new maximum. */
-static void online_softmax(
-    const Batch *batch, Scratch *scratch, long first, long count, int is_first_block) {
+ALWAYS_INLINE void online_softmax(
+    const Format format, const Batch *batch, Scratch *scratch, long first, long count,
+    int is_first_block) {
   float max[ROWS], total[ROWS];
   find_max(scratch, count, max);
   for (int row = 0; row < ROWS; row++) {
     max[row] *= batch->scale;
     if (!is_first_block) max[row] = fmaxf(max[row], scratch->max[first + row]);
   }
-  exponentiate(scratch, count, batch->scale, max, total);
+  exponentiate(format, scratch, count, batch->scale, max, total);
   for (int row = 0; row < ROWS; row++) {
     long query = first + row;
     if (!is_first_block) {
@@ -191,9 +148,39 @@ static void mask_later_keys(Scratch *scratch, long seen, long keys) {
       scratch->scores[row][key] = -INFINITY;
 }
 
+/* The scores of the ROWS rows of `scratch->query`. */
+ALWAYS_INLINE void multiply_keys(
+    const Format format, const Batch *batch, Scratch *scratch, long keys) {
+  for (long key = 0; key < keys; key += TILE)
+    multiply(format, min_long(keys - key, TILE), (Tile){
+        .left = scratch->query[0],
+        .left_stride = MAX_WIDTH,
+        .right = scratch->keys + key * batch->words,
+        .words = batch->words,
+        .sums = (Word *)scratch->scores[0] + key,
+        .sums_stride = MAX_KEYS,
+    });
+}
+
+/* The sums of the values by the weights of ROWS rows, which are queries from `first` on. */
+ALWAYS_INLINE void multiply_values(
+    const Format format, const Batch *batch, Scratch *scratch, long first, long keys, int add) {
+  for (long place = 0; place < batch->width; place += TILE)
+    multiply(format, min_long(batch->width - place, TILE), (Tile){
+        .left = scratch->weights[0],
+        .left_stride = BLOCK,
+        .right = scratch->values + place * BLOCK,
+        .words = ceil_div(keys, numbers_of_word(format)),
+        .sums = (Word *)scratch->sums[first] + place,
+        .sums_stride = MAX_WIDTH,
+        .add = add,
+    });
+}
+
 /* ROWS queries from `first` on with the packed block of keys, which has `before` keys before it. */
-static void attend_rows(
-    const Batch *batch, const Task *task, Scratch *scratch, long first, long before, long keys) {
+ALWAYS_INLINE void attend_rows(
+    const Format format, const Batch *batch, const Task *task, Scratch *scratch, long first,
+    long before, long keys) {
   const int is_first_block = before == 0;
   const long seen = task->first + first + 1 - before; /* of the block, by the first row */
   if (batch->causal) keys = min_long(keys, seen + ROWS - 1);
@@ -202,39 +189,36 @@ static void attend_rows(
     memcpy(
         scratch->query[row],
         task->query + min_long(first + row, task->queries - 1) * batch->query_strides.token,
-        sizeof(bfloat16) * (size_t)batch->width);
-  for (long key = 0; key < keys; key += TILE)
-    multiply(
-        min_long(keys - key, TILE), batch->width / 2, scratch->query[0], MAX_WIDTH,
-        scratch->keys[key / TILE][0], scratch->scores[0] + key, KEYS, 0);
+        sizeof(Word) * (size_t)batch->words);
+  multiply_keys(format, batch, scratch, keys);
   if (batch->causal) mask_later_keys(scratch, seen, keys);
-  online_softmax(batch, scratch, first, keys, is_first_block);
-  for (long place = 0; place < batch->width; place += TILE)
-    multiply(
-        min_long(batch->width - place, TILE), ceil_div(keys, 2), scratch->weights[0], KEYS,
-        scratch->values[place / TILE][0], scratch->sums[first] + place, MAX_WIDTH, !is_first_block);
+  online_softmax(format, batch, scratch, first, keys, is_first_block);
+  multiply_values(format, batch, scratch, first, keys, !is_first_block);
 }
 
-static void write_output(const Batch *batch, const Task *task, const Scratch *scratch) {
+ALWAYS_INLINE void write_output(
+    const Format format, const Batch *batch, const Task *task, const Scratch *scratch) {
   for (long query = 0; query < task->queries; query++) {
-    bfloat16 *output = task->output + query * batch->output_strides.token;
-    __m512 by = _mm512_set1_ps(1 / scratch->total[query]);
-    for (long place = 0; place < batch->width; place += LANES) {
-      __m512 mean = _mm512_mul_ps(_mm512_loadu_ps(scratch->sums[query] + place), by);
-      _mm256_storeu_si256((__m256i *)(output + place), (__m256i)_mm512_cvtneps_pbh(mean));
-    }
+    char *output = task->output + query * batch->output_strides.token;
+    const Floats by = 1 / scratch->total[query];
+    for (long place = 0; place < batch->width; place += LANES)
+      store(format, output, place, load_floats(scratch->sums[query] + place) * by);
   }
 }
 
-static void run_task(const Batch *batch, const Task *task, Scratch *scratch) {
-  for (long key = 0; key < task->keys; key += KEYS) {
-    long keys = min_long(task->keys - key, KEYS);
-    pack_keys(batch, task->key + key * batch->key_strides.token, keys, scratch);
-    pack_values(batch, task->value + key * batch->key_strides.token, keys, scratch);
+ALWAYS_INLINE void run_task(
+    const Format format, const Batch *batch, const Task *task, Scratch *scratch) {
+  const long block = BLOCK * numbers_of_word(format), stride = batch->key_strides.token;
+  for (long key = 0; key < task->keys; key += block) {
+    const long keys = min_long(task->keys - key, block);
+    pack_columns(
+        (const Word *)(task->key + key * stride), stride / (long)sizeof(Word), keys, batch->words,
+        scratch->keys, batch->words * TILE);
+    pack_values(format, batch, task->value + key * stride, keys, scratch);
     for (long query = 0; query < task->queries; query += ROWS)
-      attend_rows(batch, task, scratch, query, key, keys);
+      attend_rows(format, batch, task, scratch, query, key, keys);
   }
-  write_output(batch, task, scratch);
+  write_output(format, batch, task, scratch);
 }
 
 static inline long offset_of(Strides strides, long token, long head) {
@@ -257,9 +241,7 @@ static Task task_of(const Batch *batch, long sequence, long head, long first) {
 }
 
 /* Every thread counts all tasks, and takes the next that no other has. */
-static void run_tasks(void *work) {
-  static _Thread_local Scratch scratch;
-  Batch *batch = work;
+ALWAYS_INLINE void run_tasks(const Format format, Batch *batch) {
   long mine = atomic_fetch_add(&batch->next, 1), index = 0;
   for (long sequence = 0; sequence < batch->sequences; sequence++) {
     long length = batch->offsets[sequence + 1] - batch->offsets[sequence];
@@ -267,34 +249,41 @@ static void run_tasks(void *work) {
       for (long head = 0; head < batch->heads; head++)
         if (index++ == mine) {
           Task task = task_of(batch, sequence, head, first);
-          run_task(batch, &task, &scratch);
+          run_task(format, batch, &task, thread_scratch());
           mine = atomic_fetch_add(&batch->next, 1);
         }
   }
 }
 
-/* Strides from token to token and from head to head are in numbers; a head is contiguous. `group`
- * heads of the query share one of the keys, `width` is a multiple of 16, at most 128. */
-void attention(
-    const bfloat16 *query, const bfloat16 *key, const bfloat16 *value, bfloat16 *output,
+static void run_float32(void *work) { run_tasks(FLOAT32, work); }
+static void run_bfloat16(void *work) { run_tasks(BFLOAT16, work); }
+
+/* Strides from token to token and from head to head are in numbers, those of keys a whole number of
+ * words; a head is contiguous. `group` heads of the query share one of the keys, `width` is a
+ * multiple of 16, at most 128. */
+void KERNEL(attention)(
+    const void *query, const void *key, const void *value, void *output, int format,
     long query_token, long query_head, long key_token, long key_head, long output_token,
     long output_head, const int64_t *offsets, long sequences, long heads, long group, long width,
     float scale, int causal, int threads) {
+  const long bytes = (long)sizeof(Word) / numbers_of_word(format);
+  assert(width % 16 == 0 && width <= MAX_WIDTH && key_token % numbers_of_word(format) == 0);
   Batch batch = {
       .query = query,
       .key = key,
       .value = value,
       .output = output,
-      .query_strides = {query_token, query_head},
-      .key_strides = {key_token, key_head},
-      .output_strides = {output_token, output_head},
+      .query_strides = {query_token * bytes, query_head * bytes},
+      .key_strides = {key_token * bytes, key_head * bytes},
+      .output_strides = {output_token * bytes, output_head * bytes},
       .offsets = offsets,
       .sequences = sequences,
       .heads = heads,
       .group = group,
       .width = width,
+      .words = width / numbers_of_word(format),
       .scale = scale * LOG2_E,
       .causal = causal,
   };
-  on_threads(threads, run_tasks, &batch);
+  on_threads(threads, format == FLOAT32 ? run_float32 : run_bfloat16, &batch);
 }

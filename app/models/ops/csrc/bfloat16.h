@@ -1,25 +1,17 @@
-/* bfloat16: the upper half of a float. */
+/* bfloat16, where there are no instructions for it. */
 #ifndef BFLOAT16_H
 #define BFLOAT16_H
 
-#include <stdint.h>
-#include <string.h>
-
-typedef uint16_t bfloat16;
-
-static inline float widen(bfloat16 number) {
-  uint32_t bits = (uint32_t)number << 16;
-  float wide;
-  memcpy(&wide, &bits, sizeof wide);
-  return wide;
+ALWAYS_INLINE Halves narrow(Floats x) {
+  Words bits = (Words)x;
+  Words rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  return __builtin_convertvector(x == x ? rounded : (Words)0x7fc0, Halves);
 }
 
-/* To the nearest, ties to even; NaN stays NaN. */
-static inline bfloat16 narrow(float number) {
-  uint32_t bits;
-  memcpy(&bits, &number, sizeof bits);
-  uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  return (bfloat16)(number == number ? rounded : 0x7fc0);
+ALWAYS_INLINE Words dot_bfloat16(Words sum, Words left, Words right) {
+  Floats low = fma_floats((Floats)(left << 16), (Floats)(right << 16), (Floats)sum);
+  const Words upper = 0xffff0000;
+  return (Words)fma_floats((Floats)(left & upper), (Floats)(right & upper), low);
 }
 
 #endif

@@ -1,17 +1,23 @@
-/* GEMM: activations times weights, in bfloat16 or in bytes (u8 times s8).
+/* GEMM: activations times weights, in float32, in bfloat16 or in bytes (u8 times s8).
  *
- * Weights are packed in panels of 64 columns. A task is a panel, or with many threads and rows a
- * part of its rows; threads take one task after another. A panel is read from memory once and stays
- * in the cache for all rows; the epilogue (scale, bias, activation) runs on the sums of a tile.
+ * A task is PANEL columns of the weights, or with many threads and rows a part of its rows; threads
+ * take one task after another. The weights of a task stay in the cache for all its rows, and the
+ * epilogue (scale, bias, activation) runs on the sums of a tile.
+ *
+ * Weights in bfloat16 and bytes are laid out in panels beforehand. Those in float32 stay where they
+ * are, which may be a mapped file, and each task lays its own out: beside the products of many rows
+ * that costs nothing, and beside those of few less than reading them from memory.
  */
+#include <assert.h>
 #include <stdatomic.h>
 
-#include "bfloat16.h"
+#include "kernels.h"
 #include "threads.h"
 #include "tile.h"
 
 enum {
-  DEPTH = 512,     /* words of a panel at once: 128 KiB, which the second cache keeps */
+  PANEL = 64,          /* columns */
+  DEPTH = 512,         /* words of a panel at once: 128 KiB, which the second cache keeps */
   MAX_TASK_ROWS = 768, /* their sums have to stay in that cache, too */
   MIN_TASK_ROWS = 48,
   TASKS_PER_THREAD = 4, /* at least, so that no thread waits long for another */
@@ -20,113 +26,135 @@ enum {
 enum { NONE, GELU, RELU };
 
 typedef struct {
-  const Word *left, *right; /* [rows, words] and [columns / TILE, words, TILE] */
-  const float *scale;       /* [columns]; of bytes alone */
-  const float *bias;        /* [columns] */
-  void *output;             /* [rows, columns] */
-  long rows, words, columns;
-  int bytes, activation, is_output_float;
+  const Word *left; /* [rows, words] */
+  const Word *right; /* [columns / TILE, words, TILE], in float32 [columns, words] */
+  const float *scale; /* [columns]; of bytes alone */
+  const float *bias;  /* [columns] */
+  void *output;       /* [rows, columns], rows `output_stride` numbers apart */
+  long rows, words, columns, output_stride;
+  Format format, output_format;
+  int activation;
   long task_rows;
   atomic_long next;
 } Gemm;
 
+typedef struct {
+  Word sums[MAX_TASK_ROWS * PANEL];
+  Word panel[PANEL * DEPTH];
+} Scratch;
+static_assert(sizeof(Scratch) <= SCRATCH_BYTES, "a thread has less memory");
+
 /* x times the probability that a normal variable is below x (Hendrycks and Gimpel 2016), to 1e-6.
  *
  * Half of 1 - erf(x / sqrt(2)) by Abramowitz and Stegun 7.1.28, whose coefficients hold the root. */
-static inline __m512 gelu(__m512 x) {
-  const __m512 size = _mm512_abs_ps(x), one = _mm512_set1_ps(1.0f);
+ALWAYS_INLINE Floats gelu(Floats x) {
+  const Floats size = abs_floats(x);
   /* Beyond 10 it is 0, and the power below would leave the floats. */
-  const __m512 bounded = _mm512_min_ps(size, _mm512_set1_ps(10.0f));
-  __m512 root = _mm512_set1_ps(5.3829750e-6f);
-  root = _mm512_fmadd_ps(root, bounded, _mm512_set1_ps(4.8890637e-5f));
-  root = _mm512_fmadd_ps(root, bounded, _mm512_set1_ps(3.8003575e-5f));
-  root = _mm512_fmadd_ps(root, bounded, _mm512_set1_ps(3.2776263e-3f));
-  root = _mm512_fmadd_ps(root, bounded, _mm512_set1_ps(2.1141006e-2f));
-  root = _mm512_fmadd_ps(root, bounded, _mm512_set1_ps(4.9867347e-2f));
-  root = _mm512_fmadd_ps(root, bounded, one);
-  for (int doubling = 0; doubling < 4; doubling++) root = _mm512_mul_ps(root, root);
-  __m512 tail = _mm512_rcp14_ps(root);
+  const Floats bounded = min_floats(size, 10.0f);
+  Floats root = 5.3829750e-6f;
+  root = fma_floats(root, bounded, 4.8890637e-5f);
+  root = fma_floats(root, bounded, 3.8003575e-5f);
+  root = fma_floats(root, bounded, 3.2776263e-3f);
+  root = fma_floats(root, bounded, 2.1141006e-2f);
+  root = fma_floats(root, bounded, 4.9867347e-2f);
+  root = fma_floats(root, bounded, 1.0f);
+  for (int doubling = 0; doubling < 4; doubling++) root *= root;
+  Floats tail = reciprocal(root);
   /* One step of Newton's, and the half. */
-  tail = _mm512_mul_ps(tail, _mm512_fnmadd_ps(root, _mm512_mul_ps(tail, _mm512_set1_ps(0.5f)), one));
-  return _mm512_fnmadd_ps(size, tail, _mm512_max_ps(x, _mm512_setzero_ps()));
+  tail *= fma_floats(-root, tail * 0.5f, 1.0f);
+  return fma_floats(-size, tail, max_floats(x, 0.0f));
 }
 
-static inline __m512 activate(int activation, __m512 x) {
+ALWAYS_INLINE Floats activate(int activation, Floats x) {
   if (activation == GELU) return gelu(x);
-  return activation == RELU ? _mm512_max_ps(x, _mm512_setzero_ps()) : x;
+  return activation == RELU ? max_floats(x, 0.0f) : x;
 }
 
 /* Write a tile of sums with scale, bias and activation. */
-static void write_tile(const Gemm *gemm, long first, int rows, long column, const Word *sums) {
+ALWAYS_INLINE void write_tile(
+    const Format format, const Gemm *gemm, long first, int rows, long column, const Word *sums) {
   for (long place = 0; place < TILE; place += LANES) {
-    const __m512 bias = _mm512_loadu_ps(gemm->bias + column + place);
-    __m512 scale = _mm512_setzero_ps();
-    if (gemm->bytes) scale = _mm512_loadu_ps(gemm->scale + column + place);
+    const Floats bias = load_floats(gemm->bias + column + place);
+    Floats scale = 0;
+    if (format == INT8) scale = load_floats(gemm->scale + column + place);
     for (int row = 0; row < rows; row++) {
-      __m512i sum = _mm512_loadu_si512(sums + row * TILE + place);
-      __m512 result = gemm->bytes ? _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, bias)
-                                     : _mm512_add_ps((__m512)sum, bias);
+      const Words sum = load_words(sums + row * PANEL + place);
+      Floats result = format == INT8
+                          ? fma_floats(__builtin_convertvector((Ints)sum, Floats), scale, bias)
+                          : (Floats)sum + bias;
       result = activate(gemm->activation, result);
-      long at = (first + row) * gemm->columns + column + place;
-      if (gemm->is_output_float)
-        _mm512_storeu_ps((float *)gemm->output + at, result);
-      else
-        _mm256_storeu_si256(
-            (__m256i *)((bfloat16 *)gemm->output + at), (__m256i)_mm512_cvtneps_pbh(result));
+      const long index = (first + row) * gemm->output_stride + column + place;
+      store(gemm->output_format, gemm->output, index, result);
     }
   }
 }
 
-#define MULTIPLY(ROWS_NOW, BYTES)                                                                \
-  multiply_tile(                                                                                 \
-      ROWS_NOW, TILE / LANES, BYTES, words, left, gemm->words, right, sums, TILE, add);       \
-  break
-#define MULTIPLY_ROWS(BYTES)                                                                     \
-  switch (rows) {                                                                                \
-    case 1: MULTIPLY(1, BYTES);                                                                  \
-    case 2: MULTIPLY(2, BYTES);                                                                  \
-    case 3: MULTIPLY(3, BYTES);                                                                  \
-    case 4: MULTIPLY(4, BYTES);                                                                  \
-    case 5: MULTIPLY(5, BYTES);                                                                  \
-    default: MULTIPLY(ROWS, BYTES);                                                              \
+ALWAYS_INLINE void multiply_rows(const Format format, int rows, const Tile tile) {
+  switch (rows) {
+    case 1: multiply_tile(format, 1, REGISTERS, tile); return;
+    case 2: multiply_tile(format, 2, REGISTERS, tile); return;
+    case 3: multiply_tile(format, 3, REGISTERS, tile); return;
+    case 4: multiply_tile(format, 4, REGISTERS, tile); return;
+    case 5: multiply_tile(format, 5, REGISTERS, tile); return;
+    default: multiply_tile(format, ROWS, REGISTERS, tile);
   }
+}
 
-static void multiply_rows(
-    const Gemm *gemm, int rows, long words, const Word *left, const Word *right, Word *sums,
-    int add) {
-  if (gemm->bytes)
-    MULTIPLY_ROWS(1)
-  else
-    MULTIPLY_ROWS(0)
+/* `words` words of the panel from `word` on; the distance from tile to tile goes to `stride`. */
+ALWAYS_INLINE const Word *weights_of(
+    const Format format, const Gemm *gemm, long panel, long word, long words, Scratch *scratch,
+    long *stride) {
+  if (format != FLOAT32) {
+    *stride = gemm->words * TILE;
+    return gemm->right + panel * PANEL * gemm->words + word * TILE;
+  }
+  *stride = DEPTH * TILE;
+  const Word *rows = gemm->right + panel * PANEL * gemm->words + word;
+  pack_columns(rows, gemm->words, PANEL, words, scratch->panel, *stride);
+  return scratch->panel;
 }
 
 /* Rows from `top` to `bottom` of a panel, in parts of DEPTH where it is deep. */
-static void multiply_panel(
-    const Gemm *gemm, long panel, long top, long bottom, Word sums[MAX_TASK_ROWS * TILE]) {
+ALWAYS_INLINE void multiply_panel(
+    const Format format, const Gemm *gemm, long panel, long top, long bottom, Scratch *scratch) {
+  const int is_deep = gemm->words > DEPTH;
   for (long word = 0; word < gemm->words; word += DEPTH) {
-    long words = min_long(gemm->words - word, DEPTH);
-    const Word *right = gemm->right + (panel * gemm->words + word) * TILE;
+    const long words = min_long(gemm->words - word, DEPTH);
+    long stride;
+    const Word *right = weights_of(format, gemm, panel, word, words, scratch, &stride);
     for (long row = top; row < bottom; row += ROWS) {
-      int rows = (int)min_long(bottom - row, ROWS);
-      Word *tile = gemm->words > DEPTH ? sums + (row - top) * TILE : sums;
-      const Word *left = gemm->left + row * gemm->words + word;
-      multiply_rows(gemm, rows, words, left, right, tile, word > 0);
-      if (word + words == gemm->words) write_tile(gemm, row, rows, panel * TILE, tile);
+      const int rows = (int)min_long(bottom - row, ROWS);
+      for (long column = 0; column < PANEL; column += TILE) {
+        Word *sums = scratch->sums + (is_deep ? (row - top) * PANEL : 0) + column;
+        multiply_rows(format, rows, (Tile){
+            .left = gemm->left + row * gemm->words + word,
+            .left_stride = gemm->words,
+            .right = right + column / TILE * stride,
+            .words = words,
+            .sums = sums,
+            .sums_stride = PANEL,
+            .add = word > 0,
+        });
+        if (word + words == gemm->words)
+          write_tile(format, gemm, row, rows, panel * PANEL + column, sums);
+      }
     }
   }
 }
 
-static void run_tasks(void *work) {
-  static _Thread_local _Alignas(64) Word sums[MAX_TASK_ROWS * TILE];
-  Gemm *gemm = work;
-  long parts = ceil_div(gemm->rows, gemm->task_rows);
-  long tasks = gemm->columns / TILE * parts;
+ALWAYS_INLINE void run_tasks(const Format format, Gemm *gemm) {
+  const long parts = ceil_div(gemm->rows, gemm->task_rows);
+  const long tasks = gemm->columns / PANEL * parts;
   for (long task; (task = atomic_fetch_add(&gemm->next, 1)) < tasks;) {
-    long top = task % parts * gemm->task_rows;
-    long bottom = min_long(top + gemm->task_rows, gemm->rows);
-    multiply_panel(gemm, task / parts, top, bottom, sums);
+    const long top = task % parts * gemm->task_rows;
+    const long bottom = min_long(top + gemm->task_rows, gemm->rows);
+    multiply_panel(format, gemm, task / parts, top, bottom, thread_scratch());
   }
 }
+
+static void run_float32(void *work) { run_tasks(FLOAT32, work); }
+static void run_bfloat16(void *work) { run_tasks(BFLOAT16, work); }
+static void run_int8(void *work) { run_tasks(INT8, work); }
 
 static long task_rows_of(long rows, long panels, int threads) {
   long rows_of_task = ceil_div(rows, ceil_div((long)TASKS_PER_THREAD * threads, panels));
@@ -134,34 +162,15 @@ static long task_rows_of(long rows, long panels, int threads) {
   return min_long(rows_of_task, MAX_TASK_ROWS);
 }
 
-static void run(Gemm gemm, int threads) {
-  gemm.task_rows = task_rows_of(gemm.rows, gemm.columns / TILE, threads);
-  on_threads(threads, run_tasks, &gemm);
-}
-
-/* output = activation(left right + bias), all but the bias bfloat16; `depth` is even and `columns`
- * a multiple of 64. */
-void gemm_bfloat16(
-    const Word *left, const Word *right, const float *bias, bfloat16 *output, long rows, long depth,
-    long columns, int activation, int threads) {
-  Gemm gemm = {
-      .left = left,
-      .right = right,
-      .bias = bias,
-      .output = output,
-      .rows = rows,
-      .words = depth / 2,
-      .columns = columns,
-      .activation = activation,
-  };
-  run(gemm, threads);
-}
-
-/* output = activation(scale (left right) + bias), left u8 and right s8, output float or bfloat16;
- * `depth` is a multiple of 4 and `columns` one of 64. */
-void gemm_int8(
-    const Word *left, const Word *right, const float *scale, const float *bias, void *output,
-    int is_output_float, long rows, long depth, long columns, int activation, int threads) {
+/* output = activation(scale (left right) + bias). Scale and bias are float32. Left and right are of
+ * `format`, and the output of it or, for bytes, of another; `scale` is that of bytes alone. Rows
+ * of the output are `output_stride` numbers apart. `depth` is a multiple of 16 and `columns` one of
+ * 64. */
+void KERNEL(gemm)(
+    const void *left, const void *right, const float *scale, const float *bias, void *output,
+    int format, int output_format, long rows, long depth, long columns, long output_stride,
+    int activation, int threads) {
+  assert(depth % 16 == 0 && columns % PANEL == 0 && output_format != INT8);
   Gemm gemm = {
       .left = left,
       .right = right,
@@ -169,11 +178,15 @@ void gemm_int8(
       .bias = bias,
       .output = output,
       .rows = rows,
-      .words = depth / 4,
+      .words = depth / numbers_of_word(format),
       .columns = columns,
-      .bytes = 1,
+      .output_stride = output_stride,
+      .format = format,
+      .output_format = output_format,
       .activation = activation,
-      .is_output_float = is_output_float,
+      .task_rows = task_rows_of(rows, columns / PANEL, threads),
   };
-  run(gemm, threads);
+  static void (*const run[])(void *) = {
+      [FLOAT32] = run_float32, [BFLOAT16] = run_bfloat16, [INT8] = run_int8};
+  on_threads(threads, run[format], &gemm);
 }

@@ -1,15 +1,20 @@
 /* Operations on rows between two matrix products: one pass where PyTorch's operators take several.
  *
- * app/models/ops/torch_backend.py says what they compute. Matrices are row-major without gaps. Every
- * row is computed by itself and by one thread, in float32.
+ * app/models/ops/torch_backend.py says what they compute. Matrices are row-major without gaps, in
+ * `format`: float32 or bfloat16. Every row is computed by itself and by one thread, in float32.
  */
+#include <assert.h>
 #include <math.h>
 
-#include "bfloat16.h"
-#include "exp2.h"
+#include "kernels.h"
+#include "numbers.h"
 #include "threads.h"
 
-enum { LANES = 16 };
+/* `TASK(format, work, row)` for one format, so that the compiler knows it. */
+#define FOR_FORMATS(TASK)                                                                        \
+  static void TASK##_float32(const void *work, long row) { TASK(FLOAT32, work, row); }           \
+  static void TASK##_bfloat16(const void *work, long row) { TASK(BFLOAT16, work, row); }
+#define TASK_OF(TASK, FORMAT) ((FORMAT) == FLOAT32 ? TASK##_float32 : TASK##_bfloat16)
 
 static inline float min_float(float a, float b) { return a < b ? a : b; }
 static inline float max_float(float a, float b) { return a > b ? a : b; }
@@ -38,7 +43,7 @@ static void clamp_row(const void *work, long row) {
   all->outliers[row] = is_outlier != 0;
 }
 
-void clamp_rows(
+void KERNEL(clamp_rows)(
     const float *states, uint8_t *values, uint8_t *outliers, long rows, long width, float lowest,
     float highest, int threads) {
   Clamp all = {states, values, outliers, width, lowest, highest};
@@ -54,54 +59,49 @@ typedef struct {
   long width;
 } Quantization;
 
-typedef float (*Read)(const void *states, long place);
+enum { AT_ONCE = 16 };
 
 /* Lane by lane, since the order in which a compiler may compare floats is fixed. */
-static inline void find_range(
-    const Quantization *all, Read read, long start, float *low, float *high) {
-  float lows[LANES], highs[LANES];
-  for (int lane = 0; lane < LANES; lane++) lows[lane] = highs[lane] = read(all->states, start);
-  for (long i = start; i < start + all->width; i += LANES)
-    for (int lane = 0; lane < LANES; lane++) {
-      float state = read(all->states, i + lane);
+ALWAYS_INLINE void find_range(
+    const Format format, const Quantization *all, long start, float *low, float *high) {
+  float lows[AT_ONCE], highs[AT_ONCE];
+  for (int lane = 0; lane < AT_ONCE; lane++)
+    lows[lane] = highs[lane] = read(format, all->states, start);
+  for (long i = start; i < start + all->width; i += AT_ONCE)
+    for (int lane = 0; lane < AT_ONCE; lane++) {
+      float state = read(format, all->states, i + lane);
       lows[lane] = min_float(state, lows[lane]);
       highs[lane] = max_float(state, highs[lane]);
     }
   *low = lows[0], *high = highs[0];
-  for (int lane = 1; lane < LANES; lane++) {
+  for (int lane = 1; lane < AT_ONCE; lane++) {
     *low = min_float(lows[lane], *low);
     *high = max_float(highs[lane], *high);
   }
 }
 
-static inline void quantize_row(const Quantization *all, long row, Read read) {
+ALWAYS_INLINE void quantize_row(const Format format, const void *work, long row) {
+  const Quantization *all = work;
   const long width = all->width, start = row * width;
   const void *states = all->states;
   uint8_t *restrict values = all->values + start;
   float low, high;
-  find_range(all, read, start, &low, &high);
+  find_range(format, all, start, &low, &high);
   float steps_per_one = high > low ? 255 / (high - low) : 0;
   for (long i = 0; i < width; i++)
-    values[i] = (uint8_t)(int)((read(states, start + i) - low) * steps_per_one + 0.5f);
+    values[i] = (uint8_t)(int)((read(format, states, start + i) - low) * steps_per_one + 0.5f);
   all->scale[row] = (high - low) / 255;
   all->minimum[row] = low;
 }
+FOR_FORMATS(quantize_row)
 
-static inline float read_float(const void *states, long i) { return ((const float *)states)[i]; }
-static inline float read_bfloat16(const void *states, long i) {
-  return widen(((const bfloat16 *)states)[i]);
-}
-
-static void quantize_float_row(const void *work, long row) { quantize_row(work, row, read_float); }
-static void quantize_bfloat16_row(const void *work, long row) {
-  quantize_row(work, row, read_bfloat16);
-}
-
-void quantize_rows(
-    const void *states, int is_bfloat16, uint8_t *values, float *scale, float *minimum, long rows,
+/* `width` is a multiple of 16. */
+void KERNEL(quantize_rows)(
+    const void *states, int format, uint8_t *values, float *scale, float *minimum, long rows,
     long width, int threads) {
+  assert(width % AT_ONCE == 0);
   Quantization all = {states, values, scale, minimum, width};
-  for_rows(rows, threads, is_bfloat16 ? quantize_bfloat16_row : quantize_float_row, &all);
+  for_rows(rows, threads, TASK_OF(quantize_row, format), &all);
 }
 
 /* Layer normalisation of a sum, in place of the first summand. */
@@ -124,26 +124,28 @@ static inline void layer_norm(const LayerNorm *norm, float *row) {
 
 typedef struct {
   LayerNorm norm;
-  bfloat16 *states;
-  const bfloat16 *residual;
+  void *states;
+  const void *residual;
 } AddNorm;
 
-static void add_norm_row(const void *work, long row) {
+ALWAYS_INLINE void add_norm_row(const Format format, const void *work, long row) {
   const AddNorm *all = work;
-  const long width = all->norm.width;
-  bfloat16 *states = all->states + row * width;
-  const bfloat16 *residual = all->residual + row * width;
-  float sum[width];
-  for (long i = 0; i < width; i++) sum[i] = widen(states[i]) + widen(residual[i]);
+  const long width = all->norm.width, start = row * width;
+  float *sum = format == FLOAT32 ? (float *)all->states + start : thread_scratch();
+  for (long i = 0; i < width; i++)
+    sum[i] = read(format, all->states, start + i) + read(format, all->residual, start + i);
   layer_norm(&all->norm, sum);
-  for (long i = 0; i < width; i++) states[i] = narrow(sum[i]);
+  if (format != FLOAT32)
+    for (long i = 0; i < width; i++) write(format, all->states, start + i, sum[i]);
 }
+FOR_FORMATS(add_norm_row)
 
-void add_norm(
-    bfloat16 *states, const bfloat16 *residual, const float *weight, const float *bias,
+void KERNEL(add_norm)(
+    void *states, const void *residual, int format, const float *weight, const float *bias,
     float epsilon, long rows, long width, int threads) {
+  assert(width * (long)sizeof(float) <= SCRATCH_BYTES);
   AddNorm all = {{weight, bias, epsilon, width}, states, residual};
-  for_rows(rows, threads, add_norm_row, &all);
+  for_rows(rows, threads, TASK_OF(add_norm_row, format), &all);
 }
 
 /* The same for an 8-bit product and a residual that are not yet scaled. */
@@ -170,7 +172,7 @@ static void dequantize_add_norm_row(const void *work, long row) {
   layer_norm(&all->norm, product);
 }
 
-void dequantize_add_norm(
+void KERNEL(dequantize_add_norm)(
     float *product, const float *scale, const float *minimum, const float *residual,
     const float *weight_sums, const float *residual_scale, const float *constant,
     const float *weight, const float *bias, float epsilon, long rows, long width, int threads) {
@@ -183,104 +185,106 @@ void dequantize_add_norm(
 /* RMS normalisation. */
 
 /* The factor that makes the mean of a row's squares 1. */
-static inline float rms_factor(const bfloat16 *row, long width, float epsilon) {
+ALWAYS_INLINE float rms_factor(
+    const Format format, const void *states, long start, long width, float epsilon) {
   float squares = 0;
-  for (long i = 0; i < width; i++) squares += widen(row[i]) * widen(row[i]);
+  for (long i = start; i < start + width; i++)
+    squares += read(format, states, i) * read(format, states, i);
   return 1 / sqrtf(squares / width + epsilon);
 }
 
 typedef struct {
-  const bfloat16 *states, *weight;
-  bfloat16 *output;
+  const void *states, *weight;
+  void *output;
   float epsilon;
   long width;
 } RmsNorm;
 
-static void rms_norm_row(const void *work, long row) {
+ALWAYS_INLINE void rms_norm_row(const Format format, const void *work, long row) {
   const RmsNorm *all = work;
-  const long width = all->width;
-  const bfloat16 *states = all->states + row * width;
-  bfloat16 *restrict output = all->output + row * width;
-  float factor = rms_factor(states, width, all->epsilon);
+  const long width = all->width, start = row * width;
+  const void *states = all->states, *weight = all->weight;
+  void *restrict output = all->output;
+  float factor = rms_factor(format, states, start, width, all->epsilon);
   for (long i = 0; i < width; i++)
-    output[i] = narrow(widen(states[i]) * factor * widen(all->weight[i]));
+    write(
+        format, output, start + i,
+        read(format, states, start + i) * factor * read(format, weight, i));
 }
+FOR_FORMATS(rms_norm_row)
 
 /* output = states, normalised and times `weight`; `[rows, width]` and `[width]`. */
-void rms_norm(
-    const bfloat16 *states, const bfloat16 *weight, bfloat16 *output, float epsilon, long rows,
+void KERNEL(rms_norm)(
+    const void *states, const void *weight, void *output, int format, float epsilon, long rows,
     long width, int threads) {
   RmsNorm all = {states, weight, output, epsilon, width};
-  for_rows(rows, threads, rms_norm_row, &all);
+  for_rows(rows, threads, TASK_OF(rms_norm_row, format), &all);
 }
 
 /* RMS norm and rotary embedding of heads. */
 
 typedef struct {
-  bfloat16 *states;
-  const bfloat16 *weight;
+  void *states;
+  const void *weight;
   const float *cosines, *sines; /* [rows, width / 2] */
   float epsilon;
   long stride, heads, width;
 } Rotary;
 
-static void rotary_row(const void *work, long row) {
+ALWAYS_INLINE void rotary_row(const Format format, const void *work, long row) {
   const Rotary *all = work;
   const long width = all->width, half = width / 2;
   const float *cosines = all->cosines + row * half, *sines = all->sines + row * half;
+  const void *weight = all->weight;
+  void *restrict states = all->states;
   for (long head = 0; head < all->heads; head++) {
-    bfloat16 *restrict lower = all->states + row * all->stride + head * width;
-    bfloat16 *restrict upper = lower + half;
-    const bfloat16 *weight = all->weight + head * width;
-    float factor = rms_factor(lower, width, all->epsilon);
+    const long lower = row * all->stride + head * width, upper = lower + half;
+    float factor = rms_factor(format, states, lower, width, all->epsilon);
     for (long i = 0; i < half; i++) {
-      float first = widen(lower[i]) * factor * widen(weight[i]);
-      float second = widen(upper[i]) * factor * widen(weight[half + i]);
-      lower[i] = narrow(first * cosines[i] - second * sines[i]);
-      upper[i] = narrow(second * cosines[i] + first * sines[i]);
+      float first = read(format, states, lower + i) * factor * read(format, weight, head * width + i);
+      float second =
+          read(format, states, upper + i) * factor * read(format, weight, head * width + half + i);
+      write(format, states, lower + i, first * cosines[i] - second * sines[i]);
+      write(format, states, upper + i, second * cosines[i] + first * sines[i]);
     }
   }
 }
+FOR_FORMATS(rotary_row)
 
 /* In place, the first `heads` heads of each row, which are `stride` numbers apart; `weight` is
  * `[heads, width]`. */
-void rotary(
-    bfloat16 *states, const bfloat16 *weight, const float *cosines, const float *sines,
+void KERNEL(rotary)(
+    void *states, const void *weight, int format, const float *cosines, const float *sines,
     float epsilon, long rows, long stride, long heads, long width, int threads) {
   Rotary all = {states, weight, cosines, sines, epsilon, stride, heads, width};
-  for_rows(rows, threads, rotary_row, &all);
+  for_rows(rows, threads, TASK_OF(rotary_row, format), &all);
 }
 
 /* SwiGLU: the SiLU of one half of a row gates the other. */
 
 typedef struct {
-  const bfloat16 *states;
-  bfloat16 *output;
+  const void *states;
+  void *output;
   long width;
 } Gate;
 
-static inline __m512 load(const bfloat16 *numbers) {
-  __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)numbers));
-  return (__m512)_mm512_slli_epi32(wide, 16);
-}
-
-static void gate_row(const void *work, long row) {
+ALWAYS_INLINE void gate_row(const Format format, const void *work, long row) {
   const Gate *all = work;
-  const long width = all->width;
-  const bfloat16 *x = all->states + row * 2 * width, *y = x + width;
-  bfloat16 *output = all->output + row * width;
-  const __m512 one = _mm512_set1_ps(1.0f), minus = _mm512_set1_ps(-LOG2_E);
+  const long width = all->width, x = row * 2 * width, y = x + width;
   for (long i = 0; i < width; i += LANES) {
-    __m512 gate = load(x + i);
-    __m512 below = _mm512_add_ps(one, exp2_ps(_mm512_mul_ps(gate, minus)));
-    __m512 result = _mm512_mul_ps(_mm512_div_ps(gate, below), load(y + i));
-    _mm256_storeu_si256((__m256i *)(output + i), (__m256i)_mm512_cvtneps_pbh(result));
+    Floats gate = load(format, all->states, x + i);
+    Floats below = 1.0f + exp2_floats(gate * -LOG2_E);
+    Floats result = gate / below * load(format, all->states, y + i);
+    store(format, all->output, row * width + i, result);
   }
 }
+FOR_FORMATS(gate_row)
 
 /* output = x / (1 + exp(-x)) times y, for the halves x and y of each row; `output` is
  * `[rows, width]`, `width` a multiple of 16. */
-void gate(const bfloat16 *states, bfloat16 *output, long rows, long width, int threads) {
+void KERNEL(gate)(
+    const void *states, void *output, int format, long rows, long width, int threads) {
+  assert(width % 16 == 0);
   Gate all = {states, output, width};
-  for_rows(rows, threads, gate_row, &all);
+  for_rows(rows, threads, TASK_OF(gate_row, format), &all);
 }

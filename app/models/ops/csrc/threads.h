@@ -6,6 +6,11 @@
 #ifndef THREADS_H
 #define THREADS_H
 
+enum { SCRATCH_BYTES = 560 * 1024 };
+
+/* SCRATCH_BYTES of the calling thread's own, for one kernel at a time; aligned to 64. */
+void *thread_scratch(void);
+
 void GOMP_parallel(void (*task)(void *), void *work, unsigned threads, unsigned flags);
 int omp_get_thread_num(void);
 int omp_get_num_threads(void);

@@ -1,61 +1,72 @@
-/* The micro-kernel of every matrix product: a few rows times 64 columns, summed up in registers.
+/* The micro-kernel of every matrix product: a few rows times TILE columns, summed up in registers.
  *
- * A word is what a lane multiplies and adds at once: two bfloat16 into a float, or four bytes into
- * an integer. The left matrix is row-major in words. The right one is in panels of 64 columns, each
- * row-major in words.
+ * The left matrix is row-major in words. The right one is in panels of TILE columns, each row-major
+ * in words.
  */
 #ifndef TILE_H
 #define TILE_H
 
-#include <immintrin.h>
-#include <stdint.h>
-#include <string.h>
+#include "vector.h"
 
 enum {
-  LANES = 16, /* words in a register */
-  TILE = 64,  /* columns of a tile: four registers */
-  ROWS = 6,   /* rows of a tile at most: 24 registers of sums */
+  TILE = REGISTERS * LANES, /* columns */
+  ROWS = 6,                 /* at most: sums, columns and one of the left matrix fill the registers */
 };
 
-typedef uint32_t Word;
+/* Rows of `left`, `words` words wide, times columns of `right`, into `sums` or, with `add`, added
+ * to them. Strides from row to row are in words. */
+typedef struct {
+  const Word *left;
+  long left_stride;
+  const Word *right;
+  long words;
+  Word *sums;
+  long sums_stride;
+  int add;
+} Tile;
 
-#define ALWAYS_INLINE static inline __attribute__((always_inline))
-
-static inline long min_long(long a, long b) { return a < b ? a : b; }
-static inline long ceil_div(long count, long by) { return (count + by - 1) / by; }
-
-ALWAYS_INLINE __m512i dot_words(const int bytes, __m512i sum, __m512i left, __m512i right) {
-  if (bytes) return _mm512_dpbusd_epi32(sum, left, right);
-  return (__m512i)_mm512_dpbf16_ps((__m512)sum, (__m512bh)left, (__m512bh)right);
-}
-
-/* `rows` rows, `words` words wide, times `registers` registers of columns, into `sums` or, with
- * `add`, added to them. Strides from row to row are in words. `rows`, `registers` and `bytes` are
- * known when this is compiled, so that all sums are in registers. */
+/* `format`, `rows` and `registers` are known when this is compiled, so that all sums are in
+ * registers. */
 ALWAYS_INLINE void multiply_tile(
-    const int rows, const int registers, const int bytes, long words, const void *left,
-    long left_stride, const Word *right, void *sums, long sums_stride, int add) {
-  __m512i sum[ROWS][TILE / LANES];
+    const Format format, const int rows, const int registers, const Tile tile) {
+  Words sum[ROWS][REGISTERS];
   for (int row = 0; row < rows; row++)
     for (int part = 0; part < registers; part++)
       sum[row][part] =
-          add ? _mm512_loadu_si512((Word *)sums + row * sums_stride + part * LANES)
-              : _mm512_setzero_si512();
-  for (long word = 0; word < words; word++) {
-    __m512i columns[TILE / LANES];
+          tile.add ? load_words(tile.sums + row * tile.sums_stride + part * LANES) : (Words)0;
+  for (long word = 0; word < tile.words; word++) {
+    Words columns[REGISTERS];
     for (int part = 0; part < registers; part++)
-      columns[part] = _mm512_loadu_si512(right + word * TILE + part * LANES);
+      columns[part] = load_words(tile.right + word * TILE + part * LANES);
     for (int row = 0; row < rows; row++) {
-      int one;
-      memcpy(&one, (const Word *)left + row * left_stride + word, sizeof one);
+      const Words left = tile.left[row * tile.left_stride + word];
       for (int part = 0; part < registers; part++)
-        sum[row][part] =
-            dot_words(bytes, sum[row][part], _mm512_set1_epi32(one), columns[part]);
+        sum[row][part] = dot_words(format, sum[row][part], (Words)left, columns[part]);
     }
   }
   for (int row = 0; row < rows; row++)
     for (int part = 0; part < registers; part++)
-      _mm512_storeu_si512((Word *)sums + row * sums_stride + part * LANES, sum[row][part]);
+      store_words(tile.sums + row * tile.sums_stride + part * LANES, sum[row][part]);
+}
+
+/* Lay `count` rows of words, which are `stride` apart, out as the columns of panels that are
+ * `panel_stride` apart; what fills the last register up is zero. */
+ALWAYS_INLINE void pack_columns(
+    const Word *rows, long stride, long count, long words, Word *panels, long panel_stride) {
+  for (long first = 0; first < count; first += LANES)
+    for (long word = 0; word < words; word += LANES) {
+      Words block[LANES];
+      const int is_whole = first + LANES <= count && word + LANES <= words;
+      for (long i = 0; i < LANES; i++) {
+        const Word *row = rows + (first + i) * stride + word;
+        block[i] = is_whole ? load_words(row)
+                            : load_words_up_to(row, first + i < count ? words - word : 0);
+      }
+      transpose(block);
+      Word *panel = panels + first / TILE * panel_stride + word * TILE + first % TILE;
+      for (long i = 0; i < min_long(words - word, LANES); i++)
+        store_words(panel + i * TILE, block[i]);
+    }
 }
 
 #endif
