@@ -163,6 +163,7 @@ class EncoderParameters(Parameters):
 
     def embeddings(self) -> Embeddings:
         """What the first layer's input is looked up in."""
+        self._weights.give_back_pages()
         config, get = self.config, self._weights.get
         types = get("embeddings.token_type_embeddings.weight", config.types, config.width)
         positions = get("embeddings.position_embeddings.weight", config.positions, config.width)
@@ -175,6 +176,7 @@ class EncoderParameters(Parameters):
 
     def layer(self, index: int) -> EncoderLayerParameters:
         """The layer number `index`."""
+        self._weights.give_back_pages()
         width, inner_width = self.config.width, self.config.inner_width
         name = f"encoder.layer.{index}"
         return EncoderLayerParameters(

@@ -146,6 +146,7 @@ class DecoderParameters(Parameters):
 
     def embeddings(self) -> TokenEmbedding:
         """What the tokens are looked up in."""
+        self._weights.give_back_pages()
         return self._token_embedding(self.config.vocabulary, self.config.width)
 
     def final_norm(self) -> RmsNorm:
@@ -154,6 +155,7 @@ class DecoderParameters(Parameters):
 
     def layer(self, index: int) -> DecoderLayerParameters:
         """The layer number `index`."""
+        self._weights.give_back_pages()
         config = self.config
         width, inner_width, head = config.width, config.inner_width, config.head_width
         queries, keys = config.heads * head, config.key_heads * head

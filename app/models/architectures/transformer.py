@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, Self
 
 import torch
@@ -11,10 +12,12 @@ from torch.nn import functional
 
 from app.models.attention.reference import Attention
 from app.models.batch.packing import PackedBatch
+from app.models.checkpoint.mapped_files import give_back_pages
 from app.models.checkpoint.weights import Weights
 
 _ROWS_PER_THREAD = 256
 _DEPTH_RATIO = 12
+_ROWS_COPIED_AT_ONCE = 16_384
 
 
 class TokenEmbedding:
@@ -22,13 +25,22 @@ class TokenEmbedding:
 
     The table, `[vocabulary, width]`, may still be that of the checkpoint's file. A forward reads
     few of its rows, and to round and copy them all takes long: `finish_loading` does that, and
-    changes no result. Where `stays_mapped`, the file is read for good.
+    changes no result. Where `stays_mapped`, the file is read for good. `give_back_pages` lets go of
+    what was read of the file.
     """
 
-    def __init__(self, table: Tensor, dtype: torch.dtype, *, stays_mapped: bool) -> None:
+    def __init__(
+        self,
+        table: Tensor,
+        dtype: torch.dtype,
+        *,
+        stays_mapped: bool,
+        give_back_pages: Callable[[], None] = lambda: None,
+    ) -> None:
         self._table = table
         self._dtype = dtype
         self._stays_mapped = stays_mapped
+        self._give_back_pages = give_back_pages
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """The rows of the tokens, rounded."""
@@ -36,13 +48,24 @@ class TokenEmbedding:
 
     def copied_to(self, dtype: torch.dtype) -> "TokenEmbedding":
         """The same in `dtype`, and not to stay mapped."""
-        return TokenEmbedding(self._table, dtype, stays_mapped=False)
+        return TokenEmbedding(
+            self._table, dtype, stays_mapped=False, give_back_pages=self._give_back_pages
+        )
 
     def finish_loading(self) -> None:
         """Copy the table; lookups may run beside it."""
         if not self._stays_mapped:
-            self._table = self._table.to(self._dtype, copy=True)
+            self._table = self._copied()
             self._stays_mapped = True
+
+    def _copied(self) -> Tensor:
+        """A copy in `dtype`, made in parts: the file's pages are never all held beside it."""
+        copied = torch.empty_like(self._table, dtype=self._dtype)
+        for start in range(0, len(copied), _ROWS_COPIED_AT_ONCE):
+            rows = slice(start, start + _ROWS_COPIED_AT_ONCE)
+            copied[rows] = self._table[rows]
+            self._give_back_pages()
+        return copied
 
 
 class Parameters:
@@ -64,7 +87,13 @@ class Parameters:
         table = self._weights.get(self._tokens, vocabulary, width)
         if self.device.type != "cpu":
             table = table.to(self.device, self.dtype)
-        return TokenEmbedding(table, self.dtype, stays_mapped=table.dtype is self.dtype)
+        return TokenEmbedding(
+            table,
+            self.dtype,
+            stays_mapped=table.dtype is self.dtype,
+            # Not the weights' own method, which would keep all of them mapped.
+            give_back_pages=partial(give_back_pages, self._weights.files),
+        )
 
     def _linear(
         self, name: str, in_features: int, out_features: int, *, bias: bool = True

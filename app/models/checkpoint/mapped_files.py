@@ -5,7 +5,10 @@ changes the model, and truncating it kills the process at the next forward. To r
 over it is harmless: the mapped one lives on without a name.
 """
 
+import ctypes
+import mmap
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Iterable
@@ -83,6 +86,25 @@ class MappedFiles:
         """Watch nothing any more."""
         with self._lock:
             _close_all(self._open)
+
+
+def give_back_pages(paths: Iterable[Path]) -> None:
+    """Take what was read of mapped files out of the process's memory; changes no content.
+
+    Whoever reads there again gets it from the system's cache. What was written to the mapping, and
+    so to no file, would be lost: weights are only read. Does nothing where the system does not tell
+    what is mapped.
+    """
+    if sys.platform != "linux" or not _MAPS.exists():
+        return
+    names = {os.path.realpath(path) for path in paths}
+    give_back = ctypes.CDLL(None).madvise
+    for line in _MAPS.read_text(encoding="utf-8", errors="replace").splitlines():
+        addresses, *_, name = line.split(maxsplit=5)
+        if name in names:
+            start, stop = (int(address, 16) for address in addresses.split("-"))
+            size = ctypes.c_size_t(stop - start)
+            give_back(ctypes.c_void_p(start), size, mmap.MADV_DONTNEED)
 
 
 def _is(file: int | Path, state: _FileState) -> bool:

@@ -6,8 +6,8 @@ They stay mapped from their files: what is not copied costs no memory but the sy
 import json
 import pickle
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from app.errors import StartupError
+from app.models.checkpoint.mapped_files import give_back_pages
 
 _FILE_ERRORS = (
     OSError,
@@ -33,17 +34,21 @@ _FILES = ("model.safetensors", "pytorch_model.bin")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Tensors of the checkpoint in `folder`; every name asked for is one behind `prefix`."""
+    """Tensors of the checkpoint in `folder`; every name asked for is one behind `prefix`.
+
+    `files` are those that they are mapped from.
+    """
 
     folder: Path
     tensors: Mapping[str, Tensor]
     prefix: str = ""
+    files: Sequence[Path] = ()
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Map all tensors; raise `StartupError` for files that are absent or damaged."""
         try:
-            return cls(folder, _read_tensors(folder))
+            return cls(folder, _read_tensors(folder), files=weight_files(folder))
         except (*_FILE_ERRORS, AttributeError) as error:
             raise StartupError(f"the weights in {folder} cannot be loaded: {error}") from error
 
@@ -53,7 +58,7 @@ class Weights:
     def before(self, name: str) -> Self:
         """The same tensors, asked for behind what stands before `name` in this checkpoint."""
         found = (known.removesuffix(name) for known in self.tensors if known.endswith(name))
-        return type(self)(self.folder, self.tensors, next(found, self.prefix))
+        return replace(self, prefix=next(found, self.prefix))
 
     def get(self, name: str, *shape: int) -> Tensor:
         """The tensor, of that shape.
@@ -77,6 +82,10 @@ class Weights:
                 "bfloat16"
             )
         return tensor
+
+    def give_back_pages(self) -> None:
+        """Hold no page of the files until it is read again: what was copied is not held twice."""
+        give_back_pages(self.files)
 
     def linear(
         self, name: str, in_features: int, out_features: int, *, bias: bool = True

@@ -3,13 +3,17 @@
 import gc
 import mmap
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from app.errors import StartupError
 from app.models.checkpoint.mapped_files import MappedFiles
+from app.models.checkpoint.weights import Weights
 
 OPEN_FILES = Path("/proc/self/fd")
 
@@ -124,3 +128,30 @@ def test_a_link_is_followed(path: Path, tmp_path: Path) -> None:
     overwrite(path)
     assert files.changed() == "m3"
     files.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="the system shows no pages")
+def test_pages_that_are_given_back_are_read_again_from_the_file(tmp_path: Path) -> None:
+    tensors = {name: torch.randn(300, 1000) for name in "ab"}
+    one, another = tmp_path / "one", tmp_path / "another"
+    one.mkdir()
+    save_file(tensors, one / "model.safetensors")
+    weights, others = Weights.read(one), Weights.read(shutil.copytree(one, another))
+    for read in (weights, others):
+        for name, tensor in tensors.items():
+            assert torch.equal(read.get(name, 300, 1000), tensor)
+    assert resident_kib(one / "model.safetensors") > 2000
+    weights.give_back_pages()
+    assert resident_kib(one / "model.safetensors") == 0
+    assert resident_kib(another / "model.safetensors") > 2000
+    for name, tensor in tensors.items():
+        assert torch.equal(weights.get(name, 300, 1000), tensor)
+
+
+def resident_kib(path: Path) -> int:
+    """How much of a mapped file the process holds."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    starts = [number for number, line in enumerate(lines) if line.endswith(f" {path}")]
+    assert starts
+    sizes = [next(line for line in lines[start:] if line.startswith("Rss:")) for start in starts]
+    return sum(int(size.split()[1]) for size in sizes)
