@@ -13,12 +13,20 @@ from app import __version__
 from app.access.api_tokens import ApiTokens
 from app.access.rate_limit import Buckets, MemoryBuckets, SharedBuckets
 from app.api import embeddings, health, operations, rerank
-from app.api.dialects import openai, vllm
+from app.api.dialects import (
+    cohere_embed,
+    embedding_server,
+    openai,
+    tei,
+    tei_info,
+    tei_tokens,
+    vllm,
+)
 from app.api.docs import install_docs
 from app.api.errors import install_error_handlers
 from app.api.handler import Service
 from app.api.model_catalogue import ModelCatalogue
-from app.api.openapi import install_openapi
+from app.api.openapi import TAGS, install_openapi
 from app.engine import Engine
 from app.engine.loaded_models import LoadedModels, Loader
 from app.middleware.auth import RequireToken
@@ -80,6 +88,7 @@ def create_app(
     app = FastAPI(
         title="Smart Embedder",
         version=__version__,
+        openapi_tags=list(TAGS),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -87,7 +96,19 @@ def create_app(
         lifespan=_lifespan(service, on_ready, on_failure),
     )
     app.state.service = service
-    for module in (embeddings, rerank, openai, vllm, health, operations):
+    for module in (
+        embeddings,
+        rerank,
+        openai,
+        cohere_embed,
+        vllm,
+        tei,
+        tei_tokens,
+        tei_info,
+        embedding_server,
+        health,
+        operations,
+    ):
         app.include_router(module.router)
     install_docs(app)
     install_openapi(app, service)

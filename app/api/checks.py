@@ -8,7 +8,7 @@ from app.errors import EmptyInputError, InvalidRequestError
 from app.settings import Settings
 
 
-def check_texts(texts: Sequence[str], field: str, settings: Settings) -> None:
+def check_texts(texts: Sequence[object], field: str, settings: Settings) -> None:
     """Raise `EmptyInputError` where there are none, `InvalidRequestError` for too many."""
     _check(texts, field, settings.max_sentences_per_request, "MAX_SENTENCES_PER_REQUEST")
 
@@ -50,7 +50,7 @@ def check_rerank_options(
         )
 
 
-def _check(texts: Sequence[str], field: str, most: int, setting: str) -> None:
+def _check(texts: Sequence[object], field: str, most: int, setting: str) -> None:
     if not texts:
         raise EmptyInputError(f"the list {field} is empty: send at least one text")
     if len(texts) > most:

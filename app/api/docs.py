@@ -36,6 +36,8 @@ def _swagger_page(app: FastAPI) -> Page:
         swagger_js_url=f"{_STATIC}/swagger-ui-bundle.js",
         swagger_css_url=f"{_STATIC}/swagger-ui.css",
         swagger_favicon_url=f"{_STATIC}/favicon.png",
+        # The groups alone: there are many operations.
+        swagger_ui_parameters={"docExpansion": "none"},
     )
     return _serve(page)
 

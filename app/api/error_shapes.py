@@ -81,9 +81,33 @@ def _vllm(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
     return {"error": about, "object": "error"} | about
 
 
+def _tei(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    return {"error": error.message, "error_type": _TEI_TYPES.get(error.code, _tei_type(error))}
+
+
+def _tei_type(error: ErrorFacts) -> str:
+    return "Backend" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "Validation"
+
+
+_TEI_TYPES = {
+    "empty_input": "Empty",
+    "unauthorized": "Unauthorized",
+    "rate_limited": "Overloaded",
+    "queue_full": "Overloaded",
+    "loading": "Unhealthy",
+    "draining": "Unhealthy",
+    "unhealthy": "Unhealthy",
+}
+_TEI_STATUSES = {
+    "queue_full": 429,
+    "inference_failed": 424,
+    "out_of_memory": 424,
+    "reranker_disabled": 424,
+}
 _SHAPES = {
     Dialect.NATIVE: _Shape(_native, {}),
     Dialect.OPENAI: _Shape(_openai, _BAD_REQUEST),
     Dialect.COHERE: _Shape(_cohere, _BAD_REQUEST),
     Dialect.VLLM: _Shape(_vllm, _BAD_REQUEST),
+    Dialect.TEI: _Shape(_tei, _TEI_STATUSES),
 }

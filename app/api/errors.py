@@ -126,7 +126,9 @@ def _known_paths(app: FastAPI) -> dict[str, list[str]]:
 
 
 def _listed(known: dict[str, list[str]]) -> str:
-    return ", ".join([*(f"{methods[0]} {path}" for path, methods in known.items()), "GET /docs"])
+    # Those of one model repeat what there is at the root.
+    shown = {path: methods for path, methods in known.items() if not path.startswith("/models/{")}
+    return ", ".join([*(f"{methods[0]} {path}" for path, methods in shown.items()), "GET /docs"])
 
 
 def _response(

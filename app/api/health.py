@@ -25,7 +25,7 @@ _LIVENESS: Responses = {status: {"model": LivenessResponse} for status in (200, 
 @get_and_head(router, "/health/ready", summary="The same, for orchestrators", responses=_HEALTH)
 async def health(service: ServiceDep) -> Response:
     """200 once the models are warm; 503 with a reason while loading, draining or unhealthy."""
-    status, reason = _status(service)
+    status, reason = current_status(service)
     body = {"status": status, "reason": reason, "version": __version__} | describe(service)
     return JSONResponse(body, 200 if status == "healthy" else 503)
 
@@ -90,7 +90,8 @@ def describe_limits(models: LoadedModels | None, settings: Settings) -> dict[str
     }
 
 
-def _status(service: Service) -> tuple[str, str | None]:
+def current_status(service: Service) -> tuple[str, str | None]:
+    """`status` and `reason` of /health."""
     engine = service.engine
     failure = engine.failure
     if failure is not None:

@@ -74,6 +74,10 @@ class ModelCatalogue:
         """The model of that name."""
         return _find(name, self.models, "models")
 
+    def with_role(self, role: Role) -> ServedModel:
+        """The model that does this; there is always an embedder."""
+        return next(model for model in self.models if model.role is role)
+
     def reranks(self, model: ServedModel) -> bool:
         """Whether it scores passages."""
         return model in self._rerankers

@@ -18,6 +18,7 @@ class Dialect(Enum):
     OPENAI = "OpenAI"
     COHERE = "Cohere, Jina, vLLM"
     VLLM = "vLLM"
+    TEI = "text-embeddings-inference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,31 @@ NATIVE_EMBEDDINGS = Endpoint(EMBEDDING_ENDPOINT)
 OPENAI_EMBEDDINGS = Endpoint("/v1/embeddings")
 RERANK = Endpoint("/rerank", Purpose.RERANKING)
 SCORE = Endpoint("/score", Purpose.RERANKING)
-ENDPOINTS = (NATIVE_EMBEDDINGS, OPENAI_EMBEDDINGS, RERANK, SCORE)
+TEI_EMBED = Endpoint("/embed")
+TEI_EMBED_ALL = Endpoint("/embed_all")
+TEI_EMBED_SPARSE = Endpoint("/embed_sparse")
+TEI_SIMILARITY = Endpoint("/similarity")
+TEI_TOKENIZE = Endpoint("/tokenize")
+TEI_DECODE = Endpoint("/decode")
+_TEI_ENDPOINTS = (
+    TEI_EMBED,
+    TEI_EMBED_ALL,
+    TEI_EMBED_SPARSE,
+    TEI_SIMILARITY,
+    TEI_TOKENIZE,
+    TEI_DECODE,
+)
+COHERE_EMBED = Endpoint("/v2/embed")
+EMBEDDING_SERVER = Endpoint("/api/v1/embed")
+ENDPOINTS = (
+    NATIVE_EMBEDDINGS,
+    OPENAI_EMBEDDINGS,
+    RERANK,
+    SCORE,
+    *_TEI_ENDPOINTS,
+    COHERE_EMBED,
+    EMBEDDING_SERVER,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +71,8 @@ class _Route:
 NATIVE_ONLY = (Dialect.NATIVE,)
 _OPENAI = (Dialect.OPENAI,)
 _VLLM = (Dialect.VLLM,)
-_RERANKS = _Route(RERANK, (Dialect.NATIVE, Dialect.COHERE))
+_TEI = (Dialect.TEI,)
+_RERANKS = _Route(RERANK, (Dialect.NATIVE, Dialect.TEI, Dialect.COHERE))
 
 _WORK: Mapping[str, _Route] = {
     "/embeddings/": _Route(NATIVE_EMBEDDINGS, (Dialect.NATIVE, Dialect.OPENAI)),
@@ -56,24 +82,53 @@ _WORK: Mapping[str, _Route] = {
     "/v2/rerank": _RERANKS,
     "/score": _Route(SCORE, _VLLM),
     "/v1/score": _Route(SCORE, _VLLM),
+    "/v1/embed": _Route(COHERE_EMBED, (Dialect.COHERE,)),
+    "/v2/embed": _Route(COHERE_EMBED, (Dialect.COHERE,)),
+    "/api/v1/embed": _Route(EMBEDDING_SERVER, _TEI),
 }
-# Paths that are read, and those below them.
-_READ: Mapping[str, tuple[Dialect, ...]] = {"/v1/models": _OPENAI, "/models": _OPENAI}
+_WORK_AT_ROOT = {**_WORK} | {each.path: _Route(each, _TEI) for each in _TEI_ENDPOINTS}
+# What is asked of one model, below /models/{model}.
+_WORK_OF_A_MODEL = {each.path: _Route(each, _TEI) for each in (*_TEI_ENDPOINTS, RERANK)} | {
+    path: _Route(OPENAI_EMBEDDINGS, _OPENAI) for path in ("/v1/embeddings", "/embeddings")
+}
+_MODELS = "/models"
+_READ: Mapping[str, tuple[Dialect, ...]] = {
+    _MODELS: _OPENAI,
+    f"/v1{_MODELS}": _OPENAI,
+    "/info": _TEI,
+    "/ping": _TEI,
+}
+_HEALTH = ("/ping", "/health")
 
 
 def endpoint_of(path: str) -> Endpoint | None:
     """What a POST to `path`, without a slash at its end, asks for."""
-    route = _WORK.get(path)
+    route = _route_of(path)
     return None if route is None else route.endpoint
 
 
 def dialects_of(path: str) -> tuple[Dialect, ...]:
     """The dialects that a request to `path` may be written in, before its body is read."""
-    route = _WORK.get(path)
+    route = _route_of(path)
     if route is not None:
         return route.dialects
-    return next((found for top, found in _READ.items() if _is_at(path, top)), NATIVE_ONLY)
+    if path in _READ:
+        return _READ[path]
+    if path.startswith(f"/v1{_MODELS}/"):
+        return _OPENAI
+    return _TEI if path.startswith(f"{_MODELS}/") else NATIVE_ONLY
 
 
-def _is_at(path: str, top: str) -> bool:
-    return path == top or path.startswith(f"{top}/")
+def is_health_check(path: str) -> bool:
+    """Whether a dialect asks here how the service is, which needs no token."""
+    return path == "/ping" or (path.startswith(f"{_MODELS}/") and path.endswith(_HEALTH))
+
+
+def _route_of(path: str) -> _Route | None:
+    if path in _WORK_AT_ROOT:
+        return _WORK_AT_ROOT[path]
+    if path.startswith(f"{_MODELS}/"):
+        for end, route in _WORK_OF_A_MODEL.items():
+            if path.endswith(end):
+                return route
+    return None

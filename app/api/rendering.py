@@ -4,6 +4,7 @@ No Python list of floats is ever made. A chunk takes a few milliseconds at most,
 which orjson holds the GIL; the event loop runs between chunks.
 """
 
+from binascii import b2a_base64
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -127,6 +128,11 @@ def render_matrix(matrix: FloatArray | None) -> Iterator[bytes]:
     yield b"]"
 
 
+def base64_of(vector: FloatArray) -> bytes:
+    """JSON of its bytes as little-endian float32, in base64."""
+    return b'"' + b2a_base64(vector.astype("<f4", copy=False).data, newline=False) + b'"'
+
+
 def sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[Any, Any] | None:
     """For orjson with `OPTIONS`."""
     if sparse is None:
@@ -245,7 +251,8 @@ def _truncation_message(truncation: Truncation, pointer: str) -> str:
 def _floats_of(embedding: TextEmbedding) -> int:
     dense = 0 if embedding.dense is None else embedding.dense.size
     sparse = 0 if embedding.sparse is None else embedding.sparse.values.size
-    return dense + sparse + (0 if embedding.colbert is None else embedding.colbert.size)
+    rows = (embedding.colbert, embedding.states)
+    return dense + sparse + sum(each.size for each in rows if each is not None)
 
 
 def _token_strings_of(strings: TokenStrings) -> int:

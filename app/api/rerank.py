@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from app.api.checks import check_passages, check_rerank_options, check_truncation
-from app.api.dialects import cohere_rerank
+from app.api.dialects import cohere_rerank, tei
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import RERANK, Dialect
@@ -29,9 +29,10 @@ router = APIRouter(dependencies=[BEARER])
 async def rerank(request: Request, service: ServiceDep) -> Response:
     """A score for each passage, the best first; equal scores keep the order of the request.
 
-    A body with `documents` is read as Cohere's, as at /v2/rerank.
+    A body with `documents` is read as Cohere's, as at /v2/rerank; one with `texts` is read as
+    text-embeddings-inference's, as at /models/{model}/rerank.
     """
-    return await respond(request, service, _OPERATION, cohere_rerank.RERANK)
+    return await respond(request, service, _OPERATION, tei.RERANK, cohere_rerank.RERANK)
 
 
 @router.post("/v2/rerank", **cohere_rerank.DESCRIPTION)
@@ -39,9 +40,10 @@ async def rerank(request: Request, service: ServiceDep) -> Response:
 async def rerank_documents(request: Request, service: ServiceDep) -> Response:
     """The relevance of each document to the query, from 0 to 1, the best first.
 
-    A body with `passages` is read as this service's own, as at /rerank.
+    A body with `passages` is read as this service's own, as at /rerank, and one with `texts` as
+    text-embeddings-inference's.
     """
-    return await respond(request, service, _OPERATION, cohere_rerank.RERANK)
+    return await respond(request, service, _OPERATION, tei.RERANK, cohere_rerank.RERANK)
 
 
 async def _rerank(body: RerankBody, call: Call) -> Response:

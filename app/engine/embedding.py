@@ -120,8 +120,7 @@ class EmbeddingPipeline:
         call = partial(part.model.tokenize, texts, part.prompt, truncation)
         tokenized = await self._admission.tokenize(part.model, call, read, client)
         sequences = [text.ids for text in tokenized.value]
-        if part.outputs.colbert:
-            _refuse_too_many_vectors(part.model, sum(map(len, sequences)))
+        _refuse_too_many_vectors(part, sum(map(len, sequences)))
         weight = weight_of(urgency)
         job = Job(part.model, sequences, part.outputs, client=client, weight=weight)
         cuts = text_truncations(part.model, tokenized.value, "sentences", truncation.side)
@@ -142,20 +141,25 @@ def assign_models(models: LoadedModels, outputs: Outputs, prompt: str = "") -> l
     """
     if models.dense is None:
         return [Part(models.embedder, outputs, prompt)]
-    if not outputs.dense:
+    if not (outputs.dense or outputs.states):
         return [Part(models.embedder, outputs)]
-    rest = replace(outputs, dense=False)
-    dense = Part(models.dense, Outputs(dense=True), prompt)
+    rest = replace(outputs, dense=False, states=False)
+    dense = Part(models.dense, Outputs(dense=outputs.dense, states=outputs.states), prompt)
     return [dense, Part(models.embedder, rest)] if rest else [dense]
 
 
-def _refuse_too_many_vectors(model: Embedder, tokens: int) -> None:
+def _refuse_too_many_vectors(part: Part, tokens: int) -> None:
     """Raise `InvalidRequestError` if the results of one request would fill the memory."""
-    size = tokens * model.colbert_width * _BYTES_OF_A_FLOAT
+    model, outputs = part.model, part.outputs
+    width = outputs.colbert * model.colbert_width + outputs.states * model.dense_width
+    size = tokens * width * _BYTES_OF_A_FLOAT
     if size > MOST_COLBERT_BYTES:
+        what, advice = "vectors", "send fewer texts"
+        if not outputs.states:
+            what, advice = "ColBERT vectors", f"{advice}, or set return_colbert to false"
         raise InvalidRequestError(
-            f"the ColBERT vectors of these {tokens} tokens need {size} bytes, and one answer may "
-            f"hold {MOST_COLBERT_BYTES}: send fewer texts, or set return_colbert to false"
+            f"the {what} of these {tokens} tokens need {size} bytes, and one answer may hold "
+            f"{MOST_COLBERT_BYTES}: {advice}"
         )
 
 
@@ -163,7 +167,7 @@ def _merge(parts: list[TextEmbedding]) -> TextEmbedding:
     if len(parts) == 1:
         return parts[0]
     dense, rest = parts
-    return TextEmbedding(dense.dense, rest.sparse, rest.colbert)
+    return TextEmbedding(dense.dense, rest.sparse, rest.colbert, dense.states)
 
 
 def _with_unit_dense(embedding: TextEmbedding, dimensions: int | None) -> TextEmbedding:

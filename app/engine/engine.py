@@ -2,10 +2,11 @@
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 from app.engine.admission import Admission
 from app.engine.batcher import DEFAULT_URGENCY
@@ -29,6 +30,8 @@ from app.errors import (
 )
 from app.observability.metrics import Metrics
 from app.settings import Settings
+
+Result = TypeVar("Result")
 
 ACQUIRE_TIMEOUT = 0.5
 
@@ -170,6 +173,7 @@ class Engine:
         dense: bool = True,
         sparse: bool = True,
         colbert: bool = True,
+        states: bool = False,
         normalize_dense: bool = False,
         embedder_only: bool = False,
         options: EmbeddingOptions = NO_OPTIONS,
@@ -178,7 +182,8 @@ class Engine:
     ) -> EmbeddingResult:
         """Embed texts; a text's vectors depend on that text alone.
 
-        With `embedder_only` bge-m3 makes dense vectors, too, where another model is there for them.
+        `states` asks for the last hidden state of every token, from the model that makes dense
+        vectors. With `embedder_only` that is bge-m3 also where another model is there for them.
         `urgency` is RFC 9218's, 0 to 7; each step down doubles the request's share of the device.
         `client` names whom the request is for: places in the queue and shares of the device are
         divided among the clients that have work.
@@ -187,7 +192,7 @@ class Engine:
         `UnavailableError` (loading, draining, unhealthy, queue full, out of memory),
         `InferenceTimeoutError` where a forward takes too long, or `InferenceError`.
         """
-        outputs = Outputs(dense, sparse, colbert)
+        outputs = Outputs(dense, sparse, colbert, states)
         if not texts:
             raise EmptyInputError("there are no texts to embed")
         if not outputs:
@@ -203,6 +208,16 @@ class Engine:
                 urgency=urgency,
                 client=client,
             )
+
+    async def run_tokenizer(
+        self, call: Callable[[LoadedModels], Result], texts: list[str], *, client: str = ""
+    ) -> Result:
+        """What `call` makes of the models, whose tokenizers read `texts`, on one of their threads.
+
+        Raises `UnavailableError` as `embed` does, but waits for no place in the queue.
+        """
+        with self._accepted() as models:
+            return await self._tokenizer_threads.run(partial(call, models), texts, client)
 
     async def rerank(self, request: RerankRequest) -> RerankResult:
         """Score each passage for the query; the scores are in the order of the passages.

@@ -4,7 +4,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from app.engine.options import CUT_AT_END, TruncationOptions
-from app.engine.types import Outputs, TokenIds, TokenizedPair, TokenizedText
+from app.engine.types import (
+    Outputs,
+    SpecialToken,
+    TokenIds,
+    TokenizedPair,
+    TokenizedText,
+    TokenSpans,
+)
 
 
 class Model(Protocol):
@@ -32,6 +39,16 @@ class Model(Protocol):
         place of its result.
         """
 
+    @property
+    def special_tokens(self) -> tuple[list[SpecialToken], list[SpecialToken]]:
+        """Those that it reads before, and after, every text."""
+
+    def token_spans(self, text: str) -> TokenSpans:
+        """The tokens of a whole text; safe to call from several threads."""
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """The text of these tokens; ids that the vocabulary has not are left out."""
+
     def finish_loading(self) -> None:
         """Do what can wait until after the first forward; forwards may run beside it."""
 
@@ -45,7 +62,11 @@ class Embedder(Model, Protocol):
 
     @property
     def dense_width(self) -> int:
-        """Numbers in a dense vector."""
+        """Numbers in a dense vector, and in a hidden state."""
+
+    @property
+    def pooling(self) -> str:
+        """How a dense vector is made of hidden states: `cls`, `mean` or `last_token`."""
 
     @property
     def min_dimensions(self) -> int | None:

@@ -86,6 +86,11 @@ def _checked(prompt: str) -> str:
     return prompt
 
 
+def has_prompt_for(model: Embedder, input_type: InputType) -> bool:
+    """Whether it reads texts of this type behind a prompt, so that the option has an effect."""
+    return any(name in model.prompts for name in _PROMPT_NAMES[input_type])
+
+
 def _prompt_of_type(model: Embedder, input_type: InputType) -> str:
     for name in _PROMPT_NAMES[input_type]:
         if name in model.prompts:

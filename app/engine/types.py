@@ -14,14 +14,15 @@ TokenIds = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Which kinds of vectors are wanted."""
+    """Which kinds of vectors are wanted; `states` are the last hidden states of all tokens."""
 
     dense: bool = False
     sparse: bool = False
     colbert: bool = False
+    states: bool = False
 
     def __bool__(self) -> bool:
-        return self.dense or self.sparse or self.colbert
+        return self.dense or self.sparse or self.colbert or self.states
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,14 @@ class SparseVector:
 class TextEmbedding:
     """The vectors of one text; a kind not asked for is None.
 
-    `dense` is `[width]` and `colbert` `[tokens - 1, colbert width]`, both float32.
+    All are float32: `dense` is `[width]`, `colbert` `[tokens - 1, colbert width]`, `states`
+    `[tokens, width]`.
     """
 
     dense: FloatArray | None = None
     sparse: SparseVector | None = None
     colbert: FloatArray | None = None
+    states: FloatArray | None = None
 
 
 class JoinedIds:
@@ -136,6 +139,26 @@ class Truncation:
     def truncated_tokens(self) -> int:
         """How many tokens the model did not read."""
         return self.original_tokens - self.max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSpans:
+    """The tokens of a whole text without special ones: token `i` is `ids[i]`.
+
+    It stands for the characters from `starts[i]` to `stops[i]`. All are `[tokens]` int64.
+    """
+
+    ids: TokenIds
+    starts: TokenIds
+    stops: TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialToken:
+    """A token that a model reads before or after every text."""
+
+    id: int
+    string: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.access.api_tokens import DEFAULT_NAME, ApiTokens
 from app.api.context import context_of, working_endpoint
 from app.api.errors import error_response
+from app.api.paths import is_health_check
 from app.errors import SmartEmbedderError, UnauthorizedError
 from app.middleware.rate_limit import RateLimiter
 
@@ -57,7 +58,7 @@ class RequireToken:
         return None
 
     def _is_public(self, path: str) -> bool:
-        return path == "/" or _is_below(path, self._public)
+        return path == "/" or is_health_check(path) or _is_below(path, self._public)
 
 
 def _is_below(path: str, parents: Sequence[str]) -> bool:

@@ -40,6 +40,14 @@ RERANK_ENDPOINT: Final = "/rerank"
 EMBEDDING_ENDPOINTS: Final = (
     EMBEDDING_ENDPOINT,
     "/v1/embeddings",
+    "/embed",
+    "/embed_all",
+    "/embed_sparse",
+    "/similarity",
+    "/tokenize",
+    "/decode",
+    "/v2/embed",
+    "/api/v1/embed",
 )
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)

@@ -14,8 +14,12 @@ WORKING = ["/embeddings/", "/rerank"]
 # Other APIs read what their clients send, also where it is not what the description says, and know
 # fields that they refuse.
 FOREIGN = ["/v1/embeddings", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"]
+TEI = ["/embed", "/embed_all", "/embed_sparse", "/similarity", "/tokenize", "/decode"]
+FOREIGN += [*TEI, "/v1/embed", "/v2/embed", "/api/v1/embed"]
+OF_A_MODEL = [f"/models/{{model}}{path}" for path in (*TEI, "/rerank")]
 READING = ["/", "/health", "/health/ready", "/health/live", "/stats", "/metrics"]
-READING += ["/v1/models", "/v1/models/{model}"]
+READING += ["/v1/models", "/v1/models/{model}", "/info", "/ping"]
+READING += ["/models/{model}/info", "/models/{model}/health"]
 TOKEN = {"Authorization": "Bearer fuzz"}
 
 
@@ -40,7 +44,7 @@ def try_out(operation, mode: GenerationMode, examples: int, excluded=()) -> None
         suppress_health_check=list(HealthCheck),
     )
     def send(case) -> None:
-        assume(not asks_for_nothing(case.body) and not has_an_instruction(case.body))
+        assume(not asks_for_nothing(case.body) and not asks_in_vain(case.body))
         case.call_and_validate(headers=TOKEN, excluded_checks=excluded)
 
     send()
@@ -56,14 +60,25 @@ def asks_for_nothing(body: object) -> bool:
     return no_weight or not any(body.get(kind, True) for kind in kinds)
 
 
-def has_an_instruction(body: object) -> bool:
-    """This server's reranker reads no instruction."""
-    return isinstance(body, dict) and body.get("instruction") is not None
+def asks_in_vain(body: object) -> bool:
+    """For what this server's models have not, or for options that exclude each other."""
+    if not isinstance(body, dict):
+        return False
+    unknown = ("instruction", "prompt_name", "input_type", "dimensions")
+    uncut_from_left = body.get("truncate") is False and body.get("truncation_side") == "left"
+    no_tokens = not (body.get("return_sparse", True) or body.get("return_colbert", True))
+    strings_of_none = bool(body.get("return_tokens")) and no_tokens
+    return (
+        uncut_from_left
+        or strings_of_none
+        or body.get("prompt") == ""
+        or any(body.get(field) is not None for field in unknown)
+    )
 
 
 def test_these_are_all_the_operations(description) -> None:
     found = {result.ok().path for result in description.get_all_operations()}
-    assert found == {*WORKING, *FOREIGN, *READING}
+    assert found == {*WORKING, *FOREIGN, *OF_A_MODEL, *READING}
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
@@ -78,6 +93,12 @@ def test_other_apis_are_answered_as_described(description, path: str, mode: Gene
     try_out(
         description[path]["POST"], mode, 20, [negative_data_rejection, positive_data_acceptance]
     )
+
+
+@pytest.mark.parametrize("path", OF_A_MODEL)
+def test_a_model_of_any_name_is_answered_as_described(description, path: str) -> None:
+    excluded = [negative_data_rejection, positive_data_acceptance]
+    try_out(description[path]["POST"], GenerationMode.POSITIVE, 5, excluded)
 
 
 @pytest.mark.parametrize("path", READING)

@@ -41,7 +41,8 @@ def test_a_burst_is_answered_the_rest_is_429_and_every_count_agrees(
         assert statuses == {200: BURST, 429: 8}
         refused = answers[-1]
         assert 1 <= int(refused.headers["retry-after"]) <= 60
-        assert set(refused.json()) == {"detail", "code", "request_id"}
+        # Dialects share the path, and the body that would tell them apart is not read.
+        assert {"detail", "code", "request_id"} <= refused.json().keys()
         assert refused.headers["x-request-id"] == refused.json()["request_id"]
         for path in ("/health", "/health/live", "/stats", "/metrics", "/docs", "/openapi.json"):
             assert [client.get(path).status_code for _ in range(BURST)] == [200] * BURST

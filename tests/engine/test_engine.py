@@ -80,6 +80,16 @@ async def test_a_request_whose_colbert_vectors_would_fill_the_memory_is_refused(
         await engine.embed(["a" * 100, "b"], colbert=False)
 
 
+async def test_hidden_states_count_towards_the_same_limit() -> None:
+    model = FakeModel()
+    model.dense_width = 2**30 // 4 // 100
+    async with engine_for(model) as engine:
+        await engine.embed(["a" * 100], colbert=False, states=True)
+        with pytest.raises(InvalidRequestError, match="send fewer texts"):
+            await engine.embed(["a" * 100, "b"], colbert=False, states=True)
+        await engine.embed(["a" * 100, "b"], colbert=False)
+
+
 async def test_a_dense_model_of_its_own_gets_only_the_dense_work() -> None:
     embedder, dense = FakeModel(), FakeModel()
     models = replace(loaded(embedder), dense=dense)
@@ -89,8 +99,11 @@ async def test_a_dense_model_of_its_own_gets_only_the_dense_work() -> None:
         await engine.embed(["a"], dense=False)
         assert (len(dense.batches), len(embedder.batches)) == (1, 1)
         await engine.embed(["a"])
-    assert embedder.outputs[-1] == [Outputs(sparse=True, colbert=True)]
-    assert dense.outputs[-1] == [Outputs(dense=True)]
+        assert embedder.outputs[-1] == [Outputs(sparse=True, colbert=True)]
+        assert dense.outputs[-1] == [Outputs(dense=True)]
+        await engine.embed(["a"], dense=False, colbert=False, states=True)
+        assert dense.outputs[-1] == [Outputs(states=True)]
+        assert embedder.outputs[-1] == [Outputs(sparse=True)]
 
 
 async def test_timings_add_up() -> None:

@@ -24,6 +24,7 @@ from app.api.paths import RERANK as RERANK_ENDPOINT
 from app.api.paths import Dialect
 from app.api.rendering import OPTIONS, by_falling_score
 from app.api.schemas import ForeignRequest
+from app.engine import TruncationOptions
 from app.engine.types import RerankResult
 from app.errors import InvalidRequestError
 
@@ -87,6 +88,9 @@ class DocumentsRequest(ForeignRequest):
     ] = None
     rank_fields: Annotated[
         list[str] | None, Field(description="Only `text` is read of a document.")
+    ] = None
+    max_tokens_per_doc: Annotated[
+        int | None, Field(ge=1, description="The most tokens of a document that are read.")
     ] = None
     max_chunks_per_doc: Annotated[
         int | None, Field(description="Refused: a document is not split here.")
@@ -156,7 +160,8 @@ DESCRIPTION: dict[str, Any] = {
 async def _rerank(body: DocumentsRequest, call: Call) -> Response:
     model = call.service.catalogue.reranker(body.model)
     _check(body)
-    passages = Passages(body.query, body.documents, "documents")
+    truncation = TruncationOptions(max_tokens=body.max_tokens_per_doc)
+    passages = Passages(body.query, body.documents, "documents", truncation)
     raw = body.use_activation is False
     result = await rerank(call, passages, instruction=body.instruction, raw=raw)
     name = "" if model is None else model.name

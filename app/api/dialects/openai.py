@@ -1,6 +1,5 @@
 """OpenAI's embeddings and list of models."""
 
-from binascii import b2a_base64
 from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -11,24 +10,36 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from starlette.responses import JSONResponse, Response
 
 from app.api.dialects.fields import TextsOrText
-from app.api.dialects.work import embed
+from app.api.dialects.work import embed, embedder_of, input_type_of
 from app.api.handler import Call, Operation, ServiceDep, get_and_head, respond
 from app.api.model_catalogue import ModelCatalogue, ServedModel
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import OPENAI_EMBEDDINGS, Dialect
 from app.api.rendering import (
     OPTIONS,
+    base64_of,
     estimate_bytes,
     render_matrix,
     sparse_as_json,
     truncations_as_json,
 )
 from app.api.schemas import ForeignRequest, SparseIndices, TruncationWarning, Usage
-from app.engine.types import EmbeddingResult, FloatArray, Outputs, TextEmbedding
+from app.engine import EmbeddingOptions
+from app.engine.options import InputType
+from app.engine.types import EmbeddingResult, Outputs, TextEmbedding
+from app.errors import InvalidRequestError
 
 router = APIRouter(tags=["OpenAI"], dependencies=[BEARER])
 
 _EXAMPLE: dict[str, JsonValue] = {"input": ["What is hybrid search?"]}
+# What servers and clients call them.
+_INPUT_TYPES: dict[str, InputType] = {
+    "query": "query",
+    "document": "document",
+    "passage": "document",
+    "search_query": "query",
+    "search_document": "document",
+}
 
 
 class OpenAIEmbeddingRequest(ForeignRequest):
@@ -45,6 +56,13 @@ class OpenAIEmbeddingRequest(ForeignRequest):
         Literal["float", "base64"] | None,
         Field(description="base64 is of little-endian float32; the official clients ask for it."),
     ] = None
+    dimensions: Annotated[int | None, Field(ge=1, description="Fewer, if the model can.")] = None
+    output_dimension: Annotated[int | None, Field(ge=1, description="The same.")] = None
+    input_type: Annotated[
+        str | None, Field(description="query or document, for models with a prompt for it.")
+    ] = None
+    truncate_prompt_tokens: Annotated[int | None, Field(description="Refused.")] = None
+    late_chunking: Annotated[bool | None, Field(description="Refused.")] = None
     return_sparse: Annotated[
         bool | None, Field(description="Lexical weights, too: an extension.")
     ] = None
@@ -117,17 +135,44 @@ class OpenAIError(BaseModel):
     ),
     openapi_extra=describe_body(OpenAIEmbeddingRequest),
 )
+@router.post("/models/{model:path}/embeddings", include_in_schema=False)
+@router.post("/models/{model:path}/v1/embeddings", include_in_schema=False)
 async def create_embeddings(request: Request, service: ServiceDep) -> Response:
     """A dense vector of each text, of unit length. /embeddings takes the same body."""
     return await respond(request, service, EMBEDDINGS)
 
 
 async def _embed(body: OpenAIEmbeddingRequest, call: Call) -> Response:
-    model = call.service.catalogue.embedder(body.model)
+    of_path = "model" in call.request.path_params
+    model = embedder_of(call) if of_path else call.service.catalogue.embedder(body.model)
     outputs = Outputs(True, bool(body.return_sparse), bool(body.return_colbert))
-    result = await embed(call, body.input, outputs, field="input", model=model)
+    _check(body)
+    options = EmbeddingOptions(
+        dimensions=body.dimensions if body.dimensions is not None else body.output_dimension,
+        input_type=_input_type(body, call, model),
+    )
+    result = await embed(call, body.input, outputs, field="input", model=model, options=options)
     render = partial(_render, result, model, as_base64=body.encoding_format == "base64")
     return await call.render(render, estimate_bytes([], result))
+
+
+def _check(body: OpenAIEmbeddingRequest) -> None:
+    """Refuse what other servers read here, would change the numbers, and cannot be had."""
+    if body.truncate_prompt_tokens not in {None, -1} or body.late_chunking:
+        field = "late_chunking" if body.late_chunking else "truncate_prompt_tokens"
+        raise InvalidRequestError(f"the field {field} is not read here: leave it out")
+
+
+def _input_type(body: OpenAIEmbeddingRequest, call: Call, model: ServedModel) -> InputType | None:
+    """Whether the texts are queries or documents, where that changes what the model reads."""
+    if body.input_type is None:
+        return None
+    known = _INPUT_TYPES.get(body.input_type)
+    if known is None:
+        raise InvalidRequestError(
+            f"the field input_type is unknown: send {' or '.join(_INPUT_TYPES)}"
+        )
+    return input_type_of(call, model, known)
 
 
 def _render(result: EmbeddingResult, model: ServedModel, *, as_base64: bool) -> Iterator[bytes]:
@@ -148,17 +193,15 @@ def _render(result: EmbeddingResult, model: ServedModel, *, as_base64: bool) -> 
 def _render_vectors(embedding: TextEmbedding, *, as_base64: bool) -> Iterator[bytes]:
     yield b',"embedding":'
     dense = embedding.dense
-    yield _base64(dense) if as_base64 and dense is not None else orjson.dumps(dense, option=OPTIONS)
+    yield (
+        base64_of(dense) if as_base64 and dense is not None else orjson.dumps(dense, option=OPTIONS)
+    )
     if embedding.sparse is not None:
         yield b',"sparse":'
         yield orjson.dumps(sparse_as_json(embedding.sparse, as_indices=True), option=OPTIONS)
     if embedding.colbert is not None:
         yield b',"colbert":'
         yield from render_matrix(embedding.colbert)
-
-
-def _base64(vector: FloatArray) -> bytes:
-    return b'"' + b2a_base64(vector.astype("<f4", copy=False).data, newline=False) + b'"'
 
 
 EMBEDDINGS = Operation(Dialect.OPENAI, OPENAI_EMBEDDINGS, "input", OpenAIEmbeddingRequest, _embed)

@@ -5,9 +5,36 @@ from dataclasses import dataclass, replace
 from app.api.checks import check_passages, check_rerank_options, check_texts
 from app.api.handler import Call
 from app.api.model_catalogue import Role, ServedModel
-from app.engine import RerankRequest
+from app.engine import EmbeddingOptions, RerankRequest, TruncationOptions
+from app.engine.option_checks import has_prompt_for
+from app.engine.options import CUT_AT_END, NO_OPTIONS, InputType
 from app.engine.reranking import sigmoid
 from app.engine.types import EmbeddingResult, Outputs, RerankResult
+from app.errors import InvalidRequestError
+
+
+def embedder_of(call: Call, role: Role | None = None) -> ServedModel:
+    """The embedding model in the request's path, or else the default one, or that of `role`.
+
+    Raises `InvalidRequestError` where the model in the path makes other kinds, or none.
+    """
+    catalogue = call.service.catalogue
+    name = call.request.path_params.get("model")
+    if name is None:
+        return catalogue.embedder(None) if role is None else catalogue.with_role(role)
+    model = catalogue.find(name)
+    if model.role is Role.RERANKER or role not in {None, model.role}:
+        raise InvalidRequestError(f"the model {model.name} does not make what is asked for here")
+    return model
+
+
+def input_type_of(call: Call, model: ServedModel, input_type: InputType) -> InputType | None:
+    """The type where the model has a prompt for it; else it changes nothing, and is left out."""
+    models = call.service.engine.models
+    if models is None:
+        return None  # The engine raises the error for that.
+    embedder = models.embedder if model.role is Role.EMBEDDER else models.dense_model
+    return input_type if has_prompt_for(embedder, input_type) else None
 
 
 async def embed(
@@ -17,6 +44,7 @@ async def embed(
     *,
     field: str,
     model: ServedModel,
+    options: EmbeddingOptions = NO_OPTIONS,
     normalize: bool = True,
 ) -> EmbeddingResult:
     """Vectors of `texts`, which the request has in `field`; `model` makes the dense ones."""
@@ -27,8 +55,10 @@ async def embed(
         dense=outputs.dense,
         sparse=outputs.sparse,
         colbert=outputs.colbert,
+        states=outputs.states,
         normalize_dense=normalize,
         embedder_only=model.role is Role.EMBEDDER,
+        options=options,
         urgency=call.urgency,
         client=call.context.client,
     )
@@ -44,6 +74,7 @@ class Passages:
     query: str
     texts: list[str]
     field: str
+    truncation: TruncationOptions = CUT_AT_END
 
 
 async def rerank(
@@ -62,6 +93,7 @@ async def rerank(
         passages.texts,
         normalize=not raw,
         instruction=instruction,
+        truncation=passages.truncation,
         urgency=call.urgency,
         client=call.context.client,
     )

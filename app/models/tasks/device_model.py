@@ -6,7 +6,14 @@ from typing import Generic, TypeVar
 
 from app.engine.loaded_models import ModelInfo
 from app.engine.options import CUT_AT_END, TruncationOptions
-from app.engine.types import Outputs, TextEmbedding, TokenIds, TokenizedText
+from app.engine.types import (
+    Outputs,
+    SpecialToken,
+    TextEmbedding,
+    TokenIds,
+    TokenizedText,
+    TokenSpans,
+)
 from app.errors import InferenceError
 from app.models.backbone import Backbone
 from app.models.text.tokenizer import TextTokenizer
@@ -33,6 +40,19 @@ class DeviceModel(ABC, Generic[Result]):
     def info(self) -> ModelInfo:
         """How it is computed."""
         return self._backbone.target.describe(self.name)
+
+    @property
+    def special_tokens(self) -> tuple[list[SpecialToken], list[SpecialToken]]:
+        """Those that stand before, and after, every text."""
+        return self._tokenizer.special_tokens
+
+    def token_spans(self, text: str) -> TokenSpans:
+        """The tokens of a whole text, without special ones."""
+        return self._tokenizer.spans(text)
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """The text of these tokens."""
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def finish_loading(self) -> None:
         """Implement `app.engine.model.Model`: results are the same before and after."""

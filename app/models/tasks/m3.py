@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,30 +21,13 @@ from app.models.batch.packing import PackedBatch
 from app.models.batch.selection import Spans, select_sequences
 from app.models.checkpoint.config import read_pooling, read_prompts
 from app.models.checkpoint.weights import read_linear
-from app.models.device.transfer import DeviceRows, HostRows, not_finite, start_copies
+from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.tasks import heads
 from app.models.tasks.device_model import EmbeddingModel
+from app.models.tasks.kind_rows import KindRows
 from app.models.text.tokenizer import TextTokenizer
 
 _FRAME_TOKENS = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What the device made of one kind of vectors, and where each sequence's rows of it lie."""
-
-    rows: HostRows
-    spans: Spans
-
-    def finite(self, index: int) -> bool:
-        """Whether all numbers of one sequence are finite; true where it has none."""
-        span = self.spans[index]
-        return span is None or bool(self.rows.finite[span].all())
-
-    def of(self, index: int, skip: int = 0) -> FloatArray | None:
-        """The rows of one sequence without the first `skip`; None where it has none."""
-        span = self.spans[index]
-        return None if span is None else self.rows.values[span.start + skip : span.stop]
 
 
 class M3Embedder(EmbeddingModel):
@@ -66,7 +48,7 @@ class M3Embedder(EmbeddingModel):
         self.prompts = prompts
         self._sparse_head = sparse_head.to(backbone.device, backbone.dtype)
         self._colbert_head = colbert_head.to(backbone.device, backbone.dtype)
-        self._pooling = pooling
+        self.pooling = pooling
         self._vocabulary = heads.LexicalVocabulary(_ids_of(tokenizer, _FRAME_TOKENS))
 
     @property
@@ -95,7 +77,7 @@ class M3Embedder(EmbeddingModel):
 
         def collect() -> list[TextEmbedding | InferenceError]:
             spans = (spans for _, spans in made.values())
-            kinds = dict(zip(made, map(_Kind, copies(), spans), strict=True))
+            kinds = dict(zip(made, map(KindRows, copies(), spans), strict=True))
             return self._unpack(sequences, kinds)
 
         return collect
@@ -108,7 +90,7 @@ class M3Embedder(EmbeddingModel):
         backend = self._backbone.backend
         if any(requested := [each.dense for each in outputs]):
             places, spans = select_sequences(packed, requested)
-            dense = heads.dense_vectors(backend, hidden, packed, self._pooling, places)
+            dense = heads.dense_vectors(backend, hidden, packed, self.pooling, places)
             made["dense"] = dense, spans
         if any(requested := [each.sparse for each in outputs]):
             tokens = self._backbone.select_tokens(packed, requested)
@@ -119,12 +101,15 @@ class M3Embedder(EmbeddingModel):
             states, dtype = tokens.rows(hidden), self._backbone.wire_dtype
             vectors = heads.token_vectors(backend, states, self._colbert_head, dtype)
             made["colbert"] = vectors, tokens.spans
+        if any(requested := [each.states for each in outputs]):
+            tokens = self._backbone.select_tokens(packed, requested)
+            made["states"] = DeviceRows.of(tokens.rows(hidden).float()), tokens.spans
         return made
 
     def _unpack(
-        self, sequences: list[TokenIds], kinds: dict[str, _Kind]
+        self, sequences: list[TokenIds], kinds: dict[str, KindRows]
     ) -> list[TextEmbedding | InferenceError]:
-        dense, colbert = kinds.get("dense"), kinds.get("colbert")
+        dense, colbert, states = (kinds.get(kind) for kind in ("dense", "colbert", "states"))
         sparse = self._sparse(sequences, kinds.get("sparse"))
         return [
             TextEmbedding(
@@ -132,13 +117,14 @@ class M3Embedder(EmbeddingModel):
                 sparse=sparse.get(index),
                 # The first token's state is for the dense vector alone.
                 colbert=None if colbert is None else colbert.of(index, skip=1),
+                states=None if states is None else states.of(index),
             )
             if all(kind.finite(index) for kind in kinds.values())
             else not_finite()
             for index in range(len(sequences))
         ]
 
-    def _sparse(self, sequences: list[TokenIds], kind: _Kind | None) -> dict[int, SparseVector]:
+    def _sparse(self, sequences: list[TokenIds], kind: KindRows | None) -> dict[int, SparseVector]:
         """By the index of the sequences that it is requested for."""
         if kind is None:
             return {}
@@ -171,6 +157,6 @@ def _ids_of(tokenizer: TextTokenizer, tokens: tuple[str, ...]) -> TokenIds:
     return np.array([token_id for token_id in ids if token_id is not None], dtype=np.int64)
 
 
-def _only_row(kind: _Kind | None, index: int) -> FloatArray | None:
+def _only_row(kind: KindRows | None, index: int) -> FloatArray | None:
     rows = None if kind is None else kind.of(index)
     return None if rows is None else rows[0]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from app.engine.options import CUT_AT_END, TruncationOptions
-from app.engine.types import Outputs, TextEmbedding, TokenIds, TokenizedPair
+from app.engine.types import FloatArray, Outputs, TextEmbedding, TokenIds, TokenizedPair
 from app.errors import InferenceError, StartupError
 from app.models.architectures.qwen3 import DecoderConfig, vocabulary_head
 from app.models.backbone import Backbone, Target, load_decoder
@@ -20,6 +20,7 @@ from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.tasks.cross_encoder import start_scores
 from app.models.tasks.device_model import DeviceModel, EmbeddingModel
+from app.models.tasks.kind_rows import KindRows
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, QwenTemplate
 from app.models.text.tokenizer import TextTokenizer
 
@@ -32,6 +33,7 @@ class QwenEmbedder(EmbeddingModel):
     """Implements `app.engine.model.Embedder` for dense vectors alone: the raw last-token state."""
 
     colbert_width = 0
+    pooling = "last_token"
     min_dimensions = 32
 
     def __init__(
@@ -45,18 +47,35 @@ class QwenEmbedder(EmbeddingModel):
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], list[TextEmbedding | InferenceError]]:
         """Implement `DeviceModel`: the last token's state of each text, float32, not normalised."""
-        del outputs
         packed = self._backbone.pack(sequences)
-        copies = start_copies([DeviceRows.of(_last_states(self._backbone.forward(packed), packed))])
+        hidden = self._backbone.forward(packed)
+        rows, spans = [DeviceRows.of(_last_states(hidden, packed))], []
+        if any(requested := [each.states for each in outputs]):
+            tokens = self._backbone.select_tokens(packed, requested)
+            rows.append(DeviceRows.of(tokens.rows(hidden).float()))
+            spans.append(tokens.spans)
+        copies = start_copies(rows)
 
         def collect() -> list[TextEmbedding | InferenceError]:
-            (states,) = copies()
+            last, *rest = copies()
+            states = [KindRows(*each) for each in zip(rest, spans, strict=True)]
             return [
-                TextEmbedding(dense=states.values[place]) if states.finite[place] else not_finite()
-                for place in packed.unpack_order
+                _embedding(index, last.values[place], outputs[index], states)
+                if last.finite[place] and all(kind.finite(index) for kind in states)
+                else not_finite()
+                for index, place in enumerate(packed.unpack_order)
             ]
 
         return collect
+
+
+def _embedding(
+    index: int, last: FloatArray, outputs: Outputs, states: list[KindRows]
+) -> TextEmbedding:
+    return TextEmbedding(
+        dense=last if outputs.dense else None,
+        states=states[0].of(index) if outputs.states else None,
+    )
 
 
 class QwenReranker(DeviceModel[float]):

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from app.engine.options import CUT_AT_END, Side, TruncationOptions
 from app.engine.tokenizer_threads import normalization_growth
-from app.engine.types import TokenIds, TokenizedText
+from app.engine.types import SpecialToken, TokenIds, TokenizedText, TokenSpans
 from app.errors import StartupError
 from app.models.checkpoint.config import read_config
 from app.models.text.slices import SLICE_CHARACTERS, Slicer
@@ -221,6 +221,32 @@ class TextTokenizer:
             if begin >= end:
                 break
         return ids
+
+    def spans(self, text: str) -> TokenSpans:
+        """The tokens of the whole text, without special ones, and the characters they stand for."""
+        ids: list[TokenIds] = []
+        offsets: list[TokenIds] = [np.empty((0, 2), dtype=np.int64)]
+        begin = 0
+        for part in self._slicer.slices(text):
+            encoding = self._tokenizer.encode(part, add_special_tokens=False)
+            ids.append(_ids(encoding.ids))
+            offsets.append(np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) + begin)
+            begin += len(part)
+        starts, stops = np.concatenate(offsets).T
+        return TokenSpans(np.concatenate([NO_IDS, *ids]), starts, stops)
+
+    @property
+    def special_tokens(self) -> tuple[list[SpecialToken], list[SpecialToken]]:
+        """Those of the template, before and after a text."""
+        before, after = (
+            list(map(SpecialToken, ids.tolist(), self.token_strings(ids)))
+            for ids in (self._template.prefix, self._template.suffix)
+        )
+        return before, after
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """The text of these tokens; those of other vocabularies are left out."""
+        return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def pair_template(self) -> PairTemplate:
         """The special tokens around and between two texts that are read together."""

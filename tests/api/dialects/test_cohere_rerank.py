@@ -108,6 +108,13 @@ def test_what_cannot_be_done_is_400_and_named(full, path, body, said) -> None:
     assert said in assert_error(answer, 400, "invalid_request")
 
 
+def test_documents_are_read_up_to_so_many_tokens(full) -> None:
+    cut = post(full, documents=["search " * 9, "bread " * 9], max_tokens_per_doc=4)
+    short = post(full, documents=["search " * 4, "bread " * 4])
+    assert np.array(scored(cut)) == pytest.approx(np.array(scored(short)), abs=1e-6)
+    assert cut["usage"] == short["usage"]
+
+
 def test_nothing_to_rank_is_400(full) -> None:
     for body in ({"documents": []}, {"query": " "}):
         answer = full.post("/rerank", json={"query": QUERY, "documents": DOCUMENTS} | body)

@@ -75,6 +75,32 @@ def test_what_a_client_adds_of_its_own_changes_nothing(client) -> None:
     assert extra == plain
 
 
+@pytest.mark.parametrize("field", ["dimensions", "output_dimension"])
+def test_fewer_dimensions_are_the_native_ones_or_an_error(full, client, field) -> None:
+    expected = native(full, TEXTS, dimensions=32, return_sparse=False, return_colbert=False)
+    answer = post(full, input=TEXTS, **{field: 32})
+    assert [item["embedding"] for item in answer["data"]] == [each["dense"] for each in expected]
+    assert len(post(client, input="a", **{field: 64})["data"][0]["embedding"]) == 64
+    refused = client.post("/v1/embeddings", json={"input": "a", field: 32})
+    assert "32" in assert_error(refused, 400, "invalid_request")["message"]
+
+
+def test_a_query_gets_the_models_prompt_where_it_has_one(full, client) -> None:
+    kinds = {"return_sparse": False, "return_colbert": False}
+    expected = native(full, TEXTS, input_type="query", **kinds)
+    answer = post(full, input=TEXTS, input_type="search_query")
+    assert [item["embedding"] for item in answer["data"]] == [each["dense"] for each in expected]
+    assert post(client, input="a", input_type="query") == post(client, input="a")
+
+
+@pytest.mark.parametrize(
+    "extra", [{"truncate_prompt_tokens": 8}, {"late_chunking": True}, {"input_type": "image"}]
+)
+def test_what_would_change_the_numbers_and_cannot_be_had_is_an_error(client, extra) -> None:
+    refused = client.post("/v1/embeddings", json={"input": "a"} | extra)
+    assert next(iter(extra)) in assert_error(refused, 400, "invalid_request")["message"]
+
+
 def test_a_text_that_was_cut_is_reported(client) -> None:
     (warning,) = post(client, input=["short", "search " * 9000])["warnings"]
     assert warning["target"] == {"field": "input", "index": 1, "pointer": "/input/1"}

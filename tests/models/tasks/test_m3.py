@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from FlagEmbedding import BGEM3FlagModel
 from safetensors.torch import load_file, save_file
 
@@ -16,7 +17,7 @@ from app.models.tasks.m3 import M3Embedder, load_m3_embedder
 from app.models.text.tokenizer import TextTokenizer
 from tests.support.texts import varied_texts
 
-ALL = Outputs(dense=True, sparse=True, colbert=True)
+ALL = Outputs(dense=True, sparse=True, colbert=True, states=True)
 TOLERANCE = 1e-5
 
 
@@ -61,6 +62,8 @@ def assert_same(left: TextEmbedding, right: TextEmbedding) -> None:
     np.testing.assert_array_equal(left.sparse.indices, right.sparse.indices)
     np.testing.assert_allclose(left.sparse.values, right.sparse.values, rtol=0, atol=TOLERANCE)
     np.testing.assert_allclose(left.colbert, right.colbert, rtol=0, atol=TOLERANCE)
+    # Hidden states have no unit length: their numbers are ten times as large.
+    np.testing.assert_allclose(left.states, right.states, rtol=0, atol=10 * TOLERANCE)
 
 
 def test_equals_flagembedding_on_texts_of_every_kind(
@@ -92,7 +95,13 @@ def test_vectors_do_not_depend_on_batch_mates_or_place(embedder: M3Embedder) -> 
 
 @pytest.mark.parametrize(
     "outputs",
-    [Outputs(dense=True), Outputs(sparse=True), Outputs(colbert=True), Outputs(True, True)],
+    [
+        Outputs(dense=True),
+        Outputs(sparse=True),
+        Outputs(colbert=True),
+        Outputs(states=True),
+        Outputs(True, True),
+    ],
 )
 def test_a_kind_does_not_depend_on_the_kinds_beside_it(
     embedder: M3Embedder, outputs: Outputs
@@ -124,7 +133,7 @@ def test_each_text_of_a_forward_gets_the_kinds_that_it_asks_for_and_no_others(
     embedder: M3Embedder,
 ) -> None:
     texts = varied_texts(48)
-    kinds = [Outputs(bool(i & 1), bool(i & 2), bool(i & 4)) for i in range(1, 8)]
+    kinds = [Outputs(*(bool(i & 1 << bit) for bit in range(4))) for i in range(1, 16)]
     outputs = [kinds[index % len(kinds)] for index in range(len(texts))]
     together = embedder.launch([text.ids for text in embedder.tokenize(texts)], outputs)()
     for text, asked, ours in zip(texts, outputs, together, strict=True):
@@ -132,6 +141,7 @@ def test_each_text_of_a_forward_gets_the_kinds_that_it_asks_for_and_no_others(
         assert (ours.dense is not None) == asked.dense
         assert (ours.sparse is not None) == asked.sparse
         assert (ours.colbert is not None) == asked.colbert
+        assert (ours.states is not None) == asked.states
         assert_same(filled_up(ours, whole), whole)
 
 
@@ -141,7 +151,23 @@ def filled_up(part: TextEmbedding, whole: TextEmbedding) -> TextEmbedding:
         whole.dense if part.dense is None else part.dense,
         whole.sparse if part.sparse is None else part.sparse,
         whole.colbert if part.colbert is None else part.colbert,
+        whole.states if part.states is None else part.states,
     )
+
+
+def test_states_are_those_of_transformers_and_stay_when_others_follow(
+    embedder: M3Embedder, reference: BGEM3FlagModel
+) -> None:
+    texts = varied_texts(24)
+    tokenized = embedder.tokenize(texts)
+    ours = embed(embedder, texts, Outputs(states=True))
+    embed(embedder, texts[::-1])
+    model = reference.model.model.eval()
+    for text, embedding in zip(tokenized, ours, strict=True):
+        with torch.no_grad():
+            theirs = model(torch.tensor([text.ids.tolist()])).last_hidden_state[0]
+        assert embedding.states.shape == theirs.shape
+        np.testing.assert_allclose(embedding.states, theirs, rtol=0, atol=1e-4)
 
 
 @pytest.fixture

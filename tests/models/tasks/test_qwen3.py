@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import Qwen3Model
 
 from app.engine.types import Outputs
 from app.errors import StartupError
@@ -52,6 +53,29 @@ def test_the_raw_state_is_not_normalised(embedder: QwenEmbedder) -> None:
     (text,) = embedder.tokenize(["search"])
     (embedding,) = embedder.forward([text.ids], Outputs(dense=True))
     assert np.linalg.norm(embedding.dense) > 2
+
+
+def test_a_text_beside_others_gets_the_states_that_it_asks_for_and_gets_alone(
+    embedder: QwenEmbedder, folder: Path
+) -> None:
+    """Beginnings that texts share are computed once."""
+    texts = [f"search hybrid vector {text}" for text in varied_texts(30)]
+    ids = [text.ids for text in embedder.tokenize(texts)]
+    kinds = [Outputs(states=True), Outputs(dense=True), Outputs(dense=True, states=True)]
+    asked = [kinds[index % 3] for index in range(len(ids))]
+    together = embedder.launch(ids, asked)()
+    model = Qwen3Model.from_pretrained(folder, dtype=torch.float32)
+    for own, outputs, embedding in zip(ids, asked, together, strict=True):
+        with torch.no_grad():
+            theirs = model(torch.tensor([own.tolist()])).last_hidden_state[0].numpy()
+        assert (embedding.dense is not None, embedding.states is not None) == (
+            outputs.dense,
+            outputs.states,
+        )
+        if outputs.states:
+            np.testing.assert_allclose(embedding.states, theirs, rtol=0, atol=1e-4)
+        if outputs.dense:
+            np.testing.assert_allclose(embedding.dense, theirs[-1], rtol=0, atol=1e-4)
 
 
 def test_a_batch_and_a_single_text_give_the_same_vector(embedder: QwenEmbedder) -> None:

@@ -1,0 +1,185 @@
+"""Cohere's vectors of texts, in full or in fewer bits."""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue
+from starlette.responses import Response
+
+from app.api.dialects.cohere_rerank import CohereError
+from app.api.dialects.work import embed, input_type_of
+from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.openapi import BEARER, describe_body, error_responses
+from app.api.paths import COHERE_EMBED, Dialect
+from app.api.rendering import OPTIONS, base64_of, estimate_bytes
+from app.api.schemas import ForeignRequest
+from app.engine import EmbeddingOptions, TruncationOptions
+from app.engine.types import EmbeddingResult, FloatArray, Outputs
+from app.errors import InvalidRequestError
+
+router = APIRouter(tags=["Cohere, Jina, vLLM"], dependencies=[BEARER])
+
+_EXAMPLE: dict[str, JsonValue] = {
+    "texts": ["What is hybrid search?"],
+    "input_type": "search_query",
+    "embedding_types": ["float"],
+}
+_MAX_INT8 = 127
+
+EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
+
+
+def _fold(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
+class CohereEmbedRequest(ForeignRequest):
+    """Texts to embed."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+    example = _EXAMPLE
+
+    texts: Annotated[list[str], FailFast()]
+    model: Annotated[str | None, Field(description="Any name of an embedding model.")] = None
+    input_type: Annotated[
+        Literal["search_document", "search_query", "classification", "clustering"] | None,
+        Field(description="Queries get the model's prompt for queries, where it has one."),
+    ] = None
+    embedding_types: Annotated[
+        list[EmbeddingType] | None, Field(description="`float` by default.")
+    ] = None
+    output_dimension: Annotated[int | None, Field(ge=1, description="Fewer, if the model can.")] = (
+        None
+    )
+    truncate: Annotated[
+        Literal["NONE", "START", "END"] | None,
+        BeforeValidator(_fold),
+        Field(description="Which end of a text that is too long is cut; NONE is an error."),
+    ] = None
+    images: Annotated[list[Any] | None, Field(description="Refused.")] = None
+    inputs: Annotated[list[Any] | None, Field(description="Refused.")] = None
+    max_tokens: Annotated[int | None, Field(ge=1, description="Tokens that are read.")] = None
+
+
+class CohereEmbeddings(BaseModel):
+    """Vectors by type; in v1 without `embedding_types`, a list of lists."""
+
+    id: str
+    embeddings: dict[str, list[Any]] | list[list[float]]
+    texts: list[str]
+    meta: dict[str, Any]
+    response_type: str
+
+
+_DESCRIPTION: dict[str, Any] = {
+    "summary": "Embed texts",
+    "response_model": CohereEmbeddings,
+    "responses": error_responses(
+        400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504, model=CohereError
+    ),
+    "openapi_extra": describe_body(CohereEmbedRequest),
+}
+
+
+@router.post("/v2/embed", **_DESCRIPTION)
+async def create_embeddings(request: Request, service: ServiceDep) -> Response:
+    """A dense vector of each text, of unit length, in each of the types asked for."""
+    return await respond(request, service, _EMBED)
+
+
+@router.post("/v1/embed", **_DESCRIPTION)
+async def create_embeddings_v1(request: Request, service: ServiceDep) -> Response:
+    """The same; without `embedding_types` the vectors are a list and not an object."""
+    return await respond(request, service, _EMBED_V1)
+
+
+async def _embed(body: CohereEmbedRequest, call: Call, *, version: str = "2") -> Response:
+    _check(body)
+    model = call.service.catalogue.embedder(body.model)
+    query = body.input_type == "search_query"
+    options = EmbeddingOptions(
+        _truncation(body),
+        input_type=input_type_of(call, model, "query" if query else "document"),
+        dimensions=body.output_dimension,
+    )
+    outputs = Outputs(dense=True)
+    result = await embed(call, body.texts, outputs, field="texts", model=model, options=options)
+    render = partial(_render, body, result, call.context.request_id, version)
+    types = len(body.embedding_types or [None])
+    return await call.render(render, types * estimate_bytes(body.texts, result))
+
+
+def _check(body: CohereEmbedRequest) -> None:
+    for field in ("images", "inputs"):
+        if getattr(body, field):
+            raise InvalidRequestError(f"the field {field} is not read here: send texts")
+
+
+def _truncation(body: CohereEmbedRequest) -> TruncationOptions:
+    side: Literal["left", "right"] = "left" if body.truncate == "START" else "right"
+    return TruncationOptions(body.truncate != "NONE", side, body.max_tokens)
+
+
+def _render(
+    body: CohereEmbedRequest, result: EmbeddingResult, request_id: str, version: str
+) -> Iterator[bytes]:
+    vectors = [each.dense for each in result.embeddings if each.dense is not None]
+    by_type = version != "1" or bool(body.embedding_types)
+    yield orjson.dumps({"id": request_id})[:-1] + b',"embeddings":'
+    if by_type:
+        kinds: list[EmbeddingType] = body.embedding_types or ["float"]
+        for place, kind in enumerate(dict.fromkeys(kinds)):
+            yield (b"," if place else b"{") + b'"%s":' % kind.encode()
+            yield from _render_type(vectors, kind)
+        yield b"}"
+    else:
+        yield from _render_type(vectors, "float")
+    rest = {
+        "texts": body.texts,
+        "meta": {
+            "api_version": {"version": version},
+            "billed_units": {"input_tokens": result.tokens},
+        },
+        "response_type": "embeddings_by_type" if by_type else "embeddings_floats",
+    }
+    yield b"," + orjson.dumps(rest)[1:]
+
+
+def _render_type(vectors: list[FloatArray], kind: EmbeddingType) -> Iterator[bytes]:
+    for place, vector in enumerate(vectors):
+        yield b"," if place else b"["
+        if kind == "base64":
+            yield base64_of(vector)
+        else:
+            yield orjson.dumps(_ENCODERS[kind](vector), option=OPTIONS)
+    yield b"]"
+
+
+def _int8(vector: FloatArray) -> npt.NDArray[np.int8]:
+    """Scaled so that its largest number is 127: cosines stay but for rounding, lengths do not."""
+    largest = max(float(np.abs(vector).max()), 1e-12)
+    return np.round(vector * (_MAX_INT8 / largest)).astype(np.int8)
+
+
+def _ubinary(vector: FloatArray) -> npt.NDArray[np.uint8]:
+    """The signs, eight in a byte, the first in its highest bit."""
+    return np.packbits(vector > 0)
+
+
+_ENCODERS: Mapping[EmbeddingType, Callable[[FloatArray], npt.NDArray[Any]]] = {
+    "float": lambda vector: vector,
+    "int8": _int8,
+    "uint8": lambda vector: (_int8(vector).astype(np.int16) + _MAX_INT8 + 1).astype(np.uint8),
+    "ubinary": _ubinary,
+    "binary": lambda vector: (_ubinary(vector).astype(np.int16) - _MAX_INT8 - 1).astype(np.int8),
+}
+
+_EMBED = Operation(Dialect.COHERE, COHERE_EMBED, "texts", CohereEmbedRequest, _embed)
+_EMBED_V1 = Operation(
+    Dialect.COHERE, COHERE_EMBED, "texts", CohereEmbedRequest, partial(_embed, version="1")
+)

@@ -1,0 +1,89 @@
+"""embedding-server's /api/v1/embed: TEI's request, answered with usage and times."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal
+
+import orjson
+from fastapi import APIRouter, Request
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from app.api.dialects import tei, tei_schemas
+from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.openapi import BEARER, describe_body, error_responses
+from app.api.paths import EMBEDDING_SERVER, Dialect
+from app.api.rendering import OPTIONS, estimate_bytes
+from app.api.schemas import Usage
+from app.engine.types import EmbeddingResult
+
+router = APIRouter(tags=["embedding-server"], dependencies=[BEARER])
+
+
+class IndexedVector(BaseModel):
+    """The vector of one text."""
+
+    embedding: list[float]
+    index: int
+
+
+class StageTimes(BaseModel):
+    """How long each stage took, such as `120µs` or `2.5ms`."""
+
+    tokenization: str
+    queue: str
+    inference: str
+
+
+class EmbeddingServerResponse(BaseModel):
+    """Vectors in the order of the request."""
+
+    data: list[IndexedVector]
+    usage: Usage
+    timings: StageTimes
+
+
+@router.post(
+    EMBEDDING_SERVER.path,
+    summary="Embed texts",
+    response_model=EmbeddingServerResponse,
+    responses=error_responses(
+        400, 401, 403, 408, 413, 415, 422, 424, 429, 500, 503, 504, model=tei_schemas.TeiError
+    ),
+    openapi_extra=describe_body(tei_schemas.EmbedRequest),
+)
+async def create_embeddings(request: Request, service: ServiceDep) -> Response:
+    """One dense vector for each text. Errors are text-embeddings-inference's."""
+    return await respond(request, service, _EMBED)
+
+
+async def _embed(body: tei_schemas.EmbedRequest, call: Call) -> Response:
+    result = await tei.embed_dense(body, call)
+    return await call.render(partial(_render, result), estimate_bytes([], result))
+
+
+def _render(result: EmbeddingResult) -> Iterator[bytes]:
+    yield b'{"data":['
+    for index, embedding in enumerate(result.embeddings):
+        item = {"embedding": embedding.dense, "index": index}
+        yield (b"," if index else b"") + orjson.dumps(item, option=OPTIONS)
+    timings = result.timings
+    report: dict[str, Any] = {
+        "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
+        "timings": {
+            "tokenization": _duration(timings.tokenize),
+            "queue": _duration(timings.queue),
+            "inference": _duration(timings.inference),
+        },
+    }
+    yield b"]," + orjson.dumps(report)[1:]
+
+
+def _duration(seconds: float) -> str:
+    """Three digits and the unit that suits them."""
+    units: tuple[tuple[float, Literal["s", "ms", "µs"]], ...] = (1, "s"), (1e-3, "ms"), (1e-6, "µs")
+    size, unit = next((each for each in units if seconds >= each[0]), units[-1])
+    return f"{seconds / size:.3g}{unit}"
+
+
+_EMBED = Operation(Dialect.TEI, EMBEDDING_SERVER, "inputs", tei_schemas.EmbedRequest, _embed)

@@ -1,0 +1,237 @@
+"""text-embeddings-inference: vectors, similarity and reranking, at the root and for one model.
+
+Below /models/{model}/ every path exists again, for that model alone.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import orjson
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from app.api import paths
+from app.api.dialects import tei_schemas as schemas
+from app.api.dialects.work import Passages, embed, embedder_of, rerank
+from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.model_catalogue import Role
+from app.api.openapi import BEARER, describe_body, error_responses
+from app.api.paths import Dialect
+from app.api.rendering import OPTIONS, by_falling_score, estimate_bytes, render_matrix
+from app.api.schemas import ForeignRequest
+from app.engine.types import EmbeddingResult, Outputs, RerankResult, TextEmbedding
+from app.errors import InvalidRequestError
+
+router = APIRouter(dependencies=[BEARER])
+
+ROOT_TAG, MODEL_TAG = "text-embeddings-inference", "text-embeddings-inference, one model"
+BELOW_MODEL = "/models/{model:path}"
+_STATUSES = (400, 401, 403, 404, 408, 413, 415, 422, 424, 429, 500, 503, 504)
+
+Render = Callable[[TextEmbedding], Iterator[bytes]]
+
+
+def add_operation(
+    router: APIRouter, operation: Operation, response: Any, description: str, *, root: bool = True
+) -> None:
+    """Answer an operation below /models/{model}, and at the root unless its path is shared."""
+
+    async def answer(request: Request, service: ServiceDep) -> Response:
+        return await respond(request, service, operation)
+
+    places = {BELOW_MODEL: MODEL_TAG} | ({"": ROOT_TAG} if root else {})
+    for prefix, tag in places.items():
+        router.add_api_route(
+            prefix + operation.endpoint.path,
+            answer,
+            methods=["POST"],
+            tags=[tag],
+            summary=str(operation.schema.__doc__).rstrip("."),
+            description=description,
+            response_model=response,
+            responses=error_responses(*_STATUSES, model=schemas.TeiError),
+            openapi_extra=describe_body(operation.schema),
+        )
+
+
+async def _embed(body: schemas.EmbedRequest, call: Call) -> Response:
+    return await _answer(call, body.inputs, await embed_dense(body, call), _render_dense)
+
+
+async def embed_dense(body: schemas.EmbedRequest, call: Call) -> EmbeddingResult:
+    """One dense vector for each text, of the model in the request's path or the default one."""
+    model, normalize = embedder_of(call), body.normalize is not False
+    if model.role is Role.EMBEDDER and not normalize:
+        raise InvalidRequestError(
+            f"the field normalize is false, and the vectors of {model.name} have unit length "
+            "whatever is asked for: leave it out"
+        )
+    return await embed(
+        call,
+        body.inputs,
+        Outputs(dense=True),
+        field="inputs",
+        model=model,
+        options=body.options(body.dimensions),
+        normalize=normalize,
+    )
+
+
+def _render_dense(embedding: TextEmbedding) -> Iterator[bytes]:
+    yield orjson.dumps(embedding.dense, option=OPTIONS)
+
+
+async def _embed_all(body: schemas.EmbedTokensRequest, call: Call) -> Response:
+    outputs, model = Outputs(states=True), embedder_of(call)
+    result = await embed(
+        call, body.inputs, outputs, field="inputs", model=model, options=body.options()
+    )
+    return await _answer(call, body.inputs, result, _render_states)
+
+
+def _render_states(embedding: TextEmbedding) -> Iterator[bytes]:
+    return render_matrix(embedding.states)
+
+
+async def _embed_sparse(body: schemas.EmbedTokensRequest, call: Call) -> Response:
+    outputs, model = Outputs(sparse=True), embedder_of(call, Role.EMBEDDER)
+    result = await embed(
+        call, body.inputs, outputs, field="inputs", model=model, options=body.options()
+    )
+    return await _answer(call, body.inputs, result, _render_sparse)
+
+
+def _render_sparse(embedding: TextEmbedding) -> Iterator[bytes]:
+    sparse = embedding.sparse
+    assert sparse is not None  # noqa: S101 - it was asked for
+    pairs = zip(sparse.indices.tolist(), sparse.values, strict=True)
+    weights = [{"index": index, "value": value} for index, value in pairs]
+    yield orjson.dumps(weights, option=OPTIONS)
+
+
+async def _similarity(body: schemas.SimilarityRequest, call: Call) -> Response:
+    source, sentences = body.inputs.source_sentence, body.inputs.sentences
+    parameters = body.parameters or schemas.SimilarityParameters()
+    texts = [source, *sentences]
+    result = await embed(
+        call,
+        texts if sentences else [],
+        Outputs(dense=True),
+        field="inputs",
+        model=embedder_of(call),
+        options=parameters.options(),
+    )
+    response = await call.render(partial(_render_cosines, result), 0)
+    return add_headers(response, call, texts, result)
+
+
+def _render_cosines(result: EmbeddingResult) -> list[bytes]:
+    vectors = np.array([each.dense for each in result.embeddings], dtype=np.float32)
+    return [orjson.dumps(vectors[1:] @ vectors[0], option=OPTIONS)]
+
+
+async def _rerank(body: schemas.RerankTextsRequest, call: Call) -> Response:
+    passages = Passages(body.query, body.texts, "texts", body.truncation)
+    _require_reranker(call)
+    result = await rerank(call, passages, raw=bool(body.raw_scores))
+    render = partial(_render_ranks, body, result)
+    response = await call.render(render, sum(map(len, body.texts)))
+    return add_headers(response, call, [body.query, *body.texts], result)
+
+
+def _require_reranker(call: Call) -> None:
+    """Raise `InvalidRequestError` where the model in the request's path is none."""
+    name = call.request.path_params.get("model")
+    if name is not None:
+        model = call.service.catalogue.find(name)
+        if not call.service.catalogue.reranks(model):
+            raise InvalidRequestError(f"the model {model.name} is no reranker")
+
+
+def _render_ranks(body: schemas.RerankTextsRequest, result: RerankResult) -> Iterator[bytes]:
+    yield b"["
+    for place, (index, score) in enumerate(by_falling_score(result.scores)):
+        item: dict[str, Any] = {"index": index, "score": score}
+        if body.return_text:
+            item["text"] = body.texts[index]
+        yield (b"," if place else b"") + orjson.dumps(item, option=OPTIONS)
+    yield b"]"
+
+
+async def _answer(
+    call: Call, texts: list[str], result: EmbeddingResult, render: Render
+) -> Response:
+    """A list with what `render` makes of each text's vectors."""
+    response = await call.render(partial(_render_list, result, render), estimate_bytes([], result))
+    return add_headers(response, call, texts, result)
+
+
+def _render_list(result: EmbeddingResult, render: Render) -> Iterator[bytes]:
+    yield b"["
+    for place, embedding in enumerate(result.embeddings):
+        if place:
+            yield b","
+        yield from render(embedding)
+    yield b"]"
+
+
+def add_headers(
+    response: Response, call: Call, texts: list[str], result: EmbeddingResult | RerankResult
+) -> Response:
+    """TEI's headers: what was computed, and how many milliseconds each stage took."""
+    models = call.service.engine.models
+    on_gpu = models is not None and models.device.gpu_available
+    timings = result.timings
+    milliseconds = {
+        "x-compute-time": timings.total,
+        "x-total-time": timings.total,
+        "x-tokenization-time": timings.tokenize,
+        "x-queue-time": timings.queue,
+        "x-inference-time": timings.inference,
+    }
+    response.headers.update(
+        {
+            "x-compute-type": "gpu" if on_gpu else "cpu",
+            "x-compute-characters": str(sum(map(len, texts))),
+            "x-compute-tokens": str(result.tokens),
+        }
+        | {name: str(round(1000 * seconds)) for name, seconds in milliseconds.items()}
+    )
+    return response
+
+
+def _operation(endpoint: paths.Endpoint, schema: type[ForeignRequest], answer: Any) -> Operation:
+    return Operation(Dialect.TEI, endpoint, "inputs", schema, answer)
+
+
+RERANK = Operation(Dialect.TEI, paths.RERANK, "texts", schemas.RerankTextsRequest, _rerank)
+
+add_operation(
+    router,
+    _operation(paths.TEI_EMBED, schemas.EmbedRequest, _embed),
+    schemas.Vectors,
+    "One dense vector for each text.",
+)
+add_operation(
+    router,
+    _operation(paths.TEI_EMBED_ALL, schemas.EmbedTokensRequest, _embed_all),
+    schemas.TokenVectors,
+    "The last hidden state of every token, those of special tokens included.",
+)
+add_operation(
+    router,
+    _operation(paths.TEI_EMBED_SPARSE, schemas.EmbedTokensRequest, _embed_sparse),
+    schemas.SparseVectors,
+    "The lexical weights of each text, which only models of bge-m3's kind make.",
+)
+add_operation(
+    router,
+    _operation(paths.TEI_SIMILARITY, schemas.SimilarityRequest, _similarity),
+    schemas.Similarities,
+    "The cosine of each sentence's dense vector with that of the source sentence.",
+)
+add_operation(
+    router, RERANK, schemas.Ranks, "At the root, /rerank takes the same body.", root=False
+)

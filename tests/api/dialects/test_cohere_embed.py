@@ -1,0 +1,115 @@
+"""Cohere's vectors: the native ones, and the same in fewer bits."""
+
+import base64
+
+import numpy as np
+import pytest
+
+from tests.api.dialects.conftest import native
+from tests.support.texts import varied_texts
+
+TEXTS = varied_texts(9)
+TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+
+
+def post(client, path: str = "/v2/embed", **body) -> dict:
+    answer = client.post(path, json={"texts": TEXTS} | body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def assert_error(answer, status: int, code: str) -> str:
+    error = answer.json()
+    assert (answer.status_code, error["code"]) == (status, code), error
+    return error["message"]
+
+
+def dense(client, texts: list[str] = TEXTS, **options) -> list[list[float]]:
+    return [
+        each["dense"]
+        for each in native(client, texts, return_sparse=False, return_colbert=False, **options)
+    ]
+
+
+def test_vectors_are_the_native_ones_to_the_last_bit(client) -> None:
+    answer = post(client, input_type="search_document", embedding_types=["float"])
+    assert list(answer) == ["id", "embeddings", "texts", "meta", "response_type"]
+    assert answer["embeddings"] == {"float": dense(client)}
+    assert answer["texts"] == TEXTS
+    counted = client.post("/embeddings/", json={"sentences": TEXTS}).json()["usage"]
+    assert answer["meta"]["billed_units"] == {"input_tokens": counted["total_tokens"]}
+    assert post(client)["embeddings"] == answer["embeddings"]
+
+
+def test_version_1_answers_a_list_unless_types_are_asked_for(client) -> None:
+    plain = post(client, "/v1/embed")
+    assert (plain["embeddings"], plain["response_type"]) == (dense(client), "embeddings_floats")
+    typed = post(client, "/v1/embed", embedding_types=["float"])
+    assert typed["response_type"] == "embeddings_by_type"
+    assert typed["embeddings"] == {"float": plain["embeddings"]}
+
+
+def test_every_type_is_of_the_same_vectors(client) -> None:
+    made = post(client, embedding_types=TYPES)["embeddings"]
+    assert list(made) == TYPES
+    vectors = np.array(made["float"], np.float32)
+    decoded = [np.frombuffer(base64.b64decode(each), "<f4") for each in made["base64"]]
+    np.testing.assert_array_equal(decoded, vectors)
+    int8 = np.array(made["int8"])
+    assert np.abs(int8).max(axis=1).tolist() == [127] * len(TEXTS)
+    cosines = (int8 * vectors).sum(axis=1) / np.linalg.norm(int8, axis=1)
+    assert cosines.min() > 0.999
+    np.testing.assert_array_equal(np.array(made["uint8"]) - 128, int8)
+    signs = np.unpackbits(np.array(made["ubinary"], np.uint8), axis=1)
+    np.testing.assert_array_equal(signs, vectors > 0)
+    np.testing.assert_array_equal(np.array(made["binary"]) + 128, made["ubinary"])
+
+
+def test_queries_get_the_models_prompt_where_it_has_one(full, client) -> None:
+    assert post(full, input_type="search_query")["embeddings"] == {
+        "float": dense(full, input_type="query")
+    }
+    assert dense(full, input_type="query") != dense(full)
+    for other in ("search_document", "classification", "clustering", None):
+        assert post(full, input_type=other)["embeddings"] == {"float": dense(full)}
+    plain = post(client, input_type="search_document")
+    assert post(client, input_type="search_query")["embeddings"] == plain["embeddings"]
+
+
+def test_fewer_dimensions_are_the_native_ones_or_an_error(full, client) -> None:
+    made = post(full, output_dimension=32)["embeddings"]["float"]
+    assert made == dense(full, dimensions=32)
+    refused = client.post("/v2/embed", json={"texts": TEXTS, "output_dimension": 32})
+    assert "dimensions" in assert_error(refused, 400, "invalid_request")
+
+
+def test_a_text_that_is_too_long_is_cut_where_it_says(full) -> None:
+    body = {"texts": ["bread " + "search " * 400 + "kitchen"], "model": "tiny-m3"}
+    refused = full.post("/v2/embed", json=body | {"truncate": "NONE"})
+    assert_error(refused, 400, "text_too_long")
+    start, end = (post(full, **body, truncate=side)["embeddings"] for side in ("START", "end"))
+    assert start != end
+    assert post(full, **body)["embeddings"] == end
+    short = post(full, **body, max_tokens=5)["embeddings"]
+    assert (
+        short
+        == post(full, texts=["bread search search search search"], model="tiny-m3")["embeddings"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"texts": []}, 400, "empty_input"),
+        ({"texts": None}, 400, "invalid_request"),
+        ({"texts": "a"}, 400, "invalid_request"),
+        ({"texts": ["a"] * 41}, 400, "invalid_request"),
+        ({"embedding_types": ["int4"]}, 400, "invalid_request"),
+        ({"input_type": "image"}, 400, "invalid_request"),
+        ({"images": ["data:"]}, 400, "invalid_request"),
+        ({"truncate": "MIDDLE"}, 400, "invalid_request"),
+        ({"model": "embed-v4.0"}, 404, "model_not_found"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_coheres_shape(full, body, status, code) -> None:
+    assert assert_error(full.post("/v2/embed", json={"texts": ["a"]} | body), status, code)
