@@ -15,6 +15,8 @@ from app.settings.sources import load_settings
     [
         ("PORT", "eighty"),
         ("PORT", "70000"),
+        ("MODEL_ALIASES", "small"),
+        ("MODEL_ALIASES", "small=,large=BAAI/bge-m3"),
         ("DEVICE", "gpu"),
         ("DEVICE", "cuda:x"),
         ("DEVICE", "cuda:0,cpu"),
