@@ -48,7 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.refusals:
             self.server.refusals -= 1
             error = {"message": "The queue is full.", "type": "server_error", "code": "queue_full"}
-            self._answer(503, {"Retry-After": "1"}, orjson.dumps({"error": error}))
+            self._answer(503, {"Retry-After": "1"}, orjson.dumps({"error": error} | error))
             return
         headers = {k: v for k, v in self.headers.items() if k.lower() != "host"}
         answer = self.server.client.request(

@@ -1,5 +1,5 @@
 // As run_client.py, for examples in JavaScript: `node run_client.mjs FOLDER_OF_NODE_MODULES`.
-import { readFileSync, writeFileSync } from "node:fs";
+import { readFileSync, unlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 
@@ -16,6 +16,8 @@ for (const [place, { texts, replace }] of runs.entries()) {
     results.push({ vectors: (await import(pathToFileURL(path))).vectors });
   } catch (error) {
     results.push({ error: error.constructor.name, message: String(error.message) });
+  } finally {
+    unlinkSync(path);
   }
 }
 console.log(JSON.stringify(results));

@@ -20,6 +20,8 @@ def run(code: str, texts: list[str], replace: dict[str, str]) -> dict:
         return {"error": type(error).__name__, "message": str(error)[:1000]}
     if "vectors" in found:
         return {"vectors": [[float(number) for number in vector] for vector in found["vectors"]]}
+    if "similarities" in found:
+        return {"similarities": [float(score) for score in found["similarities"]]}
     return {"scores": [[text, float(score)] for text, score in found["scores"]]}
 
 

@@ -1,7 +1,6 @@
 """What the real clients sent when they were recorded is answered with the native numbers.
 
-`scripts/check_clients.sh --record` records; files that begin with `written-` were written by hand,
-from the sources of clients that cannot be installed as packages.
+`scripts/check_clients.sh --record` records.
 """
 
 import base64
@@ -31,7 +30,19 @@ def test_a_recorded_request_is_answered_with_the_native_numbers(
         )
     assert response.status_code == 200, response.text
     sent, answer = json.loads(request["body"]), response.json()
-    if "documents" in sent:
+    if "source_sentence" in sent.get("inputs", ()):
+        texts = sent["inputs"]["sentences"]
+        source, *others = vectors_of(native, [sent["inputs"]["source_sentence"], *texts])
+        np.testing.assert_allclose(answer, np.stack(others) @ source, rtol=0, atol=1e-6)
+    elif "inputs" in sent:
+        assert np.float32(answer).tobytes() == vectors_of(native, sent["inputs"]).tobytes()
+    elif "query" in sent and "texts" in sent:
+        found = [(sent["texts"][item["index"]], item["score"]) for item in answer]
+        assert_same_scores(found, scores_of(native, sent["query"], sent["texts"]))
+    elif "texts" in sent:
+        found = np.float32(answer["embeddings"]["float"])
+        assert found.tobytes() == vectors_of(native, sent["texts"]).tobytes()
+    elif "documents" in sent:
         found = [
             (sent["documents"][item["index"]], item["relevance_score"])
             for item in answer["results"]

@@ -56,6 +56,7 @@ def load(settings: Settings) -> LoadedModels:
 
 
 if __name__ == "__main__":
-    embeddings.EmbeddingRequest = ForgetfulRequest
+    operation = embeddings._OPERATION
+    embeddings._OPERATION = dataclasses.replace(operation, schema=ForgetfulRequest)
     embeddings.render_embeddings = render
     run(partial(create_app, loader=load))
