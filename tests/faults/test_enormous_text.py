@@ -13,7 +13,7 @@ from tests.support.memory import status_bytes
 from tests.support.server import RunningServer, run_server
 
 # Each of these texts is counted to its end.
-ENORMOUS = {"sentences": ["search vector " * 25_000] * 20, "return_colbert": False}
+ENORMOUS = {"sentences": ["search vector " * 25_000] * 30, "return_colbert": False}
 
 
 @pytest.fixture(scope="module")
