@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.adapters.interface import Setting
 from benchmarks.process import engine_process
-from benchmarks.workload import MIXED, draw_texts
+from benchmarks.workload import QUERIES, draw_texts
 from tests.support.server import REPOSITORY, RunningServer, run_server
 
 TEXTS = [
@@ -38,7 +38,7 @@ TEXTS = [
     "Prices rose by three percent in May.",
 ]
 QUIET, BUSY, BULK = "quiet", "busy process", "bulk load"
-BULK_CLIENTS, BULK_TEXTS = 4, 64
+BULK_CLIENTS, BULK_TEXTS = 4, 8
 # What a window begins with is not counted: the load has to settle.
 _UNCOUNTED = 3
 # Between two requests, as of a client that does something with the answer. Seconds.
@@ -141,7 +141,7 @@ async def send_bulk(url: str) -> None:
     """Requests of many texts from several connections, without end; a line once one is answered."""
 
     async def keep_sending(seed: int) -> None:
-        body = {"sentences": draw_texts(MIXED, BULK_TEXTS, seed)}
+        body = {"sentences": draw_texts(QUERIES, BULK_TEXTS, seed)}
         kinds = {"return_sparse": False, "return_colbert": False}
         while True:
             await client.post("/embeddings/", json=body | kinds)
