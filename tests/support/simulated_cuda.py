@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from app.models.device import transfer
-from app.models.ops import proof
+from app.models.ops import backend, proof
 from tests.support.cuda_checks import CudaMisuseError, check_arguments, launches_nothing
 
 ARRIVED = 0.5
@@ -145,6 +145,15 @@ class SimulatedCuda(TorchDispatchMode):
         if self.strict:
             raise CudaMisuseError("the host waited for the device")
 
+    def run(self, name: str, blocks: int, threads: int, *arguments: Any) -> None:
+        """As `app.models.ops.cuda_kernels.CudaKernels`, of which this is the stand-in."""
+        tensors = [each for each in arguments if isinstance(each, Tensor)]
+        if not all(each.device.type == "cuda" and each.is_contiguous() for each in tensors):
+            raise CudaMisuseError(f"{name} needs contiguous tensors on the device")
+        if blocks < 1 or not 0 < threads <= 1024:
+            raise CudaMisuseError(f"{name} cannot have {blocks} blocks of {threads} threads")
+        self._note(name, tensors, tensors)
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         leaves = _flat((args, kwargs))
@@ -173,11 +182,14 @@ class SimulatedCuda(TorchDispatchMode):
         if self.out_of_memory_at == name:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         check_arguments(func, args, kwargs)
-        for each in tensors:
+        self._note(name, tensors, results)
+
+    def _note(self, name: str, read: list[Tensor], written: list[Tensor]) -> None:
+        for each in read:
             self._read(each)
         self.launches[name] += 1
         self.current.time += 1
-        for each in results:
+        for each in written:
             if each.device.type == "cuda":
                 self._written[_storage(each)] = self.current, self.current.time
 
@@ -326,6 +338,7 @@ def simulated_cuda(
         for kept in (transfer._pinned_buffers, transfer._copy_stream):
             kept.cache_clear()
             stack.callback(kept.cache_clear)
+        stack.enter_context(patch.object(backend, "load_kernels", lambda *_: cuda))
         # There are no numbers that could differ.
         stack.enter_context(patch.object(proof, "_largest_difference", _of_shapes))
         stack.enter_context(_device_guard())

@@ -21,7 +21,7 @@ from app.models.attention.reference import Attention
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.config import number, read_config, unusable, whole_number
 from app.models.checkpoint.weights import Weights
-from app.models.ops.arguments import Linear, RmsNorm, RotaryEmbedding
+from app.models.ops.arguments import AddLinear, Linear, RmsNorm, RotaryEmbedding
 from app.models.ops.backend import Backend
 
 _SIZES = {
@@ -202,10 +202,10 @@ class DecoderLayer:
     input_norm: RmsNorm
     to_query_key_value: Linear
     head_norm: RmsNorm
-    from_attended: Linear
+    from_attended: AddLinear
     inner_norm: RmsNorm
     to_gate_up: Linear
-    from_inner: Linear
+    from_inner: AddLinear
 
     def __call__(
         self, states: Tensor, packed: PackedBatch, attend: Attention, rotary: RotaryEmbedding
@@ -234,9 +234,9 @@ class DecoderLayer:
         return attend(query, key, value, packed, scale=width**-0.5, causal=True).flatten(1)
 
     def _feed_forward(self, attended: Tensor, states: Tensor) -> Tensor:
-        states = self.from_attended(attended).add_(states)
+        states = self.from_attended(attended, states)
         both = self.to_gate_up(self.backend.rms_norm(states, self.inner_norm))
-        return self.from_inner(self.backend.gate(both)).add_(states)
+        return self.from_inner(self.backend.gate(both), states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,10 +282,10 @@ def _layer(parameters: DecoderParameters, index: int, backend: Backend) -> Decod
         input_norm=layer.input_norm,
         to_query_key_value=backend.linear([layer.query, layer.key, layer.value]),
         head_norm=_join_norms(layer.query_norm, config.heads, layer.key_norm, config.key_heads),
-        from_attended=backend.linear([layer.attended]),
+        from_attended=backend.add_linear(layer.attended),
         inner_norm=layer.inner_norm,
         to_gate_up=backend.linear([layer.gate, layer.up]),
-        from_inner=backend.linear([layer.down]),
+        from_inner=backend.add_linear(layer.down),
     )
 
 

@@ -10,6 +10,8 @@ from torch.nn import functional
 
 # `[T, in]` to `[T, out]`.
 Linear = Callable[[Tensor], Tensor]
+# The same and a residual `[T, out]`, which may be overwritten, to their sum.
+AddLinear = Callable[[Tensor, Tensor], Tensor]
 # oneDNN's names for the activations of transformers: (operation, algorithm).
 ACTIVATIONS = {
     None: ("none", ""),

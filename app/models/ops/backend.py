@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from app.models.attention.choose import require_runs
 from app.models.attention.reference import Attention
 from app.models.ops.arguments import (
+    AddLinear,
     ClampedValues,
     Epilogue,
     Int8Gemm,
@@ -27,6 +28,8 @@ from app.models.ops.arguments import (
     RotaryEmbedding,
 )
 from app.models.ops.cuda_backend import CudaBackend
+from app.models.ops.cuda_kernels import load_kernels
+from app.models.ops.fused_cuda_backend import FusedCudaBackend
 from app.models.ops.native_backend import NativeBackend
 from app.models.ops.native_library import FORMATS, load_library
 from app.models.ops.onednn_backend import OneDnnBackend
@@ -46,6 +49,9 @@ class Backend(Protocol):
 
     def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
         """Prepare `activation(x W + b)` of layers that read the same x, side by side."""
+
+    def add_linear(self, layer: nn.Linear) -> AddLinear:
+        """Prepare the sum of `x W` and a residual, which may be overwritten."""
 
     def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
         """The norm of the sum of two `[T, width]`; `states` may be overwritten."""
@@ -104,7 +110,10 @@ def choose_backend(
 
 def _fastest(device: torch.device, dtype: torch.dtype) -> Callable[..., TorchBackend]:
     if device.type == "cuda":
-        return partial(CudaBackend, device, dtype)
+        kernels = load_kernels(device, dtype)
+        if kernels is None:
+            return partial(CudaBackend, device, dtype)
+        return partial(FusedCudaBackend, kernels, device, dtype)
     if device.type != "cpu":
         return TorchBackend
     library = load_library() if dtype in FORMATS else None

@@ -136,6 +136,20 @@ def _add_norm(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
     yield backend.add_norm(inputs.normal(*shape), inputs.normal(*shape), norm)
 
 
+def _add_linear(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+    width, depth = inputs.shapes.width, inputs.shapes.inner_width
+    layer = inputs.linear(depth, width)
+    residual = inputs.normal(inputs.tokens, layer.out_features)
+    yield backend.add_linear(layer)(inputs.normal(inputs.tokens, depth), residual)
+
+
+def _unit_rows(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+    states = inputs.normal(inputs.tokens, inputs.shapes.width)
+    places = inputs.packed.cu_seqlens[:-1].long()
+    for rows in (None, places):
+        yield from backend.unit_rows(states, torch.float32, rows)
+
+
 def _rms_norm(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
     width = inputs.shapes.width
     norm = RmsNorm(inputs.normal(width), _EPSILON)
@@ -203,6 +217,8 @@ def _dequantize_add_norm(backend: TorchBackend, inputs: TrialInputs) -> Iterator
 CASES: dict[str, Case] = {
     "linear": _linear,
     "add_norm": _add_norm,
+    "add_linear": _add_linear,
+    "unit_rows": _unit_rows,
     "rms_norm": _rms_norm,
     "rotary": _rotary,
     "gate": _gate,
@@ -212,6 +228,6 @@ CASES: dict[str, Case] = {
     "quantize_rows": _quantize_rows,
     "dequantize_add_norm": _dequantize_add_norm,
 }
-ENCODER = ("linear", "add_norm", ATTENTION)
+ENCODER = ("linear", "add_norm", "unit_rows", ATTENTION)
 QUANTIZED_ENCODER = ("int8_gemm", "clamp", "quantize_rows", "dequantize_add_norm", ATTENTION)
-DECODER = ("linear", "rms_norm", "rotary", "gate", ATTENTION)
+DECODER = ("linear", "add_linear", "rms_norm", "rotary", "gate", ATTENTION)

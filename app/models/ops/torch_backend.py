@@ -10,6 +10,7 @@ from torch.nn import functional
 from app.models.attention.choose import load_attention
 from app.models.attention.reference import Attention
 from app.models.ops.arguments import (
+    AddLinear,
     ClampedValues,
     Epilogue,
     Int8Gemm,
@@ -50,6 +51,15 @@ class TorchBackend:
             return activate(functional.linear(states, weight, bias), activation)
 
         return linear
+
+    def add_linear(self, layer: nn.Linear) -> AddLinear:
+        """Implement `Backend`."""
+        linear = self.linear([layer])
+
+        def add_linear(states: Tensor, residual: Tensor) -> Tensor:
+            return linear(states).add_(residual)
+
+        return add_linear
 
     def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
         """Implement `Backend`."""

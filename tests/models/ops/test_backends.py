@@ -22,13 +22,16 @@ from app.models.ops.arguments import (
 )
 from app.models.ops.backend import Backend
 from app.models.ops.cuda_backend import CudaBackend
+from app.models.ops.fused_cuda_backend import FusedCudaBackend
 from app.models.ops.native_backend import NativeBackend
 from app.models.ops.onednn_backend import OneDnnBackend
 from app.models.ops.torch_backend import TorchBackend
+from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
 from tests.support.native import LIBRARIES
 from tests.support.packed_attention import pack_lengths, random_states
 
 pytestmark = pytest.mark.device
+CPU = torch.device("cpu")
 REFERENCE = TorchBackend("eager")
 BACKENDS = [
     pytest.param(TorchBackend(), "cpu", id="torch"),
@@ -40,14 +43,18 @@ BACKENDS = [
         for each in LIBRARIES
     ),
 ]
-on_a_cpu = pytest.mark.parametrize(
-    "backend", [pytest.param(*each.values[:1], id=each.id) for each in BACKENDS]
-)
+if CAN_EMULATE:
+    FUSED = FusedCudaBackend(EmulatedKernels(torch.bfloat16), CPU, torch.bfloat16, "eager")
+    BACKENDS.append(pytest.param(FUSED, "cpu", id="fused"))
 if torch.cuda.is_available():
     BACKENDS.append(
         pytest.param(CudaBackend(torch.device("cuda"), torch.bfloat16), "cuda", id="cuda")
     )
 every_backend = pytest.mark.parametrize(("backend", "device"), BACKENDS)
+on_a_cpu = pytest.mark.parametrize(
+    "backend",
+    [pytest.param(each.values[0], id=each.id) for each in BACKENDS if each.values[1] == "cpu"],
+)
 # bfloat16 is rounded to 2^-8 at the end, and by PyTorch also in between.
 CLOSE = {"rtol": 2**-6, "atol": 2**-6}
 SHAPES = {"count": st.integers(1, 70), "width": st.integers(1, 20).map(lambda n: 16 * n)}
@@ -112,6 +119,10 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple]] = {
     "add_norm": (
         lambda backend, *arguments: backend.add_norm(*arguments),
         (random(40, 64), random(41, 64)[:40], random_layer_norm(64)),
+    ),
+    "add_linear": (
+        lambda backend, layer, states, residual: backend.add_linear(layer)(states, residual),
+        (random_layer(64, 96), random(40, 64), random(40, 96)),
     ),
     "rms_norm": (
         lambda backend, *arguments: backend.rms_norm(*arguments),

@@ -32,6 +32,7 @@ def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """The compute capability of the GPU, that of an L4 where a test names none."""
     found = getattr(request, "param", (8, 9))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
+    monkeypatch.setattr(backends, "load_kernels", lambda *_: None)
 
 
 @pytest.mark.parametrize(

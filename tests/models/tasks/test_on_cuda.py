@@ -20,6 +20,7 @@ from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.device_model import DeviceModel
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
 from app.models.tasks.qwen3 import load_qwen_embedder, load_qwen_reranker
+from tests.support.checkpoints import save_m3, save_qwen
 from tests.support.simulated_cuda import ARRIVED, SimulatedCuda, simulated_cuda
 
 DEVICE = torch.device("cuda:0")
@@ -243,3 +244,36 @@ def test_a_device_that_failed_for_good_says_so_at_every_launch_and_another_works
         with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
             first.launch(sequences, [EVERY] * len(sequences))
         assert len(second.launch(sequences, [EVERY] * len(sequences))()) == len(sequences)
+
+
+@pytest.fixture(scope="session")
+def deep_m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_m3(tmp_path_factory.mktemp("deep") / "m3", layers=24)
+
+
+@pytest.fixture(scope="session")
+def deep_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_qwen(tmp_path_factory.mktemp("deep") / "qwen", layers=28)
+
+
+@pytest.mark.parametrize("kinds", [Outputs(dense=True), EVERY])
+def test_a_forward_of_as_many_layers_as_bge_m3_has_is_at_most_200_launches(
+    cuda: SimulatedCuda, deep_m3: Path, kinds: Outputs
+) -> None:
+    model = load_m3(deep_m3)
+    with cuda.forward() as launches:
+        model.launch(embedded(model), [kinds] * len(TEXTS))
+    assert launches["add_norm"] == 49
+    assert launches.total() <= 200
+
+
+def test_a_forward_of_as_many_layers_as_qwen3_has_is_at_most_420_launches(
+    cuda: SimulatedCuda, deep_qwen: Path
+) -> None:
+    """Also where pairs share what they begin with, which gathers in every layer."""
+    model = load_qwen_reranker("qwen", deep_qwen, 512, 16, for_qwen())
+    for sequences in (reranked(model), reranked(model)[:1]):
+        with cuda.forward() as launches:
+            model.launch(sequences, [EVERY] * len(sequences))
+        assert launches["rotary"] == launches["gate"] == 28
+        assert launches.total() <= 420

@@ -1,0 +1,200 @@
+// The operations between two matrix products, each in one pass over the memory. What they compute
+// is said in torch_backend.py. Compiled at the start for the GPU at hand, with no header: the type
+// of numbers, FLOAT16, BFLOAT16 or FLOAT32, is defined by the compiler's options.
+// A thread holds eight neighbouring numbers of a row, so rows are multiples of eight and aligned.
+
+#ifndef HALF_CONVERSIONS // A test has its own, to run this on a CPU.
+__device__ unsigned short half_of(float x)
+{
+    unsigned short half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
+    return half;
+}
+__device__ float of_half(unsigned short half)
+{
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half));
+    return x;
+}
+#endif
+
+#if defined(FLOAT16)
+typedef unsigned short number;
+__device__ float widen(number x) { return of_half(x); }
+__device__ number narrow(float x) { return half_of(x); }
+#elif defined(BFLOAT16)
+typedef unsigned short number;
+__device__ float widen(number x) { return __uint_as_float((unsigned)x << 16); }
+__device__ number narrow(float x)
+{
+    unsigned bits = __float_as_uint(x);
+    if (x != x)
+        return 0x7fff;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16; // To the nearest, ties to even.
+}
+#else
+typedef float number;
+__device__ float widen(number x) { return x; }
+__device__ number narrow(float x) { return x; }
+#endif
+
+#define EIGHT 8
+
+struct alignas(16) Packed {
+    number at[EIGHT];
+};
+struct Eight {
+    float at[EIGHT];
+};
+
+__device__ Eight load(const number *from)
+{
+    Packed packed = *reinterpret_cast<const Packed *>(from);
+    Eight wide;
+    for (int i = 0; i < EIGHT; i++)
+        wide.at[i] = widen(packed.at[i]);
+    return wide;
+}
+
+__device__ void store(number *to, const Eight &wide)
+{
+    Packed packed;
+    for (int i = 0; i < EIGHT; i++)
+        packed.at[i] = narrow(wide.at[i]);
+    *reinterpret_cast<Packed *>(to) = packed;
+}
+
+__device__ float warp_sum(float x)
+{
+    for (int step = 16; step; step /= 2)
+        x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+// The sum over all threads of the block, in the same order for every row.
+__device__ float block_sum(float x)
+{
+    __shared__ float sums[32];
+    x = warp_sum(x);
+    __syncthreads(); // The sums of the last call were read.
+    if (threadIdx.x % 32 == 0)
+        sums[threadIdx.x / 32] = x;
+    __syncthreads();
+    float total = 0;
+    for (int warp = 0; warp < (int)blockDim.x / 32; warp++)
+        total += sums[warp];
+    return total;
+}
+
+// One block for each row, as in all that follow unless said otherwise.
+extern "C" __global__ void add_norm(number *states, const number *residual, const number *weight,
+                                    const number *bias, float epsilon, int width)
+{
+    int column = threadIdx.x * EIGHT;
+    bool inside = column < width;
+    long long place = (long long)blockIdx.x * width + column;
+    Eight x = {};
+    float sum = 0;
+    if (inside) {
+        Eight other = load(residual + place);
+        x = load(states + place);
+        for (int i = 0; i < EIGHT; i++)
+            sum += x.at[i] += other.at[i];
+    }
+    float mean = block_sum(sum) / width, squares = 0;
+    for (int i = 0; inside && i < EIGHT; i++) {
+        x.at[i] -= mean;
+        squares += x.at[i] * x.at[i];
+    }
+    float scale = rsqrtf(block_sum(squares) / width + epsilon);
+    if (!inside)
+        return;
+    Eight by = load(weight + column), plus = load(bias + column);
+    for (int i = 0; i < EIGHT; i++)
+        x.at[i] = x.at[i] * scale * by.at[i] + plus.at[i];
+    store(states + place, x);
+}
+
+extern "C" __global__ void rms_norm(const number *states, const number *weight, number *output,
+                                    float epsilon, int width)
+{
+    int column = threadIdx.x * EIGHT;
+    bool inside = column < width;
+    long long place = (long long)blockIdx.x * width + column;
+    Eight x = {};
+    float squares = 0;
+    if (inside)
+        x = load(states + place);
+    for (int i = 0; i < EIGHT; i++)
+        squares += x.at[i] * x.at[i];
+    float scale = rsqrtf(block_sum(squares) / width + epsilon);
+    if (!inside)
+        return;
+    Eight by = load(weight + column);
+    for (int i = 0; i < EIGHT; i++)
+        x.at[i] *= scale * by.at[i];
+    store(output + place, x);
+}
+
+// `places` are the rows of `states` that are taken, or null for all. `output` is float32, or float16
+// where `half` is set.
+extern "C" __global__ void unit_rows(const number *states, const long long *places, void *output,
+                                     float *lengths, float shortest, int half, int width)
+{
+    int column = threadIdx.x * EIGHT;
+    bool inside = column < width;
+    long long row = places ? places[blockIdx.x] : blockIdx.x;
+    Eight x = {};
+    float squares = 0;
+    if (inside)
+        x = load(states + row * width + column);
+    for (int i = 0; i < EIGHT; i++)
+        squares += x.at[i] * x.at[i];
+    float length = sqrtf(block_sum(squares));
+    if (threadIdx.x == 0)
+        lengths[blockIdx.x] = length;
+    long long place = (long long)blockIdx.x * width + column;
+    for (int i = 0; inside && i < EIGHT; i++) {
+        float unit = x.at[i] / fmaxf(length, shortest);
+        if (half)
+            static_cast<unsigned short *>(output)[place + i] = half_of(unit);
+        else
+            static_cast<float *>(output)[place + i] = unit;
+    }
+}
+
+// A warp of the block for each head; a block of as many warps as heads for each token. `stride`
+// numbers lie between two tokens.
+extern "C" __global__ void rotary(number *states, const number *weight, const float *cosines,
+                                  const float *sines, float epsilon, int stride, int width)
+{
+    int head = threadIdx.x / 32, lane = threadIdx.x % 32, half = width / 2;
+    number *x = states + (long long)blockIdx.x * stride + head * width;
+    const number *by = weight + head * width;
+    const float *cosine = cosines + (long long)blockIdx.x * half;
+    const float *sine = sines + (long long)blockIdx.x * half;
+    float squares = 0;
+    for (int i = lane; i < width; i += 32)
+        squares += widen(x[i]) * widen(x[i]);
+    float scale = rsqrtf(warp_sum(squares) / width + epsilon);
+    for (int i = lane; i < half; i += 32) {
+        float first = widen(x[i]) * scale * widen(by[i]);
+        float second = widen(x[i + half]) * scale * widen(by[i + half]);
+        x[i] = narrow(first * cosine[i] - second * sine[i]);
+        x[i + half] = narrow(second * cosine[i] + first * sine[i]);
+    }
+}
+
+// Eight numbers of `output` for each thread; `count` are eight each.
+extern "C" __global__ void gate(const number *states, number *output, long long count, int width)
+{
+    long long eight = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+    if (eight >= count)
+        return;
+    long long row = eight * EIGHT / width, column = eight * EIGHT % width;
+    Eight x = load(states + 2 * row * width + column);
+    Eight through = load(states + (2 * row + 1) * width + column);
+    for (int i = 0; i < EIGHT; i++)
+        x.at[i] = x.at[i] / (1 + expf(-x.at[i])) * through.at[i];
+    store(output + eight * EIGHT, x);
+}

@@ -1,0 +1,100 @@
+"""The kernels in CUDA: they compile for every GPU, and compute what PyTorch's operators do."""
+
+import pytest
+import structlog
+import torch
+from torch.nn import functional
+
+from app.models.ops import cuda_kernels
+from app.models.ops.arguments import LayerNorm, RmsNorm, RotaryEmbedding
+from app.models.ops.fused_cuda_backend import FusedCudaBackend
+from app.models.ops.torch_backend import TorchBackend
+from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-6}
+emulated = pytest.mark.skipif(not CAN_EMULATE, reason="needs g++ and an x86 processor")
+
+
+def fused(dtype: torch.dtype) -> FusedCudaBackend:
+    return FusedCudaBackend(EmulatedKernels(dtype), CPU, dtype, "eager")
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+    tolerance = TOLERANCE[dtype]
+    torch.testing.assert_close(actual.float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@emulated
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [8, 264, 1024, 8192])
+@torch.inference_mode()
+def test_rows_of_every_width_and_format(dtype: torch.dtype, width: int) -> None:
+    backend, plain = fused(dtype), TorchBackend()
+    torch.manual_seed(width)
+    states, other = (torch.randn(3, width).to(dtype) for _ in range(2))
+    weight, bias = (torch.randn(width).to(dtype) for _ in range(2))
+    norm = LayerNorm(weight, bias, 1e-5)
+    exact = LayerNorm(weight.float(), bias.float(), 1e-5)
+    close(
+        backend.add_norm(states.clone(), other, norm),
+        plain.add_norm(states.float(), other.float(), exact),
+        dtype,
+    )
+    close(
+        backend.rms_norm(states, RmsNorm(weight, 1e-6)),
+        plain.rms_norm(states.float(), RmsNorm(weight.float(), 1e-6)),
+        dtype,
+    )
+    wide = torch.cat([states, other], 1)
+    close(backend.gate(wide), functional.silu(states.float()) * other.float(), dtype)
+
+
+@emulated
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_heads_of_qwen3_are_normalised_and_rotated(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    states, weight = torch.randn(5, 32, 128).to(dtype), torch.randn(24, 128).to(dtype)
+    embedding = RotaryEmbedding.at(torch.arange(5) * 999, 128, 1e6)
+    expected, actual = states.float(), states.clone()
+    TorchBackend().rotary(expected, RmsNorm(weight.float(), 1e-6), embedding)
+    fused(dtype).rotary(actual, RmsNorm(weight, 1e-6), embedding)
+    close(actual, expected, dtype)
+
+
+@emulated
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wire", [torch.float16, torch.float32])
+@pytest.mark.parametrize("places", [None, torch.tensor([4, 0, 0])])
+@torch.inference_mode()
+def test_rows_of_unit_length_in_the_format_of_the_wire(dtype, wire, places) -> None:
+    torch.manual_seed(1)
+    states = torch.randn(5, 1024).to(dtype)
+    states[0] = 0
+    states[4, 7] = torch.inf
+    actual, lengths = fused(dtype).unit_rows(states, wire, places)
+    expected, exact = TorchBackend().unit_rows(states.float(), wire, places)
+    assert actual.dtype is wire
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+    torch.testing.assert_close(lengths, exact)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
+def test_they_compile_for_every_gpu(dtype: torch.dtype, capability: tuple[int, int]) -> None:
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings and nvidia-cuda-nvrtc are missing")
+    assert cuda_kernels.compile_for(capability, dtype).startswith(b"\x7fELF")
+
+
+def test_where_they_cannot_be_compiled_a_warning_says_why(monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("CUDA says NVRTC_ERROR_COMPILATION")
+
+    monkeypatch.setattr(cuda_kernels, "CudaKernels", fail)
+    cuda_kernels.load_kernels.cache_clear()
+    with structlog.testing.capture_logs() as lines:
+        assert cuda_kernels.load_kernels(torch.device("cuda:0"), torch.float16) is None
+    cuda_kernels.load_kernels.cache_clear()
+    assert [line["event"] for line in lines] == ["cuda_kernels_not_compiled"]

@@ -1,0 +1,41 @@
+"""The CUDA kernels on a CPU, compiled as C++: what they compute, not how fast."""
+
+import ctypes
+import shutil
+import subprocess
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from app.models.ops.cuda_kernels import _MACROS, SOURCE, _type_of
+
+CAN_EMULATE = bool(shutil.which("g++") and torch.cpu.get_capabilities().get("avx2"))
+_EMULATOR = Path(__file__).with_name("cuda_emulator.cpp")
+
+
+class EmulatedKernels:
+    """As `app.models.ops.cuda_kernels.CudaKernels`, for tensors on the host."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def run(self, name: str, blocks: int, threads: int, *arguments: Tensor | float | None) -> None:
+        values = (
+            _type_of(each)(each.data_ptr() if isinstance(each, Tensor) else each)
+            for each in arguments
+        )
+        getattr(self._library, f"run_{name}")(blocks, threads, *values)
+
+    @cached_property
+    def _library(self) -> ctypes.CDLL:
+        defined = [f"-D{_MACROS[self._dtype]}", f'-DSOURCE="{SOURCE}"']
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "kernels.so"
+            subprocess.run(
+                ["g++", "-O1", "-mf16c", "-shared", "-fPIC", *defined, _EMULATOR, "-o", path],
+                check=True,
+            )
+            return ctypes.CDLL(str(path))
