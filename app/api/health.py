@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse, Response
 
 from app import __version__
 from app.api.handler import Service, ServiceDep, get_and_head
-from app.api.schemas import HealthResponse, LivenessResponse
+from app.api.operation_schemas import HealthResponse, LivenessResponse
 from app.engine.loaded_models import LoadedModels
 from app.settings import Settings
 from app.settings.model_names import public_name

@@ -12,7 +12,7 @@ from app import __version__
 from app.api.handler import ServiceDep, get_and_head
 from app.api.health import describe_gpu
 from app.api.openapi import error_responses
-from app.api.schemas import IndexResponse, StatsResponse
+from app.api.operation_schemas import IndexResponse, StatsResponse
 from app.engine.loaded_models import LoadedModels
 from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, Metrics
 from app.settings import Settings

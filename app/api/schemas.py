@@ -6,7 +6,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
 
 from app.engine import EmbeddingOptions, TruncationOptions
-from app.engine.loaded_models import ModelInfo
 from app.engine.options import MAX_PROMPT_CHARACTERS, InputType, Side
 
 EMBEDDING_REQUEST: dict[str, JsonValue] = {
@@ -278,65 +277,6 @@ class RerankResponse(BaseModel):
     warnings: list[TruncationWarning]
     usage: Usage
     timings_ms: TimingsMs
-
-
-class Gpu(BaseModel):
-    """The hardware in use."""
-
-    available: bool
-    device_info: str | None
-    memory_gb: float | None
-    device_count: int
-    multi_gpu_enabled: bool
-    configured_devices: list[str]
-    failed_devices: Annotated[list[str], Field(description="Out of service until a restart.")]
-
-
-class HealthResponse(BaseModel):
-    """Whether the service can answer, and with what; what is not known yet is null."""
-
-    status: Literal["healthy", "loading", "draining", "unhealthy"]
-    reason: str | None
-    version: str
-    gpu: Gpu
-    model: str
-    dense_embedding_model: str
-    reranker_model: str
-    models: Annotated[list[ModelInfo], Field(description="How each loaded model is computed.")]
-    demo: Annotated[str | None, Field(description="For a demo model: what it is not for.")]
-    max_input_length: int
-    batch_size: int | None
-    max_requests_in_batch: int | None
-    max_batch_tokens: int | None
-    dtype: str | None
-    attention: str | None
-
-
-class LivenessResponse(BaseModel):
-    """Whether a restart is needed."""
-
-    status: Literal["alive", "unhealthy"]
-    reason: str | None = None
-
-
-class IndexResponse(BaseModel):
-    """What answers here."""
-
-    service: str
-    version: str
-    paths: dict[str, str]
-
-
-class StatsResponse(BaseModel):
-    """Totals since the start."""
-
-    uptime: str
-    uptime_seconds: int
-    total_requests: int
-    total_sentences: int
-    total_batches: int
-    rejected_requests: int
-    hardware: Gpu
 
 
 class ErrorResponse(BaseModel):

@@ -19,7 +19,8 @@ from app.models.checkpoint.config import read_config
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.tasks.device_model import DeviceModel
-from app.models.text.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens
+from app.models.text.template import NO_IDS
+from app.models.text.tokenizer import TextTokenizer, TruncatedTokens
 
 _CLASSIFIER_TYPES = ("xlm-roberta", "roberta")
 _LOGITS = "classifier.out_proj.weight"

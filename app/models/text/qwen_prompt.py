@@ -11,7 +11,8 @@ import numpy as np
 from app.engine.options import CUT_AT_END, TruncationOptions
 from app.engine.types import JoinedIds, TokenIds, TokenizedPair
 from app.errors import StartupError
-from app.models.text.tokenizer import NO_IDS, TextTokenizer, TruncatedTokens
+from app.models.text.template import NO_IDS
+from app.models.text.tokenizer import TextTokenizer, TruncatedTokens
 
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 PREFIX = (

@@ -20,6 +20,14 @@ from app.engine.types import SpecialToken, TokenIds, TokenizedText, TokenSpans
 from app.errors import StartupError
 from app.models.checkpoint.config import read_config
 from app.models.text.slices import SLICE_CHARACTERS, Slicer
+from app.models.text.template import (
+    NO_IDS,
+    PairTemplate,
+    closed_with,
+    ids_of,
+    pair_template_of,
+    template_of,
+)
 
 # Words that the tokenizers library remembers, up to 15 kB each; ten times as many by default, which
 # makes it hardly faster.
@@ -28,29 +36,6 @@ _END_IDS = 16
 # Tokens that are counted beyond those that are kept: about as long as a forward of bge-m3's 8,192
 # takes on a GPU.
 COUNTED_TOKENS = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class Template:
-    """The special tokens that a model wants before and after a text."""
-
-    prefix: TokenIds
-    suffix: TokenIds
-
-    def __len__(self) -> int:
-        return len(self.prefix) + len(self.suffix)
-
-
-@dataclass(frozen=True, slots=True)
-class PairTemplate:
-    """The special tokens that a model wants before, between and after two texts."""
-
-    prefix: TokenIds
-    middle: TokenIds
-    suffix: TokenIds
-
-    def __len__(self) -> int:
-        return len(self.prefix) + len(self.middle) + len(self.suffix)
 
 
 @dataclass(slots=True)
@@ -97,12 +82,12 @@ class TruncatedTokens:
         left = self.limit - self.total
         if self.side == "right":
             if left > 0:
-                self._parts.append(_ids(ids[:left]))
+                self._parts.append(ids_of(ids[:left]))
             self.first = (self.first + ids[:_END_IDS])[:_END_IDS]
             self.last = (self.last + ids[-_END_IDS:])[-_END_IDS:]
         else:
             if left > 0:
-                self._parts.insert(0, _ids(ids[-left:]))
+                self._parts.insert(0, ids_of(ids[-left:]))
             self.first = (ids[:_END_IDS] + self.first)[:_END_IDS]
             self.last = (ids[-_END_IDS:] + self.last)[-_END_IDS:]
         self.total += len(ids)
@@ -110,7 +95,7 @@ class TruncatedTokens:
     def begin_with(self, ids: list[int]) -> None:
         """Keep these ids of the text's beginning, and so many fewer of its end."""
         end = self.ids[min(len(ids), self.limit) :]
-        self._parts = [_ids(ids[: self.limit]), end]
+        self._parts = [ids_of(ids[: self.limit]), end]
 
 
 class TextTokenizer:
@@ -128,7 +113,7 @@ class TextTokenizer:
         tokenizer.no_padding()
         _remember_less(tokenizer)
         self._tokenizer = tokenizer
-        self._template = _closed_with(_template_of(tokenizer), closing, tokenizer)
+        self._template = closed_with(template_of(tokenizer), closing, tokenizer)
         self._slicer = Slicer(tokenizer, slice_characters)
         self.max_length = max_length
         if max_length <= len(self._template):
@@ -229,7 +214,7 @@ class TextTokenizer:
         begin = 0
         for part in self._slicer.slices(text):
             encoding = self._tokenizer.encode(part, add_special_tokens=False)
-            ids.append(_ids(encoding.ids))
+            ids.append(ids_of(encoding.ids))
             offsets.append(np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) + begin)
             begin += len(part)
         starts, stops = np.concatenate(offsets).T
@@ -250,7 +235,7 @@ class TextTokenizer:
 
     def pair_template(self) -> PairTemplate:
         """The special tokens around and between two texts that are read together."""
-        return _pair_template_of(self._tokenizer)
+        return pair_template_of(self._tokenizer)
 
     def token_strings(self, ids: TokenIds) -> list[str]:
         """What the vocabulary calls these tokens."""
@@ -281,48 +266,3 @@ def _require_embeddings(tokenizer: Tokenizer, folder: Path) -> None:
             f"the tokenizer in {folder} has {tokens} tokens, and the model only {embedded}: "
             "they are not of one model"
         )
-
-
-def _template_of(tokenizer: Tokenizer) -> Template:
-    """Find the special tokens by looking where a plain text lands between them."""
-    plain = tokenizer.encode("a", add_special_tokens=False).ids
-    framed = tokenizer.encode("a", add_special_tokens=True).ids
-    start = _find(plain, framed)
-    return Template(_ids(framed[:start]), _ids(framed[start + len(plain) :]))
-
-
-def _closed_with(template: Template, closing: str | None, tokenizer: Tokenizer) -> Template:
-    if closing is None:
-        return template
-    token_id = tokenizer.token_to_id(closing)
-    if token_id is None:
-        raise StartupError(f"the vocabulary has no token {closing}")
-    if len(template.suffix) and template.suffix[-1] == token_id:
-        return template
-    return Template(template.prefix, np.append(template.suffix, token_id))
-
-
-def _pair_template_of(tokenizer: Tokenizer) -> PairTemplate:
-    first = tokenizer.encode("a", add_special_tokens=False).ids
-    second = tokenizer.encode("b", add_special_tokens=False).ids
-    framed = tokenizer.encode("a", "b", add_special_tokens=True).ids
-    start = _find(first, framed)
-    rest = framed[start + len(first) :]
-    between = _find(second, rest)
-    return PairTemplate(
-        _ids(framed[:start]), _ids(rest[:between]), _ids(rest[between + len(second) :])
-    )
-
-
-def _find(part: list[int], whole: list[int]) -> int:
-    for start in range(len(whole) - len(part) + 1):
-        if whole[start : start + len(part)] == part:
-            return start
-    raise StartupError("tokenizer.json changes the text itself where it adds special tokens")
-
-
-def _ids(ids: list[int]) -> TokenIds:
-    return np.array(ids, dtype=np.int64)
-
-
-NO_IDS = _ids([])
