@@ -83,6 +83,11 @@ class LoadedModels:
         models = (self.embedder, self.dense, self.reranker)
         return [model for model in models if model is not None]
 
+    def dtype_of(self, model: Model) -> str:
+        """The number format of one of them."""
+        own = (info.dtype for info in self.infos if info.name == model.name)
+        return next(own, self.device.dtype)
+
     @property
     def names(self) -> list[str]:
         """Their names."""

@@ -84,7 +84,7 @@ def _describe(service: Service, model: ServedModel) -> Response:
         {
             "model_id": model.name,
             "model_sha": _revision(model, settings),
-            "model_dtype": models.device.dtype,
+            "model_dtype": models.dtype_of(loaded(model, models)),
             "served_model_name": model.name,
             "model_type": _kind(model, models),
             "max_concurrent_requests": settings.max_queue_size,
