@@ -7,11 +7,13 @@ from starlette.responses import Response
 
 from app.api.checks import check_texts, check_truncation
 from app.api.dialects import openai
+from app.api.dialects.work import vectors
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import NATIVE_EMBEDDINGS, Dialect
 from app.api.rendering import ModelNames, estimate_bytes, render_embeddings
 from app.api.schemas import EmbeddingRequest, EmbeddingResponse
+from app.engine.types import Outputs
 from app.errors import InvalidRequestError
 from app.settings import Settings
 from app.settings.model_names import public_name
@@ -35,21 +37,16 @@ async def create_embeddings(request: Request, service: ServiceDep) -> Response:
 
 
 async def _embed(body: EmbeddingRequest, call: Call) -> Response:
-    service, sentences = call.service, body.sentences
-    _check(body, service.settings)
-    work = service.engine.embed(
+    settings, sentences = call.service.settings, body.sentences
+    _check(body, settings)
+    result = await vectors(
+        call,
         sentences,
-        dense=body.return_dense,
-        sparse=body.return_sparse,
-        colbert=body.return_colbert,
-        normalize_dense=body.normalize_dense,
+        Outputs(body.return_dense, body.return_sparse, body.return_colbert),
         options=body.options,
-        urgency=call.urgency,
-        client=call.context.client,
+        normalize=body.normalize_dense,
     )
-    result = await call.run(work, sentences=len(sentences))
-    service.metrics.sentences.inc(len(sentences))
-    names = _model_names(service.settings)
+    names = _model_names(settings)
     render = partial(
         render_embeddings, sentences, result, names, sparse_as_indices=body.sparse_as_indices
     )

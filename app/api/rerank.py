@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from app.api.checks import check_passages, check_rerank_options, check_truncation
 from app.api.dialects import cohere_rerank, tei
+from app.api.dialects.work import scores
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import RERANK, Dialect
@@ -51,9 +52,7 @@ async def _rerank(body: RerankBody, call: Call) -> Response:
     check_passages(body.query, passages, "passages", service.settings)
     check_truncation(body.truncate, body.truncation_side)
     check_rerank_options(service.engine.models, instruction=body.instruction, weights=body.weights)
-    work = service.engine.rerank(_engine_request(body, call))
-    result = await call.run(work, passages=len(passages))
-    service.metrics.pairs.inc(len(passages))
+    result = await scores(call, _engine_request(body, call))
     model = public_name(service.settings.reranker_name)
     render = partial(render_rerank, passages, result, model)
     return await call.render(render, sum(map(len, passages)))

@@ -27,11 +27,13 @@ class DeviceGuard:
         try:
             return call()
         except (MemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
-                if _is_lasting(error):
-                    raise DeviceFailedError(
-                        "a device has failed while it computed this", retry_after=_RETRY_AFTER
-                    ) from error
+            if _is_out_of_memory(error):
+                pass
+            elif _is_lasting(error):
+                raise DeviceFailedError(
+                    "a device has failed while it computed this", retry_after=_RETRY_AFTER
+                ) from error
+            else:
                 raise
         # Outside the handler: the error keeps the tensors of the failed forward alive.
         self._free_memory()

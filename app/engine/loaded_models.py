@@ -41,7 +41,6 @@ class ModelInfo:
 
     name: str
     dtype: str
-    attention: str
     paths: dict[str, str]
     refused: tuple[RefusedPath, ...] = ()
 

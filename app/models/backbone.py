@@ -73,7 +73,6 @@ class Target:
         return ModelInfo(
             name=name,
             dtype=INT8 if self.quantized else str(self.dtype).removeprefix("torch."),
-            attention=self.backend.attention,
             paths=self.paths,
             refused=tuple(RefusedPath(p.operation, p.path, p.reason) for p in self.refused),
         )

@@ -30,6 +30,7 @@ from app.models.device.choose import (
 from app.models.device.cpu_shares import share_cpus
 from app.models.device.cpu_threads import run_in_background
 from app.models.ops.backend import choose_backend
+from app.models.ops.proof_cases import ATTENTION
 from app.models.probe import probe, tokens_that_fit, warm_up
 from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
@@ -248,7 +249,7 @@ def _describe(device: torch.device, embedder: ModelInfo) -> DeviceInfo:
         name=str(device),
         description=describe_device(device),
         dtype=embedder.dtype,
-        attention=embedder.attention,
+        attention=embedder.paths[ATTENTION],
         gpu_available=device.type != "cpu",
         device_count=torch.cuda.device_count(),
         memory_bytes=memory_bytes(device),

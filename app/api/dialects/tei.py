@@ -123,7 +123,7 @@ async def _similarity(body: schemas.SimilarityRequest, call: Call) -> Response:
         model=embedder_of(call),
         options=parameters.options(),
     )
-    response = await call.render(partial(_render_cosines, result), 0)
+    response = await call.render(partial(_render_cosines, result), estimate_bytes([], result))
     return add_headers(response, call, texts, result)
 
 

@@ -48,8 +48,24 @@ async def embed(
     normalize: bool = True,
 ) -> EmbeddingResult:
     """Vectors of `texts`, which the request has in `field`; `model` makes the dense ones."""
+    check_texts(texts, field, call.service.settings)
+    embedder_only = model.role is Role.EMBEDDER
+    return await vectors(
+        call, texts, outputs, embedder_only=embedder_only, options=options, normalize=normalize
+    )
+
+
+async def vectors(
+    call: Call,
+    texts: list[str],
+    outputs: Outputs,
+    *,
+    embedder_only: bool = False,
+    options: EmbeddingOptions = NO_OPTIONS,
+    normalize: bool = True,
+) -> EmbeddingResult:
+    """The engine's vectors of texts that have been checked."""
     service = call.service
-    check_texts(texts, field, service.settings)
     work = service.engine.embed(
         texts,
         dense=outputs.dense,
@@ -57,7 +73,7 @@ async def embed(
         colbert=outputs.colbert,
         states=outputs.states,
         normalize_dense=normalize,
-        embedder_only=model.role is Role.EMBEDDER,
+        embedder_only=embedder_only,
         options=options,
         urgency=call.urgency,
         client=call.context.client,
@@ -97,7 +113,14 @@ async def rerank(
         urgency=call.urgency,
         client=call.context.client,
     )
-    result = await call.run(service.engine.rerank(request), passages=len(passages.texts))
-    service.metrics.pairs.inc(len(passages.texts))
+    result = await scores(call, request)
     is_fused = result.parts is not None
     return replace(result, scores=sigmoid(result.scores)) if is_fused and not raw else result
+
+
+async def scores(call: Call, request: RerankRequest) -> RerankResult:
+    """The engine's scores of passages that have been checked."""
+    service, count = call.service, len(request.passages)
+    result = await call.run(service.engine.rerank(request), passages=count)
+    service.metrics.pairs.inc(count)
+    return result

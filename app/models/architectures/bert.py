@@ -265,9 +265,9 @@ class Encoder(Transformer):
 def make_encoder(parameters: EncoderParameters, backend: Backend) -> Encoder:
     """The encoder with the parameters of a checkpoint, in their dtype and on their device."""
     layers = [_layer(parameters, index, backend) for index in range(parameters.config.layers)]
-    # On a CPU the embeddings' norm has always been PyTorch's.
-    add_norm = plain_add_norm if parameters.device.type == "cpu" else backend.add_norm
-    return Encoder(parameters.embeddings(), layers, backend.attend, parameters.dtype, add_norm)
+    return Encoder(
+        parameters.embeddings(), layers, backend.attend, parameters.dtype, backend.add_norm
+    )
 
 
 def _layer(parameters: EncoderParameters, index: int, backend: Backend) -> EncoderLayer:

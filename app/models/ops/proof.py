@@ -85,13 +85,14 @@ class Trial:
         paths: dict[str, str] = {}
         refused: list[Proof] = []
         for operation in operations:
-            *failed, (variant, proof) = self._until_one_holds(operation)
-            refused += [each for _, each in failed]
+            *before, (variant, proof) = self._until_one_holds(operation)
+            failed = [each for _, each in before]
             if not proof.holds:
                 raise _nothing_holds(proof)
             if failed and attention_named and operation == ATTENTION:
-                raise _refused_attention(refused[-1])
-            _warn(refused[len(refused) - len(failed) :], proof)
+                raise _refused_attention(failed[0])
+            _warn(failed, proof)
+            refused += failed
             _take(proven, variant, operation)
             paths[operation] = proof.path
         return ProvenBackend(proven, paths, tuple(refused))
