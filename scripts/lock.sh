@@ -36,7 +36,8 @@ cat "$work/torch.body" >> "$work/torch"
 cat "$work/rest.body" >> "$work/rest"
 
 cp requirements-dev.lock "$work/dev" 2>/dev/null || true
-compile requirements-dev.txt --constraints "$work/rest" "$@" --output-file "$work/dev"
+compile requirements-dev.txt --constraints "$work/rest" --constraints "$work/torch" \
+  "$@" --output-file "$work/dev"
 { head_of "requirements-dev.txt"; cat "$work/dev"; } > "$work/dev.whole"
 
 cp "$work/torch" requirements-torch-gpu.lock

@@ -54,7 +54,8 @@ def versions_here(*names: str) -> dict[str, str]:
 
 def asked_for(name: str) -> list[Requirement]:
     lines = text_of(name).splitlines()
-    return [Requirement(line) for line in lines if re.match(r"[A-Za-z]", line)]
+    named = [Requirement(line) for line in lines if re.match(r"[A-Za-z]", line)]
+    return [each for each in named if each.marker is None or each.marker.evaluate()]
 
 
 @pytest.mark.parametrize("name", LOCKS)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -15,6 +16,8 @@ from packaging.utils import canonicalize_name
 
 _ROOT = Path(__file__).parents[2]
 _LOCKS = ("requirements.lock", "requirements-dev.lock")
+# PyTorch's build for CUDA brings these, for its own version of CUDA.
+_WITH_PYTORCH = "requirements-torch-gpu.lock"
 # pip takes each of them literally.
 _GLIBC = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
 
@@ -23,15 +26,19 @@ def requirements(python: str, only: list[str]) -> Iterator[str]:
     """Each package that the locks pin for that version of Python, as `name==version`."""
     environment = {"python_version": python, "python_full_version": f"{python}.0"}
     names = {canonicalize_name(name) for name in only}
+    brought = {canonicalize_name(each.name) for each in _locked(_WITH_PYTORCH)}
     found: dict[str, str] = {}
-    for lock in _LOCKS:
-        for line in re.findall(r"^[A-Za-z0-9].*", (_ROOT / lock).read_text("utf-8"), re.MULTILINE):
-            wanted = Requirement(line.rstrip("\\ "))
-            name = canonicalize_name(wanted.name)
-            needed = wanted.marker is None or wanted.marker.evaluate(environment)
-            if needed and (not names or name in names):
-                found[name] = f"{wanted.name}{wanted.specifier}"
+    for wanted in chain.from_iterable(map(_locked, _LOCKS)):
+        name = canonicalize_name(wanted.name)
+        needed = wanted.marker is None or wanted.marker.evaluate(environment)
+        if needed and name not in brought and (not names or name in names):
+            found[name] = f"{wanted.name}{wanted.specifier}"
     yield from found.values()
+
+
+def _locked(lock: str) -> list[Requirement]:
+    lines = re.findall(r"^[A-Za-z0-9].*", (_ROOT / lock).read_text("utf-8"), re.MULTILINE)
+    return [Requirement(line.rstrip("\\ ")) for line in lines]
 
 
 def download(folder: Path, python: str, packages: list[str]) -> bool:
