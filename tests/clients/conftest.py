@@ -1,26 +1,59 @@
-"""One server for all clients: bge-m3 and bge-reranker under the names of the hub, and a token."""
+"""Servers for all clients: bge-m3 and bge-reranker under the names of the hub, and a token."""
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from tests.support.server import RunningServer, run_server
 
 TOKEN = "my-token"
-MOST_TEXTS = 40
+MOST_TEXTS = 400
+EMBED = {"sentences": ["a"], "return_colbert": False}
+RERANK = {"query": "a", "passages": ["a"]}
 
 
 @pytest.fixture(scope="session")
-def clients_server(tiny_m3: Path, tiny_reranker: Path, tmp_path_factory):
-    settings = {
+def settings(tiny_m3: Path, tiny_reranker: Path) -> dict[str, str]:
+    return {
         "EMBEDDING_MODEL": str(tiny_m3),
         "RERANKER_MODEL": str(tiny_reranker),
         "MODEL_ALIASES": "BAAI/bge-m3=tiny-m3,BAAI/bge-reranker-v2-m3=tiny-reranker",
         "API_TOKEN": TOKEN,
+    }
+
+
+@pytest.fixture(scope="session")
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """While this file exists, the device of `clients_server` computes nothing."""
+    return tmp_path_factory.mktemp("hold") / "hold"
+
+
+@pytest.fixture(scope="session")
+def clients_server(settings: dict[str, str], hold: Path, tmp_path_factory):
+    """One waiting request of each kind fills its queue."""
+    limits = {
         "MAX_SENTENCES_PER_REQUEST": str(MOST_TEXTS),
         "MAX_RERANK_PASSAGES": str(MOST_TEXTS),
+        "MAX_QUEUE_SIZE": "1",
+        "RERANK_MAX_QUEUE": "1",
+        "GPU_PROCESS_TIMEOUT": "80",
+        "HOLD": str(hold),
     }
-    with run_server(tmp_path_factory.mktemp("clients"), **settings) as running:
+    folder = tmp_path_factory.mktemp("clients")
+    with run_server(folder, "tests.faults.faulty_server", **settings, **limits) as running:
+        running.wait_until_healthy()
+        yield running
+
+
+@pytest.fixture(scope="session")
+def limited_server(settings: dict[str, str], tmp_path_factory):
+    """It takes one request at once, and another one every three seconds."""
+    limits = {"RATE_LIMIT_BURST_SIZE": "1", "RATE_LIMIT_REQUESTS_PER_MINUTE": "20"}
+    with run_server(tmp_path_factory.mktemp("limited"), **settings, **limits) as running:
         running.wait_until_healthy()
         yield running
 
@@ -28,5 +61,43 @@ def clients_server(tiny_m3: Path, tiny_reranker: Path, tmp_path_factory):
 @pytest.fixture(scope="module")
 def native(clients_server: RunningServer):
     """A client of the native endpoints."""
-    with clients_server.client(headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+    with native_client(clients_server) as client:
         yield client
+
+
+def native_client(server: RunningServer) -> httpx2.Client:
+    return server.client(headers={"Authorization": f"Bearer {TOKEN}"})
+
+
+def rejected(server: RunningServer, reason: str) -> float:
+    """Requests of either kind that were refused for it."""
+    kinds = ("embedding", "rerank")
+    return sum(
+        server.metric(f'{kind}_requests_rejected_total{{reason="{reason}"}}') for kind in kinds
+    )
+
+
+def use_up_the_rate(server: RunningServer) -> None:
+    with native_client(server) as client:
+        while client.post("/embeddings/", json=EMBED).status_code != 429:
+            pass
+
+
+@contextmanager
+def full_queue(server: RunningServer, hold: Path) -> Iterator[None]:
+    """Have every place taken until the block ends or `hold` is removed.
+
+    The device holds the one rerank request that is accepted; an embedding request waits behind it.
+    """
+    with native_client(server) as client, ThreadPoolExecutor(2) as threads:
+        taken = server.metric("queue_wait_seconds_count")
+        hold.touch()
+        try:
+            reranked = threads.submit(client.post, "/rerank", json=RERANK)
+            server.wait_for_metric("queue_wait_seconds_count", taken + 1)
+            embedded = threads.submit(client.post, "/embeddings/", json=EMBED)
+            server.wait_for_metric("embedding_queue_size", 1)
+            yield
+        finally:
+            hold.unlink(missing_ok=True)
+        assert (reranked.result().status_code, embedded.result().status_code) == (200, 200)

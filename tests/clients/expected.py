@@ -1,5 +1,7 @@
 """What the native endpoints answer, to compare a client's answer with."""
 
+import base64
+
 import httpx2
 import numpy as np
 
@@ -25,3 +27,10 @@ def assert_same_scores(found: list[tuple[str, float]], expected: list[tuple[str,
     np.testing.assert_allclose(
         [score for _, score in found], [score for _, score in expected], rtol=0, atol=1e-6
     )
+
+
+def vector_of(embedding: str | list[float]) -> np.ndarray:
+    """Float32, also of one in base64."""
+    if isinstance(embedding, str):
+        return np.frombuffer(base64.b64decode(embedding), dtype="<f4")
+    return np.float32(embedding)

@@ -1,4 +1,4 @@
-"""A proxy between a client and a server: records what is sent, and can answer 503 at first."""
+"""A proxy between a client and a server that records what is sent."""
 
 import threading
 from collections.abc import Iterator
@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx2
-import orjson
 
 # What decides how the server reads a request. The rest is the connection's, or of one run alone.
 _RECORDED = {"content-type", "content-encoding", "accept", "accept-encoding"}
@@ -14,7 +13,7 @@ _OF_A_CONNECTION = {"content-length", "connection", "transfer-encoding", "date",
 
 
 class Recorder(ThreadingHTTPServer):
-    """Forwards to `target`; `requests` holds what came, and the next `refusals` are refused."""
+    """Forwards to `target`; `requests` holds what came."""
 
     daemon_threads = True
 
@@ -22,7 +21,6 @@ class Recorder(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.client = httpx2.Client(base_url=target, timeout=60)
         self.requests: list[dict] = []
-        self.refusals = 0
 
     @property
     def url(self) -> str:
@@ -45,11 +43,6 @@ class _Handler(BaseHTTPRequestHandler):
                 "body": body.decode(),
             }
         )
-        if self.server.refusals:
-            self.server.refusals -= 1
-            error = {"message": "The queue is full.", "type": "server_error", "code": "queue_full"}
-            self._answer(503, {"Retry-After": "1"}, orjson.dumps({"error": error} | error))
-            return
         headers = {k: v for k, v in self.headers.items() if k.lower() != "host"}
         answer = self.server.client.request(
             self.command, self.path, content=body, headers=headers | {"accept-encoding": "identity"}

@@ -1,23 +1,25 @@
 // As run_client.py, for examples in JavaScript: `node run_client.mjs FOLDER_OF_NODE_MODULES`.
-import { readFileSync, unlinkSync, writeFileSync } from "node:fs";
+import { unlinkSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
+import { createInterface } from "node:readline";
 import { pathToFileURL } from "node:url";
 
-const { code, runs } = JSON.parse(readFileSync(0, "utf8"));
 const folder = process.argv[2];
-const results = [];
-for (const [place, { texts, replace }] of runs.entries()) {
-  let example = code;
-  for (const [from, to] of Object.entries(replace)) example = example.replaceAll(from, to);
+let runs = 0;
+for await (const line of createInterface({ input: process.stdin })) {
+  const { code, texts } = JSON.parse(line);
   // A module of its own, beside the packages that it imports.
-  const path = join(folder, `example-${process.pid}-${place}.mjs`);
-  writeFileSync(path, `const texts = ${JSON.stringify(texts)};\n${example}\nexport { vectors };\n`);
+  const path = join(folder, `example-${process.pid}-${runs++}.mjs`);
+  const given = `const texts = ${JSON.stringify(texts)};\nconst query = texts[0];\n`;
+  const left = ["vectors", "scores"].find((name) => code.includes(`const ${name} =`));
+  writeFileSync(path, `${given}${code}\nexport { ${left} };\n`);
+  let result;
   try {
-    results.push({ vectors: (await import(pathToFileURL(path))).vectors });
+    result = { [left]: (await import(pathToFileURL(path)))[left] };
   } catch (error) {
-    results.push({ error: error.constructor.name, message: String(error.message) });
+    result = { error: error.constructor.name, message: String(error.message) };
   } finally {
     unlinkSync(path);
   }
+  process.stdout.write(`${JSON.stringify(result)}\n`);
 }
-console.log(JSON.stringify(results));

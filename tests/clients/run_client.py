@@ -1,7 +1,7 @@
-"""Runs in the clients' own environment: an example of docs/clients.md, several times.
+"""Runs in the clients' own environment: examples of docs/clients.md, one for each line it reads.
 
-Reads `{"code": ..., "runs": [{"replace": {old: new}, "texts": [...]}]}` and prints, for each run,
-what the example left in `vectors` or `scores`, or the error that its user would see.
+A line is `{"code": ..., "texts": [...]}`. The line that answers it holds what the example left in
+`vectors`, `similarities` or `scores`, or the error that its user would see.
 """
 
 import contextlib
@@ -9,9 +9,7 @@ import json
 import sys
 
 
-def run(code: str, texts: list[str], replace: dict[str, str]) -> dict:
-    for old, new in replace.items():
-        code = code.replace(old, new)
+def run(code: str, texts: list) -> dict:
     found = {"texts": texts, "query": texts[0]}
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -19,12 +17,18 @@ def run(code: str, texts: list[str], replace: dict[str, str]) -> dict:
     except Exception as error:  # noqa: BLE001 - whatever the client raises is the result
         return {"error": type(error).__name__, "message": str(error)[:1000]}
     if "vectors" in found:
-        return {"vectors": [[float(number) for number in vector] for vector in found["vectors"]]}
+        return {"vectors": [as_json(vector) for vector in found["vectors"]]}
     if "similarities" in found:
         return {"similarities": [float(score) for score in found["similarities"]]}
     return {"scores": [[text, float(score)] for text, score in found["scores"]]}
 
 
+def as_json(vector) -> str | list[float]:
+    """A vector as it is in base64, else as a list."""
+    return vector if isinstance(vector, str) else [float(number) for number in vector]
+
+
 if __name__ == "__main__":
-    request = json.load(sys.stdin)
-    sys.stdout.write(json.dumps([run(request["code"], **each) for each in request["runs"]]))
+    for line in sys.stdin:
+        sys.stdout.write(json.dumps(run(**json.loads(line))) + "\n")
+        sys.stdout.flush()

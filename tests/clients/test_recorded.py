@@ -3,7 +3,6 @@
 `scripts/check_clients.sh --record` records.
 """
 
-import base64
 import json
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.clients.conftest import TOKEN
-from tests.clients.expected import assert_same_scores, scores_of, vectors_of
+from tests.clients.expected import assert_same_scores, scores_of, vector_of, vectors_of
 from tests.support.server import RunningServer
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("*.json"))
@@ -54,9 +53,3 @@ def test_a_recorded_request_is_answered_with_the_native_numbers(
         assert vectors.tobytes() == vectors_of(native, texts).tobytes()
         is_base64 = sent.get("encoding_format") == "base64"
         assert all(isinstance(item["embedding"], str) == is_base64 for item in answer["data"])
-
-
-def vector_of(embedding: str | list[float]) -> np.ndarray:
-    if isinstance(embedding, str):
-        return np.frombuffer(base64.b64decode(embedding), dtype="<f4")
-    return np.float32(embedding)

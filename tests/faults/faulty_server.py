@@ -5,6 +5,7 @@ raise        a RuntimeError, as a broken kernel would
 exit         the device thread ends
 lose         a GPU's lasting error, such as an illegal access
 hold         the forward comes back once the file GATE exists
+While the file HOLD exists, every forward waits.
 KERNEL says what the fast path of linear layers computes: `wrong`, `raise` or `nan`.
 Besides, a forward of more than MEMORY_TOKENS tokens is out of memory.
 """
@@ -13,6 +14,7 @@ import dataclasses
 import os
 import sys
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -36,6 +38,7 @@ class FaultyModel:
         plan = os.environ.get("FAULTS", "")
         self._plan = dict(entry.split(":") for entry in plan.split(",") if entry)
         self._memory = int(os.environ.get("MEMORY_TOKENS", "0"))
+        self._hold = os.environ.get("HOLD")
 
     def __getattr__(self, name: str):
         return getattr(self._model, name)
@@ -50,7 +53,9 @@ class FaultyModel:
             case "lose":
                 raise torch.AcceleratorError("CUDA error: an illegal memory access")
             case "hold":
-                _wait_for(Path(os.environ["GATE"]))
+                _wait_until(Path(os.environ["GATE"]).exists)
+        if self._hold:
+            _wait_until(lambda: not Path(self._hold).exists())
         if self._memory and sum(map(len, sequences)) > self._memory:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return self._model.launch(sequences, outputs)
@@ -71,15 +76,16 @@ def _plant(kernel: str) -> None:
     type(choose_backend(torch.device("cpu"), torch.float32)).linear = linear
 
 
-def _wait_for(path: Path) -> None:
+def _wait_until(condition: Callable[[], bool]) -> None:
     pause = threading.Event()
-    while not path.exists():
+    while not condition():
         pause.wait(0.01)
 
 
 def load(settings: Settings) -> LoadedModels:
     models = load_models(settings)
-    return dataclasses.replace(models, embedder=FaultyModel(models.embedder))
+    reranker = None if models.reranker is None else FaultyModel(models.reranker)
+    return dataclasses.replace(models, embedder=FaultyModel(models.embedder), reranker=reranker)
 
 
 if __name__ == "__main__":

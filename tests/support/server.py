@@ -78,6 +78,10 @@ class RunningServer:
         """Ask /metrics until a series has a value."""
         self._wait(lambda: self.metric(series) == value, f"{series} never was {value}")
 
+    def wait_for_more(self, count: Callable[[], float], than: float) -> None:
+        """Wait until `count` returns more."""
+        self._wait(lambda: count() > than, f"it never was more than {than}")
+
     def wait_for_line(self, text: str) -> None:
         """Wait until the log holds `text`."""
         self._wait(lambda: text in self.log, f"{text} was never logged")

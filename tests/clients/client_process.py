@@ -1,0 +1,91 @@
+"""The examples of docs/clients.md, and a process of the clients' environment that runs one."""
+
+import json
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+ENVIRONMENT = REPOSITORY / ".venv-clients"
+PAGE = (REPOSITORY / "docs" / "clients.md").read_text()
+ADDRESS = "http://127.0.0.1:8000"
+_EXAMPLE = re.compile(
+    r"^## ([^\n]+)\n(?:(?!^## ).)*?```(python|js)\n(.*?)```", re.MULTILINE | re.DOTALL
+)
+_COMMANDS = {
+    "python": [str(ENVIRONMENT / "bin" / "python"), str(HERE / "run_client.py")],
+    "js": ["node", str(HERE / "run_client.mjs"), str(ENVIRONMENT / "node")],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Code of the page, in `python` or `js`."""
+
+    language: str
+    code: str
+
+
+EXAMPLES = {name: Example(language, code) for name, language, code in _EXAMPLE.findall(PAGE)}
+
+
+class ClientProcess:
+    """Runs an example as often as wanted, pointed at one server or another."""
+
+    def __init__(self, example: Example, process: "subprocess.Popen[str]") -> None:
+        self._code = example.code
+        self._process = process
+
+    def run(self, url: str, texts: list, *replaced: tuple[str, str]) -> dict:
+        """What the example finds at `url`, or its error; `replaced` changes the code first."""
+        self.start(url, texts, *replaced)
+        return self.result()
+
+    def start(self, url: str, texts: list, *replaced: tuple[str, str]) -> None:
+        """Begin a run; `result` waits for its end."""
+        code = self._code
+        for old, new in replaced:
+            assert old in code, f"{old} is not in the example"
+            code = code.replace(old, new)
+        line = json.dumps({"code": code.replace(ADDRESS, url), "texts": texts})
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+
+    def result(self) -> dict:
+        line = self._process.stdout.readline()
+        assert line, "the client's process has ended"
+        found: dict = json.loads(line)
+        return found
+
+
+@contextmanager
+def client_process(example: Example) -> Iterator[ClientProcess]:
+    """Start a process for one example; end it when the block ends."""
+    # Offline, the hub's library asks no server at all.
+    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            _COMMANDS[example.language],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        try:
+            yield ClientProcess(example, process)
+        except BaseException as error:
+            errors.seek(0)
+            error.add_note(errors.read()[-4000:])
+            raise
+        finally:
+            process.stdin.close()
+            process.kill()

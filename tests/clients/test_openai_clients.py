@@ -1,0 +1,100 @@
+"""OpenAI's own clients in more depth: encodings, kinds of input, and how often they try again."""
+
+import pytest
+
+from tests.clients.client_process import ENVIRONMENT, EXAMPLES, client_process
+from tests.clients.conftest import MOST_TEXTS, full_queue, rejected
+from tests.clients.expected import vector_of, vectors_of
+
+pytestmark = pytest.mark.skipif(
+    not ENVIRONMENT.is_dir(), reason="scripts/check_clients.sh makes the clients' environment"
+)
+TEXTS = ["hybrid search", "What is bread?"]
+INPUT = {"openai, Python": "input=texts", "openai, Node": "input: texts"}
+SEPARATOR = {"openai, Python": "=", "openai, Node": ": "}
+# A request of the same client before the right one, which must be refused.
+REFUSED = {
+    "openai, Python": (
+        "vectors = [",
+        """import openai
+try:
+    client.embeddings.create(model="BAAI/bge-m3", input={texts})
+    raise ValueError("it was answered")
+except openai.BadRequestError:
+    pass
+vectors = [""",
+    ),
+    "openai, Node": (
+        "const answer =",
+        """await client.embeddings.create({{ model: "BAAI/bge-m3", input: {texts} }}).then(
+    () => {{ throw new Error("it was answered"); }},
+    (error) => {{ if (!(error instanceof OpenAI.BadRequestError)) throw error; }},
+);
+const answer =""",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=INPUT)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def process(name: str):
+    with client_process(EXAMPLES[name]) as running:
+        yield running
+
+
+def as_bytes(found: dict) -> bytes:
+    return b"".join(vector_of(vector).tobytes() for vector in found["vectors"])
+
+
+@pytest.mark.parametrize("encoding", [None, "float", "base64"])
+@pytest.mark.parametrize("count", [1, 2, MOST_TEXTS])
+def test_vectors_are_the_native_ones_in_every_encoding(
+    encoding: str | None, count: int, name, process, clients_server, native
+) -> None:
+    texts = [f"search {i} " * (i % 7 + 1) for i in range(count)]
+    option = f'{INPUT[name]}, encoding_format{SEPARATOR[name]}"{encoding}"'
+    replaced = [] if encoding is None else [(INPUT[name], option)]
+    found = process.run(clients_server.url, texts, *replaced)
+    # Asked for by name, base64 is left to the caller; by default the client decodes it.
+    assert all(isinstance(each, str) == (encoding == "base64") for each in found["vectors"])
+    assert as_bytes(found) == vectors_of(native, texts).tobytes()
+
+
+def test_a_text_alone_is_embedded(name, process, clients_server, native) -> None:
+    alone = (INPUT[name], f"{INPUT[name]}[0]")
+    found = process.run(clients_server.url, TEXTS, alone)
+    assert as_bytes(found) == vectors_of(native, TEXTS[:1]).tobytes()
+
+
+@pytest.mark.parametrize("ids", [[101, 2023, 102], [[101, 102], [103]]], ids=["one", "several"])
+def test_token_ids_are_refused_with_advice(ids: list, name, process, clients_server) -> None:
+    found = process.run(clients_server.url, ids)
+    assert found["error"] == "BadRequestError"
+    assert "token ids" in found["message"]
+    assert "check_embedding_ctx_length=False" in found["message"]
+
+
+@pytest.mark.parametrize("texts", ["[]", "[1, 2]", "['a', 5]"])
+def test_the_same_client_works_on_after_an_error(
+    texts: str, name, process, clients_server, native
+) -> None:
+    old, new = REFUSED[name]
+    found = process.run(clients_server.url, TEXTS, (old, new.format(texts=texts)))
+    assert as_bytes(found) == vectors_of(native, TEXTS).tobytes()
+
+
+def test_a_queue_that_stays_full_ends_in_an_error_after_two_more_tries(
+    name, process, clients_server, hold, native
+) -> None:
+    before = rejected(clients_server, "backpressure")
+    with full_queue(clients_server, hold):
+        found = process.run(clients_server.url, TEXTS)
+    assert found["error"] == "InternalServerError"
+    assert "MAX_QUEUE_SIZE" in found["message"]
+    assert rejected(clients_server, "backpressure") == before + 3
+    found = process.run(clients_server.url, TEXTS)
+    assert as_bytes(found) == vectors_of(native, TEXTS).tobytes()
