@@ -29,7 +29,13 @@ from app.models.batch.selection import TokenSelection, select_tokens
 from app.models.checkpoint.weights import Weights
 from app.models.device.cpu_threads import CpuThreads
 from app.models.ops.proof import Proof, Trial
-from app.models.ops.proof_cases import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes
+from app.models.ops.proof_cases import (
+    DECODER,
+    ENCODER,
+    GPU_ENCODER,
+    QUANTIZED_ENCODER,
+    Shapes,
+)
 from app.models.ops.torch_backend import TorchBackend, can_quantize
 from app.models.quantization.calibration import calibration_sequences
 from app.models.quantization.encoder import make_quantized_encoder
@@ -171,9 +177,7 @@ def load_encoder(
     if target.quantized:
         _require_quantizable(config)
     weights = Weights.read(folder) if weights is None else weights
-    target = target.prove(
-        _encoder_shapes(config), QUANTIZED_ENCODER if target.quantized else ENCODER
-    )
+    target = target.prove(_encoder_shapes(config), _encoder_operations(target))
     make = partial(_quantized, tokenizer) if target.quantized else _unquantized
     return Backbone(
         make(weights, config, target),
@@ -210,6 +214,12 @@ def _require_quantizable(config: EncoderConfig) -> None:
             f"DTYPE=int8 needs widths that are multiples of 4, not {config.width} and "
             f"{config.inner_width}; set DTYPE to auto"
         )
+
+
+def _encoder_operations(target: Target) -> tuple[str, ...]:
+    if target.quantized:
+        return QUANTIZED_ENCODER
+    return ENCODER if target.device.type == "cpu" else GPU_ENCODER
 
 
 def _encoder_shapes(config: EncoderConfig) -> Shapes:

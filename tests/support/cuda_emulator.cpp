@@ -96,6 +96,8 @@ static void emulate(int blocks, int threads, const std::function<void()> &body)
         emulate(blocks, threads, [&] { name arguments; });                                         \
     }
 #define P(...) __VA_ARGS__
+RUN(embed, P(long long *a, number *b, long long *c, number *d, number *e, number *f, number *g,
+             float h, int i, int j, int w), (a, b, c, d, e, f, g, h, i, j, w))
 RUN(add_norm, P(number *a, number *b, number *c, number *d, float e, int w), (a, b, c, d, e, w))
 RUN(rms_norm, P(number *a, number *b, number *c, float e, int w), (a, b, c, e, w))
 RUN(rotary, P(number *a, number *b, float *c, float *d, float e, int s, int w), (a, b, c, d, e, s, w))

@@ -176,15 +176,14 @@ class SimulatedCuda(TorchDispatchMode):
             return
         if launches_nothing(func):
             return
-        name = func._schema.name.removeprefix("aten::")
-        if any(each.device.index == self.broken_device for each in tensors):
+        check_arguments(func, args, kwargs)
+        self._note(func._schema.name.removeprefix("aten::"), tensors, results)
+
+    def _note(self, name: str, read: list[Tensor], written: list[Tensor]) -> None:
+        if any(each.device.index == self.broken_device for each in read):
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
         if self.out_of_memory_at == name:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-        check_arguments(func, args, kwargs)
-        self._note(name, tensors, results)
-
-    def _note(self, name: str, read: list[Tensor], written: list[Tensor]) -> None:
         for each in read:
             self._read(each)
         self.launches[name] += 1

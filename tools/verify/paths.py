@@ -8,7 +8,13 @@ import torch
 from app.models.device.choose import choose_device, choose_dtype, cpu_has_bfloat16, cpu_has_int8
 from app.models.ops.backend import choose_backend
 from app.models.ops.proof import Proof, Trial
-from app.models.ops.proof_cases import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes
+from app.models.ops.proof_cases import (
+    DECODER,
+    ENCODER,
+    GPU_ENCODER,
+    QUANTIZED_ENCODER,
+    Shapes,
+)
 from app.settings import INT8
 
 # Those of bge-m3 and Qwen3-0.6B.
@@ -29,9 +35,10 @@ def path_rows(device_name: str) -> Iterator[PathRow]:
     """One for each path that could run on the device of that name."""
     device = choose_device(device_name)
     for dtype in _dtypes(device):
+        encoder = ENCODER if device.type == "cpu" else GPU_ENCODER
         backend, name = choose_backend(device, dtype), str(dtype).removeprefix("torch.")
         for model, shapes, operations in (
-            ("encoder", _ENCODER_SHAPES, ENCODER),
+            ("encoder", _ENCODER_SHAPES, encoder),
             ("decoder", _DECODER_SHAPES, DECODER),
         ):
             for proof in Trial(backend, shapes, device, dtype).every_proof(operations):

@@ -120,28 +120,44 @@ def plain_add_norm(states: Tensor, other: Tensor, norm: LayerNorm) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """The normalised sum of the embeddings of a token, its position and its type.
+    """On a CPU the normalised sum of the embeddings of a token, its position and its type.
 
-    `positions` is `[positions, width]` and `type` `[width]`, that of type 0, which all tokens have;
-    None where it is part of `positions`.
+    `positions` is `[positions, width]` and `type` `[width]`, that of type 0, which all tokens have.
     """
 
     tokens: TokenEmbedding
     positions: Tensor
-    type: Tensor | None
+    type: Tensor
     norm: LayerNorm
+    add_norm: AddNorm = plain_add_norm
 
-    def __call__(self, packed: PackedBatch, add_norm: AddNorm = plain_add_norm) -> Tensor:
+    def __call__(self, packed: PackedBatch) -> Tensor:
         """`[T, width]`: the states that the first layer reads."""
-        states = self.tokens(packed.input_ids[0]).to(self.positions.dtype)
-        if self.type is not None:
-            states = states.add_(self.type)
+        states = self.tokens(packed.input_ids[0]).to(self.positions.dtype).add_(self.type)
         positions = functional.embedding(packed.position_ids[0], self.positions)
-        return add_norm(states, positions, self.norm)
+        return self.add_norm(states, positions, self.norm)
 
     def finish_loading(self) -> None:
         """Copy the tokens' table; lookups may run beside it."""
         self.tokens.finish_loading()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEmbeddings:
+    """The same on a GPU: `tokens` is `[vocabulary, width]`, and `positions` contains the type."""
+
+    backend: Backend
+    tokens: Tensor
+    positions: Tensor
+    norm: LayerNorm
+
+    def __call__(self, packed: PackedBatch) -> Tensor:
+        """`[T, width]`: the states that the first layer reads."""
+        places = packed.input_ids[0], packed.position_ids[0]
+        return self.backend.embed(places, (self.tokens, self.positions), self.norm)
+
+    def finish_loading(self) -> None:
+        """Do nothing: no table is left in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,22 +188,36 @@ class EncoderParameters(Parameters):
         super().__init__(weights, device, dtype, tokens=_TOKENS)
         self.config = config
 
-    def embeddings(self) -> Embeddings:
-        """What the first layer's input is looked up in."""
+    def embeddings(self, add_norm: AddNorm = plain_add_norm) -> Embeddings:
+        """What the first layer's input is looked up in on a CPU."""
+        positions, of_type = self._positions_and_type()
+        return Embeddings(
+            tokens=self._token_embedding(self.config.vocabulary, self.config.width),
+            positions=positions.to(self.device, self.dtype),
+            type=of_type.to(self.device, self.dtype),
+            norm=self._norm("embeddings"),
+            add_norm=add_norm,
+        )
+
+    def gpu_embeddings(self, backend: Backend) -> GpuEmbeddings:
+        """What it is looked up in on a GPU."""
+        positions, of_type = self._positions_and_type()
+        tokens = self._weights.get(_TOKENS, self.config.vocabulary, self.config.width)
+        # Not in the order of transformers: one pass less counts for more.
+        positions = positions.float() + of_type.float()
+        return GpuEmbeddings(
+            backend,
+            tokens.to(self.device, self.dtype),
+            positions.to(self.device, self.dtype),
+            self._norm("embeddings"),
+        )
+
+    def _positions_and_type(self) -> tuple[Tensor, Tensor]:
         self._weights.give_back_pages()
         config, get = self.config, self._weights.get
         types = get("embeddings.token_type_embeddings.weight", config.types, config.width)
         positions = get("embeddings.position_embeddings.weight", config.positions, config.width)
-        # The order of the sum is that of transformers; on a GPU one pass less counts for more.
-        fold = self.device.type != "cpu"
-        if fold:
-            positions = positions.float() + types[0].float()
-        return Embeddings(
-            tokens=self._token_embedding(config.vocabulary, config.width),
-            positions=positions.to(self.device, self.dtype),
-            type=None if fold else types[0].to(self.device, self.dtype),
-            norm=self._norm("embeddings"),
-        )
+        return positions, types[0]
 
     def layer(self, index: int) -> EncoderLayerParameters:
         """The layer number `index`."""
@@ -250,13 +280,12 @@ def self_attention(projected: Tensor, heads: int, packed: PackedBatch, attend: A
 class Encoder(Transformer):
     """Its states come out in `dtype`, whatever the layers compute in."""
 
-    embeddings: Embeddings
+    embeddings: Embeddings | GpuEmbeddings
     dtype: torch.dtype
-    add_norm: AddNorm = plain_add_norm
 
     def __call__(self, packed: PackedBatch) -> Tensor:
         """Implement `Transformer`."""
-        states = self.embeddings(packed, self.add_norm)
+        states = self.embeddings(packed)
         for layer in self.layers:
             states = layer(states, packed, self.attend)
         return states.to(self.dtype)
@@ -265,9 +294,11 @@ class Encoder(Transformer):
 def make_encoder(parameters: EncoderParameters, backend: Backend) -> Encoder:
     """The encoder with the parameters of a checkpoint, in their dtype and on their device."""
     layers = [_layer(parameters, index, backend) for index in range(parameters.config.layers)]
-    return Encoder(
-        parameters.embeddings(), layers, backend.attend, parameters.dtype, backend.add_norm
+    on_cpu = parameters.device.type == "cpu"
+    embeddings = (
+        parameters.embeddings(backend.add_norm) if on_cpu else parameters.gpu_embeddings(backend)
     )
+    return Encoder(embeddings, layers, backend.attend, parameters.dtype)
 
 
 def _layer(parameters: EncoderParameters, index: int, backend: Backend) -> EncoderLayer:

@@ -53,6 +53,11 @@ class Backend(Protocol):
     def add_linear(self, layer: nn.Linear) -> AddLinear:
         """Prepare the sum of `x W` and a residual, which may be overwritten."""
 
+    def embed(
+        self, places: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor], norm: LayerNorm
+    ) -> Tensor:
+        """The norm of the sum of rows of two tables, `[T, width]`; their `places` are int64."""
+
     def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
         """The norm of the sum of two `[T, width]`; `states` may be overwritten."""
 

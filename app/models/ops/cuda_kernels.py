@@ -17,7 +17,7 @@ from torch import Tensor
 log = structlog.get_logger(__name__)
 
 SOURCE = Path(__file__).parent / "csrc" / "row_ops.cu"
-NAMES = ("add_norm", "rms_norm", "rotary", "gate", "unit_rows")
+NAMES = ("embed", "add_norm", "rms_norm", "rotary", "gate", "unit_rows")
 _MACROS = {torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT32"}
 
 

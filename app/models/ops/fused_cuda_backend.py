@@ -32,6 +32,22 @@ class FusedCudaBackend(CudaBackend):
         super().__init__(device, dtype, attention)
         self._kernels = kernels
 
+    def embed(
+        self, places: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor], norm: LayerNorm
+    ) -> Tensor:
+        """Implement `Backend`; where a table has no such place, the row is NaN."""
+        if not _fit(*tables, norm.weight, norm.bias):
+            return super().embed(places, tables, norm)
+        (first, second), (tokens, positions) = places, tables
+        width = tokens.shape[1]
+        output = tokens.new_empty(len(first), width)
+        self._kernels.run(
+            "embed", len(first), _threads(width),
+            first, tokens, second, positions, norm.weight, norm.bias, output,
+            norm.epsilon, len(tokens), len(positions), width,
+        )  # fmt: skip
+        return output
+
     def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
         """Implement `Backend`."""
         if not _fit(states, residual, norm.weight, norm.bias):

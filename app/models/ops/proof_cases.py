@@ -19,7 +19,7 @@ from app.models.ops.arguments import (
 from app.models.ops.instruction_sets import MAX_INT8
 from app.models.ops.torch_backend import TorchBackend
 
-ATTENTION = "attention"
+ATTENTION, EMBED = "attention", "embed"
 # Shorter and longer than the blocks in which kernels compute, and no multiple of them.
 _LENGTHS = (1, 8, 66)
 _MULTIPLE = 8
@@ -130,6 +130,13 @@ def _linear(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
         yield backend.linear(layers, activation)(inputs.normal(tokens, depth))
 
 
+def _embed(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+    count, width = inputs.tokens, inputs.shapes.width
+    tables = inputs.normal(count, width), inputs.normal(count, width)
+    rows = torch.arange(count, device=inputs.device)
+    yield backend.embed((rows, rows.flip(0)), tables, inputs.layer_norm(width))
+
+
 def _add_norm(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
     shape = inputs.tokens, inputs.shapes.width
     norm = inputs.layer_norm(inputs.shapes.width)
@@ -216,6 +223,7 @@ def _dequantize_add_norm(backend: TorchBackend, inputs: TrialInputs) -> Iterator
 
 CASES: dict[str, Case] = {
     "linear": _linear,
+    EMBED: _embed,
     "add_norm": _add_norm,
     "add_linear": _add_linear,
     "unit_rows": _unit_rows,
@@ -229,5 +237,6 @@ CASES: dict[str, Case] = {
     "dequantize_add_norm": _dequantize_add_norm,
 }
 ENCODER = ("linear", "add_norm", "unit_rows", ATTENTION)
+GPU_ENCODER = (EMBED, *ENCODER)
 QUANTIZED_ENCODER = ("int8_gemm", "clamp", "quantize_rows", "dequantize_add_norm", ATTENTION)
 DECODER = ("linear", "add_linear", "rms_norm", "rotary", "gate", ATTENTION)

@@ -61,6 +61,13 @@ class TorchBackend:
 
         return add_linear
 
+    def embed(
+        self, places: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor], norm: LayerNorm
+    ) -> Tensor:
+        """Implement `Backend`."""
+        states, others = map(functional.embedding, places, tables)
+        return self.add_norm(states, others, norm)
+
     def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
         """Implement `Backend`."""
         return norm(states.add_(residual))

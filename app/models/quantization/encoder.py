@@ -81,7 +81,7 @@ def _copied_embeddings(embeddings: Embeddings, dtype: torch.dtype) -> Embeddings
         embeddings,
         tokens=embeddings.tokens.copied_to(dtype),
         positions=embeddings.positions.clone(),
-        type=None if embeddings.type is None else embeddings.type.clone(),
+        type=embeddings.type.clone(),
     )
 
 

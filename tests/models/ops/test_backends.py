@@ -105,6 +105,7 @@ def attention(
     return backend.attend(query, key, value, packed, scale=0.2, causal=causal)
 
 
+PLACES = torch.tensor([7, 49, 0, 7]), torch.tensor([50, 0, 1, 2])
 ROTARY = (
     random(30, 5, 64),
     RmsNorm(random(3, 64), 1e-6),
@@ -116,6 +117,12 @@ OPERATIONS: dict[str, tuple[Callable[..., Tensor], tuple]] = {
         for activation in ACTIVATIONS
     },
     "linear of odd shapes": (linear, (random(7, 33), random_layer(33, 7), "gelu")),
+    "embed": (
+        lambda backend, norm, *tables: backend.embed(
+            tuple(places.to(tables[0].device) for places in PLACES), tables, norm
+        ),
+        (random_layer_norm(64), random(50, 64), random(51, 64)),
+    ),
     "add_norm": (
         lambda backend, *arguments: backend.add_norm(*arguments),
         (random(40, 64), random(41, 64)[:40], random_layer_norm(64)),

@@ -54,6 +54,22 @@ def test_rows_of_every_width_and_format(dtype: torch.dtype, width: int) -> None:
 @emulated
 @pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
+def test_embeddings_of_tokens_and_positions_of_which_only_unknown_ones_are_nan(dtype) -> None:
+    torch.manual_seed(2)
+    tables = torch.randn(11, 1024).to(dtype), torch.randn(7, 1024).to(dtype)
+    weight, bias = (torch.randn(1024).to(dtype) for _ in range(2))
+    places = torch.tensor([10, 11, 3, -1, 0, 0]), torch.tensor([6, 0, 7, 0, -1, 0])
+    actual = fused(dtype).embed(places, tables, LayerNorm(weight, bias, 1e-5))
+    exact = LayerNorm(weight.float(), bias.float(), 1e-5)
+    known = tuple(each[[0, -1]] for each in places)
+    expected = TorchBackend().embed(known, tuple(each.float() for each in tables), exact)
+    close(actual[[0, -1]], expected, dtype)
+    assert actual[1:-1].isnan().all()
+
+
+@emulated
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
 def test_heads_of_qwen3_are_normalised_and_rotated(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     states, weight = torch.randn(5, 32, 128).to(dtype), torch.randn(24, 128).to(dtype)

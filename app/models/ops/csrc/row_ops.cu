@@ -86,21 +86,15 @@ __device__ float block_sum(float x)
     return total;
 }
 
-// One block for each row, as in all that follow unless said otherwise.
-extern "C" __global__ void add_norm(number *states, const number *residual, const number *weight,
-                                    const number *bias, float epsilon, int width)
+// The norm of the sum of two rows. A thread holds eight numbers of both where it is `inside`, and
+// zeros elsewhere.
+__device__ void store_norm(Eight x, const Eight &other, bool inside, number *row,
+                           const number *weight, const number *bias, float epsilon, int width)
 {
     int column = threadIdx.x * EIGHT;
-    bool inside = column < width;
-    long long place = (long long)blockIdx.x * width + column;
-    Eight x = {};
     float sum = 0;
-    if (inside) {
-        Eight other = load(residual + place);
-        x = load(states + place);
-        for (int i = 0; i < EIGHT; i++)
-            sum += x.at[i] += other.at[i];
-    }
+    for (int i = 0; i < EIGHT; i++)
+        sum += x.at[i] += other.at[i];
     float mean = block_sum(sum) / width, squares = 0;
     for (int i = 0; inside && i < EIGHT; i++) {
         x.at[i] -= mean;
@@ -112,7 +106,43 @@ extern "C" __global__ void add_norm(number *states, const number *residual, cons
     Eight by = load(weight + column), plus = load(bias + column);
     for (int i = 0; i < EIGHT; i++)
         x.at[i] = x.at[i] * scale * by.at[i] + plus.at[i];
-    store(states + place, x);
+    store(row + column, x);
+}
+
+// One block for each row, as in all that follow unless said otherwise.
+extern "C" __global__ void add_norm(number *states, const number *residual, const number *weight,
+                                    const number *bias, float epsilon, int width)
+{
+    int column = threadIdx.x * EIGHT;
+    bool inside = column < width;
+    number *row = states + (long long)blockIdx.x * width;
+    Eight x = {}, other = {};
+    if (inside) {
+        x = load(row + column);
+        other = load(residual + (long long)blockIdx.x * width + column);
+    }
+    store_norm(x, other, inside, row, weight, bias, epsilon, width);
+}
+
+// The tables have `vocabulary` and `longest` rows. A row of NaN fails the text that has another
+// token; an illegal access would end the process.
+extern "C" __global__ void embed(const long long *ids, const number *tokens,
+                                 const long long *places, const number *positions,
+                                 const number *weight, const number *bias, number *output,
+                                 float epsilon, int vocabulary, int longest, int width)
+{
+    int column = threadIdx.x * EIGHT;
+    bool inside = column < width;
+    long long id = ids[blockIdx.x], place = places[blockIdx.x];
+    Eight x = {}, other = {};
+    if (id < 0 || id >= vocabulary || place < 0 || place >= longest) {
+        x.at[0] = __uint_as_float(0x7fc00000);
+    } else if (inside) {
+        x = load(tokens + id * width + column);
+        other = load(positions + place * width + column);
+    }
+    number *row = output + (long long)blockIdx.x * width;
+    store_norm(x, other, inside, row, weight, bias, epsilon, width);
 }
 
 extern "C" __global__ void rms_norm(const number *states, const number *weight, number *output,
