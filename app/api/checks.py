@@ -13,9 +13,11 @@ def check_texts(texts: Sequence[object], field: str, settings: Settings) -> None
     _check(texts, field, settings.max_sentences_per_request, "MAX_SENTENCES_PER_REQUEST")
 
 
-def check_passages(query: str, passages: Sequence[str], field: str, settings: Settings) -> None:
-    """The same for the passages of a query, which must not be blank."""
-    if not query.strip():
+def check_passages(
+    query: str | Sequence[str], passages: Sequence[str], field: str, settings: Settings
+) -> None:
+    """The same for the passages of a query, or each of its own, none of which may be blank."""
+    if not all(map(str.strip, [query] if isinstance(query, str) else query)):
         raise EmptyInputError("the query is blank: send what the passages are to be judged by")
     _check(passages, field, settings.max_rerank_passages, "MAX_RERANK_PASSAGES")
 

@@ -86,7 +86,10 @@ _WORK: Mapping[str, _Route] = {
     "/v2/embed": _Route(COHERE_EMBED, (Dialect.COHERE,)),
     "/api/v1/embed": _Route(EMBEDDING_SERVER, _TEI),
 }
-_WORK_AT_ROOT = {**_WORK} | {each.path: _Route(each, _TEI) for each in _TEI_ENDPOINTS}
+# The root itself is this service's own for every other method.
+_WORK_AT_ROOT = {**_WORK, "/": _Route(TEI_EMBED, (Dialect.NATIVE, Dialect.TEI))} | {
+    each.path: _Route(each, _TEI) for each in _TEI_ENDPOINTS
+}
 # What is asked of one model, below /models/{model}.
 _WORK_OF_A_MODEL = {each.path: _Route(each, _TEI) for each in (*_TEI_ENDPOINTS, RERANK)} | {
     path: _Route(OPENAI_EMBEDDINGS, _OPENAI) for path in ("/v1/embeddings", "/embeddings")
@@ -131,4 +134,6 @@ def _route_of(path: str) -> _Route | None:
         for end, route in _WORK_OF_A_MODEL.items():
             if path.endswith(end):
                 return route
+        if path.count("/") == _MODELS.count("/") + 1:  # A model itself, by a name without a slash.
+            return _Route(TEI_EMBED, _TEI)
     return None

@@ -28,7 +28,7 @@ _NOT_EMPTY: dict[str, JsonValue] = {"minItems": 1}
 _NOT_BLANK: dict[str, JsonValue] = {"minLength": 1, "pattern": r"\S"}
 
 
-_PROMPT: dict[str, JsonValue] = {"minLength": 1, "maxLength": MAX_PROMPT_CHARACTERS}
+PROMPT_SCHEMA: dict[str, JsonValue] = {"minLength": 1, "maxLength": MAX_PROMPT_CHARACTERS}
 
 Truncate = Annotated[bool, Field(description="Cut texts that are too long; false: an error.")]
 TruncationSide = Annotated[Side, Field(description="Where texts are cut; left: the beginning.")]
@@ -87,7 +87,9 @@ class EmbeddingRequest(RequestModel):
     truncation_side: TruncationSide = "right"
     prompt: Annotated[
         str | None,
-        Field(description="Read before each text by the dense model.", json_schema_extra=_PROMPT),
+        Field(
+            description="Read before each text by the dense model.", json_schema_extra=PROMPT_SCHEMA
+        ),
     ] = None
     prompt_name: Annotated[
         str | None,

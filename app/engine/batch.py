@@ -111,12 +111,16 @@ class Batch:
         reduced: list[Any] = []
         for part in self.slices:
             own = results[len(reduced) : len(reduced) + part.count]
-            reduced.extend(_reduce_each(own, part.job.reduce))
+            reduced.extend(_reduce_each(part, own))
         return reduced
 
 
-def _reduce_each(results: Sequence[Any], reduce: Callable[[Any], Any] | None) -> Sequence[Any]:
+def _reduce_each(part: BatchSlice, results: Sequence[Any]) -> Sequence[Any]:
     """Reduce each result; an error in the place of a result stays."""
+    reduce = part.job.reduce
     if reduce is None:
         return results
-    return [each if isinstance(each, Exception) else reduce(each) for each in results]
+    return [
+        each if isinstance(each, Exception) else reduce(place, each)
+        for place, each in enumerate(results, part.start)
+    ]

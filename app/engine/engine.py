@@ -220,15 +220,18 @@ class Engine:
             return await self._tokenizer_threads.run(partial(call, models), texts, client)
 
     async def rerank(self, request: RerankRequest) -> RerankResult:
-        """Score each passage for the query; the scores are in the order of the passages.
+        """Score each passage for its query; the scores are in the order of the passages.
 
-        Raises `EmptyInputError` for a blank query or without passages, `InferenceTimeoutError`
-        where the forwards take longer than RERANK_GPU_TIMEOUT, and else as `embed`.
+        Raises `EmptyInputError` for a blank query or without passages, `InvalidRequestError` where
+        there is neither one query nor one for each passage, `InferenceTimeoutError` where the
+        forwards take longer than RERANK_GPU_TIMEOUT, and else as `embed`.
         """
-        if not request.query.strip():
-            raise EmptyInputError("the query is blank")
         if not request.passages:
             raise EmptyInputError("there are no passages to score")
+        if len(request.queries) != len(request.passages):
+            raise InvalidRequestError("there must be one query, or one for each passage")
+        if not all(query.strip() for query in request.places):
+            raise EmptyInputError("the query is blank")
         with self._accepted() as models:
             return await self._reranking.run(models, request)
 

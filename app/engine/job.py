@@ -34,8 +34,8 @@ class Job:
     They are taken in order, over one or more batches. `outputs` holds the kinds of vectors that
     each of them is for, `weight` the job's share of the device beside its client's other jobs, and
     `time_limit` the most seconds that its forwards may take together, of which `time_spent` are
-    gone; without a limit each forward is limited by itself. `reduce` is applied to each result off
-    the event loop, so that what is large need not be kept.
+    gone; without a limit each forward is limited by itself. `reduce` makes something smaller of the
+    place of each sequence and its result, off the event loop.
 
     Every transition is a method, and each keeps state, outcome and the place in the queue together:
     a job that is resolved never stands in a queue, and it is resolved once. All methods belong to
@@ -53,7 +53,7 @@ class Job:
         weight: float = 1.0,
         time_limit: float | None = None,
         time_spent: float = 0.0,
-        reduce: Callable[[Any], Any] | None = None,
+        reduce: Callable[[int, Any], Any] | None = None,
     ) -> None:
         self.model = model
         self.sequences = sequences

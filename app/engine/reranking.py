@@ -21,6 +21,7 @@ from app.engine.types import (
     Outputs,
     PartScores,
     RerankResult,
+    TokenizedPair,
     TokenizedText,
     TokenSequence,
 )
@@ -32,14 +33,14 @@ _NO_VECTORS = Outputs()
 
 @dataclass(frozen=True, slots=True)
 class RerankRequest:
-    """A query, the passages to score for it, and how.
+    """A query, the passages to score for it, and how; `query` may be a list with one for each.
 
     `normalize` makes probabilities of logits, `instruction` is for rerankers that read one,
     `weights` is for late interaction, and `truncation` says how passages are cut. `urgency` and
     `client` are as in `Engine.embed`.
     """
 
-    query: str
+    query: str | list[str]
     passages: list[str]
     normalize: bool = False
     instruction: str | None = None
@@ -47,6 +48,20 @@ class RerankRequest:
     truncation: TruncationOptions = CUT_AT_END
     urgency: int = DEFAULT_URGENCY
     client: str = ""
+
+    @property
+    def queries(self) -> list[str]:
+        """The query of each passage."""
+        query = self.query
+        return [query] * len(self.passages) if isinstance(query, str) else query
+
+    @property
+    def places(self) -> dict[str, list[int]]:
+        """The places of each query's passages: a query is read once, whatever their number."""
+        places: dict[str, list[int]] = {}
+        for place, query in enumerate(self.queries):
+            places.setdefault(query, []).append(place)
+        return places
 
 
 class RerankingPipeline:
@@ -69,14 +84,8 @@ class RerankingPipeline:
 
     async def _rerank(self, model: Reranker, request: RerankRequest) -> RerankResult:
         started = time.perf_counter()
-        call = partial(
-            model.tokenize_pairs,
-            request.query,
-            request.passages,
-            request.instruction,
-            request.truncation,
-        )
-        both = [request.query, *request.passages]
+        call = partial(_tokenize_pairs, model, request)
+        both = [*request.places, *request.passages]
         pairs = await self._admission.tokenize(model, call, both, request.client)
         truncations = pair_truncations(model, pairs.value, request.truncation.side)
         if not request.truncation.truncate:
@@ -95,18 +104,19 @@ class RerankingPipeline:
 
     async def _interact(self, model: Embedder, request: RerankRequest) -> RerankResult:
         started = time.perf_counter()
-        both = [request.query, *request.passages]
+        both = [*request.places, *request.passages]
         call = partial(_tokenize_apart, model, request)
         texts = await self._admission.tokenize(model, call, both, request.client)
-        query, *passages = texts.value
+        queries, passages = texts.value[: len(request.places)], texts.value[len(request.places) :]
         truncations = [
-            *text_truncations(model, [query], "query", "right"),
+            *text_truncations(model, queries, "query", "right"),
             *text_truncations(model, passages, "passages", request.truncation.side),
         ]
         if not request.truncation.truncate:
             refuse_truncation(truncations)
-        query_job = self._job(model, [query.ids], request, outputs=_ALL_KINDS)
-        (query_embedding,) = await self._finish(query_job)
+        query_job = self._job(model, [each.ids for each in queries], request, outputs=_ALL_KINDS)
+        embeddings = dict(zip(request.places, await self._finish(query_job), strict=True))
+        query_of = [embeddings[query] for query in request.queries]
         job = self._job(
             model,
             [passage.ids for passage in passages],
@@ -114,7 +124,7 @@ class RerankingPipeline:
             outputs=_ALL_KINDS,
             time_spent=query_job.inference_seconds,
             # In the device thread, so that the token vectors of a passage are freed with its batch.
-            reduce=partial(score, query_embedding),
+            reduce=lambda place, passage: score(query_of[place], passage),
         )
         parts: list[PartScores] = await self._finish(job)
         return RerankResult(
@@ -133,7 +143,7 @@ class RerankingPipeline:
         *,
         outputs: Outputs = _NO_VECTORS,
         time_spent: float = 0.0,
-        reduce: Callable[[Any], Any] | None = None,
+        reduce: Callable[[int, Any], Any] | None = None,
     ) -> Job:
         return Job(
             model,
@@ -153,10 +163,20 @@ class RerankingPipeline:
         return results
 
 
+def _tokenize_pairs(model: Reranker, request: RerankRequest) -> list[TokenizedPair]:
+    """Each passage with its query, in the order of the passages."""
+    pairs: dict[int, TokenizedPair] = {}
+    for query, places in request.places.items():
+        passages = [request.passages[place] for place in places]
+        own = model.tokenize_pairs(query, passages, request.instruction, request.truncation)
+        pairs |= zip(places, own, strict=True)
+    return [pairs[place] for place in range(len(request.passages))]
+
+
 def _tokenize_apart(model: Embedder, request: RerankRequest) -> list[TokenizedText]:
-    """The query, then the passages, for which alone the side of the cut is."""
-    query = model.tokenize([request.query])
-    return query + model.tokenize(request.passages, truncation=request.truncation)
+    """The queries, then the passages, for which alone the side of the cut is."""
+    queries = model.tokenize([*request.places])
+    return queries + model.tokenize(request.passages, truncation=request.truncation)
 
 
 def sigmoid(logits: list[float]) -> list[float]:

@@ -35,7 +35,7 @@ class RequireToken:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the request pass, or refuse it before its body is read."""
-        if scope["type"] != "http" or not self._tokens.required or self._is_public(scope["path"]):
+        if scope["type"] != "http" or not self._tokens.required or self._is_public(scope):
             await self.app(scope, receive, send)
             return
         error = await self._check(scope)
@@ -57,8 +57,11 @@ class RequireToken:
             return await self._limiter.check_failed_tokens(context)
         return None
 
-    def _is_public(self, path: str) -> bool:
-        return path == "/" or is_health_check(path) or _is_below(path, self._public)
+    def _is_public(self, scope: Scope) -> bool:
+        """Whether it needs no token: never where work is asked for, whatever the path."""
+        path = scope["path"]
+        public = path == "/" or is_health_check(path) or _is_below(path, self._public)
+        return public and working_endpoint(scope) is None
 
 
 def _is_below(path: str, parents: Sequence[str]) -> bool:

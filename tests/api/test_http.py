@@ -80,7 +80,7 @@ def test_an_unknown_path_is_told_the_known_ones(client) -> None:
         ("HEAD", "/rerank", "POST"),
         ("OPTIONS", "/rerank/", "POST"),
         ("POST", "/health/", "GET, HEAD"),
-        ("DELETE", "/", "GET, HEAD"),
+        ("DELETE", "/", "POST, GET, HEAD"),
         ("POST", "/docs", "GET, HEAD"),
     ],
 )

@@ -11,7 +11,9 @@ from app.engine import Engine, RerankRequest
 from app.engine.types import Outputs, SparseVector, TextEmbedding
 from app.errors import (
     EmptyInputError,
+    InferenceError,
     InferenceTimeoutError,
+    InvalidRequestError,
     QueueFullError,
     RerankerDisabledError,
 )
@@ -202,3 +204,67 @@ async def test_late_interaction_counts_as_reranking_also_beside_embeddings() -> 
     assert model.outputs[-2] == [Outputs(True, True, True), *[Outputs(dense=True)] * 2]
     assert metrics.value("rerank_inference_duration_seconds_count") == 4
     assert metrics.value("embedding_batch_size_sum") == 3
+
+
+async def test_pairs_of_their_own_queries_share_a_forward_and_keep_their_order() -> None:
+    reranker = FakeReranker()
+    async with engine_for(reranker) as engine:
+        queries, passages = ["q", "r", "q", "s"], ["ccc", "a", "bb", ""]
+        result = await engine.rerank(RerankRequest(queries, passages))
+    assert result.scores == [3, 1, 2, 0]
+    assert reranker.batches == [[4, 2, 3, 1]]
+
+
+class EchoingModel(FakeModel):
+    """Its dense and ColBERT vectors are the first character's number."""
+
+    def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
+        sparse = SparseVector(np.zeros(1, np.int64), np.zeros(1, np.float32))
+        vectors = [np.float32(ids[:1]) for ids in sequences]
+        return [TextEmbedding(vector, sparse, vector[None]) for vector in vectors]
+
+
+async def test_late_interaction_scores_each_passage_with_its_own_query() -> None:
+    model = EchoingModel()
+    async with interacting_engine(model) as engine:
+        queries, passages = ["\x02", "\x03", "\x02"], ["\x05", "\x07", "\x0b"]
+        result = await engine.rerank(RerankRequest(queries, passages))
+    assert [part.dense for part in result.parts or []] == [10, 21, 22]
+    assert model.batches == [[1, 1], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("query", [[], ["q"], ["q", "r", "s"]])
+async def test_other_than_a_query_for_each_passage_is_refused(query) -> None:
+    async with engine_for(FakeReranker()) as engine:
+        with pytest.raises(InvalidRequestError, match="one for each passage"):
+            await engine.rerank(RerankRequest(query, ["a", "b"]))
+        with pytest.raises(EmptyInputError):
+            await engine.rerank(RerankRequest(["q", " "], ["a", "b"]))
+
+
+async def test_where_one_forward_of_pairs_fails_none_of_the_others_runs_on() -> None:
+    reranker = FakeReranker()
+    reranker.failures = [RuntimeError("broken")]
+    async with engine_for(reranker) as engine:
+        pairs = RerankRequest([f"q{i}" for i in range(6)], ["abcd"] * 6)
+        with pytest.raises(InferenceError):
+            await engine.rerank(pairs)
+        assert (await engine.rerank(RerankRequest("q", ["a"]))).scores == [1]
+    assert reranker.batches == [[5, 5], [2]]
+
+
+async def test_a_caller_of_pairs_who_leaves_takes_all_of_them_away() -> None:
+    reranker = FakeReranker()
+    async with engine_for(reranker) as engine:
+        reranker.held = True
+        pairs = RerankRequest([f"q{i}" for i in range(6)], ["abcd"] * 6)
+        leaving = asyncio.create_task(engine.rerank(pairs))
+        await entered(reranker)
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert engine._queue.waiting_tokens == 0
+        reranker.held = False
+        reranker.gate.release()
+        assert (await engine.rerank(RerankRequest("q", ["a"]))).scores == [1]
+    assert reranker.batches == [[5, 5], [2]]

@@ -2,14 +2,21 @@
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import JsonValue
 from starlette.responses import JSONResponse, Response
 
-from app.api.dialects.fields import TextsOrText
+from app.api.checks import check_truncation
+from app.api.dialects.openai_schemas import (
+    OpenAIEmbeddingRequest,
+    OpenAIEmbeddings,
+    OpenAIError,
+    OpenAIModel,
+    OpenAIModels,
+)
 from app.api.dialects.work import embed, embedder_of, input_type_of
 from app.api.handler import Call, Operation, ServiceDep, get_and_head, respond
 from app.api.model_catalogue import ModelCatalogue, ServedModel
@@ -23,107 +30,10 @@ from app.api.rendering import (
     sparse_as_json,
     truncations_as_json,
 )
-from app.api.schemas import ForeignRequest, SparseIndices, TruncationWarning, Usage
 from app.engine import EmbeddingOptions
-from app.engine.options import InputType
 from app.engine.types import EmbeddingResult, Outputs, TextEmbedding
-from app.errors import InvalidRequestError
 
 router = APIRouter(tags=["OpenAI"], dependencies=[BEARER])
-
-_EXAMPLE: dict[str, JsonValue] = {"input": ["What is hybrid search?"]}
-# What servers and clients call them.
-_INPUT_TYPES: dict[str, InputType] = {
-    "query": "query",
-    "document": "document",
-    "passage": "document",
-    "search_query": "query",
-    "search_document": "document",
-}
-
-
-class OpenAIEmbeddingRequest(ForeignRequest):
-    """Texts to embed."""
-
-    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
-    example = _EXAMPLE
-
-    input: TextsOrText
-    model: Annotated[
-        str | None, Field(description="Any name of an embedding model; see /v1/models.")
-    ] = None
-    encoding_format: Annotated[
-        Literal["float", "base64"] | None,
-        Field(description="base64 is of little-endian float32; the official clients ask for it."),
-    ] = None
-    dimensions: Annotated[int | None, Field(ge=1, description="Fewer, if the model can.")] = None
-    output_dimension: Annotated[int | None, Field(ge=1, description="The same.")] = None
-    input_type: Annotated[
-        str | None, Field(description="query or document, for models with a prompt for it.")
-    ] = None
-    truncate_prompt_tokens: Annotated[int | None, Field(description="Refused.")] = None
-    late_chunking: Annotated[bool | None, Field(description="Refused.")] = None
-    return_sparse: Annotated[
-        bool | None, Field(description="Lexical weights, too: an extension.")
-    ] = None
-    return_colbert: Annotated[
-        bool | None, Field(description="One vector for each token, too: an extension.")
-    ] = None
-
-
-class OpenAIEmbedding(BaseModel):
-    """The vector of one text."""
-
-    object: Literal["embedding"]
-    index: int
-    embedding: Annotated[
-        list[float] | str, Field(description="Of unit length; a string with base64.")
-    ]
-    sparse: SparseIndices | None = None
-    colbert: list[list[float]] | None = None
-
-
-class OpenAIEmbeddings(BaseModel):
-    """Vectors in the order of the request."""
-
-    object: Literal["list"]
-    data: list[OpenAIEmbedding]
-    model: str
-    usage: Usage
-    warnings: Annotated[
-        list[TruncationWarning] | None, Field(description="Only where a text was cut.")
-    ] = None
-
-
-class OpenAIModel(BaseModel):
-    """A name by which a model can be asked for."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-
-
-class OpenAIModels(BaseModel):
-    """Every name of every model."""
-
-    object: Literal["list"]
-    data: list[OpenAIModel]
-
-
-class OpenAIErrorDetails(BaseModel):
-    """What went wrong."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class OpenAIError(BaseModel):
-    """OpenAI's shape of an error."""
-
-    error: OpenAIErrorDetails
 
 
 @router.post(
@@ -145,34 +55,32 @@ async def create_embeddings(request: Request, service: ServiceDep) -> Response:
 async def _embed(body: OpenAIEmbeddingRequest, call: Call) -> Response:
     of_path = "model" in call.request.path_params
     model = embedder_of(call) if of_path else call.service.catalogue.embedder(body.model)
-    outputs = Outputs(True, bool(body.return_sparse), bool(body.return_colbert))
-    _check(body)
-    options = EmbeddingOptions(
-        dimensions=body.dimensions if body.dimensions is not None else body.output_dimension,
-        input_type=_input_type(body, call, model),
+    body.check()
+    as_base64 = body.as_base64
+    result = await embed(
+        call,
+        body.input,
+        Outputs(True, bool(body.return_sparse), bool(body.return_colbert)),
+        field="input",
+        model=model,
+        options=_options(body, call, model),
+        normalize=body.given("normalize", "normalized") is not False,
     )
-    result = await embed(call, body.input, outputs, field="input", model=model, options=options)
-    render = partial(_render, result, model, as_base64=body.encoding_format == "base64")
+    render = partial(_render, result, model, as_base64=as_base64)
     return await call.render(render, estimate_bytes([], result))
 
 
-def _check(body: OpenAIEmbeddingRequest) -> None:
-    """Refuse what other servers read here, would change the numbers, and cannot be had."""
-    if body.truncate_prompt_tokens not in {None, -1} or body.late_chunking:
-        field = "late_chunking" if body.late_chunking else "truncate_prompt_tokens"
-        raise InvalidRequestError(f"the field {field} is not read here: leave it out")
-
-
-def _input_type(body: OpenAIEmbeddingRequest, call: Call, model: ServedModel) -> InputType | None:
-    """Whether the texts are queries or documents, where that changes what the model reads."""
-    if body.input_type is None:
-        return None
-    known = _INPUT_TYPES.get(body.input_type)
-    if known is None:
-        raise InvalidRequestError(
-            f"the field input_type is unknown: send {' or '.join(_INPUT_TYPES)}"
-        )
-    return input_type_of(call, model, known)
+def _options(body: OpenAIEmbeddingRequest, call: Call, model: ServedModel) -> EmbeddingOptions:
+    truncation, input_type = body.truncation_options, body.known_input_type
+    check_truncation(truncation.truncate, truncation.side)
+    return EmbeddingOptions(
+        truncation,
+        prompt=body.prompt,
+        prompt_name=body.prompt_name,
+        # Clients send it always: where it changes nothing it is no error.
+        input_type=None if input_type is None else input_type_of(call, model, input_type),
+        dimensions=body.given("dimensions", "output_dimension"),
+    )
 
 
 def _render(result: EmbeddingResult, model: ServedModel, *, as_base64: bool) -> Iterator[bytes]:

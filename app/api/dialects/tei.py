@@ -62,20 +62,14 @@ async def _embed(body: schemas.EmbedRequest, call: Call) -> Response:
 
 async def embed_dense(body: schemas.EmbedRequest, call: Call) -> EmbeddingResult:
     """One dense vector for each text, of the model in the request's path or the default one."""
-    model, normalize = embedder_of(call), body.normalize is not False
-    if model.role is Role.EMBEDDER and not normalize:
-        raise InvalidRequestError(
-            f"the field normalize is false, and the vectors of {model.name} have unit length "
-            "whatever is asked for: leave it out"
-        )
     return await embed(
         call,
         body.inputs,
         Outputs(dense=True),
         field="inputs",
-        model=model,
+        model=embedder_of(call),
         options=body.options(body.dimensions),
-        normalize=normalize,
+        normalize=body.normalize is not False,
     )
 
 
@@ -208,9 +202,30 @@ def _operation(endpoint: paths.Endpoint, schema: type[ForeignRequest], answer: A
 
 RERANK = Operation(Dialect.TEI, paths.RERANK, "texts", schemas.RerankTextsRequest, _rerank)
 
+_EMBED = _operation(paths.TEI_EMBED, schemas.EmbedRequest, _embed)
+_DEFAULT: dict[str, Any] = {
+    "responses": error_responses(*_STATUSES, model=schemas.TeiError),
+    "response_model": schemas.Vectors,
+    "openapi_extra": describe_body(schemas.EmbedRequest),
+}
+
+
+@router.post("/", tags=[ROOT_TAG], summary="Embed texts", **_DEFAULT)
+async def answer_at_root(request: Request, service: ServiceDep) -> Response:
+    """The same as /embed, for clients that know nothing but an address."""
+    return await respond(request, service, _EMBED)
+
+
+@router.post("/models/{model}", tags=[MODEL_TAG], summary="Do what the model is for", **_DEFAULT)
+async def answer_as_model(model: str, request: Request, service: ServiceDep) -> Response:
+    """The same as /embed, or for a reranker as /rerank, of the model with that name."""
+    reranks = service.catalogue.find(model).role is Role.RERANKER
+    return await respond(request, service, RERANK if reranks else _EMBED)
+
+
 add_operation(
     router,
-    _operation(paths.TEI_EMBED, schemas.EmbedRequest, _embed),
+    _EMBED,
     schemas.Vectors,
     "One dense vector for each text.",
 )

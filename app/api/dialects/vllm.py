@@ -1,7 +1,7 @@
 """vLLM's scores of pairs of texts."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,6 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from starlette.responses import Response
 
-from app.api.checks import check_passages
 from app.api.dialects.fields import TextsOrText
 from app.api.dialects.work import Passages, rerank
 from app.api.handler import Call, Operation, ServiceDep, respond
@@ -20,7 +19,8 @@ from app.api.paths import SCORE as SCORE_ENDPOINT
 from app.api.paths import Dialect
 from app.api.rendering import OPTIONS
 from app.api.schemas import ForeignRequest, Usage
-from app.errors import InvalidRequestError
+from app.engine.types import RerankResult
+from app.errors import EmptyInputError, InvalidRequestError
 
 router = APIRouter(tags=["Cohere, Jina, vLLM"], dependencies=[BEARER])
 
@@ -94,35 +94,19 @@ async def create_scores(request: Request, service: ServiceDep) -> Response:
 
 async def _score(body: ScoreRequest, call: Call) -> Response:
     model = call.service.catalogue.reranker(body.model)
-    _check(body, call)
-    queries = body.text_1 * (len(body.text_2) if len(body.text_1) == 1 else 1)
-    scores = [0.0] * len(queries)
-    tokens = 0
-    # One after the other, so that a request has no more than one place in the queue.
-    for query, places in _places_of(queries).items():
-        passages = Passages(query, [body.text_2[place] for place in places], "text_2")
-        result = await rerank(call, passages, raw=body.use_activation is False)
-        tokens += result.tokens
-        for place, score in zip(places, result.scores, strict=True):
-            scores[place] = score
-    call.context.counts |= {"passages": len(scores), "tokens": tokens}
+    _check(body)
+    queries = body.text_1 if len(body.text_1) > 1 else body.text_1[0]
+    passages = Passages(queries, body.text_2, "text_2")
+    result = await rerank(call, passages, raw=body.use_activation is False)
     name = "" if model is None else model.name
-    render = partial(_render, scores, tokens, name, call.context.request_id)
+    render = partial(_render, result, name, call.context.request_id)
     return await call.render(render, 0)
 
 
-def _places_of(queries: Sequence[str]) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {}
-    for place, query in enumerate(queries):
-        places.setdefault(query, []).append(place)
-    return places
-
-
-def _check(body: ScoreRequest, call: Call) -> None:
-    """Check the whole request, of which each query is checked again by itself."""
-    settings = call.service.settings
-    for query in body.text_1:
-        check_passages(query, body.text_2, "text_2", settings)
+def _check(body: ScoreRequest) -> None:
+    """Refuse texts that make no pairs."""
+    if not body.text_1:
+        raise EmptyInputError("the list text_1 is empty: send at least one text")
     if len(body.text_1) not in {1, len(body.text_2)}:
         raise InvalidRequestError(
             f"text_1 holds {len(body.text_1)} texts and text_2 {len(body.text_2)}: send one in "
@@ -132,10 +116,10 @@ def _check(body: ScoreRequest, call: Call) -> None:
         raise InvalidRequestError("the field truncate_prompt_tokens is not read here: leave it out")
 
 
-def _render(scores: Sequence[float], tokens: int, model: str, request_id: str) -> Iterator[bytes]:
+def _render(result: RerankResult, model: str, request_id: str) -> Iterator[bytes]:
     data = [
         {"index": index, "object": "score", "score": score}
-        for index, score in enumerate(np.array(scores, dtype=np.float32))
+        for index, score in enumerate(np.array(result.scores, dtype=np.float32))
     ]
     answer = {
         "id": request_id,
@@ -143,7 +127,7 @@ def _render(scores: Sequence[float], tokens: int, model: str, request_id: str) -
         "created": int(time.time()),
         "model": model,
         "data": data,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
     }
     yield orjson.dumps(answer, option=OPTIONS)
 

@@ -50,6 +50,11 @@ async def embed(
     """Vectors of `texts`, which the request has in `field`; `model` makes the dense ones."""
     check_texts(texts, field, call.service.settings)
     embedder_only = model.role is Role.EMBEDDER
+    if embedder_only and not normalize:
+        raise InvalidRequestError(
+            f"the field normalize is false, and the vectors of {model.name} have unit length "
+            "whatever is asked for: leave it out"
+        )
     return await vectors(
         call, texts, outputs, embedder_only=embedder_only, options=options, normalize=normalize
     )
@@ -85,9 +90,9 @@ async def vectors(
 
 @dataclass(frozen=True, slots=True)
 class Passages:
-    """The texts to score for one query; `field` is what the request calls their list."""
+    """The texts to score for a query, or each for its own; the request calls their list `field`."""
 
-    query: str
+    query: str | list[str]
     texts: list[str]
     field: str
     truncation: TruncationOptions = CUT_AT_END

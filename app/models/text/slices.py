@@ -3,6 +3,9 @@
 A slice is cut at a border if it holds one: a place where the pre-tokenizer ends a word whatever
 stands on either side, so that the tokens of the slices are those of the whole text. A slice without
 a border is cut hard, and the tokens beside that cut may differ from those of the whole text.
+
+Megabytes of white space or control characters, of which a tokenizer makes no token, would be read
+to their end, because texts are counted by tokens. Long runs of them are shortened.
 """
 
 import json
@@ -41,6 +44,51 @@ QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+
+# White space and control characters. Beside them a normalisation changes nothing else, but for a
+# carriage return before a line feed, and a mark behind the last of them.
+_MAYBE_DROPPED = "".join(
+    chr(code)
+    for first, last in (
+        *((0x00, 0x20), (0x7F, 0xA0), (0xAD, 0xAD), (0x1680, 0x1680), (0x2000, 0x200B)),
+        *((0x200E, 0x200F), (0x2028, 0x202F), (0x205F, 0x2064), (0x3000, 0x3000)),
+        (0xFEFF, 0xFEFF),
+    )
+    for code in range(first, last + 1)
+)
+_KEPT_AT_ENDS = 8
+
+
+class RunShortener:
+    """Shortens long runs of characters that a tokenizer drops, which leaves the tokens as they are.
+
+    It tries which characters those are: some end a word, as a space does, and others do not.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        def ids(text: str) -> list[int]:
+            return tokenizer.encode(text, add_special_tokens=False).ids
+
+        def is_read_as(other: str, character: str) -> bool:
+            return not ids(character * 3) and ids(f"a{character * 3}b") == ids(f"a{other}b")
+
+        spaces = [each for each in _MAYBE_DROPPED if is_read_as(" ", each)]
+        ignored = [each for each in _MAYBE_DROPPED if is_read_as("", each)]
+        # Where a space counts, others may stand for one.
+        dropped = re.escape("".join(spaces + ignored)) if " " in spaces else ""
+        least = 2 * _KEPT_AT_ENDS + 2
+        self._run = re.compile(f"[{dropped}]{{{least},}}") if dropped else None
+        self._ignored = "".join(ignored)
+
+    def shorten(self, text: str) -> str:
+        """The text with no more than the ends of each run, and a space if one stood between."""
+        return text if self._run is None else self._run.sub(self._ends, text)
+
+    def _ends(self, run: "re.Match[str]") -> str:
+        text, kept = run[0], _KEPT_AT_ENDS
+        ends_word = text[kept:-kept].strip(self._ignored)
+        return text[:kept] + (" " if ends_word else "") + text[-kept:]
 
 
 class Slicer:

@@ -19,7 +19,7 @@ from app.engine.tokenizer_threads import normalization_growth
 from app.engine.types import SpecialToken, TokenIds, TokenizedText, TokenSpans
 from app.errors import StartupError
 from app.models.checkpoint.config import read_config
-from app.models.text.slices import SLICE_CHARACTERS, Slicer
+from app.models.text.slices import SLICE_CHARACTERS, RunShortener, Slicer
 from app.models.text.template import (
     NO_IDS,
     PairTemplate,
@@ -115,6 +115,7 @@ class TextTokenizer:
         self._tokenizer = tokenizer
         self._template = closed_with(template_of(tokenizer), closing, tokenizer)
         self._slicer = Slicer(tokenizer, slice_characters)
+        self._shortener = RunShortener(tokenizer)
         self.max_length = max_length
         if max_length <= len(self._template):
             raise StartupError(
@@ -185,11 +186,12 @@ class TextTokenizer:
                 if tokens.counted:
                     tokens.exact = False
                     break
-                size = len(part) * normalization_growth(part)
+                short = self._shortener.shorten(part)
+                size = len(short) * normalization_growth(short)
                 if size > left and batch:
                     yield batch
                     batch, left = [], self._slicer.characters
-                batch.append((tokens, part))
+                batch.append((tokens, short))
                 left -= size
         if batch:
             yield batch

@@ -94,11 +94,77 @@ def test_a_query_gets_the_models_prompt_where_it_has_one(full, client) -> None:
 
 
 @pytest.mark.parametrize(
-    "extra", [{"truncate_prompt_tokens": 8}, {"late_chunking": True}, {"input_type": "image"}]
+    "extra",
+    [
+        *[{"truncate_prompt_tokens": 8}, {"late_chunking": True}, {"input_type": "image"}],
+        *[{"return_multivector": True}, {"add_special_tokens": False}, {"endianness": "big"}],
+        *[{"embed_dtype": "float16"}, {"task": "text-matching"}, {"normalize": False}],
+        *[{"embedding_type": "int4"}, {"embedding_type": ["float", "base64"]}],
+        *[{"output_dtype": "int4"}, {"truncate": "MIDDLE"}, {"prompt": ""}],
+        *[{"prompt_name": "query"}, {"truncation_side": "left", "truncate": False}],
+        *[{"truncate": True, "truncation": False}, {"truncation_side": "left", "truncate": "end"}],
+        *[{"embedding_type": "float", "encoding_format": "base64"}],
+        *[{"task": "retrieval.query", "input_type": "document"}],
+        *[{"dimensions": 64, "output_dimension": 32}],
+    ],
 )
 def test_what_would_change_the_numbers_and_cannot_be_had_is_an_error(client, extra) -> None:
     refused = client.post("/v1/embeddings", json={"input": "a"} | extra)
     assert next(iter(extra)) in assert_error(refused, 400, "invalid_request")["message"]
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        *[{"embedding_type": "float"}, {"embedding_type": ["float"]}, {"output_dtype": "float"}],
+        *[
+            {"task": "retrieval.query"},
+            {"normalized": True},
+            {"truncate": True},
+            {"truncate": "end"},
+        ],
+        *[{"truncation": "true", "truncate": True}, {"truncation_side": "right"}],
+        *[{"truncate_prompt_tokens": -1, "late_chunking": False, "endianness": "native"}],
+        *[{"embed_dtype": "float32", "add_special_tokens": True, "dimensions": 64}],
+        *[{"drop_params": True, "modality": "text", "parameters": {}}],
+    ],
+)
+def test_what_is_served_anyhow_changes_nothing(client, extra) -> None:
+    assert post(client, input=TEXTS, **extra) == post(client, input=TEXTS)
+
+
+@pytest.mark.parametrize("kind", ["base64", ["base64"]])
+def test_jinas_name_for_the_encoding_is_read(client, kind) -> None:
+    expected = post(client, input=TEXTS, encoding_format="base64")
+    assert post(client, input=TEXTS, embedding_type=kind) == expected
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"prompt": "hybrid "}, {"prompt": "hybrid "}),
+        ({"prompt_name": "query"}, {"prompt_name": "query"}),
+        ({"task": "retrieval.query"}, {"input_type": "query"}),
+        ({"normalized": False}, {"normalize_dense": False}),
+        ({"truncate": "START"}, {"truncation_side": "left"}),
+        ({"truncation_side": "left"}, {"truncation_side": "left"}),
+        ({"truncate": "END"}, {}),
+    ],
+)
+def test_options_are_those_of_the_native_endpoint(full, theirs, ours) -> None:
+    texts = [*TEXTS, "bread " + "search " * 600 + "kitchen"]
+    kinds = {"return_sparse": False, "return_colbert": False}
+    expected = native(full, texts, **kinds, **ours)
+    answer = post(full, input=texts, **theirs)
+    assert [item["embedding"] for item in answer["data"]] == [each["dense"] for each in expected]
+
+
+@pytest.mark.parametrize(
+    "extra", [{"truncate": False}, {"truncation": False}, {"truncate": "none"}]
+)
+def test_a_text_that_is_too_long_is_an_error_where_it_may_not_be_cut(full, extra) -> None:
+    body = {"input": ["short", "search " * 400], "model": "tiny-m3"} | extra
+    assert_error(full.post("/v1/embeddings", json=body), 400, "text_too_long")
 
 
 def test_a_text_that_was_cut_is_reported(client) -> None:

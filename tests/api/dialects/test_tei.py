@@ -26,7 +26,11 @@ def assert_error(answer, status: int, kind: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "path", ["/embed", "/models/tiny-m3/embed", "/models/tiny-m3-embed/embed/"]
+    "path",
+    [
+        *["/embed", "/models/tiny-m3/embed", "/models/tiny-m3-embed/embed/"],
+        *["", "/", "/models/tiny-m3", "/models/TINY-m3-embed/"],
+    ],
 )
 def test_dense_vectors_are_the_native_ones_to_the_last_bit(client, path) -> None:
     expected = [each["dense"] for each in native(client, TEXTS)]
@@ -228,10 +232,40 @@ def test_health_is_public_and_the_rest_is_not(full_server) -> None:
             assert client.head(path).status_code == 200
         for path in ("/info", "/models/tiny-m3/info", "/models/health/info"):
             assert_error(client.get(path), 401, "Unauthorized")
-        for path in ("/embed", "/models/tiny-m3/embed", "/decode"):
+        for path in ("/embed", "/models/tiny-m3/embed", "/decode", "/models/ping"):
             assert_error(client.post(path, json={"inputs": "a"}), 401, "Unauthorized")
 
 
 def test_the_bare_token_is_enough(full_server) -> None:
     with full_server.client(headers={"Authorization": TOKEN}) as client:
         assert post(client, "/embed", inputs="a")
+
+
+def test_a_model_itself_does_what_it_is_for(full, full_server) -> None:
+    assert post(full, "/models/tiny-qwen", inputs="a") == post(full, "/", inputs="a")
+    assert post(full, "/models/tiny-m3", inputs="a") == post(
+        full, "/models/tiny-m3/embed", inputs="a"
+    )
+    counted = [f'{kind}_requests_total{{status="success"}}' for kind in ("rerank",)]
+    before = [full_server.metric(each) for each in counted]
+    ranks = post(full, "/models/tiny-reranker", query="search", texts=TEXTS)
+    assert ranks == post(full, "/rerank", query="search", texts=TEXTS)
+    assert [full_server.metric(each) for each in counted] == [each + 2 for each in before]
+
+
+def test_what_is_wrong_at_the_root_is_said_in_teis_shape(full, full_server) -> None:
+    for body in ({}, {"query": "a", "texts": ["a"]}, {"inputs": [1]}):
+        assert_error(full.post("/", json=body), 422, "Validation")
+    assert "nobody" in assert_error(
+        full.post("/models/nobody", json={"inputs": "a"}), 404, "Validation"
+    )
+    with full_server.client() as client:
+        refused = client.post("/", json={"inputs": "a"})
+        assert (refused.status_code, refused.json()["error_type"]) == (401, "Unauthorized")
+        assert client.get("/").json()["service"] == "Smart Embedder"
+
+
+def test_a_wrong_method_below_a_model_is_told_the_allowed_one(full) -> None:
+    for path in ("/models/tiny-m3", "/models/tiny-m3/embed"):
+        answer = full.get(path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")

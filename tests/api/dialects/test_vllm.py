@@ -37,10 +37,13 @@ def test_one_text_is_scored_with_each_of_the_others(full, path) -> None:
     assert scores(raw) == in_order(native(full, "search", TEXTS, normalize=False))
 
 
-def test_two_lists_are_scored_pair_by_pair(full) -> None:
+def test_two_lists_are_scored_pair_by_pair_in_one_forward(full, full_server) -> None:
     queries = ["search", "bread", "search", "winter", "bread"]
     alone = [native(full, *pair) for pair in zip(queries, [[text] for text in TEXTS], strict=True)]
+    counter = "rerank_inference_duration_seconds_count"
+    before = full_server.metric(counter)
     answer = post(full, text_1=queries, text_2=TEXTS)
+    assert full_server.metric(counter) == before + 1  # One forward for all of them.
     assert scores(answer) == pytest.approx([in_order(each)[0] for each in alone], abs=1e-6)
     assert answer["usage"]["total_tokens"] == sum(each["usage"]["total_tokens"] for each in alone)
 
@@ -52,6 +55,8 @@ def test_two_lists_are_scored_pair_by_pair(full) -> None:
         ({"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, 400, "holds 2 texts and text_2 3"),
         ({"text_1": ["a"], "text_2": []}, 400, "text_2"),
         ({"text_1": [], "text_2": ["a"]}, 400, "text_1"),
+        ({"text_1": [], "text_2": []}, 400, "text_1"),
+        ({"text_1": ["a", " "], "text_2": ["a", "b"]}, 400, "blank"),
         ({"text_1": " ", "text_2": "a"}, 400, "blank"),
         ({"text_1": "a", "text_2": ["a"] * 41}, 400, "MAX_RERANK_PASSAGES"),
         (

@@ -16,7 +16,7 @@ from transformers.models.qwen2 import tokenization_qwen2
 
 from app.engine.tokenizer_threads import normalization_growth
 from app.models.text import slices as pieces
-from app.models.text.slices import QWEN_WORDS, Slicer
+from app.models.text.slices import QWEN_WORDS, RunShortener, Slicer
 from app.models.text.tokenizer import TextTokenizer
 from tests.support.texts import ODD_TEXTS
 
@@ -167,3 +167,51 @@ def test_slices_from_the_end_begin_at_borders(
         within = [place for place in borders if start < place < stop]
         assert start == 0 or start in borders or not within
         stop = start
+
+
+DROPPED = [
+    " ",
+    "\t",
+    "\n",
+    "\r",
+    "\x01",
+    "\x00",
+    "\x7f",
+    "\x85",
+    "\u00a0",
+    "\u200b",
+    "\u3000",
+    "\ufeff",
+]
+RUNS = st.lists(
+    st.sampled_from(DROPPED) | st.text(DROPPED, min_size=1, max_size=60), max_size=6
+).map(lambda parts: "".join(part * 20 if len(part) == 1 else part for part in parts))
+
+
+@given(st.lists(st.tuples(st.sampled_from(WORDS), RUNS), max_size=8), RUNS)
+def test_shorter_runs_of_what_is_dropped_change_no_token(tokenizer: Tokenizer, parts, run) -> None:
+    text = run + "".join(word + gap for word, gap in parts)
+    short = RunShortener(tokenizer).shorten(text)
+    assert ids_of(tokenizer, short) == ids_of(tokenizer, text)
+    (tokens,) = TextTokenizer(tokenizer, 100).encode_plain([text], 80)
+    assert tokens.ids.tolist() == ids_of(tokenizer, text)[:80]
+
+
+@pytest.mark.parametrize("folder", ["tiny_m3", "demo_checkpoint"])
+@pytest.mark.parametrize("run", [" ", "\t\n", "\x01", "\u3000", " \x02\r\n"])
+def test_megabytes_of_what_is_dropped_are_not_tokenised(folder, run, request) -> None:
+    tokenizer = TextTokenizer.from_folder(request.getfixturevalue(folder), 512)
+    text = f"search {run * (3_000_000 // len(run))} vector"
+    assert len(tokenizer._shortener.shorten(text)) < 50
+    (tokens,) = tokenizer.encode_plain([text], 510)
+    (short,) = tokenizer.encode_plain([f"search {run} vector"], 510)
+    assert (tokens.ids.tolist(), tokens.total, tokens.exact) == (
+        short.ids.tolist(),
+        short.total,
+        True,
+    )
+
+
+def test_a_tokenizer_that_keeps_white_space_gets_all_of_it(tiny_qwen: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(tiny_qwen / "tokenizer.json"))
+    assert RunShortener(tokenizer).shorten(" " * 100) == " " * 100

@@ -1,0 +1,216 @@
+"""What OpenAI's clients send and read, and the fields that others add to it."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+
+from app.api.dialects.fields import TextsOrText
+from app.api.schemas import (
+    PROMPT_SCHEMA,
+    ForeignRequest,
+    SparseIndices,
+    TruncationWarning,
+    Usage,
+)
+from app.engine import TruncationOptions
+from app.engine.options import InputType, Side
+from app.errors import InvalidRequestError
+
+_EXAMPLE: dict[str, JsonValue] = {"input": ["What is hybrid search?"]}
+# What servers and clients call them; Jina calls the field `task`.
+INPUT_TYPES: Mapping[str, InputType] = {
+    "query": "query",
+    "document": "document",
+    "passage": "document",
+    "search_query": "query",
+    "search_document": "document",
+    "retrieval.query": "query",
+    "retrieval.passage": "document",
+}
+# What other servers read and this one does not, with the values that change nothing.
+_REFUSED: Mapping[str, tuple[JsonValue, ...]] = {
+    "truncate_prompt_tokens": (-1,),
+    "late_chunking": (False,),
+    "return_multivector": (False,),
+    "add_special_tokens": (True,),
+    "endianness": ("little", "native"),
+    "embed_dtype": ("float32",),
+}
+
+Encoding = Literal["float", "base64"]
+_Refused = Annotated[JsonValue, Field(description="Refused.")]
+
+
+def _upper(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
+class OpenAIEmbeddingRequest(ForeignRequest):
+    """Texts to embed."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+    example = _EXAMPLE
+
+    input: TextsOrText
+    model: Annotated[
+        str | None, Field(description="Any name of an embedding model; see /v1/models.")
+    ] = None
+    encoding_format: Annotated[
+        Encoding | None,
+        Field(description="base64 is of little-endian float32; the official clients ask for it."),
+    ] = None
+    embedding_type: Annotated[
+        Encoding | list[Encoding] | None, Field(description="Jina's name for it.")
+    ] = None
+    output_dtype: Annotated[
+        Literal["float"] | None, Field(description="Voyage's; others are not served.")
+    ] = None
+    dimensions: Annotated[int | None, Field(ge=1, description="Fewer, if the model can.")] = None
+    output_dimension: Annotated[int | None, Field(ge=1, description="The same.")] = None
+    input_type: Annotated[
+        str | None, Field(description="query or document, for models with a prompt for it.")
+    ] = None
+    task: Annotated[
+        str | None, Field(description="Jina's: retrieval.query or retrieval.passage.")
+    ] = None
+    prompt: Annotated[
+        str | None, Field(description="Read before each text.", json_schema_extra=PROMPT_SCHEMA)
+    ] = None
+    prompt_name: Annotated[
+        str | None,
+        Field(description="A prompt of the model's sentence-transformers configuration."),
+    ] = None
+    truncate: Annotated[
+        bool | Literal["NONE", "START", "END"] | None,
+        BeforeValidator(_upper),
+        Field(description="Cut texts that are too long, as by default; false: an error."),
+    ] = None
+    truncation: Annotated[bool | None, Field(description="Voyage's name for it.")] = None
+    truncation_side: Annotated[
+        Side | None, Field(description="Where texts are cut; left: the beginning.")
+    ] = None
+    normalize: Annotated[bool | None, Field(description="To unit length, as by default.")] = None
+    normalized: Annotated[bool | None, Field(description="Jina's name for it.")] = None
+    return_sparse: Annotated[
+        bool | None, Field(description="Lexical weights, too: an extension.")
+    ] = None
+    return_colbert: Annotated[
+        bool | None, Field(description="One vector for each token, too: an extension.")
+    ] = None
+    truncate_prompt_tokens: _Refused = None
+    late_chunking: _Refused = None
+    return_multivector: _Refused = None
+    add_special_tokens: _Refused = None
+    endianness: _Refused = None
+    embed_dtype: _Refused = None
+
+    def given(self, *names: str) -> Any:
+        """What is sent in a field of several names; raises `InvalidRequestError` for two values."""
+        values = [value for name in names if (value := getattr(self, name)) is not None]
+        if any(value != values[0] for value in values):
+            raise InvalidRequestError(
+                f"the fields {' and '.join(names)} mean the same and differ: send one of them"
+            )
+        return values[0] if values else None
+
+    def check(self) -> None:
+        """Refuse what other servers read, would change the numbers, and cannot be had."""
+        for name, harmless in _REFUSED.items():
+            value = getattr(self, name)
+            if value is not None and value not in harmless:
+                raise InvalidRequestError(f"the field {name} is not read here: leave it out")
+
+    @property
+    def as_base64(self) -> bool:
+        """Whether vectors are wanted in base64."""
+        kinds = self.embedding_type
+        if isinstance(kinds, list):
+            if len(set(kinds)) > 1:
+                raise InvalidRequestError("the field embedding_type names several types: send one")
+            kinds = kinds[0] if kinds else None
+        formats = {each for each in (self.encoding_format, kinds) if each is not None}
+        if len(formats) > 1:
+            raise InvalidRequestError(
+                "the fields encoding_format and embedding_type differ: send one of them"
+            )
+        return formats == {"base64"}
+
+    @property
+    def truncation_options(self) -> TruncationOptions:
+        """How texts are cut."""
+        how, side = self.given("truncate", "truncation"), self.truncation_side
+        sides: Mapping[Any, Side] = {"START": "left", "END": "right"}
+        if side is not None and sides.get(how, side) != side:
+            raise InvalidRequestError("the fields truncate and truncation_side differ: send one")
+        truncate = how not in {False, "NONE"}
+        return TruncationOptions(truncate, sides.get(how, side or "right"))
+
+    @property
+    def known_input_type(self) -> InputType | None:
+        """Whether the texts are queries or documents."""
+        known: set[InputType] = set()
+        for name, value in (("input_type", self.input_type), ("task", self.task)):
+            if value is not None and value not in INPUT_TYPES:
+                raise InvalidRequestError(
+                    f"the field {name} is unknown: send {' or '.join(INPUT_TYPES)}"
+                )
+            known |= {INPUT_TYPES[value]} if value is not None else set()
+        if len(known) > 1:
+            raise InvalidRequestError("the fields input_type and task differ: send one of them")
+        return next(iter(known), None)
+
+
+class OpenAIEmbedding(BaseModel):
+    """The vector of one text."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: Annotated[
+        list[float] | str, Field(description="Of unit length; a string with base64.")
+    ]
+    sparse: SparseIndices | None = None
+    colbert: list[list[float]] | None = None
+
+
+class OpenAIEmbeddings(BaseModel):
+    """Vectors in the order of the request."""
+
+    object: Literal["list"]
+    data: list[OpenAIEmbedding]
+    model: str
+    usage: Usage
+    warnings: Annotated[
+        list[TruncationWarning] | None, Field(description="Only where a text was cut.")
+    ] = None
+
+
+class OpenAIModel(BaseModel):
+    """A name by which a model can be asked for."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class OpenAIModels(BaseModel):
+    """Every name of every model."""
+
+    object: Literal["list"]
+    data: list[OpenAIModel]
+
+
+class OpenAIErrorDetails(BaseModel):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class OpenAIError(BaseModel):
+    """OpenAI's shape of an error."""
+
+    error: OpenAIErrorDetails
