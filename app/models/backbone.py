@@ -27,8 +27,16 @@ from app.models.architectures.qwen3 import (
 from app.models.batch.packing import PackedBatch, pack
 from app.models.batch.selection import TokenSelection, select_tokens
 from app.models.checkpoint.weights import Weights
+from app.models.cuda_graphs import (
+    GRAPHS,
+    LAUNCH,
+    PLAIN,
+    GraphedForwards,
+    GraphTrial,
+    make_buckets,
+)
 from app.models.device.cpu_threads import CpuThreads
-from app.models.ops.proof import Proof, Trial
+from app.models.ops.proof import TOLERANCES, Proof, Trial
 from app.models.ops.proof_cases import (
     DECODER,
     ENCODER,
@@ -74,6 +82,12 @@ class Target:
         proven = trial.prove(operations, attention_named=self.attention_named)
         return replace(self, backend=proven.backend, paths=proven.paths, refused=proven.refused)
 
+    def launched_by(self, graphs: GraphedForwards) -> Self:
+        """The same with what became of the graphs of its forward."""
+        launch = GRAPHS if graphs.forwards else PLAIN
+        refused = () if graphs.proof.holds else (graphs.proof,)
+        return replace(self, paths=self.paths | {LAUNCH: launch}, refused=(*self.refused, *refused))
+
     def describe(self, name: str) -> ModelInfo:
         """How the model of that name is computed."""
         return ModelInfo(
@@ -109,6 +123,7 @@ class Backbone:
         self.max_length = max_length
         self._transformer = transformer
         self._padding = padding
+        self._graphs: GraphedForwards | None = None
         self._cpu_threads = CpuThreads(parameters, target.cpu_threads)
 
     @property
@@ -135,7 +150,16 @@ class Backbone:
         """`[T, hidden]`: the last hidden state of every token, in the model's dtype."""
         if self.device.type == "cpu":
             self._cpu_threads.set_for(packed.tokens)
-        return self._transformer(packed)
+        graph = None if self._graphs is None else self._graphs.find(packed)
+        return self._transformer(packed) if graph is None else graph(packed)
+
+    def capture_graphs(self) -> None:
+        """On an NVIDIA GPU launch small batches as CUDA graphs from now on."""
+        if self.device.type == "cuda":
+            tolerance = TOLERANCES[self.dtype]
+            trial = GraphTrial(self._transformer, self.pack, self.max_length, tolerance)
+            self._graphs = trial.capture(tuple(make_buckets()), self.device)
+            self.target = self.target.launched_by(self._graphs)
 
     def select_tokens(self, packed: PackedBatch, selected: Sequence[bool]) -> TokenSelection:
         """The tokens of the sequences for which `selected` is true, rounded up as rows are."""

@@ -5,6 +5,7 @@ answer before it is done.
 """
 
 import os
+import sys
 
 from app.engine.loaded_models import LoadedModels
 from app.models.checkpoint.read_ahead import Half, read_ahead
@@ -14,6 +15,11 @@ from app.settings import Settings
 # some 80 microseconds: longer than what lies between two operators. GNU OpenMP's own 300,000 are
 # milliseconds in which the thread that the others wait for may have no core.
 _SPINS = "2000"
+# How long a thread that computes waits for the interpreter before it is given it, in seconds. It
+# waits anew for each of a forward's hundreds of operators, and for ever where the event loop gives
+# the interpreter up and takes it again within that time. Python's own 5 ms are longer than what the
+# loop does between two looks at its sockets.
+_SWITCH_INTERVAL = 1e-4
 
 
 def load_models(settings: Settings) -> LoadedModels:
@@ -22,6 +28,7 @@ def load_models(settings: Settings) -> LoadedModels:
     Raises `StartupError` for whatever stands in the way.
     """
     _prepare_libraries(settings)
+    sys.setswitchinterval(min(_SWITCH_INTERVAL, sys.getswitchinterval()))
     # The weights come from the disk while Python imports.
     read_ahead(settings, Half.SECOND)
     from app.models.runtime import load  # noqa: PLC0415 - see above

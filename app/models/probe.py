@@ -1,6 +1,5 @@
 """Warming a model up, and measuring what its forwards cost in time and memory."""
 
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -8,6 +7,7 @@ import torch
 
 from app.engine.model import Model
 from app.engine.types import Outputs
+from app.models.device.timing import shortest
 from app.models.tasks.m3 import M3Embedder
 from app.models.token_budget import ChosenBudget, Measurement, choose_budget, minimum_tokens
 
@@ -19,8 +19,6 @@ _SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 _WORTH_GOING_ON = 1.03
 # A busy moment may make a smaller size look like the last.
 _WEIGHTY_SIZE = 1024
-_TRIES = 3
-_LONG_SECONDS = 0.2
 _MEMORY_SHARE = 0.8
 _MEMORY_TOKENS = 4096
 _SEQUENCE_TOKENS = 256
@@ -104,19 +102,6 @@ def _on_few_layers(model: M3Embedder) -> Callable[[int], float]:
     few, times = model.with_fewer_layers()
     dense = Outputs(dense=True)
     return lambda tokens: times * shortest(lambda: _forward(few, tokens, dense))
-
-
-def shortest(run: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> float:
-    """The seconds of the best of a few runs, the first of which chooses or compiles its kernels.
-
-    Fewer are enough where that is lost in the time of the run itself.
-    """
-    tries: list[float] = []
-    while len(tries) < _TRIES and sum(tries) < _LONG_SECONDS:
-        began = clock()
-        run()
-        tries.append(clock() - began)
-    return min(tries)
 
 
 def _forward(model: Model, tokens: int, outputs: Outputs = _ALL_KINDS) -> None:

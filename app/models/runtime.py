@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from functools import partial
@@ -153,11 +153,14 @@ def _load_on(
     public = public_name(settings.embedding_model)
     embedder = load_m3_embedder(public, folders.embedding, settings.embed_max_length, target)
     dense, reranker = loader.load_dense(folders.dense), loader.load_reranker(folders.reranker)
-    budget = _budget(settings, embedder, [dense, reranker], device)
+    models = [each for each in (embedder, dense, reranker) if each is not None]
+    for model in models:
+        model.capture_graphs()
+    budget = _budget(settings, embedder, models[1:], device)
     return LoadedModels(
         embedder=embedder,
         device=_describe(device, embedder.info),
-        infos=tuple(each.info for each in (embedder, dense, reranker) if each is not None),
+        infos=tuple(each.info for each in models),
         max_batch_tokens=budget.tokens,
         dense=dense,
         reranker=reranker,
@@ -185,14 +188,13 @@ def _finish_in_background(loaded: list[LoadedModels], files: MappedFiles) -> Non
 
 
 def _budget(
-    settings: Settings, embedder: M3Embedder, others: list[Model | None], device: torch.device
+    settings: Settings, embedder: M3Embedder, others: Sequence[Model], device: torch.device
 ) -> ChosenBudget:
     """Warm every model up, and say what one forward may hold and why."""
     budget = probe(embedder, device)
     for other in others:
-        if other is not None:
-            warm_up(other)
-            budget = capped(budget, tokens_that_fit(other, device))
+        warm_up(other)
+        budget = capped(budget, tokens_that_fit(other, device))
     if settings.max_batch_tokens != "auto":
         budget = replace(budget, tokens=settings.max_batch_tokens, reason="MAX_BATCH_TOKENS")
     log.info("token_budget", tokens=budget.tokens, reason=budget.reason)

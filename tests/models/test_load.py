@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from app.models import load as loading
+from app.models import runtime
 from app.settings import Settings
 
 
@@ -38,6 +39,19 @@ def test_threads_sleep_soon_unless_the_user_says_how_they_wait() -> None:
     os.environ["OMP_WAIT_POLICY"] = "ACTIVE"
     loading._prepare_libraries(Settings())
     assert "GOMP_SPINCOUNT" not in os.environ
+
+
+def test_a_thread_that_computes_soon_gets_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.getswitchinterval()
+    monkeypatch.setattr(loading, "read_ahead", lambda *_: None)
+    monkeypatch.setattr(runtime, "load", lambda settings: settings)
+    try:
+        for interval, expected in (0.005, 1e-4), (2e-5, 2e-5):
+            sys.setswitchinterval(interval)
+            loading.load_models(Settings())
+            assert sys.getswitchinterval() == pytest.approx(expected)
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="GNU OpenMP is PyTorch's on Linux")

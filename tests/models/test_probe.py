@@ -6,7 +6,8 @@ import torch
 
 from app.models import probe
 from app.models.batch.shared_prefix import shared_places
-from app.models.probe import measure, shortest
+from app.models.device.timing import shortest
+from app.models.probe import measure
 
 CPU = torch.device("cpu")
 

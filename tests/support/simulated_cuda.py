@@ -12,6 +12,7 @@ import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +21,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from app.models import cuda_graphs
 from app.models.device import transfer
 from app.models.ops import backend, proof
 from tests.support.cuda_checks import CudaMisuseError, check_arguments, launches_nothing
@@ -36,7 +39,8 @@ _CUDA, _META = 1, 14
 class Stream:
     """Remembers how far it has come, and how far it has waited for others."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, device: Any = "cuda:0", **_: Any) -> None:
+        self.device = torch.device(device)
         self.time = 0
         self.seen: dict[Stream, int] = {}
         self.copies: list[_Arrival] = []
@@ -93,6 +97,33 @@ class _Arrival:
         return mine[0] < others[1] and others[0] < mine[1]
 
 
+class Graph:
+    """Captures launches instead of making them, and launches them together."""
+
+    def __init__(self, device: "SimulatedCuda") -> None:
+        self._device = device
+        self.captured: list[tuple[list[Tensor], list[Tensor]]] = []
+        self.fails_at_end = False
+
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+        if self._device.current is self._device.main:
+            raise CudaMisuseError("a capture needs a stream of its own")
+        if capture_error_mode != "thread_local":
+            raise CudaMisuseError("a capture would fail when another thread waits for results")
+        self._device.capturing = self
+
+    def capture_end(self) -> None:
+        self._device.capturing = None
+        self._device.captures += 1
+        if self._device.fails_at_capture_end:
+            raise RuntimeError("CUDA error: operation failed due to a previous error in a capture")
+
+    def replay(self) -> None:
+        self._device._note(
+            "graph", *map(list, map(chain.from_iterable, zip(*self.captured, strict=True)))
+        )
+
+
 class SimulatedCuda(TorchDispatchMode):
     """Counts what is launched on the device; `forward` is the part in which nothing may wait."""
 
@@ -109,8 +140,16 @@ class SimulatedCuda(TorchDispatchMode):
         self.strict = False
         self._written: dict[int, tuple[Stream, int]] = {}
         self._pinned: dict[int, Tensor] = {}
-        self._not_recorded: dict[int, Stream] = {}
+        self._not_recorded: dict[int, tuple[Stream, int]] = {}
         self._under_way: list[_Arrival] = []
+        # Copies that read memory of the device.
+        self._reading: dict[int, _Arrival] = {}
+        # So that no storage has the address of one that is gone.
+        self._storages: dict[int, StorageWeakRef] = {}
+        self.capturing: Graph | None = None
+        self.captures = 0
+        self.fails_at_capture_end = False
+        self.out_of_memory_at_capture = False
 
     @contextmanager
     def forward(self) -> Iterator[Counter[str]]:
@@ -122,7 +161,7 @@ class SimulatedCuda(TorchDispatchMode):
         finally:
             self.strict = False
         within.update(self.launches - before)
-        if self._not_recorded:
+        if not all(self.main.has_seen(*reader) for reader in self._not_recorded.values()):
             raise CudaMisuseError("memory may be reused while another stream still reads it")
 
     # What the harness puts in the place of torch.cuda's.
@@ -132,17 +171,19 @@ class SimulatedCuda(TorchDispatchMode):
         return tensor
 
     def record_stream(self, tensor: Tensor, stream: Stream) -> None:
-        if self._not_recorded.get(_storage(tensor)) is stream:
+        if self._not_recorded.get(_storage(tensor), (None, 0))[0] is stream:
             del self._not_recorded[_storage(tensor)]
 
     @contextmanager
     def stream(self, stream: Stream) -> Iterator[None]:
         before, self.current = self.current, stream
-        yield
-        self.current = before
+        try:
+            yield
+        finally:
+            self.current = before
 
     def synchronize(self, *_: Any) -> None:
-        if self.strict:
+        if self.strict or self.capturing:
             raise CudaMisuseError("the host waited for the device")
 
     def run(self, name: str, blocks: int, threads: int, *arguments: Any) -> None:
@@ -180,17 +221,30 @@ class SimulatedCuda(TorchDispatchMode):
         self._note(func._schema.name.removeprefix("aten::"), tensors, results)
 
     def _note(self, name: str, read: list[Tensor], written: list[Tensor]) -> None:
-        if any(each.device.index == self.broken_device for each in read):
+        broken = self.broken_device
+        if broken is not None and any(each.device.index == broken for each in read):
             raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
         if self.out_of_memory_at == name:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        if self.capturing is not None:
+            if self.out_of_memory_at_capture:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            self.capturing.captured.append((read, written))
+            return
         for each in read:
             self._read(each)
         self.launches[name] += 1
         self.current.time += 1
         for each in written:
             if each.device.type == "cuda":
-                self._written[_storage(each)] = self.current, self.current.time
+                self._write(each)
+
+    def _write(self, tensor: Tensor) -> None:
+        key = _storage(tensor)
+        self._storages[key] = StorageWeakRef(tensor.untyped_storage())
+        if (copy := self._reading.get(key)) and not copy.done:
+            raise CudaMisuseError("memory is written to that a copy still reads")
+        self._written[key] = self.current, self.current.time
 
     def _read(self, tensor: Tensor) -> None:
         """Check that what wrote the tensor comes before, in the order of the streams."""
@@ -198,7 +252,7 @@ class SimulatedCuda(TorchDispatchMode):
             if not self.current.has_seen(*made):
                 raise CudaMisuseError("a stream reads what another has not written yet")
             if made[0] is not self.current:
-                self._not_recorded[_storage(tensor)] = self.current
+                self._not_recorded[_storage(tensor)] = self.current, self.current.time + 1
 
     def _copy(self, func, args, kwargs, source: Tensor) -> Tensor:
         """Between host and device."""
@@ -215,6 +269,8 @@ class SimulatedCuda(TorchDispatchMode):
             raise CudaMisuseError("a copy that nothing waits for needs pinned memory on the host")
         if waits and self.strict:
             raise CudaMisuseError("a copy waited for the device")
+        if self.capturing is not None:
+            raise CudaMisuseError("a graph would copy the same from the host again and again")
         self.copies["to the device" if to_device else "to the host"] += 1
         if to_device:
             return self._to_device(source, target, kwargs)
@@ -225,7 +281,7 @@ class SimulatedCuda(TorchDispatchMode):
         if target is None:
             dtype = kwargs.get("dtype") or source.dtype
             target = torch.empty(source.shape, dtype=dtype, device=kwargs["device"])
-        self._written[_storage(target)] = self.current, self.current.time
+        self._write(target)
         return target
 
     def _to_host(self, source: Tensor, target: Tensor, *, waits: bool) -> Tensor:
@@ -244,6 +300,7 @@ class SimulatedCuda(TorchDispatchMode):
         arrival = _Arrival(target, self)
         self.current.copies.append(arrival)
         self._under_way.append(arrival)
+        self._reading[_storage(source)] = arrival
         return target
 
     def _on_the_host(self, func, args, kwargs) -> Any:
@@ -331,10 +388,16 @@ def simulated_cuda(
         "current_stream": lambda *_: cuda.current,
         "stream": cuda.stream,
         "Stream": Stream,
+        "CUDAGraph": lambda: Graph(cuda),
+        "graph_pool_handle": lambda: (0, 1),
         "Event": Event,
     }
     with ExitStack() as stack:
-        for kept in (transfer._pinned_buffers, transfer._copy_stream):
+        for kept in (
+            transfer._pinned_buffers,
+            transfer._copy_stream,
+            cuda_graphs._capture_stream,
+        ):
             kept.cache_clear()
             stack.callback(kept.cache_clear)
         stack.enter_context(patch.object(backend, "load_kernels", lambda *_: cuda))

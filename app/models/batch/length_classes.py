@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 # Queries in one block of threads, as in FlashAttention's kernels for packed sequences.
-_QUERIES = 128
+QUERIES_OF_A_BLOCK = 128
 # What one more call costs, in blocks for each head that are started and do nothing.
-_CALL = 256
+WORTH_A_CALL = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class LengthClass:
 
 def divide_lengths(lengths: Sequence[int]) -> list[slice]:
     """Divide sequences of those lengths, which ascend, so that all calls together cost least."""
-    blocks = -(-np.asarray(lengths) // _QUERIES)
+    blocks = -(-np.asarray(lengths) // QUERIES_OF_A_BLOCK)
     groups = np.flatnonzero(np.diff(np.ceil(np.log2(blocks)))) + 1
     borders = [0, *groups.tolist(), len(blocks)]
     # For each border the least cost up to there, and where the last class then begins.
@@ -40,7 +40,7 @@ def divide_lengths(lengths: Sequence[int]) -> list[slice]:
     for place, stop in enumerate(borders[1:], start=1):
         highest = int(blocks[stop - 1])
         costs = (
-            (best[first][0] + _CALL + (stop - borders[first]) * highest, first)
+            (best[first][0] + WORTH_A_CALL + (stop - borders[first]) * highest, first)
             for first in range(place)
         )
         best.append(min(costs))

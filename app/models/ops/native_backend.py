@@ -25,7 +25,7 @@ from app.models.ops.arguments import (
 )
 from app.models.ops.native_library import FORMATS, STEP, Library, address
 from app.models.ops.onednn_backend import OneDnnBackend, has_fast_sdpa
-from app.models.ops.torch_backend import join_layers
+from app.models.ops.torch_backend import TorchBackend, join_layers
 
 # As in gemm.c.
 _PANEL = 64
@@ -48,6 +48,12 @@ class NativeBackend(OneDnnBackend):
         has_fast = dtype is torch.bfloat16 and has_fast_sdpa()
         super().__init__(dtype, attention or ("sdpa" if has_fast else "native"))
         self.int8_weight_limit = library.instructions.int8_weight_limit
+
+    def implementations(self, operation: str) -> list[type[TorchBackend]]:
+        """As that of `TorchBackend`."""
+        found = super().implementations(operation)
+        left = self._onednn_multiplies and operation in ("linear", "int8_gemm")
+        return [each for each in found if not left or each is not NativeBackend]
 
     def load_attention(self, name: str) -> Attention:
         """As that of `TorchBackend`."""

@@ -25,7 +25,14 @@ class OneDnnBackend(TorchBackend):
     def __init__(self, dtype: torch.dtype, attention: str | None = None) -> None:
         matmul_is_faster = dtype is torch.bfloat16 and not has_fast_sdpa()
         super().__init__(attention or ("matmul" if matmul_is_faster else "sdpa"))
+        self._packs = dtype is torch.bfloat16 and can_pack_bfloat16()
         self.int8_weight_limit = MAX_INT8 if sums_bytes_exactly() else MAX_INT8_IN_PAIRS
+
+    def implementations(self, operation: str) -> list[type[TorchBackend]]:
+        """As that of `TorchBackend`."""
+        found = super().implementations(operation)
+        left = operation == "linear" and not self._packs
+        return [each for each in found if not left or each is not OneDnnBackend]
 
     def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
         """Implement `Backend`."""

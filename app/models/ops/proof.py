@@ -6,9 +6,10 @@ that raises, or differs by more than its number format explains, is refused, and
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from types import MethodType
 
 import structlog
@@ -22,7 +23,7 @@ from app.models.ops.torch_backend import TorchBackend
 log = structlog.get_logger(__name__)
 
 # The largest difference, as a share of the largest number; PyTorch rounds some sums in between.
-_TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 # Where a value lies between two of the 255 steps of its row, either may be chosen.
 _ONE_STEP = {"quantize_rows": 0.02}
 _PLAIN_ATTENTIONS = ("sdpa", "eager")
@@ -91,7 +92,7 @@ class Trial:
                 raise _nothing_holds(proof)
             if failed and attention_named and operation == ATTENTION:
                 raise _refused_attention(failed[0])
-            _warn(failed, proof)
+            warn_of_refused(failed, proof.path)
             refused += failed
             _take(proven, variant, operation)
             paths[operation] = proof.path
@@ -115,18 +116,30 @@ class Trial:
     @torch.inference_mode()
     def _try(self, operation: str, path: str, variant: TorchBackend) -> Proof:
         expected = self._compute(operation, TorchBackend("eager"), exact=True)
-        try:
-            actual = self._compute(operation, variant, exact=False)
-        except Exception as error:  # noqa: BLE001 - whatever a kernel raises, the next one serves
-            message = next(iter(str(error).splitlines()), "")
-            return Proof(operation, path, math.inf, 0.0, type(error).__name__, message)
-        tolerance = _ONE_STEP.get(operation, _TOLERANCES[self._dtype])
-        return Proof(operation, path, _difference(actual, expected), tolerance)
+        compute = partial(self._compute, operation, variant, exact=False)
+        tolerance = _ONE_STEP.get(operation, TOLERANCES[self._dtype])
+        return try_path(operation, path, compute, expected, tolerance)
 
     def _compute(self, operation: str, backend: TorchBackend, *, exact: bool) -> list[Tensor]:
         limit = self._backend.int8_weight_limit
         inputs = TrialInputs(self._shapes, self._device, self._dtype, limit, exact=exact)
         return list(CASES[operation](backend, inputs))
+
+
+def try_path(
+    operation: str,
+    path: str,
+    compute: Callable[[], list[Tensor]],
+    expected: list[Tensor],
+    tolerance: float,
+) -> Proof:
+    """What a path computes, against what it should."""
+    try:
+        actual = compute()
+    except Exception as error:  # noqa: BLE001 - whatever a kernel raises, the next one serves
+        message = next(iter(str(error).splitlines()), "")
+        return Proof(operation, path, math.inf, 0.0, type(error).__name__, message)
+    return Proof(operation, path, _difference(actual, expected), tolerance)
 
 
 def _variants(backend: TorchBackend, operation: str) -> Iterator[tuple[str, TorchBackend]]:
@@ -138,11 +151,10 @@ def _variants(backend: TorchBackend, operation: str) -> Iterator[tuple[str, Torc
                 variant.attention, variant.attend = name, variant.load_attention(name)
             yield name, variant
         return
-    for each in type(backend).__mro__:
-        if operation in vars(each) and issubclass(each, TorchBackend):
-            variant = copy(backend)
-            setattr(variant, operation, MethodType(vars(each)[operation], variant))
-            yield each.name, variant
+    for each in backend.implementations(operation):
+        variant = copy(backend)
+        setattr(variant, operation, MethodType(vars(each)[operation], variant))
+        yield each.name, variant
 
 
 def _take(backend: TorchBackend, variant: TorchBackend, operation: str) -> None:
@@ -166,14 +178,15 @@ def _largest_difference(actual: Tensor, expected: Tensor) -> float:
     return math.inf if math.isnan(share) else share
 
 
-def _warn(refused: list[Proof], used: Proof) -> None:
+def warn_of_refused(refused: Sequence[Proof], used_instead: str) -> None:
+    """One warning for each path that is not used."""
     for proof in refused:
         log.warning(
             "path_refused",
             operation=proof.operation,
             path=proof.path,
             reason=f"{proof.reason}: {proof.message}" if proof.message else proof.reason,
-            used_instead=used.path,
+            used_instead=used_instead,
         )
 
 

@@ -54,6 +54,10 @@ class DeviceModel(ABC, Generic[Result]):
         """The text of these tokens."""
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    def capture_graphs(self) -> None:
+        """Launch small batches as CUDA graphs from now on, where those can be used."""
+        self._backbone.capture_graphs()
+
     def finish_loading(self) -> None:
         """Implement `app.engine.model.Model`: results are the same before and after."""
 

@@ -83,6 +83,25 @@ def test_in_float32_on_a_cpu_it_depends_on_the_kernels(
     assert (type(chosen), chosen.attention) == (kind, attention)
 
 
+@pytest.mark.parametrize(
+    ("capabilities", "dtype", "linear", "int8"),
+    [
+        ({"amx_tile": True, "avx512_bf16": True}, torch.bfloat16, "onednn", "onednn"),
+        ({"avx512_bf16": True}, torch.bfloat16, "native", "native"),
+        ({"amx_tile": True, "avx512_bf16": True}, torch.float32, "native", "native"),
+        ({"amx_tile": True}, torch.bfloat16, "torch", "onednn"),
+    ],
+)
+def test_products_have_the_name_of_what_multiplies(
+    monkeypatch, capabilities, dtype, linear, int8
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(backends, "load_library", lambda: LIBRARY)
+    chosen = choose_backend(CPU, dtype)
+    names = [chosen.implementations(each)[0].name for each in ("linear", "int8_gemm", "add_norm")]
+    assert names == [linear, int8, "native"]
+
+
 def test_the_setting_overrides_the_attention_alone(monkeypatch) -> None:
     monkeypatch.setattr(backends, "load_library", lambda: LIBRARY)
     for name in ("native", "matmul", "sdpa", "eager"):

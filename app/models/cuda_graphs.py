@@ -1,0 +1,255 @@
+"""Forwards of small batches as CUDA graphs: hundreds of launches captured once, repeated as one.
+
+A forward of few tokens takes as long as its kernels take to launch. A graph always computes what it
+was captured for: a bucket of so many tokens in so many sequences. A smaller batch is copied to the
+memory that the graph reads, and its states from where the graph writes. What is left of the bucket
+belongs to no sequence. All of that is in the order of one stream, so that several batches may be
+under way.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from app.engine.types import TokenIds
+from app.models.batch.length_classes import QUERIES_OF_A_BLOCK, WORTH_A_CALL, LengthClass
+from app.models.batch.packing import PackedBatch, to_device
+from app.models.device.timing import shortest
+from app.models.ops.proof import Proof, try_path, warn_of_refused
+
+# Each computes at most half as much again as the smallest batch that it takes, or the weights cost
+# more than the tokens; larger forwards take longer than their launches on every GPU.
+_TOKENS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
+_TOKENS_OF_A_SEQUENCE = 8
+# How many times as far as one operation's the rounding errors of all layers go, at random.
+_LAYERS = 4
+# Ids that every vocabulary has.
+_RANDOM_IDS = (5, 100)
+
+LAUNCH, GRAPHS, PLAIN = "launch", "graphs", "eager"
+
+Forward = Callable[[PackedBatch], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What a graph has room for: tokens, sequences, and tokens of the longest sequence."""
+
+    tokens: int
+    sequences: int
+    longest: int
+
+    def holds(self, packed: PackedBatch) -> bool:
+        """Whether the batch has no more."""
+        return (
+            packed.tokens <= self.tokens
+            and len(packed.lengths) <= self.sequences
+            and packed.max_length <= self.longest
+        )
+
+
+def make_buckets(tokens: Sequence[int] = _TOKENS) -> Iterator[Bucket]:
+    """For each number of tokens one for short sequences and one for few, from the smallest on.
+
+    Attention starts blocks for each sequence as if all were the longest that there may be.
+    """
+    for count in tokens:
+        most = max(1, count // _TOKENS_OF_A_SEQUENCE)
+        found = -1
+        for longest in (count, min(count, QUERIES_OF_A_BLOCK)):
+            sequences = min(most, WORTH_A_CALL * QUERIES_OF_A_BLOCK // longest)
+            if sequences > found:
+                yield Bucket(count, sequences, longest)
+            found = sequences
+
+
+@dataclass(frozen=True)
+class _StaticBatch(PackedBatch):
+    """The memory that a graph reads; the lengths of its sequences are on the device alone."""
+
+    longest: int = 0
+
+    @property
+    def lengths(self) -> list[int]:
+        raise NotImplementedError("this attention asks for lengths that a CUDA graph does not know")
+
+    @cached_property
+    def length_classes(self) -> list[LengthClass]:
+        return [LengthClass(0, self.tokens, self.longest, self.cu_seqlens)]
+
+
+class GraphedForward:
+    """A forward for the batches that a bucket holds; raises what PyTorch says against its capture.
+
+    The graph's own memory is `pool`, which other graphs on the device may use, too: none needs
+    anything of it before it begins or after it ends.
+    """
+
+    def __init__(
+        self, forward: Forward, bucket: Bucket, stream: torch.cuda.Stream, pool: Any
+    ) -> None:
+        self.bucket = bucket
+        self._batch = _static_batch(bucket, stream.device)
+        self._graph = torch.cuda.CUDAGraph()
+        with _beside_the_current_stream(stream):
+            # Libraries allocate at the first call what they keep for good.
+            forward(self._batch)
+            with _captured(self._graph, stream, pool):
+                self._states = forward(self._batch)
+
+    def __call__(self, packed: PackedBatch) -> Tensor:
+        """`[T, hidden]`: the states of a batch that the bucket holds."""
+        batch, tokens = self._batch, packed.tokens
+        # The sequences that are missing have no tokens.
+        missing = self.bucket.sequences + 1 - len(packed.offsets)
+        bounds = np.pad(packed.offsets, (0, missing), mode="edge").astype(np.int32)
+        batch.input_ids[:, :tokens].copy_(packed.input_ids)
+        batch.position_ids[:, :tokens].copy_(packed.position_ids)
+        batch.cu_seqlens.copy_(to_device(packed.device, bounds))
+        self._graph.replay()
+        # The next batch may be computed before these are back.
+        return self._states[:tokens].clone()
+
+
+def _static_batch(bucket: Bucket, device: torch.device) -> _StaticBatch:
+    return _StaticBatch(
+        input_ids=torch.zeros(1, bucket.tokens, dtype=torch.int64, device=device),
+        position_ids=torch.zeros(1, bucket.tokens, dtype=torch.int64, device=device),
+        cu_seqlens=torch.zeros(bucket.sequences + 1, dtype=torch.int32, device=device),
+        offsets=np.array([0, bucket.tokens]),
+        unpack_order=np.zeros(1, np.intp),
+        longest=bucket.longest,
+    )
+
+
+@contextmanager
+def _beside_the_current_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """An error in a capture makes nothing but its own stream unusable."""
+    current = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(current)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        current.wait_stream(stream)
+
+
+@contextmanager
+def _captured(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any) -> Iterator[None]:
+    # Calls of other threads, which wait for results, are none of its business.
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        yield
+    finally:
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            _end_allocation(stream.device, pool)
+            raise
+
+
+def _end_allocation(device: torch.device, pool: Any) -> None:
+    """Tell PyTorch's allocator that a capture is over which CUDA has ended by itself.
+
+    It would never again reuse memory that two streams have used, as every result is.
+    """
+    with suppress(RuntimeError):  # It knows already.
+        torch._C._cuda_endAllocateToPool(device.index, pool)  # noqa: SLF001 - there is no other way
+        torch._C._cuda_releasePool(device.index, pool)  # noqa: SLF001
+
+
+@dataclass(frozen=True, slots=True)
+class GraphedForwards:
+    """From the smallest on; none where a single one did not hold, of which `proof` says why."""
+
+    forwards: tuple[GraphedForward, ...]
+    proof: Proof
+
+    def find(self, packed: PackedBatch) -> GraphedForward | None:
+        """The smallest that has room for a batch."""
+        return next((each for each in self.forwards if each.bucket.holds(packed)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTrial:
+    """Captures graphs of a forward, and compares each with what it stands for.
+
+    `max_length` is the most tokens of a sequence, and `tolerance` that of one operation.
+    """
+
+    forward: Forward
+    pack: Callable[[list[TokenIds]], PackedBatch]
+    max_length: int
+    tolerance: float
+
+    @torch.inference_mode()
+    def capture(self, buckets: Sequence[Bucket], device: torch.device) -> GraphedForwards:
+        """Graphs for those buckets in which even the smallest batch is faster than without."""
+        make = partial(
+            GraphedForward,
+            self.forward,
+            stream=_capture_stream(device),
+            pool=torch.cuda.graph_pool_handle(),
+        )
+        captured: list[GraphedForward] = []
+        faster: list[GraphedForward] = []
+        # From the largest on, in whose memory the others find room. None of them gives its memory
+        # back before all are captured.
+        for bucket in reversed(buckets):
+            least = 1 + max(
+                (each.tokens for each in buckets if each.tokens < bucket.tokens), default=0
+            )
+            smallest = self._draw(bucket, least, bucket.longest // 3)
+            full = self._draw(bucket, bucket.tokens, bucket.longest)
+            proof = self._prove(partial(make, bucket), [full, smallest], captured)
+            if not proof.holds:
+                warn_of_refused([proof], PLAIN)
+                return GraphedForwards((), proof)
+            if _seconds(captured[-1], smallest) < _seconds(self.forward, smallest):
+                faster.append(captured[-1])
+        return GraphedForwards(tuple(reversed(faster)), proof)
+
+    def _draw(self, bucket: Bucket, tokens: int, longest: int) -> PackedBatch:
+        """A batch of so many tokens at random, as far as the bucket holds them."""
+        longest = min(longest, self.max_length)
+        drawn = np.random.default_rng(0).integers(
+            *_RANDOM_IDS, min(tokens, longest * bucket.sequences)
+        )
+        return self.pack(np.split(drawn, range(longest, len(drawn), longest)))
+
+    def _prove(
+        self,
+        make: Callable[[], GraphedForward],
+        batches: list[PackedBatch],
+        captured: list[GraphedForward],
+    ) -> Proof:
+        """Capture one more, and compare its states of the batches, each token's by themselves."""
+        states = [self.forward(each).float() for each in batches]
+        largest = [each.abs().amax(dim=1, keepdim=True) for each in states]
+
+        def compute() -> list[Tensor]:
+            captured.append(make())
+            return [captured[-1](batch) / by for batch, by in zip(batches, largest, strict=True)]
+
+        expected = [each / by for each, by in zip(states, largest, strict=True)]
+        return try_path(LAUNCH, GRAPHS, compute, expected, _LAYERS * self.tolerance)
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all models: for each stream cuBLAS keeps memory of its own."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _seconds(forward: Forward, packed: PackedBatch) -> float:
+    def run() -> None:
+        forward(packed)
+        torch.cuda.synchronize(packed.device)
+
+    return shortest(run)

@@ -1,0 +1,187 @@
+"""CUDA graphs of small batches, with real numbers on a CPU: what they compute, and when not."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from app.models import cuda_graphs
+from app.models.backbone import Backbone, Target, load_decoder, load_encoder
+from app.models.batch.packing import PackedBatch, pack
+from app.models.checkpoint.weights import Weights
+from app.models.cuda_graphs import Bucket, GraphedForward, GraphedForwards, GraphTrial, make_buckets
+from app.models.ops.torch_backend import TorchBackend
+from app.models.text.tokenizer import TextTokenizer
+from tests.support.cpu_graphs import CpuGraph, attend_as_on_a_gpu, cpu_graphs
+
+CPU = torch.device("cpu")
+BUCKETS = (Bucket(16, 4, 16), Bucket(40, 6, 40), Bucket(40, 20, 12))
+# Batches that one of them holds: at most 20 sequences of at most 12 tokens, or 6 of any length.
+LENGTHS = st.one_of(
+    st.lists(st.integers(1, 12), min_size=1, max_size=20), st.lists(st.integers(1, 40), min_size=1)
+).filter(lambda lengths: sum(lengths) <= 40 and (max(lengths) <= 12 or len(lengths) <= 6))
+
+
+@pytest.fixture(scope="module", params=["encoder", "decoder"])
+def backbone(request: pytest.FixtureRequest, tiny_m3: Path, tiny_qwen: Path) -> Backbone:
+    backend = TorchBackend()
+    backend.attend = attend_as_on_a_gpu
+    target = Target(CPU, torch.float32, backend)
+    if request.param == "decoder":
+        return load_decoder(tiny_qwen, target, Weights.read(tiny_qwen))
+    return load_encoder(tiny_m3, target, TextTokenizer.from_folder(tiny_m3, 512))
+
+
+@pytest.fixture(autouse=True)
+def _graphs_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        cuda_graphs, "_seconds", lambda forward, _: 1 if isinstance(forward, GraphedForward) else 2
+    )
+
+
+@pytest.fixture
+def graphs(backbone: Backbone) -> GraphedForwards:
+    return capture(backbone)
+
+
+def capture(
+    backbone: Backbone, graph: type[CpuGraph] = CpuGraph, **changed: Any
+) -> GraphedForwards:
+    pack_rows = partial(pack, device=CPU, roberta_padding=backbone._padding)
+    trial = GraphTrial(backbone._transformer, pack_rows, backbone.max_length, 1e-4)
+    with cpu_graphs(graph):
+        return replace(trial, **changed).capture(BUCKETS, CPU)
+
+
+def batch(backbone: Backbone, lengths: list[int]) -> PackedBatch:
+    generator = np.random.default_rng(sum(lengths))
+    sequences = [generator.integers(5, 100, length) for length in lengths]
+    return pack(sequences, device=CPU, roberta_padding=backbone._padding)
+
+
+@given(batches=st.lists(LENGTHS, min_size=1, max_size=4))
+@settings(
+    max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@torch.inference_mode()
+def test_states_are_those_of_the_plain_forward_whatever_was_computed_before(
+    backbone: Backbone, graphs: GraphedForwards, batches: list[list[int]]
+) -> None:
+    assert [each.bucket for each in graphs.forwards] == list(BUCKETS)
+    kept = []
+    for lengths in batches:
+        packed = batch(backbone, lengths)
+        graph = graphs.find(packed)
+        assert graph is not None
+        kept.append((graph(packed), backbone.forward(packed)))
+    # A later batch leaves the states of an earlier one as they are.
+    for actual, expected in kept:
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+class Stale(CpuGraph):
+    """Repeats nothing, so that the states stay those of the capture."""
+
+    def replay(self) -> None:
+        pass
+
+
+class NotANumber(CpuGraph):
+    """One number of the states is none."""
+
+    def replay(self) -> None:
+        super().replay()
+        *_, (_, _, _, states) = self._captured
+        states[0, 0] = torch.nan
+
+
+class OutOfMemory(CpuGraph):
+    """Cannot be captured."""
+
+    def capture_end(self) -> None:
+        super().capture_end()
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB.")
+
+
+class LaunchFails(CpuGraph):
+    """Can be captured and not be launched."""
+
+    def replay(self) -> None:
+        raise RuntimeError("CUDA error: invalid argument")
+
+
+@pytest.mark.parametrize(
+    ("graph", "reason"),
+    [
+        (Stale, "differs by"),
+        (NotANumber, "differs by inf"),
+        (OutOfMemory, "raises OutOfMemoryError"),
+        (LaunchFails, "raises RuntimeError"),
+    ],
+)
+def test_a_faulty_graph_is_refused_with_one_warning(backbone, graph, reason) -> None:
+    with capture_logs() as logs:
+        found = capture(backbone, graph)
+    assert found.forwards == ()
+    assert reason in found.proof.reason
+    (line,) = logs
+    assert line["event"] == "path_refused"
+    assert (line["operation"], line["path"], line["used_instead"]) == ("launch", "graphs", "eager")
+    with capture_logs() as logs:
+        assert len(capture(backbone).forwards) == 3
+    assert logs == []
+
+
+def test_an_attention_that_asks_for_lengths_on_the_host_is_refused(backbone) -> None:
+    def forward(packed: PackedBatch) -> torch.Tensor:
+        return torch.ones(packed.tokens, packed.max_length)
+
+    found = capture(backbone, forward=forward)
+    assert found.proof.reason == "raises NotImplementedError"
+
+
+def test_what_is_no_faster_as_a_graph_is_launched_plainly(backbone, monkeypatch) -> None:
+    slow = BUCKETS[1]
+
+    def seconds(forward: Any, _: PackedBatch) -> float:
+        graph = isinstance(forward, GraphedForward)
+        return 3.0 if graph and forward.bucket == slow else 1.0 if graph else 2.0
+
+    monkeypatch.setattr(cuda_graphs, "_seconds", seconds)
+    with capture_logs() as logs:
+        found = capture(backbone)
+    assert [each.bucket for each in found.forwards] == [BUCKETS[0], BUCKETS[2]]
+    assert found.proof.holds
+    assert logs == []
+
+
+def test_the_smallest_bucket_that_has_room_is_chosen() -> None:
+    buckets = list(make_buckets())
+    assert len(buckets) <= 16
+
+    def chosen(*lengths: int) -> tuple[int, int, int] | None:
+        packed = pack([np.full(length, 5) for length in lengths], device=CPU)
+        found = next((each for each in buckets if each.holds(packed)), None)
+        return found and (found.tokens, found.sequences, found.longest)
+
+    assert chosen(7) == (32, 4, 32)
+    assert chosen(32) == (32, 4, 32)
+    assert chosen(33) == (64, 8, 64)
+    assert chosen(3, 3, 3, 3, 3) == (64, 8, 64)
+    assert chosen(1500) == chosen(1500, 30) == (1536, 21, 1536)
+    assert chosen(*[20] * 100) == (2048, 256, 128)
+    assert chosen(*[20] * 80, 300) is None
+    assert chosen(2049) is None
+
+
+def test_no_bucket_starts_more_idle_blocks_than_a_call_is_worth() -> None:
+    for bucket in make_buckets():
+        assert bucket.sequences * -(-bucket.longest // 128) <= 256
+        assert bucket.sequences * 8 <= max(8, bucket.tokens)

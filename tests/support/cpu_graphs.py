@@ -1,0 +1,90 @@
+"""CUDA graphs on a CPU, with real numbers: what was captured is computed again in its memory."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from app.models.attention.varlen import attend_by_length
+from app.models.batch.length_classes import LengthClass
+from app.models.batch.packing import PackedBatch
+
+
+class CpuGraph(TorchDispatchMode):
+    """Remembers operators and their arguments, not what they were called from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._captured: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def capture_begin(self, **_: Any) -> None:
+        self.__enter__()
+
+    def capture_end(self) -> None:
+        self.__exit__(None, None, None)
+
+    def replay(self) -> None:
+        for func, args, kwargs, result in self._captured:
+            _overwrite(result, func(*args, **kwargs))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self._captured.append((func, args, kwargs or {}, result))
+        return result
+
+
+def _overwrite(results: Any, again: Any) -> None:
+    for old, new in zip(*map(torch.utils._pytree.tree_leaves, (results, again)), strict=True):
+        # The same memory is a view of an argument, or an argument that was written to.
+        if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
+            old.copy_(new)
+
+
+@torch.library.custom_op("tests::attend", mutates_args=())
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, scale: float, causal: bool
+) -> Tensor:
+    """`[T, H, D]`: of each sequence between two bounds; NaN where there is none."""
+    attended = torch.full_like(query, torch.nan).transpose(0, 1).contiguous().transpose(0, 1)
+    ends = bounds.tolist()
+    for start, stop in pairwise(ends):
+        parts = (each[start:stop].transpose(0, 1) for each in (query, key, value))
+        attended[start:stop] = torch.nn.functional.scaled_dot_product_attention(
+            *parts, scale=scale, is_causal=causal, enable_gqa=True
+        ).transpose(0, 1)
+    return attended
+
+
+def attend_as_on_a_gpu(
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
+) -> Tensor:
+    """Implement `Attention` by operators that find the lengths in the device's memory."""
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, part: LengthClass) -> Tensor:
+        return torch.ops.tests.attend(query, key, value, part.bounds, scale, causal)
+
+    return attend_by_length(attend, (query, key, value), packed)
+
+
+@contextmanager
+def cpu_graphs(graph: type[CpuGraph] = CpuGraph) -> Iterator[None]:
+    """Within, what `app.models.cuda_graphs` captures on the CPU is a graph of that class."""
+    stream = SimpleNamespace(device=torch.device("cpu"), wait_stream=lambda _: None)
+    stand_ins = {
+        "CUDAGraph": graph,
+        "graph_pool_handle": lambda: (0, 1),
+        "Stream": lambda _: stream,
+        "current_stream": lambda _: stream,
+        "stream": lambda _: nullcontext(),
+        "synchronize": lambda _: None,
+    }
+    with ExitStack() as stack:
+        for name, value in stand_ins.items():
+            stack.enter_context(patch.object(torch.cuda, name, value))
+        yield
