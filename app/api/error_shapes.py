@@ -55,7 +55,9 @@ _OPENAI_TYPES: Mapping[int, str] = {
 
 
 def _openai(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
-    return {"error": _about(error)}
+    """OpenAI's `error`, and beside it what text-embeddings-inference answers on the same path."""
+    about = _about(error)
+    return {"error": about} | {name: about[name] for name in ("message", "type", "code")}
 
 
 def _about(error: ErrorFacts) -> dict[str, Any]:

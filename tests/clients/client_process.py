@@ -23,6 +23,9 @@ _COMMANDS = {
     "js": ["node", str(HERE / "run_client.mjs"), str(ENVIRONMENT / "node")],
 }
 
+# Nothing but the service is asked or told anything.
+_ALONE = {"LITELLM_LOCAL_MODEL_COST_MAP": "true", "HAYSTACK_TELEMETRY_ENABLED": "false"}
+
 
 @dataclass(frozen=True, slots=True)
 class Example:
@@ -69,6 +72,7 @@ def client_process(example: Example) -> Iterator[ClientProcess]:
     """Start a process for one example; end it when the block ends."""
     # Offline, the hub's library asks no server at all.
     environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
+    environment |= _ALONE
     with (
         tempfile.TemporaryFile("w+") as errors,
         subprocess.Popen(

@@ -12,6 +12,7 @@ from tests.support.server import RunningServer, run_server
 
 TOKEN = "my-token"
 MOST_TEXTS = 400
+TEXTS = ["hybrid search", "What is bread?", "рiver жизнь 检索", "vector " * 30]
 EMBED = {"sentences": ["a"], "return_colbert": False}
 RERANK = {"query": "a", "passages": ["a"]}
 

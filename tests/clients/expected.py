@@ -34,3 +34,21 @@ def vector_of(embedding: str | list[float]) -> np.ndarray:
     if isinstance(embedding, str):
         return np.frombuffer(base64.b64decode(embedding), dtype="<f4")
     return np.float32(embedding)
+
+
+def assert_right(
+    found: dict, client: httpx2.Client, texts: list[str], batch: int | None = None
+) -> None:
+    """What a client found for `texts`, sent in batches of `batch`, are the native numbers."""
+    if "vectors" in found:
+        size = batch or len(texts)
+        batches = [texts[i : i + size] for i in range(0, len(texts), size)]
+        expected = np.concatenate([vectors_of(client, each) for each in batches])
+        vectors = np.stack([vector_of(each) for each in found["vectors"]])
+        assert vectors.tobytes() == expected.tobytes()
+    elif "similarities" in found:
+        unit = vectors_of(client, texts)
+        np.testing.assert_allclose(found["similarities"], unit @ unit[0], rtol=0, atol=1e-6)
+    else:
+        assert "scores" in found, found
+        assert_same_scores(found["scores"], scores_of(client, texts[0], texts))

@@ -1,12 +1,16 @@
 """A proxy between a client and a server that records what is sent."""
 
+import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import httpx2
 
+RECORDED = Path(__file__).parent / "recorded"
 # What decides how the server reads a request. The rest is the connection's, or of one run alone.
 _RECORDED = {"content-type", "content-encoding", "accept", "accept-encoding"}
 _OF_A_CONNECTION = {"content-length", "connection", "transfer-encoding", "date", "server"}
@@ -76,3 +80,10 @@ def recorder(target: str) -> Iterator[Recorder]:
         thread.join()
         proxy.server_close()
         proxy.client.close()
+
+
+def record(name: str, request: dict) -> None:
+    """Store it for test_recorded.py."""
+    path = RECORDED / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(request, ensure_ascii=False, indent=2) + "\n")

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.clients.client_process import ENVIRONMENT, EXAMPLES, client_process
-from tests.clients.conftest import MOST_TEXTS, full_queue, rejected
+from tests.clients.conftest import MOST_TEXTS, full_queue, rejected, use_up_the_rate
 from tests.clients.expected import vector_of, vectors_of
 
 pytestmark = pytest.mark.skipif(
@@ -98,3 +98,13 @@ def test_a_queue_that_stays_full_ends_in_an_error_after_two_more_tries(
     assert rejected(clients_server, "backpressure") == before + 3
     found = process.run(clients_server.url, TEXTS)
     assert as_bytes(found) == vectors_of(native, TEXTS).tobytes()
+
+
+def test_the_rate_limit_is_waited_for_as_long_as_the_answer_says(
+    name, process, limited_server, native
+) -> None:
+    use_up_the_rate(limited_server)
+    before = rejected(limited_server, "rate_limit")
+    found = process.run(limited_server.url, TEXTS)
+    assert as_bytes(found) == vectors_of(native, TEXTS).tobytes()
+    assert rejected(limited_server, "rate_limit") == before + 1

@@ -211,6 +211,9 @@ class OpenAIErrorDetails(BaseModel):
 
 
 class OpenAIError(BaseModel):
-    """OpenAI's shape of an error."""
+    """OpenAI's shape of an error, and text-embeddings-inference's on the same path."""
 
     error: OpenAIErrorDetails
+    message: str
+    type: str
+    code: str

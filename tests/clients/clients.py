@@ -1,0 +1,93 @@
+"""What the user of each client is told: a line for each example of docs/clients.md."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """The errors that the user of a client sees; None where there is none.
+
+    One that names no model cannot name a wrong one, one that sends `batch` texts a request sends no
+    list that is too long, and one may try again until it succeeds. `impatient` makes it give up.
+    """
+
+    wrong_model: str | None
+    wrong_token: str
+    oversized: str | None
+    full_queue: str
+    too_many: str | None
+    batch: int | None = None
+    impatient: tuple[str, str] | None = None
+    retries: bool = True
+    tells_why: bool = True
+
+
+def of_openai(impatient: tuple[str, str] | None, batch: int | None = None) -> Client:
+    return Client(
+        "NotFoundError",
+        "AuthenticationError",
+        "BadRequestError" if batch is None else None,
+        "InternalServerError",
+        "RateLimitError",
+        batch,
+        impatient,
+    )
+
+
+IN_PYTHON = ('api_key="my-token"', 'api_key="my-token", max_retries=0')
+IN_JAVASCRIPT = ('apiKey: "my-token"', 'apiKey: "my-token", maxRetries: 0')
+IN_HAYSTACK = 'Secret.from_token("my-token")'
+OF_COHERE = Client(
+    "NotFoundError",
+    "UnauthorizedError",
+    "BadRequestError",
+    "ServiceUnavailableError",
+    None,
+)
+OF_THE_HUB = Client(None, *["HfHubHTTPError"] * 4, retries=False)
+CLIENTS = {
+    "openai, Python": of_openai(IN_PYTHON),
+    "openai, Node": of_openai(IN_JAVASCRIPT),
+    "LangChain.js": of_openai(IN_JAVASCRIPT),
+    "langchain-openai": of_openai(IN_PYTHON),
+    "LlamaIndex, OpenAI-like": of_openai(IN_PYTHON, batch=100),
+    "Qdrant": of_openai(IN_PYTHON),
+    "cohere": OF_COHERE,
+    "cohere, embed": OF_COHERE,
+    "langchain-cohere": OF_COHERE,
+    "LlamaIndex, Cohere": replace(OF_COHERE, impatient=IN_PYTHON),
+    "huggingface_hub": OF_THE_HUB,
+    "huggingface_hub, similarity": OF_THE_HUB,
+    "langchain-huggingface": OF_THE_HUB,
+    "LlamaIndex, TEI": Client(
+        None,
+        "ValidationError",
+        None,
+        "ValidationError",
+        "ValidationError",
+        batch=10,
+        retries=False,
+        tells_why=False,
+    ),
+    "LlamaIndex, TEI rerank": Client(None, *["AssertionError"] * 4, retries=False, tells_why=False),
+    "langchain-cohere, embeddings": replace(
+        OF_COHERE,
+        oversized=None,
+        batch=96,
+        impatient=('api_key="my-token"', 'api_key="my-token", max_retries=1'),
+    ),
+    "LiteLLM": replace(of_openai(None), full_queue="ServiceUnavailableError", too_many=None),
+    "LiteLLM, rerank": replace(
+        of_openai(None), full_queue="ServiceUnavailableError", retries=False
+    ),
+    "Haystack": of_openai((IN_HAYSTACK, f"{IN_HAYSTACK}, max_retries=0"), batch=32),
+    "Haystack, TEI": replace(OF_THE_HUB, oversized=None, batch=32),
+    "Haystack, TEI rerank": Client(
+        None, *["RuntimeError"] * 4, impatient=(IN_HAYSTACK, f"{IN_HAYSTACK}, max_retries=1")
+    ),
+    "Haystack, vLLM rerank": Client(*["RuntimeError"] * 5, retries=False),
+    "Haystack, Jina rerank": Client(*["RuntimeError"] * 5, retries=False),
+    "Milvus": of_openai(IN_PYTHON),
+    "Milvus, TEI": Client(None, *["RuntimeError"] * 4, retries=False),
+    "Milvus, Cohere": replace(OF_COHERE, oversized=None, batch=96),
+}
