@@ -20,6 +20,9 @@ def _lines(outcomes: list[Outcome]) -> Iterator[str]:
     yield from _table(("section", "result", "seconds"), rows)
     if "engines" in figures:
         yield from _engines(figures["engines"])
+    if launched := figures.get("launching"):
+        yield from ["", "## A query's forward, alone and beside a busy event loop", ""]
+        yield from _table(launched[0], (row.values() for row in launched))
     if "http_rate" in figures:
         yield from ["", "## Over HTTP, from one process, dense vectors", ""]
         yield from _table(("figure", "value"), figures["http_rate"].items())

@@ -70,6 +70,7 @@ def sections(out: Path, device: str, *, quick: bool) -> Iterator[Section]:
     on_device = ["--device", device]
     yield module("kernels embedder", 60.0, bge, *on_device)
     yield module("engines", 180.0, bge, *on_device)
+    yield module("launching", 60.0, bge, *on_device)
     yield module("http_rate", 60.0, bge, *on_device, "--seconds", "5" if quick else "15")
     if "qwen-reranker" in models:
         qwen = str(models["qwen-reranker"])

@@ -17,6 +17,7 @@ from app.models.backbone import Backbone, Target, load_decoder, load_encoder
 from app.models.batch.packing import PackedBatch, pack
 from app.models.checkpoint.weights import Weights
 from app.models.cuda_graphs import Bucket, GraphedForward, GraphedForwards, GraphTrial, make_buckets
+from app.models.ops.backend import choose_backend
 from app.models.ops.torch_backend import TorchBackend
 from app.models.text.tokenizer import TextTokenizer
 from tests.support.cpu_graphs import CpuGraph, attend_as_on_a_gpu, cpu_graphs
@@ -185,3 +186,45 @@ def test_no_bucket_starts_more_idle_blocks_than_a_call_is_worth() -> None:
     for bucket in make_buckets():
         assert bucket.sequences * -(-bucket.longest // 128) <= 256
         assert bucket.sequences * 8 <= max(8, bucket.tokens)
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+GPU = torch.device("cuda")
+
+
+def on_gpu(folder: Path) -> Backbone:
+    target = Target(GPU, torch.float16, choose_backend(GPU, torch.float16))
+    return load_encoder(folder, target, TextTokenizer.from_folder(folder, 512))
+
+
+@pytest.mark.device
+@needs_gpu
+@torch.inference_mode()
+def test_on_a_gpu_states_are_those_of_the_plain_forward(tiny_m3: Path) -> None:
+    backbone = on_gpu(tiny_m3)
+    backbone.capture_graphs()
+    assert backbone.target.paths["launch"] == "graphs"
+    for lengths in (7,), (30, 1, 3), (70,), (20,) * 50, (70,) * 20:
+        packed = backbone.pack([np.full(length, 5) for length in lengths])
+        states = [backbone.forward(packed) for _ in range(2)]
+        for actual in states:
+            torch.testing.assert_close(actual, backbone._transformer(packed), rtol=0.02, atol=0.02)
+
+
+@pytest.mark.device
+@needs_gpu
+@torch.inference_mode()
+def test_on_a_gpu_a_capture_that_waits_for_the_device_leaves_it_usable(tiny_m3: Path) -> None:
+    backbone = on_gpu(tiny_m3)
+    forward = backbone._transformer
+
+    def waiting(packed: PackedBatch) -> torch.Tensor:
+        states = forward(packed)
+        return states * (1 if states.isnan().any().item() else 2)
+
+    trial = GraphTrial(waiting, backbone.pack, backbone.max_length, 0.005)
+    assert not trial.capture(BUCKETS, GPU).proof.holds
+    # PyTorch's allocator believes that no capture is under way.
+    torch.cuda.empty_cache()
+    backbone.capture_graphs()
+    assert backbone.target.paths["launch"] == "graphs"

@@ -12,11 +12,24 @@ typedef unsigned long long flags;
 int cuInit(unsigned unused) { return INIT; }
 int cuDriverGetVersion(int *version) { *version = CUDA; return 0; }
 int cuDeviceGetCount(int *count) { *count = GPUS; return 0; }
+// Of the last kernel: how many arguments to look at, and eight bytes from where each begins.
+int arguments;
+unsigned char argument[16][8];
+void *stream;
+unsigned blocks, threads;
+int cuLaunchKernel(void *kernel, unsigned x, unsigned y, unsigned z, unsigned i, unsigned j,
+                   unsigned k, unsigned shared, void *on, void **from, void **extra) {
+    stream = on, blocks = x * y * z, threads = i * j * k;
+    for (int n = 0; n < arguments; n++)
+        memcpy(argument[n], from[n], 8);
+    return shared || extra;
+}
 int cuGetProcAddress_v2(const char *, void **, int, flags, int *);
 int cuGetProcAddress(const char *name, void **found, int version, flags unused) {
     *found = !strcmp(name, "cuInit") ? (void *)cuInit
         : !strcmp(name, "cuDriverGetVersion") ? (void *)cuDriverGetVersion
         : !strcmp(name, "cuDeviceGetCount") ? (void *)cuDeviceGetCount
+        : !strcmp(name, "cuLaunchKernel") ? (void *)cuLaunchKernel
         : !strcmp(name, "cuGetProcAddress") ? (void *)cuGetProcAddress_v2 : 0;
     return *found ? 0 : 500;
 }

@@ -43,5 +43,13 @@ def test_correctness_comes_before_speed(tmp_path) -> None:
     assert len(names) == len(set(names))
 
 
+def test_how_a_query_is_launched_is_a_table() -> None:
+    rows = [{"launch": "graphs", "switch_ms": 0.1}, {"launch": "eager", "switch_ms": 0.1}]
+    outcome = run(section(f"import json; print(json.dumps({rows}))"), 30)
+    shown = page([vars_of(outcome) | {"name": "launching"}])
+    assert "| launch | switch_ms |" in shown
+    assert "| graphs | 0.100 |" in shown
+
+
 def vars_of(outcome) -> dict:
     return json.loads(json.dumps({name: getattr(outcome, name) for name in outcome.__slots__}))

@@ -1,15 +1,21 @@
 """The kernels in CUDA: they compile for every GPU, and compute what PyTorch's operators do."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import structlog
 import torch
 from torch.nn import functional
 
+import app
 from app.models.ops import cuda_kernels
 from app.models.ops.arguments import LayerNorm, RmsNorm, RotaryEmbedding
 from app.models.ops.fused_cuda_backend import FusedCudaBackend
 from app.models.ops.torch_backend import TorchBackend
 from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
+from tests.support.nvidia_driver import install_driver
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -102,6 +108,46 @@ def test_rows_of_unit_length_in_the_format_of_the_wire(dtype, wire, places) -> N
 def test_they_compile_for_every_gpu(dtype: torch.dtype, capability: tuple[int, int]) -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings and nvidia-cuda-nvrtc are missing")
     assert cuda_kernels.compile_for(capability, dtype).startswith(b"\x7fELF")
+
+
+LAUNCH = """
+import ctypes, sys
+from contextlib import nullcontext
+from types import SimpleNamespace
+import torch
+from cuda.bindings import driver
+from app.models.ops.cuda_kernels import CudaKernels, Wide
+
+seen = ctypes.CDLL(sys.argv[1])
+ctypes.c_int.in_dll(seen, "arguments").value = 5
+torch.cuda.device = lambda _: nullcontext()
+torch.cuda.current_stream = lambda _: SimpleNamespace(cuda_stream=7)
+kernels = object.__new__(CudaKernels)
+kernels._driver, kernels._device = driver, torch.device("cuda:0")
+kernels._functions = {"kernel": driver.CUfunction(3)}
+states = torch.zeros(3)
+kernels.run("kernel", 5, 64, states, None, 0.5, Wide(2**40), -9)
+at = [bytes(each) for each in (ctypes.c_ubyte * 8 * 16).in_dll(seen, "argument")]
+found = [ctypes.c_ulonglong.from_buffer_copy(at[0]).value == states.data_ptr()]
+kinds = ctypes.c_ulonglong, ctypes.c_float, ctypes.c_longlong, ctypes.c_int
+found += [kind.from_buffer_copy(each).value for kind, each in zip(kinds, at[1:])]
+found += [ctypes.c_uint.in_dll(seen, name).value for name in ("blocks", "threads")]
+print(found, ctypes.c_void_p.in_dll(seen, "stream").value)
+"""
+
+
+def test_arguments_arrive_at_the_driver_as_a_kernel_declares_them(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is missing")
+    found = install_driver(tmp_path, 13000)
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCH, str(tmp_path / "libcuda.so.1")],
+        env={"PYTHONPATH": str(Path(app.__file__).parents[1]), **found},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stdout == f"[True, 0, 0.5, {2**40}, -9, 5, 64] 7\n", done.stderr
 
 
 def test_where_they_cannot_be_compiled_a_warning_says_why(monkeypatch) -> None:
