@@ -6,22 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 venv=.venv-tests
-python=${PYTHON:-python3}
-locks=(requirements-torch-cpu.lock requirements.lock requirements-dev.lock requirements-demo.txt)
-wanted=$(cat "${locks[@]}" | sha256sum)
-
-if [[ "$(cat "$venv/installed" 2>/dev/null)" != "$wanted" ]]; then
-  echo "Installing the test environment into $venv (first run only, a few minutes) ..."
-  # Where PyTorch's own index is out of reach, pip would ask it five times.
-  export PIP_RETRIES=${PIP_RETRIES:-1} PIP_DISABLE_PIP_VERSION_CHECK=1
-  rm -rf "$venv"
-  "$python" -m venv "$venv"
-  # Torch by itself: its lock names PyTorch's index, and nothing else may come from there.
-  for lock in "${locks[@]}"; do
-    "$venv/bin/pip" install --quiet --no-deps --require-hashes -r "$lock"
-  done
-  echo "$wanted" > "$venv/installed"
-fi
+scripts/test_environment.sh "$venv"
 # Without them, as where no index can be reached, the tests of the kernels are skipped.
 "$venv/bin/python" -m app.models.ops.build || true
 export PATH="$PWD/$venv/bin:$PATH"

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Runs the examples of docs/clients.md with the real clients, in an environment of their own.
-#   scripts/check_clients.sh            after ./run_tests.sh has made the test environment; needs npm
-#   scripts/check_clients.sh --record   stores what the clients send, for the suite to replay
+#   scripts/check_clients.sh            needs Python 3.11 or newer, Node.js 20 or newer, and npm
+#   scripts/check_clients.sh --record   also stores what the clients send, for the suite to replay
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 [[ "${1:-}" == "--record" ]] && export RECORD_CLIENTS=1
+scripts/test_environment.sh .venv-tests
 environment=.venv-clients
 wanted=$(cat requirements-clients.txt tests/clients/package*.json | sha256sum)
 if [[ "$(cat "$environment/installed" 2>/dev/null)" != "$wanted" ]]; then
@@ -18,4 +19,6 @@ if [[ "$(cat "$environment/installed" 2>/dev/null)" != "$wanted" ]]; then
   npm ci --prefix "$environment/node" --no-audit --no-fund
   echo "$wanted" > "$environment/installed"
 fi
+installed=$SECONDS
 HF_HUB_OFFLINE=1 .venv-tests/bin/python -m pytest -q tests/clients
+echo "Installing took $installed seconds, and the clients' tests $((SECONDS - installed))."

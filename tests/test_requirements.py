@@ -139,7 +139,7 @@ def test_torch_is_locked_to_the_wheels_of_its_version_that_pytorchs_index_lists(
 
 
 def test_what_is_installed_anywhere_is_installed_from_the_locks() -> None:
-    for name in ("run_tests.sh", "Dockerfile.cpu", "Dockerfile.gpu"):
+    for name in ("scripts/test_environment.sh", "Dockerfile.cpu", "Dockerfile.gpu"):
         lines = re.sub(r"\\\n\s*", "", text_of(name)).splitlines()
         installing = [
             line for line in lines if re.search(r'bin/pip"?( --python \S+)? install ', line)
