@@ -82,8 +82,13 @@ def recorder(target: str) -> Iterator[Recorder]:
         proxy.client.close()
 
 
+def recorded(name: str) -> Path:
+    """Where the request of a client is stored."""
+    return RECORDED / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.json"
+
+
 def record(name: str, request: dict) -> None:
     """Store it for test_recorded.py."""
-    path = RECORDED / f"{re.sub('[^a-z0-9]+', '-', name.lower())}.json"
+    path = recorded(name)
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(request, ensure_ascii=False, indent=2) + "\n")

@@ -4,20 +4,11 @@ They need an environment of their own: scripts/check_clients.sh makes it and run
 RECORD_CLIENTS set, what the clients send is stored for test_recorded.py.
 """
 
-import json
 import os
-import re
 
 import pytest
 
-from tests.clients.client_process import (
-    ENVIRONMENT,
-    EXAMPLES,
-    HERE,
-    PAGE,
-    REPOSITORY,
-    client_process,
-)
+from tests.clients.client_process import ENVIRONMENT, EXAMPLES, client_process
 from tests.clients.clients import CLIENTS
 from tests.clients.conftest import MOST_TEXTS, TEXTS, full_queue, rejected, use_up_the_rate
 from tests.clients.expected import assert_right
@@ -26,8 +17,6 @@ from tests.clients.recorder import record, recorder
 pytestmark = pytest.mark.skipif(
     not ENVIRONMENT.is_dir(), reason="scripts/check_clients.sh makes the clients' environment"
 )
-
-
 RETRYING = [name for name, client in CLIENTS.items() if client.retries]
 # What the client is made to send: texts, and what is replaced in the example.
 REQUESTS = {
@@ -53,22 +42,6 @@ def name(request: pytest.FixtureRequest) -> str:
 def process(name: str):
     with client_process(EXAMPLES[name]) as running:
         yield running
-
-
-def test_every_example_is_tested() -> None:
-    assert list(EXAMPLES) == list(CLIENTS)
-
-
-def test_the_versions_of_the_table_are_those_that_are_installed() -> None:
-    pins = (REPOSITORY / "requirements-clients.txt").read_text().split()
-    node = json.loads((HERE / "package.json").read_text())["dependencies"]
-    table = re.findall(r"^\| \[([^]]+)\]\([^)]*\) \| (\S+) (\S+) \|", PAGE, re.MULTILINE)
-    assert [name for name, _, _ in table] == list(EXAMPLES)
-    for name, package, version in table:
-        if EXAMPLES[name].language == "js":
-            assert node[package] == version
-        else:
-            assert f"{package}=={version}" in pins
 
 
 def test_its_numbers_are_the_native_ones(name, process, clients_server, native) -> None:

@@ -1,0 +1,26 @@
+"""docs/clients.md says what is tested, with the versions that are."""
+
+import json
+import re
+
+from tests.clients.client_process import EXAMPLES, HERE, PAGE, REPOSITORY
+from tests.clients.clients import CLIENTS
+from tests.clients.recorder import recorded
+
+
+def test_every_example_is_tested_and_what_it_sends_is_stored() -> None:
+    assert list(EXAMPLES) == list(CLIENTS)
+    for name in EXAMPLES:
+        assert recorded(name).exists(), name
+
+
+def test_the_versions_of_the_table_are_those_that_are_installed() -> None:
+    pins = (REPOSITORY / "requirements-clients.txt").read_text().split()
+    node = json.loads((HERE / "package.json").read_text())["dependencies"]
+    table = re.findall(r"^\| \[([^]]+)\]\([^)]*\) \| (\S+) (\S+) \|", PAGE, re.MULTILINE)
+    assert [name for name, _, _ in table] == list(EXAMPLES)
+    for name, package, version in table:
+        if EXAMPLES[name].language == "js":
+            assert node[package] == version
+        else:
+            assert f"{package}=={version}" in pins
