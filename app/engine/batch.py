@@ -1,5 +1,6 @@
 """A batch: the parts of one or more jobs that one forward runs."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -60,6 +61,28 @@ class Batch:
     def tokens(self) -> int:
         """Tokens of the whole batch."""
         return sum(part.tokens for part in self.slices)
+
+    @cached_property
+    def weight(self) -> float:
+        """That of its weightiest job."""
+        return max((part.job.weight for part in self.slices), default=0.0)
+
+    @cached_property
+    def client_tokens(self) -> dict[str, int]:
+        """The tokens of each client."""
+        tokens: Counter[str] = Counter()
+        for part in self.slices:
+            tokens[part.job.client] += part.tokens
+        return tokens
+
+    @cached_property
+    def longest_slices(self) -> dict[str, int]:
+        """The tokens of each client's longest slice."""
+        longest: dict[str, int] = {}
+        for part in self.slices:
+            client = part.job.client
+            longest[client] = max(longest.get(client, 0), part.tokens)
+        return longest
 
     def count(self, purpose: Purpose) -> int:
         """How many of its sequences serve `purpose`."""

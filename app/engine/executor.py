@@ -12,14 +12,14 @@ import structlog
 from app.engine.batch import Batch
 from app.engine.device_guard import DeviceGuard
 from app.engine.device_threads import DeviceThreads
-from app.engine.forward_limit import BatchLimits, DeviceWatchdog, ForwardLimit
-from app.engine.job import Purpose
+from app.engine.forward_limit import DeviceWatchdog, ForwardLimit, ServiceRate, fail_overdue
+from app.engine.job import Job, Purpose
 from app.engine.memory import TokenBudget
 from app.engine.model import Model
+from app.engine.preemption import Preemption, is_long, split_short
 from app.engine.queue import JobQueue
 from app.errors import (
     DeviceFailedError,
-    InferenceTimeoutError,
     OutOfMemoryError,
     SmartEmbedderError,
     UnhealthyError,
@@ -29,27 +29,23 @@ from app.observability.metrics import Metrics
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _InFlight:
-    """A batch between the queue and its jobs; `previous_done` is when the one before is back."""
+    """A batch between the queue and its jobs.
+
+    `device_free` is set when the device can begin it: when the batch before is back or, where it
+    `preempts` that one, when it is let in. `began` is the time of that, `seconds` how long it had
+    the device, and `preempted_seconds` how long others had it since then.
+    """
 
     batch: Batch
-    previous_done: asyncio.Event
+    device_free: asyncio.Event
+    preempts: "_InFlight | None" = None
     launched: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(slots=True)
-class ServiceRate:
-    """A running mean of how fast the device works off tokens."""
-
-    tokens_per_second: float = 0.0
-
-    def observe(self, tokens: int, seconds: float) -> None:
-        """Take one forward into account."""
-        now = tokens / max(seconds, 1e-9)
-        last = self.tokens_per_second or now
-        self.tokens_per_second = 0.8 * last + 0.2 * now
+    began: float = 0.0
+    seconds: float = 0.0
+    preempted_seconds: float = 0.0
 
 
 class DeviceExecutor:
@@ -86,6 +82,7 @@ class DeviceExecutor:
         self._last_done = asyncio.Event()
         self._last_done.set()
         self._free_since = 0.0
+        self._preemption: Preemption | None = None
         self._watchdog = DeviceWatchdog(on_stuck)
         self._on_failed = on_failed
         self.rate = ServiceRate()
@@ -99,8 +96,9 @@ class DeviceExecutor:
     async def run(self) -> None:
         """Serve the queue. A batch that fails fails its own requests and no other."""
         async with asyncio.TaskGroup() as tasks:
-            while not self.failed:
-                await self._serve_once(tasks)
+            with self._queue.listener(self._offer):
+                while not self.failed:
+                    await self._serve_once(tasks)
 
     async def _serve_once(self, tasks: asyncio.TaskGroup) -> None:
         await self._queue.wait()
@@ -112,12 +110,41 @@ class DeviceExecutor:
         if batch is None:
             self._slots.release()
             return
-        self._observe_wait(batch)
-        in_flight = _InFlight(batch, previous_done=self._last_done)
+        in_flight = _InFlight(batch, device_free=self._last_done)
         self._last_done = in_flight.done
+        if self._threads.preemptible and is_long(seconds := self._expected_seconds(batch)):
+            self._let_short_jobs_preempt(in_flight, seconds, tasks)
+        self._start(tasks, in_flight)
+        await in_flight.launched.wait()
+
+    def _expected_seconds(self, batch: Batch) -> float:
+        """How long its forward will take; 0 where that is not known."""
+        rate = self.rate.tokens_per_second or self._limit.tokens_per_second
+        return batch.tokens / rate if rate else 0.0
+
+    def _start(self, tasks: asyncio.TaskGroup, in_flight: _InFlight) -> None:
+        self._observe_wait(in_flight.batch)
         self._in_flight.add(in_flight)
         tasks.create_task(self._execute(in_flight))
-        await in_flight.launched.wait()
+
+    def _let_short_jobs_preempt(
+        self, in_flight: _InFlight, seconds: float, tasks: asyncio.TaskGroup
+    ) -> None:
+        """Those that are in its batch already go first."""
+
+        def start(batch: Batch) -> None:
+            self._start(tasks, _InFlight(batch, asyncio.Event(), preempts=in_flight))
+
+        short, in_flight.batch = split_short(in_flight.batch)
+        limits = self._budget.limits
+        self._preemption = Preemption(in_flight.batch, seconds, self._queue, limits, start)
+        if short.slices:
+            self._preemption.begin(short)
+
+    def _offer(self, job: Job) -> None:
+        """Let a job that has just come preempt the forward that runs, if it is short."""
+        if self._preemption is not None:
+            self._preemption.offer([job])
 
     def abort(self, error: SmartEmbedderError) -> None:
         """Fail every job that is on the device; the thread is left to itself."""
@@ -135,17 +162,24 @@ class DeviceExecutor:
             self._in_flight.discard(in_flight)
             in_flight.launched.set()
             in_flight.done.set()
+            self._free(in_flight)
+
+    def _free(self, in_flight: _InFlight) -> None:
+        """Let the next batch begin, or the next one that preempts."""
+        if in_flight.preempts is None:
+            self._preemption = None
             self._slots.release()
+        elif self._preemption is not None:
+            self._preemption.ended(in_flight.seconds)
 
     async def _run_batch(self, batch: Batch, in_flight: _InFlight) -> None:
-        started = time.perf_counter()
         on_device = self._on_device(batch, in_flight)
         # As a value: whatever it is, the callers of this batch must hear of it.
         outcome: list[Any] | BaseException
         (outcome,) = await asyncio.gather(on_device, return_exceptions=True)
         if isinstance(outcome, OutOfMemoryError):
             # The batch before it has given its memory back by then.
-            await in_flight.previous_done.wait()
+            await in_flight.device_free.wait()
             await self._run_in_halves(batch, outcome, in_flight)
         elif isinstance(outcome, DeviceFailedError):
             batch.fail(outcome)
@@ -155,7 +189,7 @@ class DeviceExecutor:
         elif isinstance(outcome, BaseException):
             raise outcome
         else:
-            self._complete(batch, outcome, self._device_seconds(started))
+            self._complete(batch, outcome, in_flight)
 
     def _take_out_of_service(self, error: DeviceFailedError) -> None:
         if not self.failed:
@@ -163,17 +197,24 @@ class DeviceExecutor:
             self.rate = ServiceRate()
             self._on_failed(error)
 
-    def _complete(self, batch: Batch, results: list[Any], seconds: float) -> None:
-        self.rate.observe(batch.tokens, seconds)
+    def _complete(self, batch: Batch, results: list[Any], in_flight: _InFlight) -> None:
+        seconds = self._device_seconds(in_flight)
+        if in_flight.preempts is None:  # Small batches say little of the device's rate.
+            self.rate.observe(batch.tokens, seconds)
         self._budget.recover()
         self._observe(batch, seconds)
         batch.complete(results, seconds)
 
-    def _device_seconds(self, started: float) -> float:
-        """How long the device was at this batch: not while it still was at the one before."""
-        now = time.perf_counter()
-        seconds, self._free_since = now - max(started, self._free_since), now
-        return seconds
+    def _device_seconds(self, in_flight: _InFlight) -> float:
+        """How long the device was at this batch, and at no other, since it began."""
+        now, preempted = time.perf_counter(), in_flight.preempts
+        if preempted is None:
+            began, self._free_since = max(in_flight.began, self._free_since), now
+            return now - began - in_flight.preempted_seconds
+        in_flight.seconds = now - in_flight.began
+        if in_flight.began > preempted.began > 0:
+            preempted.preempted_seconds += in_flight.seconds
+        return in_flight.seconds
 
     async def _run_in_halves(
         self, batch: Batch, error: OutOfMemoryError, in_flight: _InFlight
@@ -215,8 +256,8 @@ class DeviceExecutor:
             running = asyncio.ensure_future(self._compute(batch, in_flight))
             try:
                 # The limits are for this forward and not for the one before.
-                await in_flight.previous_done.wait()
-                await _fail_overdue(batch, limits, running)
+                await in_flight.device_free.wait()
+                await fail_overdue(batch, limits, running)
                 return await running
             finally:
                 running.cancel()
@@ -224,11 +265,22 @@ class DeviceExecutor:
     async def _compute(self, batch: Batch, in_flight: _InFlight) -> list[Any]:
         model = self._replicas.get(batch.model, batch.model)
 
+        loop = asyncio.get_running_loop()
+
         def launch() -> Callable[[], list[Any]]:
+            in_flight.began = time.perf_counter()
+            if in_flight.preempts is not None:
+                loop.call_soon_threadsafe(in_flight.device_free.set)
             collect = self._guard.guard(lambda: batch.launch(model))
             return lambda: self._guard.guard(collect)
 
-        return await self._threads.compute(launch, in_flight.launched)
+        try:
+            return await self._threads.compute(
+                launch, in_flight.launched, preempts=in_flight.preempts is not None
+            )
+        finally:
+            if in_flight.preempts is not None:  # The thread may have ended before it began.
+                in_flight.device_free.set()
 
 
 def consumer_ended() -> UnhealthyError:
@@ -242,28 +294,3 @@ def _fail(batch: Batch, error: Exception) -> None:
     if not isinstance(error, SmartEmbedderError):
         log.error("batch_failed", model=batch.model.name, tokens=batch.tokens, exc_info=error)
     batch.fail(error)
-
-
-async def _fail_overdue(
-    batch: Batch, limits: BatchLimits, running: "asyncio.Future[list[Any]]"
-) -> None:
-    """Wait for the forward; a caller whose time limit passes meanwhile is told so at once.
-
-    The forward itself cannot be stopped: it keeps the device until it returns.
-    """
-    began = time.perf_counter()
-    order = sorted(range(len(batch.slices)), key=limits.slices.__getitem__)
-    for place in order:
-        left = began + limits.slices[place] - time.perf_counter()
-        await asyncio.wait({running}, timeout=max(0.0, left))
-        if running.done():
-            return
-        job = batch.slices[place].job
-        seconds = limits.slices[place] if job.time_limit is None else job.time_limit
-        of_request = job.time_limit is not None
-        what, setting = ("forwards", "RERANK_GPU") if of_request else ("forward", "GPU_PROCESS")
-        job.fail(
-            InferenceTimeoutError(
-                f"the {what} took longer than {seconds:g} seconds ({setting}_TIMEOUT)"
-            )
-        )

@@ -1,4 +1,4 @@
-"""The time limit of a forward, and the watchdog for a device that does not return from one."""
+"""How long forwards take, how long one may, and the watchdog for a device that does not return."""
 
 import asyncio
 import math
@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from app.engine.batch import Batch
+from app.errors import InferenceTimeoutError
 
 GPU_SECONDS = 15.0
 CPU_SECONDS = 30.0
@@ -32,6 +34,11 @@ class ForwardLimit:
     fixed: float | None
     least: float
     seconds_per_token: float = 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """The rate that was measured at the start; 0 if none was."""
+        return 1 / self.seconds_per_token if self.seconds_per_token else 0.0
 
     def of_batch(self, batch: Batch) -> float:
         """Seconds for a whole batch."""
@@ -61,6 +68,19 @@ class BatchLimits:
 
     slices: list[float]
     device: float
+
+
+@dataclass(slots=True)
+class ServiceRate:
+    """A running mean of how fast the device works off tokens."""
+
+    tokens_per_second: float = 0.0
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Take one forward into account."""
+        now = tokens / max(seconds, 1e-9)
+        last = self.tokens_per_second or now
+        self.tokens_per_second = 0.8 * last + 0.2 * now
 
 
 class DeviceWatchdog:
@@ -104,3 +124,28 @@ class DeviceWatchdog:
             left = self._since + 2 * max(self._limits) - time.monotonic()
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_later(max(0.0, left) + _CLOCK_TOLERANCE, self._on_stuck)
+
+
+async def fail_overdue(
+    batch: Batch, limits: BatchLimits, running: "asyncio.Future[list[Any]]"
+) -> None:
+    """Wait for the forward; a caller whose time limit passes meanwhile is told so at once.
+
+    The forward itself cannot be stopped: it keeps the device until it returns.
+    """
+    began = time.perf_counter()
+    order = sorted(range(len(batch.slices)), key=limits.slices.__getitem__)
+    for place in order:
+        left = began + limits.slices[place] - time.perf_counter()
+        await asyncio.wait({running}, timeout=max(0.0, left))
+        if running.done():
+            return
+        job = batch.slices[place].job
+        seconds = limits.slices[place] if job.time_limit is None else job.time_limit
+        of_request = job.time_limit is not None
+        what, setting = ("forwards", "RERANK_GPU") if of_request else ("forward", "GPU_PROCESS")
+        job.fail(
+            InferenceTimeoutError(
+                f"the {what} took longer than {seconds:g} seconds ({setting}_TIMEOUT)"
+            )
+        )

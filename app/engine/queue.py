@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 from app.engine.batch import Batch
 from app.engine.batcher import Flow, Limits, form_batch
@@ -16,6 +18,8 @@ class JobQueue:
         self._jobs: dict[Job, Flow] = {}
         self._flows: dict[str, Flow] = {}
         self._arrival = asyncio.Event()
+        self._idle_consumers = 0
+        self._listeners: list[Callable[[Job], None]] = []
         self._virtual_time = 0.0
         self._waiting_tokens = 0
         self._closed_for: SmartEmbedderError | None = None
@@ -24,6 +28,20 @@ class JobQueue:
     def waiting_tokens(self) -> int:
         """Tokens that wait for the device."""
         return self._waiting_tokens
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs that wait, in order of arrival."""
+        return list(self._jobs)
+
+    @contextmanager
+    def listener(self, on_arrival: Callable[[Job], None]) -> Iterator[None]:
+        """Within the block, `on_arrival` hears of each job that comes while no consumer is idle."""
+        self._listeners.append(on_arrival)
+        try:
+            yield
+        finally:
+            self._listeners.remove(on_arrival)
 
     def put(self, job: Job) -> None:
         """Add a job; if the queue is closed the job fails with the reason."""
@@ -38,6 +56,9 @@ class JobQueue:
         self._waiting_tokens += job.waiting_tokens
         job.enter(flow.virtual_time, self._leave)
         self._arrival.set()
+        if not self._idle_consumers:
+            for on_arrival in self._listeners:
+                on_arrival(job)
 
     def fail(self, error: SmartEmbedderError) -> None:
         """Fail every job that waits."""
@@ -51,13 +72,18 @@ class JobQueue:
 
     async def wait(self) -> None:
         """Wait for a job."""
-        await self._arrival.wait()
+        self._idle_consumers += 1
+        try:
+            await self._arrival.wait()
+        finally:
+            self._idle_consumers -= 1
 
-    def take(self, limits: Limits) -> Batch | None:
-        """Remove the next batch; None if no job waits."""
-        if not self._jobs:
+    def take(self, limits: Limits, among: Iterable[Job] | None = None) -> Batch | None:
+        """Remove the next batch, of the jobs `among` those that wait or of all; None if none is."""
+        jobs = self._jobs if among is None else {job: self._jobs[job] for job in among}
+        if not jobs:
             return None
-        batch = form_batch(self._jobs, limits)
+        batch = form_batch(jobs, limits)
         self._move_virtual_times(batch)
         self._waiting_tokens -= batch.tokens
         batch.take(time.perf_counter())

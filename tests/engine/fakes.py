@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from app.engine.device_threads import run_preempting_call
 from app.engine.loaded_models import DeviceInfo, LoadedModels
 from app.engine.options import CUT_AT_END, TruncationOptions
 from app.engine.types import Outputs, TextEmbedding, TokenizedPair, TokenizedText
@@ -106,12 +107,32 @@ class FakeReranker(HeldDevice):
         return [len(ids) - 1 + self.offset for ids in sequences]
 
 
+class PartedModel(FakeModel):
+    """Its forward has parts, and each waits at `gate`; between two a short one may run."""
+
+    parts = 2
+
+    def finish(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
+        for part in range(self.parts):
+            if part:
+                run_preempting_call()
+            results = super().finish(sequences)
+        return results
+
+
 def loaded(
-    model: FakeModel, max_batch_tokens: int = 10, reranker: FakeReranker | None = None
+    model: FakeModel,
+    max_batch_tokens: int = 10,
+    reranker: FakeReranker | None = None,
+    seconds_per_token: float = 0.0,
 ) -> LoadedModels:
     device = DeviceInfo(
         "cpu", "fake", "float32", "sdpa", gpu_available=getattr(model, "asynchronous", False)
     )
     return LoadedModels(
-        embedder=model, device=device, max_batch_tokens=max_batch_tokens, reranker=reranker
+        embedder=model,
+        device=device,
+        max_batch_tokens=max_batch_tokens,
+        reranker=reranker,
+        seconds_per_token=seconds_per_token,
     )

@@ -1,13 +1,15 @@
 """The device thread: in order, every call answered, replaced when it dies."""
 
+import asyncio
 import ctypes
 import sys
 import threading
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
-from app.engine.device_threads import DeviceThread
+from app.engine.device_threads import DeviceThread, run_preempting_call
 from app.errors import InferenceError
 
 
@@ -60,3 +62,37 @@ async def test_a_thread_killed_while_idle_is_replaced(thread) -> None:
     victim.join(10)
     assert await thread.run(lambda: 8) == 8
     assert not victim.is_alive()
+
+
+async def test_a_call_that_preempts_runs_where_another_lets_it_in_and_only_one_deep(thread) -> None:
+    order: list[str] = []
+    waits = threading.Event()
+
+    def outer() -> None:
+        waits.wait()
+        assert run_preempting_call()
+        order.append("outer")
+
+    def inner(name: str) -> None:
+        assert not run_preempting_call()
+        order.append(name)
+
+    calls = [asyncio.create_task(thread.run(outer))]
+    calls += [asyncio.create_task(thread.run(partial(inner, name), preempts=True)) for name in "ab"]
+    while len(thread._pending) < 3:  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
+    waits.set()
+    await asyncio.gather(*calls)
+    assert order == ["a", "outer", "b"]
+
+
+async def test_no_other_thread_runs_what_preempts(thread) -> None:
+    waits = threading.Event()
+    held = asyncio.create_task(thread.run(waits.wait))
+    preempting = asyncio.create_task(thread.run(lambda: 7, preempts=True))
+    while len(thread._pending) < 2:  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
+    assert not run_preempting_call()
+    waits.set()
+    assert await preempting == 7
+    await held

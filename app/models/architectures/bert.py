@@ -19,6 +19,7 @@ from app.models.architectures.transformer import (
     TokenEmbedding,
     Transformer,
     in_row_blocks,
+    preemption_point,
 )
 from app.models.attention.reference import Attention
 from app.models.batch.packing import PackedBatch
@@ -271,6 +272,7 @@ class EncoderLayer:
 
 def self_attention(projected: Tensor, heads: int, packed: PackedBatch, attend: Attention) -> Tensor:
     """Attention `[T, hidden]` over query, key and value side by side, `[T, 3 hidden]`."""
+    preemption_point()
     query, key, value = projected.view(len(projected), 3, heads, -1).permute(1, 2, 0, 3)
     scale = query.shape[-1] ** -0.5
     return attend(query, key, value, packed, scale=scale, causal=False).flatten(1)
@@ -287,6 +289,7 @@ class Encoder(Transformer):
         """Implement `Transformer`."""
         states = self.embeddings(packed)
         for layer in self.layers:
+            preemption_point()
             states = layer(states, packed, self.attend)
         return states.to(self.dtype)
 

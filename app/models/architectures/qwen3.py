@@ -16,6 +16,7 @@ from app.models.architectures.transformer import (
     TokenEmbedding,
     Transformer,
     in_row_blocks,
+    preemption_point,
 )
 from app.models.attention.reference import Attention
 from app.models.batch.packing import PackedBatch
@@ -228,6 +229,7 @@ class DecoderLayer:
         return projected
 
     def _attend(self, projected: Tensor, packed: PackedBatch, attend: Attention) -> Tensor:
+        preemption_point()
         rotated, width = self.head_norm.weight.shape
         heads = [rotated - self.key_heads, self.key_heads, self.key_heads]
         query, key, value = torch.split(projected.transpose(0, 1), heads)
@@ -256,6 +258,7 @@ class Decoder(Transformer):
         states = self.embeddings(token_ids)
         rotary = RotaryEmbedding.at(positions, self.head_width, self.theta)
         for layer in self.layers:
+            preemption_point()
             states = layer(states, packed, self.attend, rotary)
         states = self.final_norm(states)
         return states if sharing is None else states.index_select(0, sharing.inverse)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from app.engine.device_threads import run_preempting_call
 from app.models.attention.reference import Attention
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.mapped_files import give_back_pages
@@ -145,4 +146,15 @@ def in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) 
     if states.device.type != "cpu" or len(states) <= at_once:
         return step(states, *others)
     parts = (torch.split(each, at_once) for each in (states, *others))
-    return torch.cat([step(*part) for part in zip(*parts, strict=True)])
+    done = []
+    for part in zip(*parts, strict=True):
+        preemption_point()
+        done.append(step(*part))
+    return torch.cat(done)
+
+
+def preemption_point() -> None:
+    """Let a short forward run that waits for this thread."""
+    threads = torch.get_num_threads()
+    if run_preempting_call():
+        torch.set_num_threads(threads)

@@ -1,0 +1,95 @@
+"""Cooperative preemption: short jobs run between two parts of a long forward.
+
+A CPU computes one forward at a time, and whoever comes would wait until it ends. Between its layers
+a model calls `app.engine.device_threads.run_preempting_call`, where a batch of short jobs can run.
+This module says which jobs are short enough, and how many of them.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from app.engine.batch import Batch, BatchSlice
+from app.engine.batcher import Limits
+from app.engine.job import Job
+from app.engine.queue import JobQueue
+
+# Tokens of one batch that preempts, since the forward waits for its end.
+_MOST_TOKENS = 256
+# Requests of like length would gain nothing from it.
+_TIMES_SHORTER = 8
+# A forward of fewer seconds is waited for.
+_WORTH_PREEMPTING = 0.05
+
+
+def is_long(seconds: float) -> bool:
+    """Whether a forward of so many seconds is worth preempting."""
+    return seconds > _WORTH_PREEMPTING
+
+
+def split_short(batch: Batch) -> tuple[Batch, Batch]:
+    """The jobs that are short beside the others of `batch`, which may be none, and the others."""
+    short: list[BatchSlice] = []
+    rest: list[BatchSlice] = []
+    for part in batch.slices:
+        is_whole = part.count == len(part.job.sequences)
+        (short if is_whole and _is_short(part.job, part.tokens, batch) else rest).append(part)
+    if sum(part.tokens for part in short) > _MOST_TOKENS:
+        short, rest = [], batch.slices
+    return Batch(batch.model, short), Batch(batch.model, rest)
+
+
+@dataclass(slots=True, eq=False)
+class Preemption:
+    """Takes short jobs from `queue` while the forward of `batch` runs, one batch at a time.
+
+    They may have the device for `seconds_left`, which is how long the forward itself needs it.
+    `start` begins such a batch, and `ended` is to be called after it.
+    """
+
+    batch: Batch
+    seconds_left: float
+    queue: JobQueue
+    limits: Limits
+    start: Callable[[Batch], None]
+    running: bool = False
+
+    def begin(self, batch: Batch) -> None:
+        """Start `batch`; until it has ended, no other is started."""
+        self.running = True
+        self.start(batch)
+
+    def offer(self, jobs: Iterable[Job]) -> None:
+        """Start those that are short enough, unless a batch that was started runs."""
+        if self.running or self.seconds_left <= 0:
+            return
+        most = min(_MOST_TOKENS, self.limits.max_tokens)
+        short = [job for job in jobs if self._is_short(job, most)]
+        batch = self.queue.take(replace(self.limits, max_tokens=most), short)
+        if batch is not None:
+            self.begin(batch)
+
+    def ended(self, seconds: float) -> None:
+        """Offer what came during a batch that had the device for so long."""
+        self.running = False
+        self.seconds_left -= seconds
+        self.offer(self.queue.jobs)
+
+    def _is_short(self, job: Job, most: int) -> bool:
+        if not job.waiting or job.taken or len(job.sequences) > most:
+            return False
+        tokens = job.waiting_tokens
+        return tokens <= most and _is_short(job, tokens, self.batch)
+
+
+def _is_short(job: Job, tokens: int, batch: Batch) -> bool:
+    """Whether another client, or another job of the same client, has far more in `batch`.
+
+    And none in it is more urgent.
+    """
+    if job.weight < batch.weight:
+        return False
+    clients = batch.client_tokens
+    own = max(tokens, clients.get(job.client, 0))
+    others = max((share for client, share in clients.items() if client != job.client), default=0)
+    longest = batch.longest_slices.get(job.client, 0)
+    return others >= _TIMES_SHORTER * own or longest >= _TIMES_SHORTER * tokens

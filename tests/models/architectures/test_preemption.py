@@ -1,0 +1,75 @@
+"""A short forward between two layers of a long one changes no number of either."""
+
+import asyncio
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from app.engine.device_threads import DeviceThread
+from app.engine.types import Outputs
+from app.models.architectures import transformer
+from app.models.backbone import Target
+from app.models.tasks.device_model import EmbeddingModel
+from app.models.tasks.m3 import M3Embedder
+from app.models.tasks.qwen3 import load_qwen_embedder
+
+
+@pytest.fixture(params=["encoder", "decoder"])
+def model(request, embedder: M3Embedder, tiny_qwen: Path, float32_target: Target) -> EmbeddingModel:
+    if request.param == "encoder":
+        return embedder
+    return load_qwen_embedder("tiny", tiny_qwen, 32_768, float32_target)
+
+
+def dense(model: EmbeddingModel, sequences: list[np.ndarray]) -> np.ndarray:
+    outputs = [Outputs(dense=True)] * len(sequences)
+    return np.stack([each.dense for each in model.launch(sequences, outputs)()])
+
+
+async def test_both_have_the_vectors_of_a_lonely_forward(model: EmbeddingModel) -> None:
+    rng = np.random.default_rng(0)
+    long = [rng.integers(5, 100, 200) for _ in range(8)]
+    short = [rng.integers(5, 100, 7)]
+    alone, alone_short = dense(model, long), dense(model, short)
+    ended: list[str] = []
+    both_wait = threading.Event()
+
+    def run_long() -> np.ndarray:
+        both_wait.wait()
+        found = dense(model, long)
+        ended.append("long")
+        return found
+
+    def run_short() -> np.ndarray:
+        found = dense(model, short)
+        ended.append("short")
+        return found
+
+    thread = DeviceThread("device")
+    running = asyncio.create_task(thread.run(run_long))
+    preempting = asyncio.create_task(thread.run(run_short, preempts=True))
+    while len(thread._pending) < 2:  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
+    both_wait.set()
+    np.testing.assert_array_equal(await running, alone)
+    np.testing.assert_array_equal(await preempting, alone_short)
+    assert ended == ["short", "long"]
+    await thread.close(10)
+
+
+def test_the_long_forward_goes_on_with_its_own_number_of_threads(monkeypatch) -> None:
+    def run_with_fewer_threads() -> bool:
+        torch.set_num_threads(1)
+        return True
+
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(transformer, "run_preempting_call", run_with_fewer_threads)
+    try:
+        torch.set_num_threads(2)
+        transformer.preemption_point()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
