@@ -142,20 +142,20 @@ def _beside_the_current_stream(stream: torch.cuda.Stream) -> Iterator[None]:
 
 @contextmanager
 def _captured(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any) -> Iterator[None]:
-    # Calls of other threads, which wait for results, are none of its business.
-    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
     try:
-        yield
-    finally:
+        # Calls of other threads, which wait for results, are none of its business.
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
+            yield
+        finally:
             graph.capture_end()
-        except RuntimeError:
-            _end_allocation(stream.device, pool)
-            raise
+    except RuntimeError:
+        _end_allocation(stream.device, pool)
+        raise
 
 
 def _end_allocation(device: torch.device, pool: Any) -> None:
-    """Tell PyTorch's allocator that a capture is over which CUDA has ended by itself.
+    """Tell PyTorch's allocator that a capture is over, also where CUDA has ended it by itself.
 
     It would never again reuse memory that two streams have used, as every result is.
     """
