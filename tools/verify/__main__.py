@@ -8,7 +8,7 @@ that it prints, for each path that an operation could take on this machine, what
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from app.engine import Engine, RerankRequest
+from app.engine.loaded_models import ModelInfo
 from app.engine.types import EmbeddingResult, FloatArray, RerankResult
 from app.errors import StartupError
 from app.models.checkpoint.config import read_config, read_pooling
@@ -138,6 +139,8 @@ class Verification:
 async def run_engine(settings: Settings) -> Ours:
     """Embed and, where there is a reranker, rerank the texts of this check."""
     async with Engine(settings, load_models) as engine:
+        if engine.models is not None:
+            print_models(engine.models.infos)
         embedding = await engine.embed(TEXTS)
         if settings.reranker_model == NO_RERANKER:
             return Ours(embedding, None)
@@ -157,6 +160,14 @@ def comparable(settings: Settings) -> Settings:
             "request_timeout": 7200.0,
         }
     )
+
+
+def print_models(infos: Sequence[ModelInfo]) -> None:
+    """What computes each operation of the loaded models."""
+    for info in infos:
+        paths = ", ".join(f"{operation} by {path}" for operation, path in info.paths.items())
+        print(f"{info.name} in {info.dtype}: {paths}.")
+    print()
 
 
 def print_table(rows: list[Row]) -> None:

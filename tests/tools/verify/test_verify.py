@@ -34,6 +34,7 @@ def test_all_models_agree_with_their_references(tiny_m3, tiny_reranker, run_veri
     assert status == 0, output
     assert "4 of 4 outputs agree with their reference." in output
     assert re.search(r"(\d+) of \1 paths compute what the plain reference does\.", output)
+    assert re.search(r"in float32: linear by \w+, .*attention by \w+\.", output)
 
 
 def test_qwen_models_agree_with_theirs(tiny_m3: Path, tiny_qwen: Path, run_verify) -> None:
