@@ -91,7 +91,8 @@ class Settings(BaseModel):
         "auto",
         description="the number format of the models. `auto` is float16 on a GPU (bfloat16 for "
         "Qwen3 on NVIDIA's), and on a CPU bfloat16 where it is native, else float32. `int8` runs "
-        "bge-m3 and bge-reranker in 8 bits on an x86 CPU with AVX2",
+        "bge-m3 and bge-reranker in 8 bits on an x86 CPU with AVX2, or on Linux an ARM one with "
+        "dot products",
     )
     attention: types.Attention = Field(
         "auto",

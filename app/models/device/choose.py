@@ -1,6 +1,7 @@
 """Which device and number format to run on, and what the hardware is called."""
 
 import gc
+import platform
 import re
 import warnings
 from collections.abc import Callable
@@ -51,9 +52,8 @@ def choose_dtype(name: str, device: torch.device, *, qwen: bool = False) -> torc
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 matrices natively."""
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name) for name in ("amx_bf16", "avx512_bf16", "bf16"))
+    """Whether the processor multiplies bfloat16 matrices natively, and is made to."""
+    return _cpu_has_any("amx_bf16", "avx512_bf16", arm="bf16")
 
 
 def _gpu_has_bfloat16(device: torch.device) -> bool:
@@ -63,8 +63,15 @@ def _gpu_has_bfloat16(device: torch.device) -> bool:
 
 def cpu_has_int8() -> bool:
     """Whether the processor multiplies 8-bit matrices faster than those in float32."""
-    has_avx2 = torch.cpu.get_capabilities().get("avx2")
-    return bool(has_avx2 and torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(available and _cpu_has_any("avx2", arm="dot"))
+
+
+def _cpu_has_any(*x86: str, arm: str) -> bool:
+    """One of the features; that of ARM counts on Linux, as PyTorch uses Apple's processors' not."""
+    capabilities = torch.cpu.get_capabilities()
+    names = (*x86, arm) if platform.system() == "Linux" else x86
+    return any(capabilities.get(name) for name in names)
 
 
 def describe_device(device: torch.device) -> str:
@@ -148,7 +155,8 @@ def _require_int8(device: torch.device) -> None:
         )
     if not cpu_has_int8():
         raise StartupError(
-            "DTYPE=int8 needs an x86 processor with AVX2, and this one has none; set DTYPE=auto"
+            "DTYPE=int8 needs an x86 processor with AVX2, or on Linux one of ARM's with dot "
+            "products, and this one has neither; set DTYPE=auto"
         )
 
 

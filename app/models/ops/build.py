@@ -2,7 +2,8 @@
 
 The compiler is a package from the index, fetched for this alone and removed again, so that the
 library is the same wherever it is built and nothing has to be installed. `--anywhere` does not look
-at the processor, for images that are built on one machine and run on another.
+at the processor, for images that are built on one machine and run on another; `--machine aarch64`
+builds for machines of another architecture.
 
 It ends with 0 where the library is there or of no use, and with 1 and a sentence where it cannot be
 built: the service runs without it, only slower.
@@ -13,18 +14,24 @@ import os
 import platform
 import subprocess
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from app.models.ops.instruction_sets import X86_64, InstructionSet, runnable
+from app.models.ops.instruction_sets import (
+    AARCH64,
+    ARCHITECTURES,
+    Architecture,
+    InstructionSet,
+    architecture_here,
+    arm_features,
+)
 
 FOLDER = Path(__file__).parent / "csrc"
-# The C library of PyTorch's own builds for Linux, or any newer one.
-_TARGET = ("-target", "x86_64-linux-gnu.2.28")
 _COMPILE = (
-    *("-std=c17", "-O3", "-Wall", "-Wextra", "-Werror", "-fPIC", "-mprefer-vector-width=512"),
+    *("-std=c17", "-O3", "-Wall", "-Wextra", "-Werror", "-fPIC"),
     # Sums may be computed in any order; what is not a number stays that.
     *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"),
     "-freciprocal-math",
@@ -37,12 +44,12 @@ _COMPILER = FOLDER.parent / "requirements-kernels.txt"
 _SECONDS = 600
 
 
-def library_path() -> Path:
-    """Where the library of just these sources is, once it is built.
+def library_path(architecture: Architecture | None = None) -> Path:
+    """Where the library of just these sources is, once it is built; by default for this machine.
 
     A library of other sources, which might take other arguments, has another name.
     """
-    flags = (*_TARGET, *_COMPILE, *_LINK, *map(str, X86_64))
+    flags = (*_COMPILE, *_LINK, str(architecture or architecture_here()))
     digest = hashlib.sha256(" ".join(flags).encode())
     for source in sorted(FOLDER.glob("*.[ch]")):
         digest.update(source.read_bytes())
@@ -51,11 +58,17 @@ def library_path() -> Path:
 
 def main(arguments: list[str]) -> int:
     """Build what is missing."""
-    if library_path().exists() or not is_of_use(anywhere="--anywhere" in arguments):
+    parser = ArgumentParser(prog="python -m app.models.ops.build")
+    parser.add_argument("--anywhere", action="store_true", help="whatever the processor is")
+    parser.add_argument("--machine", choices=ARCHITECTURES, help="for another machine than this")
+    asked = parser.parse_args(arguments)
+    architecture = ARCHITECTURES.get(asked.machine, architecture_here())
+    needed = asked.machine or is_of_use(anywhere=asked.anywhere)
+    if library_path(architecture).exists() or not needed:
         return 0
     print("Building the kernels (a compiler of 100 MB is fetched for it) ...", flush=True)  # noqa: T201
     try:
-        build()
+        build(architecture)
     except (subprocess.SubprocessError, OSError) as error:
         print(f"The kernels could not be built: {explain(error)}", file=sys.stderr)  # noqa: T201
         return 1
@@ -63,53 +76,77 @@ def main(arguments: list[str]) -> int:
 
 
 def is_of_use(*, anywhere: bool = False) -> bool:
-    """Whether this is Linux on x86-64 (with glibc, as PyTorch is) and its processor fits."""
-    fits = platform.libc_ver()[0] == "glibc" and platform.machine() == "x86_64"
-    return fits and (anywhere or any(runnable(_processor_flags())))
+    """Whether this is Linux (with glibc, as PyTorch is) on a processor that fits."""
+    architecture = architecture_here()
+    if platform.libc_ver()[0] != "glibc" or platform.machine() != architecture.machine:
+        return False
+    features = arm_features if architecture is AARCH64 else _x86_features
+    return anywhere or any(architecture.runnable(features()))
 
 
-def _processor_flags() -> set[str]:
+def _x86_features() -> set[str]:
     lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     return next((set(line.split()) for line in lines if line.startswith("flags")), set())
 
 
-def build() -> None:
+def build(architecture: Architecture) -> None:
     """Fetch the compiler, compile, and put the library in its place."""
     with TemporaryDirectory(prefix="smart-embedder-kernels-") as temporary:
         folder = Path(temporary)
-        _run([sys.executable, "-m", "pip", *_pip_options(folder / "compiler")], os.environ)
-        compile_with(folder / "compiler", folder)
+        compiler = Compiler(folder / "compiler", folder, architecture)
+        compiler.fetch()
+        make_library(compiler)
 
 
-def compile_with(compiler: Path, folder: Path) -> None:
-    """Compile with the package ziglang in `compiler`; what else is written goes to `folder`."""
-    caches = {f"ZIG_{kind}_CACHE_DIR": str(folder / "cache") for kind in ("GLOBAL", "LOCAL")}
-    environment = {**os.environ, "PYTHONPATH": str(compiler), **caches}
-    commands = dict(_compilations(folder))
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
-        list(threads.map(lambda command: _run(command, environment), commands.values()))
-    library = library_path()
+class Compiler:
+    """The package ziglang in `package`; what it writes goes to `folder`."""
+
+    def __init__(self, package: Path, folder: Path, architecture: Architecture) -> None:
+        self.architecture = architecture
+        self._package = package
+        self._folder = folder
+        caches = {f"ZIG_{kind}_CACHE_DIR": str(folder / "cache") for kind in ("GLOBAL", "LOCAL")}
+        self._environment = {**os.environ, "PYTHONPATH": str(package), **caches}
+
+    def fetch(self) -> None:
+        """Get the package from the index."""
+        _run([sys.executable, "-m", "pip", *_pip_options(self._package)], os.environ)
+
+    def compile_kernels(self) -> list[str]:
+        """Object files of all sources, each once for every set of instructions."""
+        commands = dict(self._compilations())
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            list(threads.map(lambda each: self.run(*each), commands.values()))
+        return list(commands)
+
+    def _compilations(self) -> Iterator[tuple[str, list[str]]]:
+        """Each object file, and the arguments that make it."""
+        sets = self.architecture.sets
+        for source in sorted(FOLDER.glob("*.c")):
+            for each in sets[-1:] if source.name == _SHARED_SOURCE else sets:
+                made = str(self._folder / f"{source.stem}-{each.name}.o")
+                flags = [*self.architecture.flags, *_flags_of(each)]
+                yield made, [*flags, "-c", str(source), "-o", made]
+
+    def run(self, *arguments: str) -> None:
+        """Compile or link for the architecture."""
+        zig = [sys.executable, "-m", "ziglang", "cc", "-target", self.architecture.target]
+        _run([*zig, *arguments], self._environment)
+
+
+def make_library(compiler: Compiler) -> None:
+    """Compile, and put the library in the place of older ones."""
+    objects = compiler.compile_kernels()
+    library = library_path(compiler.architecture)
     # Beside its place, so that it comes there in one step.
     made = library.with_suffix(f".{os.getpid()}")
     try:
-        _run([*_cc(), *_LINK, *map(str, commands), "-o", str(made)], environment)
+        compiler.run(*_LINK, *objects, "-o", str(made))
         made.replace(library)
     finally:
         made.unlink(missing_ok=True)
-    for other in set(FOLDER.glob("kernels-*.so")) - {library}:
+    for other in set(FOLDER.glob("kernels-*.so")) - set(map(library_path, ARCHITECTURES.values())):
         other.unlink(missing_ok=True)
-
-
-def _compilations(folder: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Each object file, and the command that makes it."""
-    for source in sorted(FOLDER.glob("*.c")):
-        for each in X86_64[-1:] if source.name == _SHARED_SOURCE else X86_64:
-            made = folder / f"{source.stem}-{each.name}.o"
-            yield made, [*_cc(), *_flags_of(each), "-c", str(source), "-o", str(made)]
-
-
-def _cc() -> list[str]:
-    return [sys.executable, "-m", "ziglang", "cc", *_TARGET]
 
 
 def _flags_of(instructions: InstructionSet) -> list[str]:

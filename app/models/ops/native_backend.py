@@ -202,9 +202,14 @@ class NativeBackend(OneDnnBackend):
         return gemm
 
     def _panels(self, weight: Tensor) -> Tensor:
-        """A copy of `[out, depth]` as panels of 4-byte words `[out / tile, words, tile]`."""
-        words = weight.contiguous().view(torch.int32)
-        panels = words.view(-1, self._library.instructions.tile, words.shape[1])
+        """A copy of `[out, depth]` as panels of 4-byte words `[out / tile, words / n, tile, n]`.
+
+        n is 1, or 2 for matrix instructions.
+        """
+        instructions, words = self._library.instructions, weight.contiguous().view(torch.int32)
+        panels = words.view(
+            len(words) // instructions.tile, instructions.tile, -1, instructions.matrix_rows
+        )
         return panels.transpose(1, 2).contiguous()
 
     def clamp(self, states: Tensor, lowest: float, highest: float) -> ClampedValues:

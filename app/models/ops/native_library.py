@@ -1,7 +1,9 @@
 """The library of kernels: loaded once, its functions called with the addresses of tensors."""
 
 import ctypes
+import os
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -9,7 +11,12 @@ import torch
 from torch import Tensor
 
 from app.models.ops.build import library_path
-from app.models.ops.instruction_sets import InstructionSet, runnable
+from app.models.ops.instruction_sets import (
+    AARCH64,
+    InstructionSet,
+    architecture_here,
+    arm_features,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +43,7 @@ class Library:
     """Functions of the library at `path`; raises `OSError` where it cannot be loaded."""
 
     def __init__(self, path: str, instructions: InstructionSet) -> None:
+        _share_threads()
         library = ctypes.CDLL(path)
         self.instructions = instructions
         self._functions = {
@@ -50,10 +58,23 @@ class Library:
         self._functions[name](*arguments, torch.get_num_threads())
 
 
+def _share_threads() -> None:
+    """Let other libraries use the OpenMP that PyTorch brought and loaded.
+
+    Its builds for x86-64 do so themselves, those for ARM do not.
+    """
+    for brought in Path(torch.__file__).parent.glob("lib/libgomp*"):
+        ctypes.CDLL(str(brought), os.RTLD_NOLOAD | os.RTLD_GLOBAL | os.RTLD_LAZY)
+
+
 def runnable_here() -> list[InstructionSet]:
     """The sets of instructions that this processor has, the fastest first."""
+    architecture = architecture_here()
+    if architecture is AARCH64:
+        return list(architecture.runnable(arm_features()))
     capabilities = torch.cpu.get_capabilities()
-    return list(runnable({name for name, has in capabilities.items() if has is True}))
+    features = {name for name, has in capabilities.items() if has is True}
+    return list(architecture.runnable(features))
 
 
 @cache

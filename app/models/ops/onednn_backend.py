@@ -1,5 +1,6 @@
 """The operations on a CPU: matrix products by oneDNN, the rest by PyTorch's operators."""
 
+import platform
 from collections.abc import Sequence
 
 import torch
@@ -23,7 +24,7 @@ class OneDnnBackend(TorchBackend):
     name = "onednn"
 
     def __init__(self, dtype: torch.dtype, attention: str | None = None) -> None:
-        matmul_is_faster = dtype is torch.bfloat16 and not has_fast_sdpa()
+        matmul_is_faster = dtype is torch.bfloat16 and _is_x86() and not has_fast_sdpa()
         super().__init__(attention or ("matmul" if matmul_is_faster else "sdpa"))
         self._packs = dtype is torch.bfloat16 and can_pack_bfloat16()
         self.int8_weight_limit = MAX_INT8 if sums_bytes_exactly() else MAX_INT8_IN_PAIRS
@@ -81,6 +82,11 @@ def sums_bytes_exactly() -> bool:
 def has_fast_sdpa() -> bool:
     """Whether PyTorch's fused attention in bfloat16 is fast: with AMX, many times as fast."""
     return bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
+def _is_x86() -> bool:
+    """Whether this is the architecture on which attention by two products was measured."""
+    return platform.machine() in {"x86_64", "AMD64"}
 
 
 def can_pack_bfloat16() -> bool:

@@ -3,6 +3,8 @@
 Only PyTorch's own answers are replaced: no machine that runs these tests has so old a driver.
 """
 
+import platform
+
 import pytest
 import torch
 from structlog.testing import capture_logs
@@ -23,6 +25,20 @@ def with_capabilities(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 def test_auto_is_bfloat16_where_the_processor_has_it(monkeypatch, capability, expected) -> None:
     with_capabilities(monkeypatch, capability)
     assert device.choose_dtype("auto", CPU) == expected
+
+
+@pytest.mark.parametrize(
+    ("system", "expected"), [("Linux", torch.bfloat16), ("Darwin", torch.float32)]
+)
+def test_on_arm_bfloat16_and_int8_are_for_linux(monkeypatch, system, expected) -> None:
+    with_capabilities(monkeypatch, "bf16", "dot", "i8mm")
+    monkeypatch.setattr(platform, "system", lambda: system)
+    assert device.choose_dtype("auto", CPU) == expected
+    if system == "Linux":
+        assert device.choose_dtype("int8", CPU) == torch.bfloat16
+    else:
+        with pytest.raises(StartupError, match="on Linux one of ARM's with dot products"):
+            device.choose_dtype("int8", CPU)
 
 
 @pytest.mark.parametrize(

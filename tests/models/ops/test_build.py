@@ -11,6 +11,7 @@ import pytest
 
 from app.models.ops import build
 from app.models.ops.build import FOLDER, library_path
+from app.models.ops.instruction_sets import AARCH64, ARCHITECTURES, X86_64, architecture_here
 from app.models.ops.native_library import load_library, runnable_here
 
 ROOT = Path(__file__).parents[3]
@@ -44,12 +45,12 @@ def built(checkout: Path) -> list[str]:
     return [path.name for path in (checkout / "app/models/ops/csrc").glob("kernels-*")]
 
 
-def fake_compiler(folder: Path, program: str) -> Path:
+def fake_compiler(folder: Path, program: str) -> build.Compiler:
     """A package in the compiler's place, whose `python -m ziglang cc ...` runs `program`."""
     package = folder / "compiler" / "ziglang"
     package.mkdir(parents=True)
     (package / "__main__.py").write_text(program)
-    return package.parent
+    return build.Compiler(package.parent, folder, architecture_here())
 
 
 @pytest.mark.skipif(not library_path().is_file(), reason="the kernels are not built")
@@ -65,7 +66,7 @@ def test_where_it_is_built_nothing_is_fetched(checkout) -> None:
 
 def test_without_a_package_index_it_says_so_and_leaves_nothing_behind(checkout, tmp_path) -> None:
     done = run(checkout, "--anywhere", PIP_NO_INDEX="1", TMPDIR=str(tmp_path))
-    if platform.machine() != "x86_64":
+    if platform.machine() not in ARCHITECTURES:
         pytest.skip("elsewhere there is nothing to build")
     assert done.returncode == 1
     assert "The kernels could not be built: ERROR: No matching distribution" in done.stderr
@@ -86,23 +87,31 @@ def test_other_sources_have_another_library(checkout) -> None:
     assert names[1] != names[0]
 
 
+def test_each_architecture_has_a_library_of_its_own(checkout) -> None:
+    assert library_path(AARCH64) != library_path(X86_64)
+    there = library_path(AARCH64).name
+    (checkout / "app/models/ops/csrc" / there).touch()
+    done = run(checkout, "--machine", "aarch64", PIP_NO_INDEX="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_new_library_takes_the_place_of_older_ones(monkeypatch, tmp_path) -> None:
     older, wanted = tmp_path / "kernels-0.so", tmp_path / "kernels-1.so"
     older.touch()
     monkeypatch.setattr(build, "FOLDER", tmp_path)
-    monkeypatch.setattr(build, "library_path", lambda: wanted)
+    monkeypatch.setattr(build, "library_path", lambda _: wanted)
     write = "import sys; open(sys.argv[-1], 'w').write('new')"
-    build.compile_with(fake_compiler(tmp_path, write), tmp_path)
+    build.make_library(fake_compiler(tmp_path, write))
     assert wanted.read_text() == "new"
     assert list(tmp_path.glob("kernels-*")) == [wanted]
 
 
 def test_a_compiler_that_fails_is_quoted_and_nothing_half_made_stays(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(build, "FOLDER", tmp_path)
-    monkeypatch.setattr(build, "library_path", lambda: tmp_path / "kernels-1.so")
+    monkeypatch.setattr(build, "library_path", lambda _: tmp_path / "kernels-1.so")
     fails = "import sys; open(sys.argv[-1], 'w'); sys.exit('row_ops.c:1: no\\nthat is all')"
     with pytest.raises(subprocess.CalledProcessError) as raised:
-        build.compile_with(fake_compiler(tmp_path, fails), tmp_path)
+        build.make_library(fake_compiler(tmp_path, fails))
     assert build.explain(raised.value) == "that is all"
     assert list(tmp_path.glob("kernels-*")) == []
 
@@ -114,11 +123,18 @@ def test_a_compiler_that_fails_is_quoted_and_nothing_half_made_stays(monkeypatch
         ("x86_64", "glibc", FITTING.replace("avx2", "sse4_2"), False, False),
         ("x86_64", "glibc", "flags: fpu\n", True, True),
         ("x86_64", "", FITTING, True, False),
-        ("aarch64", "glibc", "Features: bf16\n", True, False),
+        ("aarch64", "glibc", "asimddp", False, True),
+        ("aarch64", "glibc", "bf16", False, False),
+        ("aarch64", "glibc", "", True, True),
+        ("arm64", "", "asimddp", True, False),
+        ("riscv64", "glibc", FITTING, True, False),
     ],
 )
-def test_it_is_for_linux_with_avx2(monkeypatch, machine, libc, flags, anywhere, of_use) -> None:
+def test_it_is_for_linux_with_avx2_or_dot_products(
+    monkeypatch, machine, libc, flags, anywhere, of_use
+) -> None:
     monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(build, "arm_features", lambda: {flags})
     monkeypatch.setattr(platform, "libc_ver", lambda: (libc, "2.36"))
     monkeypatch.setattr(Path, "read_text", lambda *_: f"processor : 0\n{flags}")
     assert build.is_of_use(anywhere=anywhere) is of_use

@@ -1,5 +1,6 @@
 """Which backend and which attention are taken, and what is said where one cannot run."""
 
+import platform
 from types import SimpleNamespace
 from typing import get_args
 
@@ -18,7 +19,7 @@ from app.models.ops.onednn_backend import OneDnnBackend
 from app.models.ops.torch_backend import TorchBackend
 from app.settings import Settings
 
-LIBRARY = SimpleNamespace(instructions=X86_64[0])
+LIBRARY = SimpleNamespace(instructions=X86_64.sets[0])
 CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 
 
@@ -66,8 +67,17 @@ def test_in_bfloat16_on_a_cpu_it_depends_on_amx_and_the_kernels(
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
     monkeypatch.setattr(backends, "load_library", lambda: LIBRARY if library else None)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     chosen = choose_backend(CPU, torch.bfloat16)
     assert (type(chosen), chosen.attention) == (kind, attention)
+
+
+@pytest.mark.usefixtures("no_library")
+@pytest.mark.parametrize("machine", ["aarch64", "arm64"])
+def test_on_arm_without_the_kernels_attention_is_pytorch_s_own(monkeypatch, machine) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True})
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert choose_backend(CPU, torch.bfloat16).attention == "sdpa"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Loading the library, and what its functions refuse."""
 
+import platform
+
 import pytest
 import torch
 from structlog.testing import capture_logs
@@ -12,6 +14,7 @@ def processor(monkeypatch):
     """One that can run the kernels, whatever this one is."""
     names = ("avx2", "avx512_bf16", "avx512_vnni")
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(names, True))
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
 
 
 def load(monkeypatch, path) -> tuple[object, list]:
@@ -38,6 +41,7 @@ def test_a_broken_library_costs_speed_alone(monkeypatch, processor, tmp_path) ->
 
 def test_another_processor_is_not_told_to_build_anything(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
     assert load(monkeypatch, tmp_path / "missing.so") == (None, [])
 
 

@@ -81,6 +81,15 @@ ALWAYS_INLINE void pack_values(
     }
 }
 
+/* As matrix instructions take the packed block of `count` keys. */
+ALWAYS_INLINE void pair_block(
+    const Format format, const Batch *batch, long count, Scratch *scratch) {
+  if (rows_at_once(format) == 1) return;
+  pair_words(scratch->keys, ceil_div(count, TILE) * batch->words);
+  for (long place = 0; place < batch->width; place += TILE)
+    pair_words(scratch->values + place * BLOCK, ceil_div(count, numbers_of_word(format)));
+}
+
 /* The maximum score of each row. All rows at once: one after the other they would wait. */
 static void find_max(Scratch *scratch, long count, float max[ROWS]) {
   const Floats none = -INFINITY;
@@ -215,6 +224,7 @@ ALWAYS_INLINE void run_task(
         (const Word *)(task->key + key * stride), stride / (long)sizeof(Word), keys, batch->words,
         scratch->keys, batch->words * TILE);
     pack_values(format, batch, task->value + key * stride, keys, scratch);
+    pair_block(format, batch, keys, scratch);
     for (long query = 0; query < task->queries; query += ROWS)
       attend_rows(format, batch, task, scratch, query, key, keys);
   }

@@ -1,7 +1,7 @@
 /* The micro-kernel of every matrix product: a few rows times TILE columns, summed up in registers.
  *
  * The left matrix is row-major in words. The right one is in panels of TILE columns, each row-major
- * in words.
+ * in words. (For matrix instructions, two words of each column are side by side: MATRIX_ROWS.)
  */
 #ifndef TILE_H
 #define TILE_H
@@ -25,6 +25,47 @@ typedef struct {
   int add;
 } Tile;
 
+/* Two words of each of two rows. */
+ALWAYS_INLINE Words load_pair(const Word *row, const Word *next) {
+  Words words;
+  memcpy(&words, row, sizeof words / 2);
+  memcpy((char *)&words + sizeof words / 2, next, sizeof words / 2);
+  return words;
+}
+
+/* From one row in each of two vectors to lower columns of both rows in one, upper in the other; and
+ * back. */
+ALWAYS_INLINE void exchange_halves(Words *first, Words *second) {
+  const Words upper = *second;
+  second->lo = first->hi;
+  first->hi = upper.lo;
+}
+
+/* The products of a tile for instructions that take two rows and two words at once. */
+ALWAYS_INLINE void add_matrix_products(
+    const Format format, const int rows, const int registers, const Tile tile,
+    Words sum[ROWS][REGISTERS]) {
+  for (int part = 0; rows % 2 && part < registers; part++) sum[rows][part] = 0;
+  for (int row = 0; row < rows; row += 2)
+    for (int part = 0; part < registers; part++) exchange_halves(sum[row] + part, sum[row + 1] + part);
+  for (long word = 0; word < tile.words; word += 2) {
+    Words left[ROWS / 2];
+    for (int row = 0; row < rows; row += 2) {
+      const Word *first = tile.left + row * tile.left_stride + word;
+      left[row / 2] = load_pair(first, row + 1 < rows ? first + tile.left_stride : first);
+    }
+    for (int part = 0; part < 2 * registers; part++) {
+      const Words columns = load_words(tile.right + word * TILE + part * LANES);
+      for (int row = 0; row < rows; row += 2) {
+        Words *sums = &sum[row + part % 2][part / 2];
+        *sums = dot_words(format, *sums, left[row / 2], columns);
+      }
+    }
+  }
+  for (int row = 0; row < rows; row += 2)
+    for (int part = 0; part < registers; part++) exchange_halves(sum[row] + part, sum[row + 1] + part);
+}
+
 /* `format`, `rows` and `registers` are known when this is compiled, so that all sums are in
  * registers. */
 ALWAYS_INLINE void multiply_tile(
@@ -34,7 +75,9 @@ ALWAYS_INLINE void multiply_tile(
     for (int part = 0; part < registers; part++)
       sum[row][part] =
           tile.add ? load_words(tile.sums + row * tile.sums_stride + part * LANES) : (Words)0;
-  for (long word = 0; word < tile.words; word++) {
+  const int is_matrix = rows_at_once(format) > 1;
+  if (is_matrix) add_matrix_products(format, rows, registers, tile, sum);
+  for (long word = 0; !is_matrix && word < tile.words; word++) {
     Words columns[REGISTERS];
     for (int part = 0; part < registers; part++)
       columns[part] = load_words(tile.right + word * TILE + part * LANES);
@@ -67,6 +110,16 @@ ALWAYS_INLINE void pack_columns(
       for (long i = 0; i < min_long(words - word, LANES); i++)
         store_words(panel + i * TILE, block[i]);
     }
+}
+
+/* Put the words of two subsequent rows of a panel side by side for each column; `words` are rows. */
+static inline void pair_words(Word *panel, long words) {
+  for (long word = 0; word < words; word += 2, panel += 2 * TILE) {
+    Word rows[2][TILE] = {0};
+    memcpy(rows, panel, sizeof(Word) * TILE * (word + 1 < words ? 2 : 1));
+    for (int column = 0; column < TILE; column++)
+      for (int row = 0; row < 2; row++) panel[2 * column + row] = rows[row][column];
+  }
 }
 
 #endif

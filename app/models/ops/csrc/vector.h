@@ -13,10 +13,20 @@
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* REGISTERS: of the columns of a tile (tile.h), as many as leave room for its other operands. */
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
 enum { LANES = 16, REGISTERS = 4 };
+#elif defined(__ARM_NEON)
+enum { LANES = 4, REGISTERS = 4 };
 #else
 enum { LANES = 8, REGISTERS = 2 };
+#endif
+
+/* Rows of the left matrix that one instruction multiplies. Where there are two, a vector holds two
+ * words of each of two rows or columns, or the sums of two rows times two columns. */
+#ifdef __ARM_FEATURE_MATMUL_INT8
+enum { MATRIX_ROWS = 2 };
+#else
+enum { MATRIX_ROWS = 1 };
 #endif
 
 typedef uint32_t Word;
@@ -34,6 +44,8 @@ static inline long ceil_div(long count, long by) { return (count + by - 1) / by;
 ALWAYS_INLINE long numbers_of_word(Format format) {
   return format == FLOAT32 ? 1 : format == BFLOAT16 ? 2 : 4;
 }
+
+ALWAYS_INLINE int rows_at_once(Format format) { return format == FLOAT32 ? 1 : MATRIX_ROWS; }
 
 ALWAYS_INLINE Words load_words(const void *from) {
   Words words;
@@ -62,8 +74,10 @@ ALWAYS_INLINE Floats abs_floats(Floats x) { return (Floats)((Words)x & 0x7ffffff
  * (x times 2 to the power of a whole number; 0 for the power of -infinity), reciprocal (to 12 bits
  * at least), reduce_max, reduce_sum, dot_bfloat16, dot_bytes, load_words_up_to (zeros behind the
  * first `count`) and transpose (of LANES rows of LANES words). */
-#ifdef __AVX512F__
+#if defined(__AVX512F__)
 #include "avx512.h"
+#elif defined(__ARM_NEON)
+#include "neon.h"
 #else
 #include "avx2.h"
 #endif
@@ -88,7 +102,7 @@ ALWAYS_INLINE void store(Format format, void *numbers, long index, Floats floats
   }
 }
 
-/* The sums of the products of each lane's words. */
+/* The sums of the products of each lane's words, or of rows and columns where those are matrices. */
 ALWAYS_INLINE Words dot_words(Format format, Words sum, Words left, Words right) {
   switch (format) {
     case FLOAT32: return (Words)fma_floats((Floats)left, (Floats)right, (Floats)sum);

@@ -1,0 +1,190 @@
+"""The kernels for ARM, compiled here and run on emulated processors, and which are chosen."""
+
+import ctypes
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from app.engine.types import Outputs
+from app.models.backbone import Target
+from app.models.ops.instruction_sets import AARCH64
+from app.models.ops.native_backend import NativeBackend
+from app.models.ops.native_library import runnable_here
+from app.models.ops.proof import Trial
+from app.models.ops.proof_cases import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes
+from app.models.ops.torch_backend import TorchBackend
+from app.models.tasks.cross_encoder import load_cross_encoder
+from app.models.tasks.m3 import load_m3_embedder
+from app.models.tasks.qwen3 import load_qwen_embedder
+from tests.models.ops.test_native_attention import CLOSE as ATTENTION_CLOSE
+from tests.models.ops.test_native_attention import attend, by_definition
+from tests.models.ops.test_native_backend import CLOSE, random_layer
+from tests.support.emulated_arm import QEMU, EmulatedLibrary, build
+from tests.support.packed_attention import pack_lengths, random_states
+from tests.support.texts import varied_texts
+
+CPU = torch.device("cpu")
+ENCODER_SHAPES = Shapes(128, 256, 4, 4, 32, "gelu")
+DECODER_SHAPES = Shapes(128, 192, 4, 2, 64, bias=False, causal=True)
+KERNELS = {"attention", *vars(NativeBackend)}
+# Bits of the auxiliary vector as processors have them: Cortex-A72, Neoverse N1 and V1.
+HWCAPS = {"a72": (0x8FB, 0), "n1": (0x119FFB, 0), "v1": (0xECFFFFFB, 0x7F87_7FFF)}
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if QEMU is None:
+        pytest.skip("qemu-aarch64 is not installed")
+    program = tmp_path_factory.mktemp("arm") / "kernels"
+    build(program)
+    return program
+
+
+@pytest.fixture(scope="module", params=AARCH64.sets, ids=lambda each: each.name)
+def library(request, program: Path) -> Iterator[EmulatedLibrary]:
+    emulated = EmulatedLibrary(program, request.param)
+    yield emulated
+    emulated.close()
+
+
+@pytest.fixture(params=list(CLOSE), ids=["float32", "bfloat16"])
+def dtype(request) -> torch.dtype:
+    return request.param
+
+
+@pytest.fixture
+def backend(library, dtype) -> NativeBackend:
+    return NativeBackend(library, dtype, "native")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "operations"),
+    [
+        (ENCODER_SHAPES, ENCODER),
+        (ENCODER_SHAPES, QUANTIZED_ENCODER),
+        (DECODER_SHAPES, DECODER),
+    ],
+    ids=["encoder", "int8", "decoder"],
+)
+def test_every_kernel_passes_the_start_up_proof(backend, dtype, shapes, operations) -> None:
+    proofs = Trial(backend, shapes, CPU, dtype).every_proof(operations)
+    native = {proof.operation: proof for proof in proofs if proof.path == "native"}
+    assert native.keys() == {each for each in operations if each in KERNELS}
+    assert [proof for proof in native.values() if not proof.holds] == []
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 6, 7, 49])
+@pytest.mark.parametrize("depth", [16, 48, 1040])
+@torch.inference_mode()
+def test_products_are_exact_to_their_last_digits(backend, dtype, rows, depth) -> None:
+    layer = random_layer(128, depth, dtype)
+    states = torch.randn(rows, depth).to(dtype)
+    exact = functional.linear(states.double(), layer.weight.double(), layer.bias.double())
+    actual = backend.linear([layer], "gelu")(states).double()
+    torch.testing.assert_close(actual, functional.gelu(exact), **CLOSE[dtype])
+
+
+@torch.inference_mode()
+def test_a_row_does_not_depend_on_the_rows_beside_it(backend, dtype) -> None:
+    linear = backend.linear([random_layer(64, 1040, dtype)])
+    states = torch.randn(11, 1040).to(dtype)
+    together = linear(states)
+    assert torch.equal(torch.cat([linear(row[None]) for row in states]), together)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 7])
+@pytest.mark.parametrize("depth", [16, 48, 2064])
+def test_bytes_are_summed_up_exactly(library, rows, depth) -> None:
+    torch.manual_seed(depth)
+    weight = torch.randint(-127, 128, (128, depth), dtype=torch.int8)
+    values = torch.randint(0, 256, (rows, depth), dtype=torch.uint8)
+    weight[0], weight[1], values[0] = 127, -127, 255
+    actual = NativeBackend(library, torch.float32).int8_gemm(weight, torch.ones(128))(values)
+    assert torch.equal(actual, (values.double() @ weight.double().t()).float())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("lengths", "heads", "width", "group"),
+    [([1, 3, 6, 7, 66], 2, 48, 1), ([20, 131], 1, 128, 2), ([257, 515], 1, 16, 1)],
+)
+def test_attention_follows_the_definition(
+    library, dtype, lengths, heads, width, group, causal
+) -> None:
+    packed = pack_lengths(lengths)
+    states = random_states(packed.tokens, heads, width, group, dtype)
+    actual = attend(states, packed, 0.2, causal=causal, library=library).double()
+    close = ATTENTION_CLOSE[dtype]
+    expected = by_definition(states, packed, 0.2, causal=causal)
+    torch.testing.assert_close(actual, expected, rtol=close, atol=close)
+
+
+def targets(library: EmulatedLibrary, dtype: torch.dtype, *, int8: bool = False) -> list[Target]:
+    """The plain path in float32, and the emulated one."""
+    plain = Target(CPU, torch.float32, TorchBackend("eager"))
+    return [plain, Target(CPU, dtype, NativeBackend(library, dtype), int8)]
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["", "int8"])
+def test_all_three_kinds_of_vectors_are_those_of_the_plain_path(
+    library, dtype, int8, tiny_m3
+) -> None:
+    models = [
+        load_m3_embedder("tiny", tiny_m3, 8192, how) for how in targets(library, dtype, int8=int8)
+    ]
+    ids = [text.ids for text in models[0].tokenize(varied_texts(45)[25:])]
+    kinds = Outputs(dense=True, sparse=True, colbert=True)
+    exact, actual = (model.forward(ids, kinds) for model in models)
+    assert set(models[1].info.paths.values()) <= {"native", "torch"}
+    assert models[1].info.refused == ()
+    least = 0.99 if int8 else 0.999
+    for ours, theirs in zip(actual, exact, strict=True):
+        assert ours.dense @ theirs.dense > least
+        assert (ours.colbert * theirs.colbert).sum(1).min() > least - 0.01
+        assert abs(ours.sparse.values.sum() - theirs.sparse.values.sum()) < 0.1 * len(ours.colbert)
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["", "int8"])
+def test_a_reranker_keeps_its_order_of_passages(library, dtype, int8, tiny_reranker) -> None:
+    scores = []
+    for how in targets(library, dtype, int8=int8):
+        model = load_cross_encoder("tiny", tiny_reranker, 512, how)
+        pairs = model.tokenize_pairs("search query", varied_texts(45)[20:], None)
+        scores.append(model.forward([pair.ids for pair in pairs], Outputs()))
+    assert np.corrcoef(*scores)[0, 1] > 0.99
+
+
+def test_a_decoder_s_vectors_are_those_of_the_plain_path(library, dtype, tiny_qwen) -> None:
+    models = [load_qwen_embedder("tiny", tiny_qwen, 512, how) for how in targets(library, dtype)]
+    ids = [text.ids for text in models[0].tokenize(varied_texts(45)[20:])]
+    exact, actual = (model.forward(ids, Outputs(dense=True)) for model in models)
+    cosines = [
+        functional.cosine_similarity(*(torch.from_numpy(each.dense) for each in pair), dim=0)
+        for pair in zip(actual, exact, strict=True)
+    ]
+    assert min(cosines) > 0.995
+
+
+@pytest.mark.parametrize(
+    ("processor", "machine", "names"),
+    [
+        ("v1", "aarch64", ["neon_matrix", "neon_dot"]),
+        ("n1", "aarch64", ["neon_dot"]),
+        ("a72", "aarch64", []),
+        ("v1", "arm64", []),
+    ],
+)
+def test_what_linux_says_of_the_processor_decides(monkeypatch, processor, machine, names) -> None:
+    def getauxval(kind: int) -> int:
+        return HWCAPS[processor][kind == 26]
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(getauxval=getauxval))
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True, "dot": True})
+    assert [each.name for each in runnable_here()] == names
