@@ -1,5 +1,6 @@
 """POST /embeddings/: texts in, dense, sparse and ColBERT vectors out."""
 
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from fastapi import APIRouter, Request
@@ -8,15 +9,21 @@ from starlette.responses import Response
 from app.api.checks import check_texts, check_truncation
 from app.api.dialects import openai
 from app.api.dialects.work import vectors
+from app.api.formats import json_answer
+from app.api.formats.answer import EmbeddingAnswer, ModelNames, VectorOptions
+from app.api.formats.negotiation import BINARY, media_type_of
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import NATIVE_EMBEDDINGS, Dialect
-from app.api.rendering import ModelNames, estimate_bytes, render_embeddings
-from app.api.schemas import EmbeddingRequest, EmbeddingResponse
+from app.api.rendering import JSON, Chunk, estimate_bytes
+from app.api.schemas import Base64Response, EmbeddingRequest, EmbeddingResponse
 from app.engine.types import Outputs
 from app.errors import InvalidRequestError
 from app.settings import Settings
 from app.settings.model_names import public_name
+
+_BYTES = {"schema": {"type": "string", "format": "binary"}}
+_NOT_IN_JSON = ("float16", "bfloat16")
 
 router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
 
@@ -24,8 +31,9 @@ router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
 @router.post(
     NATIVE_EMBEDDINGS.path,
     summary="Embed texts",
-    response_model=EmbeddingResponse,
-    responses=error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
+    response_model=EmbeddingResponse | Base64Response,
+    responses=error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504)
+    | {200: {"content": dict.fromkeys(BINARY, _BYTES)}},
     openapi_extra=describe_body(EmbeddingRequest),
 )
 async def create_embeddings(request: Request, service: ServiceDep) -> Response:
@@ -38,28 +46,65 @@ async def create_embeddings(request: Request, service: ServiceDep) -> Response:
 
 async def _embed(body: EmbeddingRequest, call: Call) -> Response:
     settings, sentences = call.service.settings, body.sentences
+    media_type, wanted = media_type_of(call.request), _vector_options(body)
     _check(body, settings)
+    _check_format(body, media_type)
+    wanted.check(queries=body.input_type == "query", tokens=body.return_tokens)
     result = await vectors(
         call,
         sentences,
-        Outputs(body.return_dense, body.return_sparse, body.return_colbert),
+        wanted.needed,
         options=body.options,
         normalize=body.normalize_dense,
     )
-    names = _model_names(settings)
-    render = partial(
-        render_embeddings, sentences, result, names, sparse_as_indices=body.sparse_as_indices
+    answer = EmbeddingAnswer(sentences, result, _model_names(settings), wanted)
+    render = _renderer(body, answer, media_type)
+    return await call.render(render, estimate_bytes(sentences, result), media_type)
+
+
+def _vector_options(body: EmbeddingRequest) -> VectorOptions:
+    return VectorOptions(
+        Outputs(body.return_dense, body.return_sparse, body.return_colbert),
+        body.output_dtype,
+        body.colbert_pool_factor,
+        body.muvera,
     )
-    return await call.render(render, estimate_bytes(sentences, result))
+
+
+def _renderer(
+    body: EmbeddingRequest, answer: EmbeddingAnswer, media_type: str
+) -> Callable[[], Iterable[Chunk]]:
+    if media_type in BINARY:
+        return partial(BINARY[media_type], answer)
+    return partial(
+        json_answer.render,
+        answer,
+        sparse_as_indices=body.sparse_as_indices,
+        as_base64=body.encoding == "base64",
+    )
 
 
 def _check(body: EmbeddingRequest, settings: Settings) -> None:
     check_texts(body.sentences, "sentences", settings)
-    if not (body.return_dense or body.return_sparse or body.return_colbert):
+    kinds = (body.return_dense, body.return_sparse, body.return_colbert, body.muvera)
+    if not any(kinds):
         raise InvalidRequestError(
             "nothing is asked for: set return_dense, return_sparse or return_colbert to true"
         )
     check_truncation(body.truncate, body.truncation_side)
+
+
+def _check_format(body: EmbeddingRequest, media_type: str) -> None:
+    """Raise `InvalidRequestError` for numbers that the format cannot hold."""
+    if media_type == JSON and body.encoding != "base64" and body.output_dtype in _NOT_IN_JSON:
+        raise InvalidRequestError(
+            f"the option output_dtype is {body.output_dtype}, which JSON has no numbers for: set "
+            f"encoding to base64, or ask for {', '.join(BINARY)} in Accept"
+        )
+    if media_type != JSON and body.encoding == "base64":
+        raise InvalidRequestError(
+            f"the option encoding is for JSON, and Accept asks for {media_type}: send one of them"
+        )
 
 
 def _model_names(settings: Settings) -> ModelNames:

@@ -107,7 +107,8 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
         detail = f"there is no {escape_text(path)} here; there are {_listed(known)}"
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
         # The router knows the methods of a path with a name in it.
-        allowed = ", ".join(known.get(path, [])) or headers.get("Allow", "GET, HEAD")
+        methods = known.get(path) or sorted(headers.get("Allow", "GET, HEAD").split(", "))
+        allowed = ", ".join(methods)
         headers["Allow"] = allowed
         detail = f"{request.method} is not allowed for {escape_text(path)}, but {allowed}"
     code = HTTPStatus(status).name.lower()

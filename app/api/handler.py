@@ -10,6 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 import http_sf
@@ -21,7 +22,7 @@ from app.api.body import max_json_values, read_body
 from app.api.context import RequestContext, context_of
 from app.api.model_catalogue import ModelCatalogue
 from app.api.paths import Dialect, Endpoint
-from app.api.rendering import ChunkedJsonResponse, timings_as_json
+from app.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
 from app.api.schemas import RequestModel
 from app.engine import DEFAULT_URGENCY, Engine
 from app.engine.types import EmbeddingResult, RerankResult
@@ -92,20 +93,23 @@ class Call:
         self.context.stages.extend(result.timings.stages)
         return result
 
-    async def render(self, render: Callable[[], Iterable[bytes]], estimated_bytes: int) -> Response:
+    async def render(
+        self, render: Callable[[], Iterable[Chunk]], estimated_bytes: int, media_type: str = JSON
+    ) -> Response:
         """The response that `render` makes, off the event loop if it will be large."""
         began = time.perf_counter()
+        create = partial(_create_response, render, media_type)
         if estimated_bytes < LARGE_RESPONSE_BYTES:
-            response = _create_response(render)
+            response = create()
         else:
             loop, threads = asyncio.get_running_loop(), self.service.render_threads
-            response = await loop.run_in_executor(threads, _create_response, render)
+            response = await loop.run_in_executor(threads, create)
         self.context.stages.append(Stage("render", began, time.perf_counter()))
         return response
 
 
-def _create_response(render: Callable[[], Iterable[bytes]]) -> Response:
-    return ChunkedJsonResponse(render())
+def _create_response(render: Callable[[], Iterable[Chunk]], media_type: str) -> Response:
+    return ChunkedResponse(render(), media_type)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Vectors to JSON bytes: float32 arrays straight through orjson, in chunks.
+"""Vectors to JSON bytes, float32 arrays straight through orjson; and responses in chunks.
 
 No Python list of floats is ever made. A chunk takes a few milliseconds at most, during
 which orjson holds the GIL; the event loop runs between chunks.
@@ -7,7 +7,7 @@ which orjson holds the GIL; the event loop runs between chunks.
 from binascii import b2a_base64
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -30,26 +30,18 @@ _BYTES_PER_FLOAT = 12
 _BYTES_PER_TOKEN = 8
 _FLOATS_PER_CHUNK = 65_536
 _MESSAGE_BYTES = 262_144
+JSON = "application/json"
+# Of bytes: a memoryview has items of one byte.
+Chunk = bytes | memoryview
 OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
-@dataclass(frozen=True, slots=True)
-class ModelNames:
-    """Which model made which kind of vector."""
+class ChunkedResponse(Response):
+    """A response sent as the chunks it was rendered in; small ones are joined, large ones split."""
 
-    dense: str
-    sparse: str
-    colbert: str
-
-
-class ChunkedJsonResponse(Response):
-    """A JSON response sent as the chunks it was rendered in; small ones are joined."""
-
-    media_type = "application/json"
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self.messages = deque(_join_small(chunks))
-        super().__init__()
+    def __init__(self, chunks: Iterable[Chunk], media_type: str = JSON) -> None:
+        self.messages = deque(_messages(chunks))
+        super().__init__(media_type=media_type)
         self.headers["content-length"] = str(sum(map(len, self.messages)))
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
@@ -63,11 +55,17 @@ class ChunkedJsonResponse(Response):
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-def _join_small(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Join neighbours until they are large enough for a message."""
-    joined: list[bytes] = []
+def _messages(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+    """Join neighbours until they are large enough for a message; what is larger is not copied."""
+    joined: list[Chunk] = []
     size = 0
     for chunk in chunks:
+        if len(chunk) > _MESSAGE_BYTES:
+            yield b"".join(joined)
+            whole = memoryview(chunk)
+            yield from (whole[i : i + _MESSAGE_BYTES] for i in range(0, len(chunk), _MESSAGE_BYTES))
+            joined, size = [], 0
+            continue
         joined.append(chunk)
         size += len(chunk)
         if size >= _MESSAGE_BYTES:
@@ -81,37 +79,6 @@ def estimate_bytes(texts: list[str], result: EmbeddingResult) -> int:
     floats = sum(_floats_of(embedding) for embedding in result.embeddings)
     strings = sum(map(_token_strings_of, result.token_strings or ()))
     return floats * _BYTES_PER_FLOAT + strings * _BYTES_PER_TOKEN + sum(map(len, texts))
-
-
-def render_embeddings(
-    texts: list[str], result: EmbeddingResult, names: ModelNames, *, sparse_as_indices: bool
-) -> list[bytes]:
-    """The chunks of the JSON answer to an embedding request."""
-    chunks = [b'{"data":[']
-    for index, (text, embedding) in enumerate(zip(texts, result.embeddings, strict=True)):
-        if index:
-            chunks.append(b",")
-        chunks.extend(_render_item(index, text, embedding, sparse_as_indices=sparse_as_indices))
-        if result.token_strings is not None:
-            strings = result.token_strings[index]
-            tokens = _tokens_as_json(strings, embedding.sparse, as_indices=sparse_as_indices)
-            chunks.append(b',"tokens":' + orjson.dumps(tokens, option=OPTIONS))
-        chunks.append(b"}")
-    chunks.append(b"]," + orjson.dumps(_trailer(result, names))[1:])
-    return chunks
-
-
-def _render_item(
-    index: int, text: str, embedding: TextEmbedding, *, sparse_as_indices: bool
-) -> Iterator[bytes]:
-    yield orjson.dumps({"id": index, "text": text})[:-1] + b',"embeddings":{"dense":'
-    yield orjson.dumps(embedding.dense, option=OPTIONS)
-    yield b',"sparse":'
-    sparse = sparse_as_json(embedding.sparse, as_indices=sparse_as_indices)
-    yield orjson.dumps(sparse, option=OPTIONS)
-    yield b',"colbert":'
-    yield from render_matrix(embedding.colbert)
-    yield b"}"
 
 
 def render_matrix(matrix: FloatArray | None) -> Iterator[bytes]:
@@ -143,16 +110,6 @@ def sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[Any
     return dict(zip(sparse.indices.tolist(), sparse.values, strict=True))
 
 
-def _tokens_as_json(
-    strings: TokenStrings, sparse: SparseVector | None, *, as_indices: bool
-) -> dict[str, Any]:
-    """The strings in the shape of the vectors that they belong to."""
-    names: Any = strings.sparse
-    if sparse is not None and strings.sparse is not None and not as_indices:
-        names = dict(zip(sparse.indices.tolist(), strings.sparse, strict=True))
-    return {"sparse": names, "colbert": strings.colbert}
-
-
 def render_rerank(passages: list[str], result: RerankResult, model: str) -> list[bytes]:
     """The chunks of the JSON answer to a rerank request, by falling score."""
     chunks = [b'{"results":[']
@@ -164,7 +121,7 @@ def render_rerank(passages: list[str], result: RerankResult, model: str) -> list
             parts = asdict(result.parts[index])
             item["parts"] = {kind: np.float32(part) for kind, part in parts.items()}
         chunks.append(orjson.dumps(item, option=OPTIONS))
-    trailer = {"model_name": model} | _report(result)
+    trailer = {"model_name": model} | report(result)
     chunks.append(b"]," + orjson.dumps(trailer)[1:])
     return chunks
 
@@ -179,16 +136,7 @@ def by_falling_score(scores: list[float]) -> list[tuple[int, np.float32]]:
     return [(index, shown[index]) for index in np.argsort(-shown, kind="stable").tolist()]
 
 
-def _trailer(result: EmbeddingResult, names: ModelNames) -> dict[str, Any]:
-    return {
-        "model_name": names.dense,
-        "dense_model_name": names.dense,
-        "sparse_model_name": names.sparse,
-        "colbert_model_name": names.colbert,
-    } | _report(result)
-
-
-def _report(result: EmbeddingResult | RerankResult) -> dict[str, Any]:
+def report(result: EmbeddingResult | RerankResult) -> dict[str, Any]:
     """What every response reports of the work behind it."""
     timings = timings_as_json(result.timings)
     return {

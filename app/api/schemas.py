@@ -1,12 +1,15 @@
 """What clients send and receive. Requests are validated; responses are only described."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
 
 from app.engine import EmbeddingOptions, TruncationOptions
 from app.engine.options import MAX_PROMPT_CHARACTERS, InputType, Side
+from app.vectors.muvera import MuveraSide
+from app.vectors.pooling import MAX_POOL_FACTOR
+from app.vectors.quantization import OutputDtype
 
 EMBEDDING_REQUEST: dict[str, JsonValue] = {
     "sentences": ["What is hybrid search?", "It joins meaning and exact words in one ranking."],
@@ -101,6 +104,22 @@ class EmbeddingRequest(RequestModel):
     return_tokens: Annotated[
         bool, Field(description="The tokens behind the sparse weights and ColBERT vectors.")
     ] = False
+    output_dtype: Annotated[
+        OutputDtype,
+        Field(description="Of dense and ColBERT; as plain JSON float32, int8, uint8 and bits."),
+    ] = "float32"
+    colbert_pool_factor: Annotated[
+        int | None,
+        Field(ge=2, le=MAX_POOL_FACTOR, description="One ColBERT vector for so many similar ones."),
+    ] = None
+    muvera: Annotated[
+        MuveraSide | None,
+        Field(description="Add one vector that stands for a text's ColBERT vectors."),
+    ] = None
+    encoding: Annotated[
+        Literal["float", "base64"],
+        Field(description="base64: arrays of JSON are raw bytes, little-endian."),
+    ] = "float"
 
     @property
     def options(self) -> EmbeddingOptions:
@@ -133,8 +152,39 @@ class Embeddings(BaseModel):
     """The vectors of one text; a kind not asked for is null."""
 
     dense: list[float] | None
+    dense_scale: Annotated[float | None, Field(description="With int8 and uint8 only.")] = None
     sparse: dict[str, float] | SparseIndices | None
     colbert: list[list[float]] | None
+    colbert_scale: Annotated[
+        list[float] | None, Field(description="Of each vector; with int8 and uint8 only.")
+    ] = None
+    muvera: Annotated[list[float] | None, Field(description="With muvera only.")] = None
+
+
+class Base64Array(BaseModel):
+    """An array as raw bytes."""
+
+    dtype: str
+    shape: list[int]
+    data: Annotated[str, Field(description="Little-endian, row by row.")]
+
+
+class Base64Sparse(BaseModel):
+    """Sparse weights as two arrays."""
+
+    indices: Base64Array
+    values: Base64Array
+
+
+class Base64Embeddings(BaseModel):
+    """The same, with `encoding` base64."""
+
+    dense: Base64Array | None
+    dense_scale: float | None = None
+    sparse: Base64Sparse | None
+    colbert: Base64Array | None
+    colbert_scale: list[float] | None = None
+    muvera: Base64Array | None = None
 
 
 class EmbeddedSentence(BaseModel):
@@ -144,6 +194,15 @@ class EmbeddedSentence(BaseModel):
     text: str
     embeddings: Embeddings
     tokens: Annotated[TokenStrings | None, Field(description="With return_tokens only.")] = None
+
+
+class Base64Sentence(BaseModel):
+    """The same, with `encoding` base64."""
+
+    id: int
+    text: str
+    embeddings: Base64Embeddings
+    tokens: TokenStrings | None = None
 
 
 class WarningTarget(BaseModel):
@@ -194,10 +253,13 @@ class TimingsMs(BaseModel):
     total: float
 
 
-class EmbeddingResponse(BaseModel):
-    """Vectors for each text, in the order of the request."""
+Sentence = TypeVar("Sentence", EmbeddedSentence, Base64Sentence)
 
-    data: list[EmbeddedSentence]
+
+class EmbeddingReport(BaseModel, Generic[Sentence]):
+    """Vectors for each text, in the order of the request, and what is told besides."""
+
+    data: list[Sentence]
     model_name: str
     dense_model_name: str
     sparse_model_name: str
@@ -206,6 +268,17 @@ class EmbeddingResponse(BaseModel):
     warnings: list[TruncationWarning]
     usage: Usage
     timings_ms: TimingsMs
+    output_dtype: Annotated[
+        OutputDtype | None, Field(description="Only where it is not plain float32.")
+    ] = None
+
+
+class EmbeddingResponse(EmbeddingReport[EmbeddedSentence]):
+    """Vectors for each text, in the order of the request."""
+
+
+class Base64Response(EmbeddingReport[Base64Sentence]):
+    """The same, with `encoding` base64."""
 
 
 # Bounded so that a mean of scores stays a number.

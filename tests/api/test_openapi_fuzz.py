@@ -57,7 +57,7 @@ def asks_for_nothing(body: object) -> bool:
     kinds = ("return_dense", "return_sparse", "return_colbert")
     weights = body.get("weights")
     no_weight = isinstance(weights, dict) and len(weights) == 3 and not any(weights.values())
-    return no_weight or not any(body.get(kind, True) for kind in kinds)
+    return no_weight or not (any(body.get(kind, True) for kind in kinds) or body.get("muvera"))
 
 
 def asks_in_vain(body: object) -> bool:
@@ -68,8 +68,17 @@ def asks_in_vain(body: object) -> bool:
     uncut_from_left = body.get("truncate") is False and body.get("truncation_side") == "left"
     no_tokens = not (body.get("return_sparse", True) or body.get("return_colbert", True))
     strings_of_none = bool(body.get("return_tokens")) and no_tokens
+    dense, colbert = body.get("return_dense", True), body.get("return_colbert", True)
+    dtype = body.get("output_dtype", "float32")
+    half = dtype in {"float16", "bfloat16"} and body.get("encoding") != "base64"
+    pooled_in_vain = body.get("colbert_pool_factor") is not None and (
+        not colbert or body.get("muvera") == "query" or body.get("return_tokens")
+    )
     return (
         uncut_from_left
+        or half
+        or (dtype != "float32" and not (dense or colbert))
+        or pooled_in_vain
         or strings_of_none
         or body.get("prompt") == ""
         or any(body.get(field) is not None for field in unknown)

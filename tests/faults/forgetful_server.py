@@ -7,6 +7,7 @@ import dataclasses
 from functools import partial
 
 from app.api import embeddings
+from app.api.formats import json_answer
 from app.api.schemas import EmbeddingRequest
 from app.engine.loaded_models import LoadedModels
 from app.main import create_app
@@ -14,7 +15,7 @@ from app.models.load import load_models
 from app.server.process import run
 from app.settings import Settings
 
-_render = embeddings.render_embeddings
+_render = json_answer.render
 
 
 class ForgetfulRequest(EmbeddingRequest):
@@ -40,9 +41,9 @@ class ForgetfulModel:
         return self._model.tokenize(texts, *options)
 
 
-def render(texts, *args, **options):
-    _remember("rendering" not in texts)
-    return _render(texts, *args, **options)
+def render(answer, **options):
+    _remember("rendering" not in answer.texts)
+    return _render(answer, **options)
 
 
 def _remember(enough: bool) -> None:
@@ -58,5 +59,5 @@ def load(settings: Settings) -> LoadedModels:
 if __name__ == "__main__":
     operation = embeddings._OPERATION
     embeddings._OPERATION = dataclasses.replace(operation, schema=ForgetfulRequest)
-    embeddings.render_embeddings = render
+    json_answer.render = render
     run(partial(create_app, loader=load))

@@ -4,6 +4,7 @@ import dataclasses
 
 from app.api import operations, rendering, rerank
 from app.api.errors import STATUS_OF
+from app.api.formats import json_answer
 from app.errors import EmptyInputError
 from app.main import create_app
 from app.server.process import run
@@ -35,7 +36,7 @@ def by_rising_score(passages, result, model):
 
 
 if __name__ == "__main__":
-    rendering.render_matrix = drop_a_vector
+    json_answer.render_matrix = drop_a_vector
     rendering._truncation_as_json = miscount
     operations.totals = exaggerate
     rerank.render_rerank = by_rising_score

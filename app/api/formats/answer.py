@@ -1,0 +1,138 @@
+"""What an answer with vectors holds: the one place where a result becomes what travels."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import repeat
+from typing import Any
+
+from app.api.rendering import report
+from app.engine.types import (
+    EmbeddingResult,
+    FloatArray,
+    Outputs,
+    SparseVector,
+    TextEmbedding,
+    TokenStrings,
+)
+from app.errors import InvalidRequestError
+from app.vectors.muvera import MuveraSide, muvera_of
+from app.vectors.pooling import pool
+from app.vectors.quantization import OutputDtype, QuantizedVectors, quantize
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames:
+    """Which model made which kind of vector."""
+
+    dense: str
+    sparse: str
+    colbert: str
+
+
+@dataclass(frozen=True, slots=True)
+class VectorOptions:
+    """What is made of the vectors of a result; `outputs` are the kinds that are answered.
+
+    `dtype` is for dense and ColBERT. `pool_factor` leaves about one in so many ColBERT vectors.
+    `muvera` adds one vector that stands for all of a text's ColBERT vectors, before they are pooled
+    or quantized.
+    """
+
+    outputs: Outputs
+    dtype: OutputDtype = "float32"
+    pool_factor: int | None = None
+    muvera: MuveraSide | None = None
+
+    @property
+    def needed(self) -> Outputs:
+        """The kinds that are to be computed."""
+        return replace(self.outputs, colbert=self.outputs.colbert or self.muvera is not None)
+
+    def check(self, *, queries: bool = False, tokens: bool = False) -> None:
+        """Raise `InvalidRequestError` for what has no effect, or makes no sense.
+
+        `queries` says whether the texts are, `tokens` whether the strings of tokens are wanted.
+        """
+        if self.dtype != "float32" and not (self.outputs.dense or self.outputs.colbert):
+            raise InvalidRequestError(
+                "the option output_dtype has no effect without dense and ColBERT vectors: leave it "
+                "out, or ask for one of them"
+            )
+        if self.pool_factor is None:
+            return
+        if not self.outputs.colbert:
+            raise InvalidRequestError(
+                "the option colbert_pool_factor has no effect without ColBERT vectors: leave it "
+                "out, or set return_colbert to true"
+            )
+        if queries or self.muvera == "query":
+            raise InvalidRequestError(
+                "the option colbert_pool_factor is for documents, and these are queries, which "
+                "need all of their vectors: leave it out"
+            )
+        if tokens:
+            raise InvalidRequestError(
+                "the options return_tokens and colbert_pool_factor exclude each other, because no "
+                "single token stands behind a pooled vector: send one"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TextVectors:
+    """What is answered for one text; a kind not asked for is None."""
+
+    dense: QuantizedVectors | None
+    sparse: SparseVector | None
+    colbert: QuantizedVectors | None
+    muvera: FloatArray | None
+    tokens: TokenStrings | None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingAnswer:
+    """An answer before it is rendered; `texts` are those of the request."""
+
+    texts: list[str]
+    result: EmbeddingResult
+    names: ModelNames
+    options: VectorOptions
+
+    def vectors(self) -> Iterator[TextVectors]:
+        """Those of each text, made when they are asked for: most answers are sent in pieces."""
+        strings = self.result.token_strings or repeat(None, len(self.texts))
+        for embedding, tokens in zip(self.result.embeddings, strings, strict=True):
+            yield vectors_of(embedding, self.options, tokens)
+
+    def typed_report(self) -> dict[str, Any]:
+        """The same, and the type of the numbers."""
+        return self.report() | {"output_dtype": self.options.dtype}
+
+    def report(self) -> dict[str, Any]:
+        """What is told besides: the models, usage, times and warnings."""
+        names = {
+            "model_name": self.names.dense,
+            "dense_model_name": self.names.dense,
+            "sparse_model_name": self.names.sparse,
+            "colbert_model_name": self.names.colbert,
+        }
+        return names | report(self.result)
+
+
+def vectors_of(
+    embedding: TextEmbedding, options: VectorOptions, tokens: TokenStrings | None = None
+) -> TextVectors:
+    """The vectors of one text as the options ask for them."""
+    dense, colbert, outputs = embedding.dense, embedding.colbert, options.outputs
+    muvera = None
+    if options.muvera is not None and colbert is not None:
+        muvera = muvera_of(colbert.shape[1]).encode(colbert, options.muvera)
+    if options.pool_factor is not None and colbert is not None:
+        colbert = pool(colbert, options.pool_factor)
+    wanted = colbert is not None and outputs.colbert
+    return TextVectors(
+        dense=None if dense is None else quantize(dense, options.dtype),
+        sparse=embedding.sparse,
+        colbert=quantize(colbert, options.dtype) if wanted else None,  # type: ignore[arg-type]
+        muvera=muvera,
+        tokens=tokens,
+    )

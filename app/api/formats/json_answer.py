@@ -1,0 +1,106 @@
+"""Vectors in this service's own JSON: numbers, or raw bytes in base64."""
+
+from binascii import b2a_base64
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from app.api.formats.answer import EmbeddingAnswer, TextVectors
+from app.api.rendering import OPTIONS, render_matrix, sparse_as_json
+from app.engine.types import SparseVector, TokenStrings
+from app.vectors.quantization import QuantizedVectors
+
+
+def render(
+    answer: EmbeddingAnswer, *, sparse_as_indices: bool = False, as_base64: bool = False
+) -> list[bytes]:
+    """The chunks of the answer to an embedding request."""
+    chunks = [b'{"data":[']
+    for index, (text, row) in enumerate(zip(answer.texts, answer.vectors(), strict=True)):
+        start = orjson.dumps({"id": index, "text": text})[:-1] + b',"embeddings":{'
+        chunks.append((b"," if index else b"") + start)
+        if as_base64:
+            chunks.extend(_render_base64(row))
+        else:
+            chunks.extend(_render_numbers(row, sparse_as_indices=sparse_as_indices))
+        chunks.append(b"}")
+        if row.tokens is not None:
+            by_id = not (sparse_as_indices or as_base64)
+            tokens = _tokens_as_json(row.tokens, row.sparse, by_id=by_id)
+            chunks.append(b',"tokens":' + orjson.dumps(tokens, option=OPTIONS))
+        chunks.append(b"}")
+    is_plain = answer.options.dtype == "float32" and not as_base64
+    told = answer.report() if is_plain else answer.typed_report()
+    chunks.append(b"]," + orjson.dumps(told)[1:])
+    return chunks
+
+
+def _render_numbers(row: TextVectors, *, sparse_as_indices: bool) -> Iterator[bytes]:
+    dense, colbert = row.dense, row.colbert
+    yield b'"dense":' + orjson.dumps(None if dense is None else dense.values, option=OPTIONS)
+    yield from _render_scales("dense", dense)
+    sparse = sparse_as_json(row.sparse, as_indices=sparse_as_indices)
+    yield b',"sparse":' + orjson.dumps(sparse, option=OPTIONS)
+    yield b',"colbert":'
+    yield from render_matrix(None if colbert is None else colbert.values)
+    yield from _render_scales("colbert", colbert)
+    if row.muvera is not None:
+        yield b',"muvera":' + orjson.dumps(row.muvera, option=OPTIONS)
+
+
+def _render_scales(name: str, vectors: QuantizedVectors | None) -> Iterator[bytes]:
+    if vectors is not None and vectors.scales is not None:
+        scales: Any = vectors.scales if vectors.scales.ndim else vectors.scales[()]
+        yield b',"%s_scale":' % name.encode() + orjson.dumps(scales, option=OPTIONS)
+
+
+def _render_base64(row: TextVectors) -> Iterator[bytes]:
+    for place, (name, values, kind) in enumerate(_arrays(row)):
+        yield b"," if place else b""
+        yield b'"%s":' % name.encode() + _as_base64(values, kind)
+    yield from _render_scales("dense", row.dense)
+    yield from _render_scales("colbert", row.colbert)
+
+
+def _arrays(row: TextVectors) -> Iterator[tuple[str, Any, str | None]]:
+    """What is rendered in base64, with the type of its numbers where numpy has another one."""
+    for name, vectors in (("dense", row.dense), ("colbert", row.colbert)):
+        values = None if vectors is None else vectors.values
+        yield name, values, None if vectors is None else vectors.type_name
+    sparse = row.sparse
+    yield (
+        "sparse",
+        None
+        if sparse is None
+        else {"indices": sparse.indices.astype(np.uint32), "values": sparse.values},
+        None,
+    )
+    if row.muvera is not None:
+        yield "muvera", row.muvera, None
+
+
+def _as_base64(values: Any, kind: str | None) -> bytes:
+    if values is None:
+        return b"null"
+    if isinstance(values, dict):
+        parts = (b'"%s":' % name.encode() + _as_base64(each, None) for name, each in values.items())
+        return b"{" + b",".join(parts) + b"}"
+    about = orjson.dumps({"dtype": kind or values.dtype.name, "shape": values.shape})
+    return about[:-1] + b',"data":"' + _base64(values) + b'"}'
+
+
+def _base64(values: npt.NDArray[Any]) -> bytes:
+    return b2a_base64(np.ascontiguousarray(values).data, newline=False)
+
+
+def _tokens_as_json(
+    strings: TokenStrings, sparse: SparseVector | None, *, by_id: bool
+) -> dict[str, Any]:
+    """The strings in the shape of the vectors that they belong to."""
+    names: Any = strings.sparse
+    if sparse is not None and strings.sparse is not None and by_id:
+        names = dict(zip(sparse.indices.tolist(), strings.sparse, strict=True))
+    return {"sparse": names, "colbert": strings.colbert}

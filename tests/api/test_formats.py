@@ -1,0 +1,330 @@
+"""The formats of an answer: the same numbers in each, read by the formats' own libraries."""
+
+import base64
+import io
+from typing import Any
+
+import msgpack
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+import safetensors
+
+from tests.support.texts import varied_texts
+
+TEXTS = [*varied_texts(6), "", "search " * 40]
+ARROW, MSGPACK, SAFETENSORS = (
+    *("application/vnd.apache.arrow.stream", "application/msgpack"),
+    "application/vnd.safetensors",
+)
+BINARY = [ARROW, MSGPACK, SAFETENSORS]
+TYPES = ["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
+MUVERA = {"muvera": "document"}
+
+Item = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with server.client() as client:
+        yield client
+
+
+def ask(client, accept: str = "application/json", sentences: list[str] = TEXTS, **options):
+    body = {"sentences": sentences} | options
+    answer = client.post("/embeddings/", json=body, headers={"Accept": accept})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == accept
+    return answer.content
+
+
+def decode(accept: str, content: bytes) -> tuple[list[Item], Item]:
+    """The arrays of each text, without the kinds that are null, and what else is told."""
+    items, told = DECODERS[accept](content)
+    return [{name: each for name, each in item.items() if each is not None} for item in items], told
+
+
+def from_arrow(content: bytes) -> tuple[list[Item], Item]:
+    table = pa.ipc.open_stream(content).read_all()
+    table.validate(full=True)
+    assert table["id"].to_pylist() == list(range(len(table)))
+    items: list[Item] = [{} for _ in range(len(table))]
+    for name in table.column_names[1:]:
+        for item, value in zip(items, table[name], strict=True):
+            item[name] = arrow_value(value)
+    return items, orjson.loads(table.schema.metadata[b"smart-embedder"])
+
+
+def arrow_value(value: pa.Scalar) -> Any:
+    if pa.types.is_floating(value.type):
+        return np.float32(value.as_py())
+    inner = value.values
+    if pa.types.is_struct(inner.type):
+        return {
+            "indices": inner.field("index").to_numpy(),
+            "values": inner.field("value").to_numpy(),
+        }
+    if pa.types.is_string(inner.type):
+        return inner.to_pylist()
+    if pa.types.is_fixed_size_list(inner.type):
+        return inner.flatten().to_numpy().reshape(-1, inner.type.list_size)
+    return inner.to_numpy()
+
+
+def from_msgpack(content: bytes) -> tuple[list[Item], Item]:
+    def as_array(found: dict[Any, Any]) -> Any:
+        if b"nd" not in found:
+            return found
+        return np.frombuffer(found[b"data"], found[b"type"]).reshape(found[b"shape"])
+
+    answer = msgpack.unpackb(content, object_hook=as_array, strict_map_key=False)
+    items = answer.pop("data")
+    assert [item["id"] for item in items] == list(range(len(items)))
+    return [with_tokens(item) for item in items], answer
+
+
+def with_tokens(item: Item) -> Item:
+    tokens = {f"{kind}_tokens": each for kind, each in item.get("tokens", {}).items()}
+    return item["embeddings"] | tokens
+
+
+def from_safetensors(content: bytes) -> tuple[list[Item], Item]:
+    tensors = dict(safetensors.deserialize(content))
+    arrays = {name: tensor_array(each) for name, each in tensors.items()}
+    told = orjson.loads(
+        orjson.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"][
+            "smart-embedder"
+        ]
+    )
+    count = len(arrays.get("dense", arrays.get("muvera", arrays.get("colbert_offsets", [])[1:])))
+    items: list[Item] = []
+    for i in range(count):
+        item = {
+            name: arrays[name][i] for name in ("dense", "dense_scale", "muvera") if name in arrays
+        }
+        if "sparse_values" in arrays:
+            part = slice(*arrays["sparse_offsets"][i : i + 2])
+            item["sparse"] = {
+                kind: arrays[f"sparse_{kind}"][part] for kind in ("indices", "values")
+            }
+        for name in ("colbert", "colbert_scale"):
+            if name in arrays:
+                item[name] = arrays[name][slice(*arrays["colbert_offsets"][i : i + 2])]
+        if "tokens" in told:
+            item |= {f"{kind}_tokens": each for kind, each in told["tokens"][i].items()}
+        items.append(item)
+    told.pop("tokens", None)
+    return items, told
+
+
+def tensor_array(tensor: Item) -> np.ndarray:
+    names = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1", "U8": "u1", "I64": "<i8"}
+    kind = names.get(tensor["dtype"], "<u4")
+    return np.frombuffer(tensor["data"], kind).reshape(tensor["shape"])
+
+
+def from_json(content: bytes) -> tuple[list[Item], Item]:
+    answer = orjson.loads(content)
+    return [with_tokens(item) for item in answer.pop("data")], answer
+
+
+DECODERS = {
+    ARROW: from_arrow,
+    MSGPACK: from_msgpack,
+    SAFETENSORS: from_safetensors,
+    "application/json": from_json,
+}
+
+
+def as_arrays(item: Item) -> Item:
+    """Of numbers in JSON."""
+    sparse = item.get("sparse")
+    return {
+        name: np.array(item[name], np.float32)
+        for name in ("dense", "dense_scale", "colbert", "colbert_scale", "muvera")
+        if item.get(name) is not None
+    } | ({} if sparse is None else {"sparse": {k: np.array(v) for k, v in sparse.items()}})
+
+
+def assert_same(left: Item, right: Item) -> None:
+    assert set(left) == set(right)
+    for name, expected in right.items():
+        if name == "sparse":
+            assert_same(left[name], expected)
+        else:
+            np.testing.assert_array_equal(np.float32(left[name]), np.float32(expected), name)
+
+
+@pytest.mark.parametrize("accept", BINARY)
+@pytest.mark.parametrize("dtype", ["float32", "int8", "uint8", "binary", "ubinary"])
+def test_every_format_has_the_numbers_of_the_json(client, accept, dtype) -> None:
+    options = {"output_dtype": dtype, "muvera": "document"}
+    items, told = decode(accept, ask(client, accept, **options))
+    plain, plainly = decode("application/json", ask(client, sparse_as_indices=True, **options))
+    assert len(items) == len(plain) == len(TEXTS)
+    for ours, theirs in zip(items, plain, strict=True):
+        assert_same(ours, as_arrays(theirs))
+    same = ["usage", "model_name", "dense_model_name", "warnings"]
+    assert {name: told[name] for name in same} == {name: plainly[name] for name in same}
+    assert told["output_dtype"] == dtype
+    assert set(told) == {*plainly, "output_dtype"}
+
+
+@pytest.mark.parametrize("accept", BINARY)
+@pytest.mark.parametrize(
+    "kinds", [{"return_colbert": False}, {"return_dense": False}, {"return_sparse": False}]
+)
+def test_a_kind_that_was_not_asked_for_is_not_there(client, accept, kinds) -> None:
+    items, _ = decode(accept, ask(client, accept, **kinds))
+    (missing,) = (name.removeprefix("return_") for name in kinds)
+    assert all(set(item) == {"dense", "sparse", "colbert"} - {missing} for item in items)
+
+
+@pytest.mark.parametrize("accept", BINARY)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_is_the_float32_rounded(client, accept, dtype) -> None:
+    whole, _ = decode(accept, ask(client, accept))
+    half, _ = decode(accept, ask(client, accept, output_dtype=dtype))
+    for ours, expected in zip(half, whole, strict=True):
+        for name in ("dense", "colbert"):
+            values = ours[name]
+            if dtype == "bfloat16":
+                values = (values.astype(np.uint32) << 16).view(np.float32)
+            step = 2**-11 if dtype == "float16" else 2**-8
+            np.testing.assert_allclose(values, expected[name], rtol=step, atol=1e-7)
+
+
+@pytest.mark.parametrize("accept", BINARY)
+def test_the_strings_of_tokens_come_with_every_format(client, accept) -> None:
+    items, _ = decode(accept, ask(client, accept, return_tokens=True))
+    plain, _ = from_json(ask(client, return_tokens=True, sparse_as_indices=True))
+    for ours, theirs in zip(items, plain, strict=True):
+        for name in ("sparse_tokens", "colbert_tokens"):
+            assert ours[name] == theirs[name]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_base64_in_json_is_the_raw_bytes(client, dtype) -> None:
+    answer = orjson.loads(ask(client, encoding="base64", output_dtype=dtype, **MUVERA))
+    expected, told = decode(MSGPACK, ask(client, MSGPACK, output_dtype=dtype, **MUVERA))
+    assert answer["output_dtype"] == told["output_dtype"] == dtype
+    for item, ours in zip(answer["data"], expected, strict=True):
+        found = item["embeddings"]
+        for name in ("dense", "colbert", "muvera"):
+            assert base64.b64decode(found[name]["data"]) == ours[name].tobytes()
+            assert found[name]["shape"] == list(ours[name].shape)
+        assert found["dense"]["dtype"] == (
+            "bfloat16" if dtype == "bfloat16" else ours["dense"].dtype
+        )
+        for name in ("indices", "values"):
+            data = base64.b64decode(found["sparse"][name]["data"])
+            assert data == ours["sparse"][name].tobytes()
+
+
+def test_by_default_the_json_is_as_ever(client) -> None:
+    answer = orjson.loads(ask(client, sentences=["a"]))
+    assert list(answer["data"][0]) == ["id", "text", "embeddings"]
+    assert list(answer["data"][0]["embeddings"]) == ["dense", "sparse", "colbert"]
+    assert "output_dtype" not in answer
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("", "application/json"),
+        ("*/*", "application/json"),
+        ("text/html", "application/json"),
+        ("application/msgpack;q=0.5, */*;q=0.1", MSGPACK),
+        (f"{ARROW}, {MSGPACK};q=0.9", ARROW),
+        (f"{ARROW};q=0, {MSGPACK};q=0.9", MSGPACK),
+        (f"application/json, {ARROW}", "application/json"),
+        (f"application/json;q=0.1, {ARROW.upper()}", ARROW),
+        ("application/msgpack; q=x;;", "application/json"),
+        ("\xe9", "application/json"),
+    ],
+)
+def test_the_format_that_is_wanted_most_is_answered(client, header, expected) -> None:
+    body = {"sentences": ["a"], "return_colbert": False}
+    answer = client.post("/embeddings/", json=body, headers=[(b"accept", header.encode("latin-1"))])
+    assert (answer.status_code, answer.headers["content-type"]) == (200, expected)
+
+
+@pytest.mark.parametrize("accept", BINARY)
+def test_an_error_is_json_whatever_is_accepted(client, accept) -> None:
+    answer = client.post("/embeddings/", json={"sentences": []}, headers={"Accept": accept})
+    assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
+    assert answer.json()["code"] == "empty_input"
+
+
+@pytest.mark.parametrize("accept", BINARY)
+def test_pooling_leaves_one_vector_in_so_many(client, accept) -> None:
+    whole, _ = decode(accept, ask(client, accept))
+    pooled, _ = decode(accept, ask(client, accept, colbert_pool_factor=3))
+    for ours, expected in zip(pooled, whole, strict=True):
+        assert len(ours["colbert"]) == max(1, len(expected["colbert"]) // 3)
+        assert_same({"dense": ours["dense"]}, {"dense": expected["dense"]})
+        np.testing.assert_allclose(np.linalg.norm(ours["colbert"], axis=1), 1, rtol=1e-5)
+
+
+def test_muvera_needs_no_colbert_vectors_in_the_answer(client) -> None:
+    kinds = {"return_dense": False, "return_sparse": False, "return_colbert": False}
+    alone = orjson.loads(ask(client, muvera="query", **kinds))["data"]
+    beside = orjson.loads(ask(client, muvera="query", colbert_pool_factor=None))["data"]
+    for ours, theirs in zip(alone, beside, strict=True):
+        assert ours["embeddings"]["colbert"] is None
+        assert ours["embeddings"]["muvera"] == theirs["embeddings"]["muvera"]
+        assert len(ours["embeddings"]["muvera"]) == 10_240
+    document = orjson.loads(ask(client, muvera="document", **kinds))["data"]
+    assert document[0]["embeddings"]["muvera"] != alone[0]["embeddings"]["muvera"]
+
+
+@pytest.mark.parametrize("beside", [["music"], ["music", *TEXTS[:3]]])
+def test_what_is_made_of_a_text_does_not_depend_on_the_others(client, beside) -> None:
+    options = {"output_dtype": "int8", "colbert_pool_factor": 2, "muvera": "document"}
+    (alone,), _ = decode(MSGPACK, ask(client, MSGPACK, ["hybrid search"], **options))
+    together, _ = decode(MSGPACK, ask(client, MSGPACK, [*beside, "hybrid search"], **options))
+    for name in ("dense", "colbert"):
+        np.testing.assert_allclose(np.int16(together[-1][name]), np.int16(alone[name]), atol=1)
+    np.testing.assert_allclose(together[-1]["muvera"], alone["muvera"], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "accept", "said"),
+    [
+        ({"output_dtype": "float16"}, "application/json", "base64"),
+        ({"output_dtype": "bfloat16"}, "application/json", "base64"),
+        ({"output_dtype": "int4"}, ARROW, "output_dtype"),
+        ({"encoding": "base64"}, MSGPACK, "encoding"),
+        ({"encoding": "hex"}, "application/json", "encoding"),
+        (
+            {"output_dtype": "int8", "return_dense": False, "return_colbert": False},
+            "application/json",
+            "output_dtype has no effect",
+        ),
+        ({"colbert_pool_factor": 1}, "application/json", "colbert_pool_factor"),
+        ({"colbert_pool_factor": 2, "return_colbert": False}, ARROW, "colbert_pool_factor"),
+        ({"colbert_pool_factor": 2, "muvera": "query"}, ARROW, "queries"),
+        ({"colbert_pool_factor": 2, "return_tokens": True}, ARROW, "return_tokens"),
+        ({"muvera": "both"}, "application/json", "muvera"),
+    ],
+)
+def test_an_option_that_cannot_be_had_is_refused(client, options, accept, said) -> None:
+    body = {"sentences": ["a"]} | options
+    answer = client.post("/embeddings/", json=body, headers={"Accept": accept})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert said in answer.json()["detail"]
+
+
+def test_arrow_batches_are_pieces_of_the_request(client) -> None:
+    content = ask(client, ARROW, ["search " * 3000] * 3)
+    batches = list(pa.ipc.open_stream(io.BytesIO(content)))
+    assert sum(batch.num_rows for batch in batches) == 3
+
+
+@pytest.mark.parametrize("accept", [ARROW, SAFETENSORS])
+def test_little_is_added_to_the_raw_bytes(client, accept) -> None:
+    content = ask(client, accept, ["search " * 500] * 8)
+    items, _ = decode(accept, content)
+    raw = sum(item["dense"].nbytes + item["colbert"].nbytes for item in items)
+    assert len(content) <= 1.02 * raw

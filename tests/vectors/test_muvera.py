@@ -1,0 +1,40 @@
+"""Encodings of ColBERT vectors against FastEmbed's, recorded by `record_references`."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.vectors.muvera import MUVERA_WIDTH, Muvera, muvera_of
+from tests.vectors.conftest import REFERENCES
+from tests.vectors.record_references import SHAPES, STEP, vectors_of
+
+
+@pytest.mark.parametrize("side", ["query", "document"])
+@pytest.mark.parametrize(("tokens", "width"), SHAPES)
+def test_encodings_equal_fastembeds(tokens, width, side) -> None:
+    encoding = muvera_of(width).encode(vectors_of(tokens, width), side)
+    assert (encoding.shape, encoding.dtype) == ((MUVERA_WIDTH,), np.float32)
+    expected = REFERENCES["muvera"][f"{tokens}x{width}"][side]
+    np.testing.assert_allclose(encoding[::STEP], expected, rtol=0, atol=1e-5)
+
+
+def test_no_vectors_are_all_zeros() -> None:
+    assert not muvera_of(16).encode(np.zeros((0, 16), np.float32), "document").any()
+
+
+@given(st.integers(1, 40), st.sampled_from(["query", "document"]))
+def test_an_encoder_made_anew_is_the_same(tokens, side) -> None:
+    vectors = vectors_of(tokens, 16)
+    ours, again = muvera_of(16).encode(vectors, side), Muvera(16).encode(vectors, side)
+    np.testing.assert_array_equal(ours, again)
+
+
+def test_products_of_encodings_rank_as_maxsim_does() -> None:
+    query = vectors_of(6, 48)
+    documents = [vectors_of(tokens, 48) for tokens in range(20, 40)]
+    encoder = muvera_of(48)
+    encoded = encoder.encode(query, "query")
+    products = [encoded @ encoder.encode(each, "document") for each in documents]
+    maxsims = [(query @ each.T).max(axis=1).sum() for each in documents]
+    assert np.corrcoef(products, maxsims)[0, 1] > 0.5
