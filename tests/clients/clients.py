@@ -1,4 +1,4 @@
-"""What the user of each client is told: a line for each example of docs/clients.md."""
+"""What the user of each client is told, and what is built on it: a line for each of them."""
 
 from dataclasses import dataclass, replace
 
@@ -90,4 +90,29 @@ CLIENTS = {
     "Milvus": of_openai(IN_PYTHON),
     "Milvus, TEI": Client(None, *["RuntimeError"] * 4, retries=False),
     "Milvus, Cohere": replace(OF_COHERE, oversized=None, batch=96),
+}
+IN_LANGCHAIN_JS = 'model: "BAAI/bge-m3",'
+# Applications and providers that are built on a client: its example, and what is replaced in it.
+APPLICATIONS = {
+    "n8n": (
+        "LangChain.js",
+        (
+            IN_LANGCHAIN_JS,
+            f"{IN_LANGCHAIN_JS} batchSize: 512, stripNewLines: true, encodingFormat: 'float',",
+        ),
+    ),
+    "AnythingLLM": ("openai, Node", ("import OpenAI", "import { OpenAI as OpenAI }")),
+    "RAGFlow": (
+        "openai, Python",
+        ("input=texts", 'input=texts, encoding_format="float", extra_body={"drop_params": True}'),
+    ),
+    "LiteLLM, vLLM": ("LiteLLM", ("openai/", "hosted_vllm/")),
+    "LiteLLM, Infinity": ("LiteLLM", ("openai/", "infinity/")),
+    # Infinity's documents are strings, and Cohere's are objects.
+    "LiteLLM, Infinity rerank": (
+        "LiteLLM, rerank",
+        ("hosted_vllm/", "infinity/"),
+        ("query=query", "query=query, return_documents=False"),
+    ),
+    "LiteLLM, Cohere rerank": ("LiteLLM, rerank", ("hosted_vllm/", "cohere/")),
 }

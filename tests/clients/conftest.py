@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.clients.recorder import recorder
 from tests.support.server import RunningServer, run_server
 
 TOKEN = "my-token"
@@ -78,10 +79,17 @@ def rejected(server: RunningServer, reason: str) -> float:
     )
 
 
-def use_up_the_rate(server: RunningServer) -> None:
-    with native_client(server) as client:
-        while client.post("/embeddings/", json=EMBED).status_code != 429:
-            pass
+@contextmanager
+def used_up_rate(server: RunningServer) -> Iterator[str]:
+    """An address of the server, whose rate limit refuses the first request that comes there."""
+
+    def use_up() -> None:
+        with native_client(server) as client:
+            while client.post("/embeddings/", json=EMBED).status_code != 429:
+                pass
+
+    with recorder(server.url, use_up) as proxy:
+        yield proxy.url
 
 
 @contextmanager

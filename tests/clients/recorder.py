@@ -3,7 +3,7 @@
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,14 +17,15 @@ _OF_A_CONNECTION = {"content-length", "connection", "transfer-encoding", "date",
 
 
 class Recorder(ThreadingHTTPServer):
-    """Forwards to `target`; `requests` holds what came."""
+    """Forwards to `target`; `requests` holds what came. `prepare` is called before the first."""
 
     daemon_threads = True
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, prepare: Callable[[], None] | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.client = httpx2.Client(base_url=target, timeout=60)
         self.requests: list[dict] = []
+        self.prepare = prepare
 
     @property
     def url(self) -> str:
@@ -47,6 +48,8 @@ class _Handler(BaseHTTPRequestHandler):
                 "body": body.decode(),
             }
         )
+        if self.server.prepare and len(self.server.requests) == 1:
+            self.server.prepare()
         headers = {k: v for k, v in self.headers.items() if k.lower() != "host"}
         answer = self.server.client.request(
             self.command, self.path, content=body, headers=headers | {"accept-encoding": "identity"}
@@ -69,8 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def recorder(target: str) -> Iterator[Recorder]:
-    proxy = Recorder(target)
+def recorder(target: str, prepare: Callable[[], None] | None = None) -> Iterator[Recorder]:
+    proxy = Recorder(target, prepare)
     thread = threading.Thread(target=proxy.serve_forever)
     thread.start()
     try:

@@ -4,13 +4,13 @@ import json
 import re
 
 from tests.clients.client_process import EXAMPLES, HERE, PAGE, REPOSITORY
-from tests.clients.clients import CLIENTS
+from tests.clients.clients import APPLICATIONS, CLIENTS
 from tests.clients.recorder import recorded
 
 
 def test_every_example_is_tested_and_what_it_sends_is_stored() -> None:
     assert list(EXAMPLES) == list(CLIENTS)
-    for name in EXAMPLES:
+    for name in [*EXAMPLES, *APPLICATIONS]:
         assert recorded(name).exists(), name
 
 
