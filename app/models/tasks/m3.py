@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -46,9 +47,18 @@ class M3Embedder(EmbeddingModel):
     ) -> None:
         super().__init__(name, backbone, tokenizer)
         self.prompts = prompts
-        self._sparse_head = sparse_head.to(backbone.device, backbone.dtype)
+        sparse_head = sparse_head.to(backbone.device, backbone.dtype)
         self._colbert_head = colbert_head.to(backbone.device, backbone.dtype)
         self.pooling = pooling
+        # What is made of the states `[R, hidden]` of the tokens of each kind.
+        self._token_heads: dict[str, Callable[[Tensor], DeviceRows]] = {
+            "sparse": partial(heads.token_weights, head=sparse_head),
+            "colbert": partial(
+                heads.token_vectors, head=self._colbert_head, backend=backbone.backend,
+                dtype=backbone.wire_dtype,
+            ),
+            "states": lambda states: DeviceRows.of(states.float()),
+        }  # fmt: skip
         self._vocabulary = heads.LexicalVocabulary(_ids_of(tokenizer, _FRAME_TOKENS))
 
     @property
@@ -87,23 +97,22 @@ class M3Embedder(EmbeddingModel):
     ) -> dict[str, tuple[DeviceRows, Spans]]:
         """Each kind that is requested, for the sequences that it is requested for."""
         made: dict[str, tuple[DeviceRows, Spans]] = {}
-        backend = self._backbone.backend
-        if any(requested := [each.dense for each in outputs]):
-            places, spans = select_sequences(packed, requested)
+        if any(wanted := [each.dense for each in outputs]):
+            places, spans = select_sequences(packed, wanted)
+            backend = self._backbone.backend
             dense = heads.dense_vectors(backend, hidden, packed, self.pooling, places)
             made["dense"] = dense, spans
-        if any(requested := [each.sparse for each in outputs]):
+
+        @cache
+        def select(requested: tuple[bool, ...]) -> tuple[Tensor, Spans]:
+            """Gather the same tokens once, whatever is made of them."""
             tokens = self._backbone.select_tokens(packed, requested)
-            weights = heads.token_weights(tokens.rows(hidden), self._sparse_head)
-            made["sparse"] = weights, tokens.spans
-        if any(requested := [each.colbert for each in outputs]):
-            tokens = self._backbone.select_tokens(packed, requested)
-            states, dtype = tokens.rows(hidden), self._backbone.wire_dtype
-            vectors = heads.token_vectors(backend, states, self._colbert_head, dtype)
-            made["colbert"] = vectors, tokens.spans
-        if any(requested := [each.states for each in outputs]):
-            tokens = self._backbone.select_tokens(packed, requested)
-            made["states"] = DeviceRows.of(tokens.rows(hidden).float()), tokens.spans
+            return tokens.rows(hidden), tokens.spans
+
+        for kind, head in self._token_heads.items():
+            if any(requested := tuple(getattr(each, kind) for each in outputs)):
+                states, spans = select(requested)
+                made[kind] = head(states), spans
         return made
 
     def _unpack(

@@ -270,6 +270,8 @@ def test_a_forward_of_as_many_layers_as_bge_m3_has_is_at_most_200_launches(
             model.launch(embedded(model), kinds * 2)
         assert launches["add_norm"] == 48
         assert launches["embed"] == 1
+        # What several kinds are made of is gathered once.
+        assert launches["index_select"] == (kinds == (DENSE, EVERY))
         assert 200 - OF_A_LAYER < launches.total() <= 200
 
 
