@@ -39,6 +39,7 @@ from app.middleware.rate_limit import LimitRate, RateLimiter
 from app.middleware.request_log import LogRequests
 from app.middleware.request_metrics import MeasureRequests
 from app.middleware.request_tracing import TraceRequests
+from app.middleware.unpack_body import UnpackBody
 from app.models.load import load_models
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
@@ -144,6 +145,8 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
         max_bytes=_BODIES_IN_MEMORY * settings.max_body_bytes,
         body_seconds=min(BODY_SECONDS, settings.request_timeout / 3),
     )
+    # Outside the limit of memory, which counts what is unpacked.
+    app.add_middleware(UnpackBody, max_bytes=settings.max_body_bytes)
     app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
     app.add_middleware(LimitRate, limiter=limiter)
     app.add_middleware(

@@ -188,12 +188,15 @@ def _count_structure(text: bytes) -> int:
 
 
 def _require_json(headers: Headers) -> None:
-    """Raise `UnsupportedMediaError` unless the headers declare JSON in UTF-8, not compressed."""
+    """Raise `UnsupportedMediaError` unless the headers declare JSON in UTF-8, not compressed.
+
+    A gzipped body has been unpacked before.
+    """
     _require_content_type(headers.getlist("content-type"))
     for encoding in ",".join(headers.getlist("content-encoding")).split(","):
         if encoding.strip().lower() not in {"", "identity"}:
             raise UnsupportedMediaError(
-                f"the body's Content-Encoding is {_quote(encoding)}: send it as it is, without one"
+                f"the body's Content-Encoding is {_quote(encoding)}: send it as it is, or in gzip"
             )
 
 

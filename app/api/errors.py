@@ -49,7 +49,7 @@ def error_response(scope: Scope, error: SmartEmbedderError) -> Response:
     if isinstance(error, errors.UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, errors.UnsupportedMediaError):
-        headers |= {"Accept": "application/json", "Accept-Encoding": "identity"}
+        headers |= {"Accept": "application/json", "Accept-Encoding": "gzip, identity"}
     if isinstance(error, errors.BodyStalledError):
         headers["Connection"] = "close"
     problems = error.problems if isinstance(error, errors.InvalidRequestError) else None

@@ -19,6 +19,7 @@ from starlette.responses import Response
 
 from app.access.rate_limit import Buckets
 from app.api.body import max_json_values, read_body
+from app.api.compression import compress, encoding_of
 from app.api.context import RequestContext, context_of
 from app.api.model_catalogue import ModelCatalogue
 from app.api.paths import Dialect, Endpoint
@@ -38,6 +39,8 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 # To render them takes the event loop three milliseconds.
 LARGE_RESPONSE_BYTES = 100_000
+# What most clients accept without having asked for it costs them more than it saves below this.
+COMPRESSED_FROM_BYTES = 1 << 22
 _LEAST_URGENT = 7
 
 
@@ -98,7 +101,9 @@ class Call:
     ) -> Response:
         """The response that `render` makes, off the event loop if it will be large."""
         began = time.perf_counter()
-        create = partial(_create_response, render, media_type)
+        compressed = media_type == JSON and estimated_bytes >= COMPRESSED_FROM_BYTES
+        encoding = encoding_of(self.request) if compressed else None
+        create = partial(_create_response, render, media_type, encoding)
         if estimated_bytes < LARGE_RESPONSE_BYTES:
             response = create()
         else:
@@ -108,8 +113,14 @@ class Call:
         return response
 
 
-def _create_response(render: Callable[[], Iterable[Chunk]], media_type: str) -> Response:
-    return ChunkedResponse(render(), media_type)
+def _create_response(
+    render: Callable[[], Iterable[Chunk]], media_type: str, encoding: str | None
+) -> Response:
+    if encoding is None:
+        return ChunkedResponse(render(), media_type)
+    response = ChunkedResponse(compress(render(), encoding), media_type)
+    response.headers.update({"Content-Encoding": encoding, "Vary": "Accept-Encoding"})
+    return response
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.engine.types import (
     EmbeddingResult,
-    FloatArray,
     RerankResult,
     SparseVector,
     TextEmbedding,
@@ -81,7 +81,7 @@ def estimate_bytes(texts: list[str], result: EmbeddingResult) -> int:
     return floats * _BYTES_PER_FLOAT + strings * _BYTES_PER_TOKEN + sum(map(len, texts))
 
 
-def render_matrix(matrix: FloatArray | None) -> Iterator[bytes]:
+def render_matrix(matrix: npt.NDArray[Any] | None) -> Iterator[bytes]:
     """JSON of the rows, piece by piece."""
     if matrix is None:
         yield b"null"
@@ -95,9 +95,9 @@ def render_matrix(matrix: FloatArray | None) -> Iterator[bytes]:
     yield b"]"
 
 
-def base64_of(vector: FloatArray) -> bytes:
-    """JSON of its bytes as little-endian float32, in base64."""
-    return b'"' + b2a_base64(vector.astype("<f4", copy=False).data, newline=False) + b'"'
+def base64_of(vector: npt.NDArray[Any]) -> bytes:
+    """JSON of its bytes, little-endian, in base64."""
+    return b'"' + b2a_base64(vector.data, newline=False) + b'"'
 
 
 def sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[Any, Any] | None:

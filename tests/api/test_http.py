@@ -139,11 +139,11 @@ def test_two_types_are_415(client) -> None:
     assert_refused(answer, 415, "unsupported_media_type")
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip", "zstd"])
+@pytest.mark.parametrize("encoding", ["deflate", "br", "gzip, gzip", "zstd"])
 def test_a_compressed_body_is_415(client, encoding: str) -> None:
     answer = post(client, Content_Type="application/json", Content_Encoding=encoding)
     assert "Content-Encoding" in assert_refused(answer, 415, "unsupported_media_type")
-    assert answer.headers["accept-encoding"] == "identity"
+    assert answer.headers["accept-encoding"] == "gzip, identity"
 
 
 def test_an_encoding_that_is_none_is_read(client) -> None:

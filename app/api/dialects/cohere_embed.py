@@ -1,11 +1,9 @@
 """Cohere's vectors of texts, in full or in fewer bits."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import orjson
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue
@@ -21,6 +19,7 @@ from app.api.schemas import ForeignRequest
 from app.engine import EmbeddingOptions, TruncationOptions
 from app.engine.types import EmbeddingResult, FloatArray, Outputs
 from app.errors import InvalidRequestError
+from app.vectors.quantization import quantize
 
 router = APIRouter(tags=["Cohere, Jina, vLLM"], dependencies=[BEARER])
 
@@ -29,7 +28,6 @@ _EXAMPLE: dict[str, JsonValue] = {
     "input_type": "search_query",
     "embedding_types": ["float"],
 }
-_MAX_INT8 = 127
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
@@ -156,28 +154,10 @@ def _render_type(vectors: list[FloatArray], kind: EmbeddingType) -> Iterator[byt
         if kind == "base64":
             yield base64_of(vector)
         else:
-            yield orjson.dumps(_ENCODERS[kind](vector), option=OPTIONS)
+            values = quantize(vector, "float32" if kind == "float" else kind).values
+            yield orjson.dumps(values, option=OPTIONS)
     yield b"]"
 
-
-def _int8(vector: FloatArray) -> npt.NDArray[np.int8]:
-    """Scaled so that its largest number is 127: cosines stay but for rounding, lengths do not."""
-    largest = max(float(np.abs(vector).max()), 1e-12)
-    return np.round(vector * (_MAX_INT8 / largest)).astype(np.int8)
-
-
-def _ubinary(vector: FloatArray) -> npt.NDArray[np.uint8]:
-    """The signs, eight in a byte, the first in its highest bit."""
-    return np.packbits(vector > 0)
-
-
-_ENCODERS: Mapping[EmbeddingType, Callable[[FloatArray], npt.NDArray[Any]]] = {
-    "float": lambda vector: vector,
-    "int8": _int8,
-    "uint8": lambda vector: (_int8(vector).astype(np.int16) + _MAX_INT8 + 1).astype(np.uint8),
-    "ubinary": _ubinary,
-    "binary": lambda vector: (_ubinary(vector).astype(np.int16) - _MAX_INT8 - 1).astype(np.int8),
-}
 
 _EMBED = Operation(Dialect.COHERE, COHERE_EMBED, "texts", CohereEmbedRequest, _embed)
 _EMBED_V1 = Operation(

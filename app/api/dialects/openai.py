@@ -32,6 +32,7 @@ from app.api.rendering import (
 )
 from app.engine import EmbeddingOptions
 from app.engine.types import EmbeddingResult, Outputs, TextEmbedding
+from app.vectors.quantization import OutputDtype, quantize
 
 router = APIRouter(tags=["OpenAI"], dependencies=[BEARER])
 
@@ -56,7 +57,7 @@ async def _embed(body: OpenAIEmbeddingRequest, call: Call) -> Response:
     of_path = "model" in call.request.path_params
     model = embedder_of(call) if of_path else call.service.catalogue.embedder(body.model)
     body.check()
-    as_base64 = body.as_base64
+    as_base64, dtype = body.as_base64, body.dtype
     result = await embed(
         call,
         body.input,
@@ -66,7 +67,7 @@ async def _embed(body: OpenAIEmbeddingRequest, call: Call) -> Response:
         options=_options(body, call, model),
         normalize=body.given("normalize", "normalized") is not False,
     )
-    render = partial(_render, result, model, as_base64=as_base64)
+    render = partial(_render, result, model, dtype=dtype, as_base64=as_base64)
     return await call.render(render, estimate_bytes([], result))
 
 
@@ -83,11 +84,13 @@ def _options(body: OpenAIEmbeddingRequest, call: Call, model: ServedModel) -> Em
     )
 
 
-def _render(result: EmbeddingResult, model: ServedModel, *, as_base64: bool) -> Iterator[bytes]:
+def _render(
+    result: EmbeddingResult, model: ServedModel, *, dtype: OutputDtype, as_base64: bool
+) -> Iterator[bytes]:
     yield b'{"object":"list","data":['
     for index, embedding in enumerate(result.embeddings):
         yield b'%s{"object":"embedding","index":%d' % (b"," if index else b"", index)
-        yield from _render_vectors(embedding, as_base64=as_base64)
+        yield from _render_vectors(embedding, dtype=dtype, as_base64=as_base64)
         yield b"}"
     trailer: dict[str, Any] = {
         "model": model.name,
@@ -98,18 +101,25 @@ def _render(result: EmbeddingResult, model: ServedModel, *, as_base64: bool) -> 
     yield b"]," + orjson.dumps(trailer)[1:]
 
 
-def _render_vectors(embedding: TextEmbedding, *, as_base64: bool) -> Iterator[bytes]:
-    yield b',"embedding":'
-    dense = embedding.dense
-    yield (
-        base64_of(dense) if as_base64 and dense is not None else orjson.dumps(dense, option=OPTIONS)
-    )
+def _render_vectors(
+    embedding: TextEmbedding, *, dtype: OutputDtype, as_base64: bool
+) -> Iterator[bytes]:
+    if embedding.dense is not None:
+        dense = quantize(embedding.dense, dtype)
+        values = dense.values
+        yield b',"embedding":'
+        yield base64_of(values) if as_base64 else orjson.dumps(values, option=OPTIONS)
+        if dense.scales is not None:
+            yield b',"scale":' + orjson.dumps(dense.scales[()], option=OPTIONS)
     if embedding.sparse is not None:
         yield b',"sparse":'
         yield orjson.dumps(sparse_as_json(embedding.sparse, as_indices=True), option=OPTIONS)
     if embedding.colbert is not None:
+        colbert = quantize(embedding.colbert, dtype)
         yield b',"colbert":'
-        yield from render_matrix(embedding.colbert)
+        yield from render_matrix(colbert.values)
+        if colbert.scales is not None:
+            yield b',"colbert_scale":' + orjson.dumps(colbert.scales, option=OPTIONS)
 
 
 EMBEDDINGS = Operation(Dialect.OPENAI, OPENAI_EMBEDDINGS, "input", OpenAIEmbeddingRequest, _embed)

@@ -1,7 +1,7 @@
 """What OpenAI's clients send and read, and the fields that others add to it."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
@@ -16,6 +16,7 @@ from app.api.schemas import (
 from app.engine import TruncationOptions
 from app.engine.options import InputType, Side
 from app.errors import InvalidRequestError
+from app.vectors.quantization import OutputDtype
 
 _EXAMPLE: dict[str, JsonValue] = {"input": ["What is hybrid search?"]}
 # What servers and clients call them; Jina calls the field `task`.
@@ -39,6 +40,9 @@ _REFUSED: Mapping[str, tuple[JsonValue, ...]] = {
 }
 
 Encoding = Literal["float", "base64"]
+NumberType = Literal["float", "int8", "uint8", "binary", "ubinary"]
+EmbeddingType = Encoding | NumberType
+_NUMBER_TYPES = get_args(NumberType)
 _Refused = Annotated[JsonValue, Field(description="Refused.")]
 
 
@@ -61,10 +65,11 @@ class OpenAIEmbeddingRequest(ForeignRequest):
         Field(description="base64 is of little-endian float32; the official clients ask for it."),
     ] = None
     embedding_type: Annotated[
-        Encoding | list[Encoding] | None, Field(description="Jina's name for it.")
+        EmbeddingType | list[EmbeddingType] | None,
+        Field(description="Jina's name for it, and for `output_dtype`."),
     ] = None
     output_dtype: Annotated[
-        Literal["float"] | None, Field(description="Voyage's; others are not served.")
+        NumberType | None, Field(description="Fewer bits; as in /embeddings/.")
     ] = None
     dimensions: Annotated[int | None, Field(ge=1, description="Fewer, if the model can.")] = None
     output_dimension: Annotated[int | None, Field(ge=1, description="The same.")] = None
@@ -124,17 +129,31 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     @property
     def as_base64(self) -> bool:
         """Whether vectors are wanted in base64."""
-        kinds = self.embedding_type
-        if isinstance(kinds, list):
-            if len(set(kinds)) > 1:
-                raise InvalidRequestError("the field embedding_type names several types: send one")
-            kinds = kinds[0] if kinds else None
-        formats = {each for each in (self.encoding_format, kinds) if each is not None}
-        if len(formats) > 1:
+        if {self.encoding_format, self._type} == {"float", "base64"}:
             raise InvalidRequestError(
                 "the fields encoding_format and embedding_type differ: send one of them"
             )
-        return formats == {"base64"}
+        return "base64" in {self.encoding_format, self._type}
+
+    @property
+    def dtype(self) -> OutputDtype:
+        """What the numbers of vectors are."""
+        kind = self._type if self._type in _NUMBER_TYPES else None
+        if kind is not None and self.output_dtype not in {None, kind}:
+            raise InvalidRequestError(
+                "the fields embedding_type and output_dtype differ: send one of them"
+            )
+        name: Any = kind or self.output_dtype or "float"
+        return "float32" if name == "float" else name
+
+    @property
+    def _type(self) -> EmbeddingType | None:
+        kinds = self.embedding_type
+        if not isinstance(kinds, list):
+            return kinds
+        if len(set(kinds)) > 1:
+            raise InvalidRequestError("the field embedding_type names several types: send one")
+        return kinds[0] if kinds else None
 
     @property
     def truncation_options(self) -> TruncationOptions:
@@ -169,8 +188,12 @@ class OpenAIEmbedding(BaseModel):
     embedding: Annotated[
         list[float] | str, Field(description="Of unit length; a string with base64.")
     ]
+    scale: Annotated[
+        float | None, Field(description="Gives the vector back; with int8 and uint8 only.")
+    ] = None
     sparse: SparseIndices | None = None
     colbert: list[list[float]] | None = None
+    colbert_scale: list[float] | None = None
 
 
 class OpenAIEmbeddings(BaseModel):

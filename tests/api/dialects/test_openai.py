@@ -103,6 +103,7 @@ def test_a_query_gets_the_models_prompt_where_it_has_one(full, client) -> None:
         *[{"return_multivector": True}, {"add_special_tokens": False}, {"endianness": "big"}],
         *[{"embed_dtype": "float16"}, {"task": "text-matching"}, {"normalize": False}],
         *[{"embedding_type": "int4"}, {"embedding_type": ["float", "base64"]}],
+        *[{"output_dtype": "int8", "embedding_type": "binary"}],
         *[{"output_dtype": "int4"}, {"truncate": "MIDDLE"}, {"prompt": ""}],
         *[{"prompt_name": "query"}, {"truncation_side": "left", "truncate": False}],
         *[{"truncate": True, "truncation": False}, {"truncation_side": "left", "truncate": "end"}],
@@ -134,6 +135,24 @@ def test_what_would_change_the_numbers_and_cannot_be_had_is_an_error(client, ext
 )
 def test_what_is_served_anyhow_changes_nothing(client, extra) -> None:
     assert post(client, input=TEXTS, **extra) == post(client, input=TEXTS)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "binary", "ubinary"])
+@pytest.mark.parametrize("field", ["embedding_type", "output_dtype"])
+def test_fewer_bits_are_the_native_ones(client, field, kind) -> None:
+    body = {"sentences": TEXTS, "output_dtype": kind, "return_sparse": False}
+    expected = client.post("/embeddings/", json=body).json()["data"]
+    answer = post(client, input=TEXTS, return_colbert=True, **{field: kind})["data"]
+    packed = post(client, input=TEXTS, encoding_format="base64", **{field: kind})["data"]
+    for item, raw, native_item in zip(answer, packed, expected, strict=True):
+        ours = native_item["embeddings"]
+        assert item["embedding"] == ours["dense"]
+        assert item.get("scale") == ours.get("dense_scale")
+        assert item["colbert"] == ours["colbert"]
+        assert item.get("colbert_scale") == ours.get("colbert_scale")
+        dtype = np.uint8 if kind.startswith("u") else np.int8
+        decoded = np.frombuffer(base64.b64decode(raw["embedding"]), dtype)
+        assert decoded.tolist() == ours["dense"]
 
 
 @pytest.mark.parametrize("kind", ["base64", ["base64"]])

@@ -1,0 +1,125 @@
+"""What each format of an answer costs: bytes, the server's processor time, the client's time.
+
+    python -m benchmarks.formats
+
+renders an answer of 64 texts of 256 tokens with dense, sparse and ColBERT vectors as wide as
+bge-m3's, made of random numbers, and reads it again with the libraries that a client would use. It
+needs pyarrow, which requirements-cpu.txt brings along.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgpack
+import numpy as np
+import orjson
+import pyarrow as pa
+import safetensors
+
+from app.api.compression import compress
+from app.api.formats import arrow, json_answer
+from app.api.formats import msgpack as msgpack_format
+from app.api.formats import safetensors as safetensors_format
+from app.api.formats.answer import EmbeddingAnswer, ModelNames, VectorOptions
+from app.engine.types import EmbeddingResult, Outputs, SparseVector, TextEmbedding
+from app.observability.tracing import Timings
+from app.vectors.quantization import OutputDtype
+
+_WIDTH = 1024
+_WEIGHTS = 150
+_ALL = Outputs(dense=True, sparse=True, colbert=True)
+
+Chunks = Iterable[bytes | memoryview]
+Format = tuple[Callable[[EmbeddingAnswer], Chunks], Callable[[Any], Any]]
+
+
+def answer_of(texts: int, tokens: int, options: VectorOptions) -> EmbeddingAnswer:
+    """An answer with random vectors of unit length."""
+    random = np.random.default_rng(0)
+    embeddings = [_embedding(random, tokens) for _ in range(texts)]
+    result = EmbeddingResult(embeddings, [], texts * tokens, Timings(0, 0, 0, 0))
+    names = ModelNames("bge-m3", "bge-m3", "bge-m3")
+    return EmbeddingAnswer(["text"] * texts, result, names, options)
+
+
+def _embedding(random: np.random.Generator, tokens: int) -> TextEmbedding:
+    vectors = random.standard_normal((tokens, _WIDTH), np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    indices = np.sort(random.choice(250_000, _WEIGHTS, replace=False))
+    weights = random.random(_WEIGHTS, np.float32)
+    return TextEmbedding(vectors[0], SparseVector(indices, weights), vectors[1:])
+
+
+def raw_bytes(answer: EmbeddingAnswer) -> int:
+    """The bytes of the vectors themselves, four for an index and four for a weight."""
+    rows = list(answer.vectors())
+    vectors = sum(
+        each.values.nbytes for row in rows for each in (row.dense, row.colbert) if each is not None
+    )
+    return vectors + sum(8 * len(row.sparse.values) for row in rows if row.sparse is not None)
+
+
+def _read_json(content: bytes) -> Any:
+    """As a client does that wants arrays."""
+    data = orjson.loads(content)["data"]
+    return [np.array(item["embeddings"]["colbert"], np.float32) for item in data]
+
+
+FORMATS: dict[str, Format] = {
+    "JSON": (json_answer.render, _read_json),
+    "JSON, gzip": (lambda answer: compress(json_answer.render(answer), "gzip"), len),
+    "JSON, zstd": (lambda answer: compress(json_answer.render(answer), "zstd"), len),
+    "JSON, base64": (lambda answer: json_answer.render(answer, as_base64=True), orjson.loads),
+    "MessagePack": (msgpack_format.render, msgpack.unpackb),
+    "Arrow": (arrow.render, lambda content: pa.ipc.open_stream(content).read_all()),
+    "safetensors": (safetensors_format.render, safetensors.deserialize),
+}
+
+
+def measure(answer: EmbeddingAnswer, form: Format, runs: int) -> tuple[int, float, float]:
+    """Bytes, and the medians of the seconds to make and to read them."""
+    render, read = form
+    made, taken = [], []
+    size = 0
+    for _ in range(runs):
+        began = time.process_time()
+        chunks = list(render(answer))
+        made.append(time.process_time() - began)
+        content = b"".join(chunks)
+        size = len(content)
+        began = time.perf_counter()
+        read(content)
+        taken.append(time.perf_counter() - began)
+    return size, statistics.median(made), statistics.median(taken)
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--texts", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--runs", type=int, default=3)
+    arguments = parser.parse_args()
+    print("| format | numbers | MB | of raw | server, ms | client, ms | JSON is slower by |")
+    print("|---|---|---|---|---|---|---|")
+    dtypes: dict[str, tuple[OutputDtype, ...]] = dict.fromkeys(FORMATS, ("float32",))
+    dtypes["Arrow"] = ("float32", "float16", "int8", "ubinary")
+    json_seconds = 0.0
+    for name, form in FORMATS.items():
+        for dtype in dtypes[name]:
+            answer = answer_of(arguments.texts, arguments.tokens, VectorOptions(_ALL, dtype))
+            raw = raw_bytes(answer)
+            size, made, taken = measure(answer, form, arguments.runs)
+            json_seconds = json_seconds or made
+            read = "" if form[1] is len else f"{1000 * taken:.0f}"
+            print(
+                f"| {name} | {dtype} | {size / 1e6:.1f} | {size / raw:.3f} | {1000 * made:.0f} "
+                f"| {read} | {json_seconds / made:.1f} |"
+            )
+
+
+if __name__ == "__main__":
+    main()
