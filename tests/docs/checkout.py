@@ -56,11 +56,11 @@ def start_demo(checkout: Path, **settings: str) -> "subprocess.Popen[str]":
 
 
 def run_command(command: Sequence[str], checkout: Path) -> str:
-    """Run it as a reader would; what it printed."""
+    """Run it as a reader would who has installed the client; what it printed."""
     done = subprocess.run(
         command,
         cwd=checkout,
-        env=_bare(checkout),
+        env=_bare(checkout) | {"PYTHONPATH": str(REPOSITORY / "client" / "src")},
         capture_output=True,
         text=True,
         check=False,

@@ -1,0 +1,29 @@
+"""A client of Smart Embedder: vectors as numpy arrays, and reranking; for threads and asyncio."""
+
+from smart_embedder_client.answers import (
+    Embeddings,
+    Health,
+    Ranking,
+    SparseVector,
+    TokenStrings,
+)
+from smart_embedder_client.async_client import AsyncClient
+from smart_embedder_client.client import Client
+from smart_embedder_client.errors import SmartEmbedderError
+from smart_embedder_client.options import EmbedOptions, RerankOptions, RerankWeights
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "EmbedOptions",
+    "Embeddings",
+    "Health",
+    "Ranking",
+    "RerankOptions",
+    "RerankWeights",
+    "SmartEmbedderError",
+    "SparseVector",
+    "TokenStrings",
+]

@@ -1,0 +1,101 @@
+"""The client for asyncio."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Self, Unpack
+
+import httpx
+
+from smart_embedder_client import calls
+from smart_embedder_client.answers import Embeddings, Health, Ranking
+from smart_embedder_client.calls import Answer, Call, Service
+from smart_embedder_client.errors import SmartEmbedderError, transport_errors
+from smart_embedder_client.options import EmbedOptions, RerankOptions
+
+
+class AsyncClient:
+    """Asks one service; all tasks of one event loop may share it.
+
+    A task that is cancelled takes its request out of the service's queue.
+
+    Args:
+        url: The service's address.
+        token: Its access token, if one is set.
+        timeout: Seconds without a byte of an answer before a request fails; 5 to connect. The
+            default is longer than the service's own limit of 90.
+        max_retries: How often a request is sent again at most.
+        max_wait: Seconds that the pauses of one request may take together.
+        http: A client of yours for TLS, proxies and limits of connections; it is left open.
+    """
+
+    def __init__(
+        self,
+        url: str = "http://127.0.0.1:8000",
+        *,
+        token: str | None = None,
+        timeout: float = 100.0,
+        max_retries: int = 5,
+        max_wait: float = 60.0,
+        http: httpx.AsyncClient | None = None,
+    ) -> None:
+        self._service = Service(url, token, timeout, max_retries, max_wait)
+        self._http = http or httpx.AsyncClient()
+        self._is_own = http is None
+
+    async def embed(
+        self, texts: Sequence[str], *, priority: int | None = None, **options: Unpack[EmbedOptions]
+    ) -> Embeddings:
+        """The vectors of `texts`; `priority` is 0 (urgent) to 7 (background).
+
+        Raises:
+            SmartEmbedderError: The service refused the request, or did not answer.
+        """
+        return await self._send(calls.embed_call(texts, options, priority))
+
+    async def rerank(
+        self,
+        query: str,
+        passages: Sequence[str],
+        *,
+        priority: int | None = None,
+        **options: Unpack[RerankOptions],
+    ) -> Ranking:
+        """The passages by falling score; `priority` is 0 (urgent) to 7 (background).
+
+        Raises:
+            SmartEmbedderError: The service refused the request, or did not answer.
+        """
+        return await self._send(calls.rerank_call(query, passages, options, priority))
+
+    async def health(self) -> Health:
+        """Whether the service is ready; asked once.
+
+        Raises:
+            SmartEmbedderError: It did not answer.
+        """
+        return await self._send_once(calls.health_call())
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._is_own:
+            await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _send(self, call: Call[Answer]) -> Answer:
+        retries = self._service.retries()
+        while True:
+            try:
+                return await self._send_once(call)
+            except SmartEmbedderError as error:
+                pause = retries.pause_after(error)
+            await asyncio.sleep(pause)
+
+    async def _send_once(self, call: Call[Answer]) -> Answer:
+        with transport_errors(self._service.url):
+            response = await self._http.request(**self._service.request(call))
+        return call.read(response)

@@ -1,0 +1,125 @@
+"""The one exception, for refusals of the service and for requests that were not answered."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+
+# Codes beside the service's own.
+UNREACHABLE = "unreachable"
+CLIENT_TIMEOUT = "client_timeout"
+CONNECTION_LOST = "connection_lost"
+UNEXPECTED_ANSWER = "unexpected_answer"
+
+
+class SmartEmbedderError(Exception):
+    """A request was refused, or not answered.
+
+    Attributes:
+        detail: A sentence that says why.
+        code: A stable word: one of the service's, or `unreachable` (nothing was sent),
+            `client_timeout`, `connection_lost` or `unexpected_answer` (not one of this service).
+        status: The HTTP status; None where there was no answer.
+        request_id: Finds the request in the service's log.
+        retry_after: Seconds after which another try makes sense; None where it makes none.
+    """
+
+    def __init__(
+        self,
+        detail: str,
+        code: str,
+        status: int | None = None,
+        request_id: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        # All of them, so that the exception can be pickled.
+        super().__init__(detail, code, status, request_id, retry_after)
+        self.detail = detail
+        self.code = code
+        self.status = status
+        self.request_id = request_id
+        self.retry_after = retry_after
+
+    def __str__(self) -> str:
+        """The sentence, and in parentheses what finds it in the documentation and in the log."""
+        facts = [self.code if self.status is None else f"{self.status} {self.code}"]
+        if self.request_id is not None:
+            facts.append(f"request {self.request_id}")
+        return f"{self.detail} ({', '.join(facts)})"
+
+
+def check_status(response: httpx.Response) -> None:
+    """Raise what an answer with another status than 200 says."""
+    if response.status_code != httpx.codes.OK:
+        raise refusal(response)
+
+
+def refusal(response: httpx.Response) -> SmartEmbedderError:
+    """What an answer with another status than 200 says."""
+    told = json_object(response)
+    detail, code = told.get("detail"), told.get("code")
+    if isinstance(detail, str) and isinstance(code, str):
+        return _error(response, detail, code)
+    return unexpected_answer(response, f"the answer is HTTP {response.status_code}")
+
+
+def unexpected_answer(response: httpx.Response, what: str) -> SmartEmbedderError:
+    """The error for an answer that this service does not give."""
+    detail = f"{what}, which is not an answer of Smart Embedder: look at what {response.url} is"
+    return _error(response, detail, UNEXPECTED_ANSWER)
+
+
+def _error(response: httpx.Response, detail: str, code: str) -> SmartEmbedderError:
+    request_id = response.headers.get("x-request-id")
+    retry_after = _seconds(response.headers.get("retry-after"))
+    return SmartEmbedderError(detail, code, response.status_code, request_id, retry_after)
+
+
+def json_object(response: httpx.Response) -> dict[str, Any]:
+    """The JSON object of an answer; empty if there is none."""
+    try:
+        told = response.json()
+    except ValueError:
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+@contextmanager
+def transport_errors(url: str) -> Iterator[None]:
+    """Raise the failures of a connection as `SmartEmbedderError`."""
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        detail = f"no connection to {url}: {error or 'timed out'}"
+        raise SmartEmbedderError(detail, UNREACHABLE) from error
+    except httpx.TimeoutException as error:
+        detail = f"{url} did not answer within the client's timeout"
+        raise SmartEmbedderError(detail, CLIENT_TIMEOUT) from error
+    except httpx.RequestError as error:
+        detail = f"the connection to {url} failed during the request: {error}"
+        raise SmartEmbedderError(detail, CONNECTION_LOST) from error
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """A Retry-After header in seconds: a number, or as proxies send it, a date."""
+    if retry_after is None:
+        return None
+    try:
+        seconds = float(retry_after)
+    except ValueError:
+        return _seconds_until(retry_after)
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
+
+
+def _seconds_until(date: str) -> float | None:
+    try:
+        moment = parsedate_to_datetime(date)
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return max((moment - datetime.now(UTC)).total_seconds(), 0.0)

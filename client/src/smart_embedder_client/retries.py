@@ -1,0 +1,41 @@
+"""When a request is sent again, and after which pause."""
+
+import random
+from dataclasses import dataclass
+
+from smart_embedder_client.errors import UNREACHABLE, SmartEmbedderError
+
+_BUSY = (429, 503)
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
+# Clients that were refused together do not come back together.
+_JITTER = 0.25
+
+
+@dataclass(slots=True)
+class Retries:
+    """What is left of the tries of one request.
+
+    A request is sent again after 429 and 503 with a Retry-After, no earlier than that says, and
+    after a failure to connect, with pauses that double. Anything else would fail again, or could
+    be computed twice.
+    """
+
+    max_retries: int
+    max_wait: float
+    _done: int = 0
+    _waited: float = 0.0
+
+    def pause_after(self, error: SmartEmbedderError) -> float:
+        """Seconds to wait before the next try; raises `error` if there is none."""
+        pause = self._pause(error)
+        if pause is None or self._done >= self.max_retries or self._waited + pause > self.max_wait:
+            raise error
+        pause = min(pause * random.uniform(1, 1 + _JITTER), self.max_wait - self._waited)  # noqa: S311 - no secret
+        self._done += 1
+        self._waited += pause
+        return pause
+
+    def _pause(self, error: SmartEmbedderError) -> float | None:
+        if error.code == UNREACHABLE:
+            return min(_FIRST_PAUSE * 2.0**self._done, _LONGEST_PAUSE)
+        return error.retry_after if error.status in _BUSY else None

@@ -1,0 +1,84 @@
+"""Both clients behind one face, and a server whose one place and whose device can be taken."""
+
+import asyncio
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from smart_embedder_client import AsyncClient, Client
+
+from tests.clients.conftest import TOKEN
+from tests.support.server import RunningServer, run_server
+
+
+class FromThreads:
+    """An AsyncClient whose methods wait, so that one test is for both clients."""
+
+    def __init__(self, client: AsyncClient, runner: asyncio.Runner) -> None:
+        self._client = client
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            return self._runner.run(getattr(self._client, name)(*arguments, **options))
+
+        return call
+
+
+@contextmanager
+def sync_client(url: str, *, hooks: Any = None, **options: Any):
+    with httpx.Client(event_hooks=hooks) as http, Client(url, http=http, **options) as client:
+        yield client
+
+
+@contextmanager
+def async_client(url: str, *, hooks: Any = None, **options: Any):
+    hooks = {name: [_awaitable(hook) for hook in each] for name, each in (hooks or {}).items()}
+    with asyncio.Runner() as runner:
+        http = httpx.AsyncClient(event_hooks=hooks)
+        yield FromThreads(AsyncClient(url, http=http, **options), runner)
+        runner.run(http.aclose())
+
+
+def _awaitable(hook):
+    async def call(event) -> None:
+        await asyncio.to_thread(hook, event)
+
+    return call
+
+
+@pytest.fixture(params=[sync_client, async_client], ids=["threads", "asyncio"])
+def connect(request: pytest.FixtureRequest):
+    """Makes either client of an address."""
+    return request.param
+
+
+@pytest.fixture
+def client(connect, server: RunningServer):
+    with connect(server.url) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """While this file exists, the device of `busy_server` computes nothing."""
+    return tmp_path_factory.mktemp("hold") / "hold"
+
+
+@pytest.fixture(scope="module")
+def busy_server(tiny_m3: Path, tiny_reranker: Path, hold: Path, tmp_path_factory):
+    """It has a token, and one waiting request fills its queue."""
+    settings = {
+        "EMBEDDING_MODEL": str(tiny_m3),
+        "RERANKER_MODEL": str(tiny_reranker),
+        "API_TOKEN": TOKEN,
+        "MAX_QUEUE_SIZE": "1",
+        "GPU_PROCESS_TIMEOUT": "80",
+        "HOLD": str(hold),
+    }
+    folder = tmp_path_factory.mktemp("client")
+    with run_server(folder, "tests.faults.faulty_server", **settings) as running:
+        running.wait_until_healthy()
+        yield running

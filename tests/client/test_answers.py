@@ -1,0 +1,169 @@
+"""What the clients return: the numbers of the JSON answers, in numpy's types."""
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from smart_embedder_client import EmbedOptions, RerankOptions, RerankWeights, SmartEmbedderError
+from smart_embedder_client.answers import read_embeddings, read_ranking
+
+from app.api import schemas
+from tests.support.texts import varied_texts
+
+TEXTS = [*varied_texts(6), "", "search " * 40]
+# What changes the JSON answer alone.
+OF_JSON = {"sentences", "sparse_as_indices", "encoding"}
+
+
+@pytest.fixture(scope="module")
+def plain(server):
+    """Asks the same in JSON, and with arrays in numpy's own types."""
+    with server.client() as http:
+
+        def ask(path: str, **body):
+            answer = http.post(path, json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        yield ask
+
+
+def embeddings_in_json(plain, **options) -> list[dict]:
+    body = {"sentences": TEXTS, "sparse_as_indices": True} | options
+    return [item["embeddings"] for item in plain("/embeddings/", **body)["data"]]
+
+
+def equal(array: np.ndarray, numbers: list, dtype: str) -> None:
+    assert array.dtype == dtype
+    expected = np.array(numbers, dtype).reshape(array.shape)
+    assert array.tobytes() == expected.tobytes()
+
+
+def test_vectors_equal_those_in_json_to_the_last_bit(client, plain) -> None:
+    found, expected = client.embed(TEXTS), embeddings_in_json(plain)
+    equal(found.dense, [each["dense"] for each in expected], "float32")
+    for i, each in enumerate(expected):
+        equal(found.sparse[i].indices, each["sparse"]["indices"], "uint32")
+        equal(found.sparse[i].values, each["sparse"]["values"], "float32")
+        equal(found.colbert[i], each["colbert"], "float32")
+        assert found.colbert[i].ndim == 2
+    assert (found.muvera, found.tokens, found.dense_scale, found.colbert_scale) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype"),
+    [("int8", "int8"), ("uint8", "uint8"), ("binary", "int8"), ("ubinary", "uint8")],
+)
+def test_fewer_bits_arrive_in_their_own_type(client, plain, asked: str, dtype: str) -> None:
+    found = client.embed(TEXTS, output_dtype=asked)
+    expected = embeddings_in_json(plain, output_dtype=asked)
+    assert found.output_dtype == asked
+    equal(found.dense, [each["dense"] for each in expected], dtype)
+    for vectors, each in zip(found.colbert, expected, strict=True):
+        equal(vectors, each["colbert"], dtype)
+    if asked.endswith("int8"):
+        equal(found.dense_scale, [each["dense_scale"] for each in expected], "float32")
+        for scales, each in zip(found.colbert_scale, expected, strict=True):
+            equal(scales, each["colbert_scale"], "float32")
+
+
+def test_half_precision_is_float16_or_the_same_values_in_float32(client) -> None:
+    full = client.embed(TEXTS).dense
+    half = client.embed(TEXTS, output_dtype="float16").dense
+    assert half.tobytes() == full.astype(np.float16).tobytes()
+    brain = client.embed(TEXTS, output_dtype="bfloat16").dense
+    assert brain.dtype == np.float32
+    assert not (brain.view(np.uint32) & 0xFFFF).any()
+    np.testing.assert_allclose(brain, full, rtol=2**-8)
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "colbert"])
+def test_one_kind_and_one_text(client, plain, kind: str) -> None:
+    wanted = {f"return_{each}": each == kind for each in ("dense", "sparse", "colbert")}
+    found = client.embed(["search"], **wanted)
+    others = {"dense", "sparse", "colbert"} - {kind}
+    assert [getattr(found, other) for other in others] == [None, None]
+    assert len(getattr(found, kind)) == 1
+
+
+def test_tokens_and_muvera(client, plain) -> None:
+    options = {"return_tokens": True, "muvera": "query"}
+    found = client.embed(TEXTS, **options)
+    body = {"sentences": TEXTS, "sparse_as_indices": True} | options
+    for i, each in enumerate(plain("/embeddings/", **body)["data"]):
+        assert found.tokens[i].sparse == each["tokens"]["sparse"]
+        assert found.tokens[i].colbert == each["tokens"]["colbert"]
+        equal(found.muvera[i], each["embeddings"]["muvera"], "float32")
+
+
+def test_what_is_told_besides(client, plain) -> None:
+    found = client.embed(["search " * 9000], return_colbert=False)
+    told = plain("/embeddings/", sentences=["search " * 9000], return_colbert=False)
+    assert found.usage == told["usage"]
+    assert found.warnings == told["warnings"] != []
+    assert found.model_name == found.colbert_model_name == told["model_name"]
+    assert found.timings_ms.keys() == told["timings_ms"].keys()
+    assert found.request_id
+
+
+def test_a_ranking(client, plain) -> None:
+    found = client.rerank("search", TEXTS, weights={"sparse": 0.5})
+    told = plain("/rerank", query="search", passages=TEXTS, weights={"sparse": 0.5})["results"]
+    equal(found.indices, [each["index"] for each in told], "int64")
+    equal(found.scores, [each["score"] for each in told], "float32")
+    assert found.passages == [each["passage"] for each in told]
+    assert found.parts.keys() == {"dense", "sparse", "colbert"}
+    for name, scores in found.parts.items():
+        equal(scores, [each["parts"][name] for each in told], "float32")
+
+
+def test_health(client) -> None:
+    health = client.health()
+    assert (health.ready, health.status, health.reason) == (True, "healthy", None)
+    assert health.details["model"] == "tiny-m3"
+
+
+def test_the_options_are_those_of_the_service() -> None:
+    options = [EmbedOptions, RerankOptions, RerankWeights]
+    bodies = [schemas.EmbeddingRequest, schemas.RerankBody, schemas.RerankWeights]
+    left_out = [OF_JSON, {"query", "passages"}, set()]
+    for option, body, names in zip(options, bodies, left_out, strict=True):
+        assert option.__annotations__.keys() == body.model_fields.keys() - names
+
+
+def test_another_format_is_no_answer(connect, server) -> None:
+    """As of a service or a proxy that does not look at Accept."""
+
+    def ask_for_json(request: httpx.Request) -> None:
+        request.headers["Accept"] = "application/json"
+
+    with connect(server.url, hooks={"request": [ask_for_json]}) as client:
+        with pytest.raises(SmartEmbedderError, match="is application/json and not safetensors"):
+            client.embed(TEXTS)
+        assert client.rerank("search", TEXTS).passages
+
+
+@pytest.fixture(scope="module")
+def answer(server) -> httpx.Response:
+    headers = {"Accept": "application/vnd.safetensors"}
+    return httpx.post(f"{server.url}/embeddings/", json={"sentences": ["a", "b"]}, headers=headers)
+
+
+@given(st.data())
+def test_a_damaged_answer_is_an_error(answer: httpx.Response, data: st.DataObject) -> None:
+    size = len(answer.content)
+    start, end = data.draw(st.tuples(*[st.integers(0, size)] * 2).filter(lambda x: x != (0, size)))
+    damaged = data.draw(st.binary(max_size=20)) + answer.content[start:end]
+    if damaged == answer.content:
+        return
+    response = httpx.Response(200, headers=answer.headers, content=damaged, request=answer.request)
+    with pytest.raises(SmartEmbedderError, match="the vectors cannot be read"):
+        read_embeddings(response)
+
+
+@pytest.mark.parametrize("content", [b"", b"no JSON", b"3", b"[]", b"{}", b'{"results": [3]}'])
+def test_a_damaged_ranking_is_an_error(content: bytes) -> None:
+    request = httpx.Request("POST", "http://127.0.0.1/rerank")
+    with pytest.raises(SmartEmbedderError, match="the ranking cannot be read"):
+        read_ranking(httpx.Response(200, content=content, request=request))

@@ -1,0 +1,242 @@
+"""Refusals and failures: one exception, and another try only where it makes sense."""
+
+import asyncio
+import pickle
+import socket
+import time
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from pathlib import Path
+
+import httpx
+import pytest
+from smart_embedder_client import AsyncClient, SmartEmbedderError
+from smart_embedder_client.errors import refusal
+from smart_embedder_client.retries import Retries
+
+from tests.clients.conftest import TOKEN, full_queue
+from tests.support.server import RunningServer, run_server
+
+TEXT = ["search"]
+
+
+class Traffic:
+    """What a client sent and received, and when; `on_refusal` is called before it tries again."""
+
+    def __init__(self, on_refusal=lambda: None) -> None:
+        self.sent: list[float] = []
+        self.refused: list[tuple[float, httpx.Response]] = []
+        self._on_refusal = on_refusal
+        self.hooks = {"request": [self._send], "response": [self._receive]}
+
+    def _send(self, _request: httpx.Request) -> None:
+        self.sent.append(time.monotonic())
+
+    def _receive(self, response: httpx.Response) -> None:
+        if response.status_code != 200:
+            self.refused.append((time.monotonic(), response))
+            self._on_refusal()
+
+    def check_pauses(self, status: int) -> None:
+        """That every refusal was obeyed."""
+        assert self.refused
+        for at, response in self.refused:
+            assert response.status_code == status
+            following = min(each for each in self.sent if each > at)
+            assert following - at >= float(response.headers["retry-after"])
+
+
+@contextmanager
+def held(hold: Path):
+    """The device computes nothing until the block ends."""
+    hold.touch()
+    try:
+        yield
+    finally:
+        hold.unlink()
+
+
+@pytest.fixture
+def closed_port():
+    """The address of a port that is taken, and where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+@pytest.fixture
+def silent_port():
+    """The address of a port where connections are made, and nothing is answered."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        yield f"http://127.0.0.1:{silent.getsockname()[1]}"
+
+
+@pytest.fixture(scope="module")
+def limited_server(tiny_m3: Path, tmp_path_factory):
+    """It takes one request at once, and another one every three seconds."""
+    limits = {"RATE_LIMIT_BURST_SIZE": "1", "RATE_LIMIT_REQUESTS_PER_MINUTE": "20"}
+    folder = tmp_path_factory.mktemp("limited")
+    with run_server(folder, EMBEDDING_MODEL=str(tiny_m3), **limits) as running:
+        running.wait_until_healthy()
+        yield running
+
+
+def test_a_full_queue_is_asked_again_after_its_retry_after(
+    connect, busy_server: RunningServer, hold: Path
+) -> None:
+    traffic = Traffic(on_refusal=lambda: hold.unlink(missing_ok=True))
+    with (
+        connect(busy_server.url, token=TOKEN, hooks=traffic.hooks) as client,
+        full_queue(busy_server, hold),
+    ):
+        assert client.embed(TEXT, return_colbert=False).dense.shape[0] == 1
+    traffic.check_pauses(503)
+
+
+def test_a_rate_limit_is_obeyed(connect, limited_server: RunningServer) -> None:
+    traffic = Traffic()
+    with connect(limited_server.url, hooks=traffic.hooks) as client:
+        # However slow this machine is, one request of two follows another too soon, or a third.
+        while not traffic.refused:
+            assert client.embed(TEXT).dense is not None
+    traffic.check_pauses(429)
+
+
+def test_a_refusal_that_may_not_be_waited_for_is_raised(
+    connect, busy_server: RunningServer, hold: Path
+) -> None:
+    traffic = Traffic()
+    options = {"token": TOKEN, "max_retries": 0, "hooks": traffic.hooks}
+    with (
+        connect(busy_server.url, **options) as client,
+        full_queue(busy_server, hold),
+        pytest.raises(SmartEmbedderError) as caught,
+    ):
+        client.embed(TEXT)
+    error = caught.value
+    (_, response) = traffic.refused[0]
+    assert (error.status, error.code, len(traffic.sent)) == (503, "queue_full", 1)
+    assert error.detail == response.json()["detail"]
+    assert error.request_id == response.json()["request_id"]
+    assert error.retry_after == float(response.headers["retry-after"])
+    assert str(error) == f"{error.detail} (503 queue_full, request {error.request_id})"
+    assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
+
+
+def test_a_wrong_token_is_refused_once(connect, busy_server: RunningServer) -> None:
+    traffic = Traffic()
+    with connect(busy_server.url, token="another", hooks=traffic.hooks) as client:
+        with pytest.raises(SmartEmbedderError) as caught:
+            client.embed(TEXT)
+        assert client.health().ready
+    assert (caught.value.status, caught.value.code) == (401, "unauthorized")
+    assert caught.value.retry_after is None
+    assert len(traffic.sent) == 2
+
+
+def test_a_wrong_request_is_refused_once_and_the_next_is_answered(connect, server) -> None:
+    traffic = Traffic()
+    with connect(server.url, hooks=traffic.hooks) as client:
+        with pytest.raises(SmartEmbedderError, match="422 invalid_request"):
+            client.embed(TEXT, dimensions=3)
+        with pytest.raises(SmartEmbedderError, match="400 empty_input"):
+            client.rerank("search", [])
+        with pytest.raises(TypeError, match="put it into a list"):
+            client.embed("search")
+        assert len(traffic.sent) == 2
+        assert client.embed(TEXT, priority=7).dense is not None
+
+
+def test_a_server_that_is_away_is_tried_a_bounded_number_of_times(connect, closed_port) -> None:
+    traffic = Traffic()
+    with connect(closed_port, max_retries=2, hooks=traffic.hooks) as client:
+        with pytest.raises(SmartEmbedderError, match=f"no connection to {closed_port}") as caught:
+            client.embed(TEXT)
+        assert len(traffic.sent) == 3
+        with pytest.raises(SmartEmbedderError):
+            client.health()
+        assert len(traffic.sent) == 4
+    assert (caught.value.status, caught.value.code) == (None, "unreachable")
+    assert isinstance(caught.value.__cause__, httpx.ConnectError)
+
+
+def test_a_server_that_comes_back_in_time_answers(connect, server, closed_port) -> None:
+    """The address is wrong until the first try has failed."""
+    sent = []
+
+    def lead(request: httpx.Request) -> None:
+        sent.append(request.url)
+        if len(sent) > 1:
+            request.url = request.url.copy_with(port=int(server.url.rpartition(":")[2]))
+
+    with connect(closed_port, hooks={"request": [lead]}) as client:
+        assert client.embed(TEXT).dense is not None
+    assert len(sent) == 2
+
+
+def test_an_answer_that_takes_too_long_is_not_asked_for_again(connect, silent_port) -> None:
+    traffic = Traffic()
+    with (
+        connect(silent_port, timeout=0.5, hooks=traffic.hooks) as client,
+        pytest.raises(SmartEmbedderError, match="client_timeout"),
+    ):
+        client.embed(TEXT)
+    assert len(traffic.sent) == 1
+
+
+@pytest.mark.parametrize("path", ["/docs", "/nowhere"])
+def test_an_address_that_is_not_the_services_is_told(connect, server, path: str) -> None:
+    with connect(server.url + path) as client, pytest.raises(SmartEmbedderError) as caught:
+        client.embed(TEXT)
+    assert caught.value.status in {404, 405}
+
+
+async def test_a_cancelled_task_takes_its_request_out_of_the_service(
+    busy_server: RunningServer, hold: Path
+) -> None:
+    left = busy_server.metric("abandoned_requests_total")
+    wait = busy_server.wait_for_metric
+    async with AsyncClient(busy_server.url, token=TOKEN) as client:
+        expected = await client.embed(TEXT, return_colbert=False)
+        await asyncio.to_thread(wait, "embedding_active_requests", 0)
+        with held(hold):
+            task = asyncio.create_task(client.embed(TEXT))
+            await asyncio.to_thread(wait, "embedding_active_requests", 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.to_thread(wait, "abandoned_requests_total", left + 1)
+        following = await client.embed(TEXT, return_colbert=False)
+    assert following.dense.tobytes() == expected.dense.tobytes()
+
+
+def busy(seconds: float | None, status: int = 503) -> SmartEmbedderError:
+    return SmartEmbedderError("busy", "queue_full", status, None, seconds)
+
+
+def test_pauses_are_at_least_what_was_asked_for_and_bounded_in_all() -> None:
+    retries = Retries(max_retries=100, max_wait=10)
+    pauses = [retries.pause_after(busy(3.0)) for _ in range(2)]
+    assert all(3.0 <= pause <= 3.75 for pause in pauses)
+    with pytest.raises(SmartEmbedderError):
+        retries.pause_after(busy(10 - sum(pauses) + 0.1))
+
+
+def test_a_date_in_retry_after_is_read() -> None:
+    """Proxies may send one."""
+    date = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    request = httpx.Request("POST", "http://127.0.0.1/embeddings/")
+    for header, low, high in ((date, 3000, 3600), ("7", 7, 7), ("-7", 0, 0)):
+        answer = httpx.Response(503, headers={"Retry-After": header}, request=request)
+        assert low <= refusal(answer).retry_after <= high
+    for header in ("soon", "nan", "Mon, 99 Foo 2026"):
+        answer = httpx.Response(503, headers={"Retry-After": header}, request=request)
+        assert refusal(answer).retry_after is None
+
+
+@pytest.mark.parametrize("error", [busy(None), busy(1.0, 504), busy(1.0, 422), busy(61.0)])
+def test_no_other_try_without_a_reason(error: SmartEmbedderError) -> None:
+    with pytest.raises(SmartEmbedderError) as caught:
+        Retries(max_retries=5, max_wait=60).pause_after(error)
+    assert caught.value is error
