@@ -16,7 +16,8 @@ from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import NATIVE_EMBEDDINGS, Dialect
 from app.api.rendering import JSON, Chunk, estimate_bytes
-from app.api.schemas import Base64Response, EmbeddingRequest, EmbeddingResponse
+from app.api.response_schemas import Base64Response, EmbeddingResponse
+from app.api.schemas import EmbeddingRequest
 from app.engine.types import Outputs
 from app.errors import InvalidRequestError
 from app.settings import Settings

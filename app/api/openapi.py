@@ -8,7 +8,8 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 
 from app.api.handler import Service
-from app.api.schemas import ErrorResponse, RequestModel
+from app.api.response_schemas import ErrorResponse
+from app.api.schemas import RequestModel
 from app.engine import DEFAULT_URGENCY
 from app.engine.loaded_models import LoadedModels
 from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT

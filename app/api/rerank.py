@@ -12,7 +12,8 @@ from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import RERANK, Dialect
 from app.api.rendering import render_rerank
-from app.api.schemas import RerankBody, RerankResponse
+from app.api.response_schemas import RerankResponse
+from app.api.schemas import RerankBody
 from app.engine import FusionWeights, RerankRequest, TruncationOptions
 from app.settings.model_names import public_name
 

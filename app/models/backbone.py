@@ -12,12 +12,8 @@ import torch
 from app.engine.loaded_models import ModelInfo, RefusedPath
 from app.engine.types import TokenIds
 from app.errors import StartupError
-from app.models.architectures.bert import (
-    Encoder,
-    EncoderConfig,
-    EncoderParameters,
-    make_encoder,
-)
+from app.models.architectures.bert import Encoder, EncoderParameters, make_encoder
+from app.models.architectures.bert_config import EncoderConfig
 from app.models.architectures.qwen3 import (
     Decoder,
     DecoderConfig,

@@ -14,7 +14,7 @@ from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import EMBEDDING_SERVER, Dialect
 from app.api.rendering import OPTIONS, estimate_bytes
-from app.api.schemas import Usage
+from app.api.response_schemas import Usage
 from app.engine.types import EmbeddingResult
 
 router = APIRouter(tags=["embedding-server"], dependencies=[BEARER])

@@ -6,13 +6,8 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from app.api.dialects.fields import TextsOrText
-from app.api.schemas import (
-    PROMPT_SCHEMA,
-    ForeignRequest,
-    SparseIndices,
-    TruncationWarning,
-    Usage,
-)
+from app.api.response_schemas import SparseIndices, TruncationWarning, Usage
+from app.api.schemas import PROMPT_SCHEMA, ForeignRequest
 from app.engine import TruncationOptions
 from app.engine.options import InputType, Side
 from app.errors import InvalidRequestError

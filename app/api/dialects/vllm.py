@@ -18,7 +18,8 @@ from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import SCORE as SCORE_ENDPOINT
 from app.api.paths import Dialect
 from app.api.rendering import OPTIONS
-from app.api.schemas import ForeignRequest, Usage
+from app.api.response_schemas import Usage
+from app.api.schemas import ForeignRequest
 from app.engine.types import RerankResult
 from app.errors import EmptyInputError, InvalidRequestError
 

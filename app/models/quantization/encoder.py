@@ -14,12 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from app.models.architectures.bert import (
-    Embeddings,
-    Encoder,
-    EncoderParameters,
-    self_attention,
-)
+from app.models.architectures.bert import Embeddings, Encoder, EncoderParameters, self_attention
 from app.models.architectures.transformer import in_row_blocks
 from app.models.attention.reference import Attention
 from app.models.batch.packing import PackedBatch

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 
-from app.models.architectures.bert import EncoderConfig, EncoderParameters, make_encoder
+from app.models.architectures.bert import EncoderParameters, make_encoder
+from app.models.architectures.bert_config import EncoderConfig
 from app.models.batch.packing import pack
 from app.models.checkpoint.weights import Weights
 from app.models.ops.backend import choose_backend

@@ -7,7 +7,7 @@ import pytest
 from transformers import BertConfig, XLMRobertaConfig
 
 from app.errors import StartupError
-from app.models.architectures.bert import EncoderConfig
+from app.models.architectures.bert_config import EncoderConfig
 
 SIZES = {
     "vocab_size": 120,
