@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the examples of docs/clients.md with the real clients, in an environment of their own.
-#   scripts/check_clients.sh            needs Python 3.11 or newer, Node.js 20 or newer, and npm
+#   scripts/check_clients.sh            needs Python 3.11 or newer, Node.js 22 or newer, and npm
 #   scripts/check_clients.sh --record   also stores what the clients send, for the suite to replay
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

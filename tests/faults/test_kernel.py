@@ -6,6 +6,11 @@ import torch
 
 from app.models.ops.backend import choose_backend
 from tests.faults.outcomes import EMBED
+from tests.support.native import LIBRARIES
+
+pytestmark = pytest.mark.skipif(
+    not LIBRARIES, reason="without the kernels a linear layer has one path and none to fall back to"
+)
 
 
 @pytest.mark.parametrize(
