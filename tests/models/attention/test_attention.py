@@ -129,5 +129,5 @@ def test_kernels_for_packed_sequences_are_called_as_their_documentation_says(
 ) -> None:
     """In one call, and in one for each class of lengths where that costs nothing."""
     monkeypatch.setattr(length_classes, "QUERIES_OF_A_BLOCK", 2)
-    monkeypatch.setattr(length_classes, "_CALL", cost_of_a_call)
+    monkeypatch.setattr(length_classes, "WORTH_A_CALL", cost_of_a_call)
     check(attend, [3, 1, 7, 3, 1, 9], kv_heads, causal=causal)
