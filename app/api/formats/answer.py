@@ -48,6 +48,11 @@ class VectorOptions:
         """The kinds that are to be computed."""
         return replace(self.outputs, colbert=self.outputs.colbert or self.muvera is not None)
 
+    @property
+    def take_long(self) -> bool:
+        """Whether the vectors are computed with, and not only rendered."""
+        return self.pool_factor is not None or self.muvera is not None
+
     def check(self, *, queries: bool = False, tokens: bool = False) -> None:
         """Raise `InvalidRequestError` for what has no effect, or makes no sense.
 
