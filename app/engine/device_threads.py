@@ -158,7 +158,7 @@ class DeviceThreads:
     @property
     def most_batches(self) -> int:
         """How many batches may be in flight at once."""
-        return 1 if self.collecting is None else 2
+        return 1 if self.preemptible else 2
 
     async def compute(
         self,

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.clients.client_process import EXAMPLES, client_process
 from tests.clients.recorder import recorder
 from tests.support.server import RunningServer, run_server
 
@@ -110,3 +111,10 @@ def full_queue(server: RunningServer, hold: Path) -> Iterator[None]:
         finally:
             hold.unlink(missing_ok=True)
         assert (reranked.result().status_code, embedded.result().status_code) == (200, 200)
+
+
+@pytest.fixture(scope="module")
+def process(name: str):
+    """The process of the client that the module's own fixture names."""
+    with client_process(EXAMPLES[name]) as running:
+        yield running

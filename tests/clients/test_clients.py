@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from tests.clients.client_process import ENVIRONMENT, EXAMPLES, client_process
+from tests.clients.client_process import ENVIRONMENT, EXAMPLES
 from tests.clients.clients import APPLICATIONS, CLIENTS
 from tests.clients.conftest import MOST_TEXTS, TEXTS, full_queue, rejected, used_up_rate
 from tests.clients.expected import assert_right
@@ -36,12 +36,6 @@ WORDS = {
 @pytest.fixture(scope="module", params=CLIENTS)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
-
-
-@pytest.fixture(scope="module")
-def process(name: str):
-    with client_process(EXAMPLES[name]) as running:
-        yield running
 
 
 def test_its_numbers_are_the_native_ones(name, process, clients_server, native) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.clients.client_process import ENVIRONMENT, EXAMPLES, client_process
+from tests.clients.client_process import ENVIRONMENT
 from tests.clients.conftest import MOST_TEXTS, full_queue, rejected, used_up_rate
 from tests.clients.expected import vector_of, vectors_of
 
@@ -38,12 +38,6 @@ const answer =""",
 @pytest.fixture(scope="module", params=INPUT)
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
-
-
-@pytest.fixture(scope="module")
-def process(name: str):
-    with client_process(EXAMPLES[name]) as running:
-        yield running
 
 
 def as_bytes(found: dict) -> bytes:

@@ -12,7 +12,6 @@ import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,100 +27,12 @@ from app.models import cuda_graphs
 from app.models.device import transfer
 from app.models.ops import backend, proof
 from tests.support.cuda_checks import CudaMisuseError, check_arguments, launches_nothing
+from tests.support.simulated_streams import ARRIVED, Arrival, Event, Graph, Stream
 
-ARRIVED = 0.5
 MEMORY = 80 * 2**30
 _LIBRARY = Path(torch.__file__).parent / "lib" / "libc10.so"
 _GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
 _CUDA, _META = 1, 14
-
-
-class Stream:
-    """Remembers how far it has come, and how far it has waited for others."""
-
-    def __init__(self, device: Any = "cuda:0", **_: Any) -> None:
-        self.device = torch.device(device)
-        self.time = 0
-        self.seen: dict[Stream, int] = {}
-        self.copies: list[_Arrival] = []
-
-    def wait_stream(self, other: "Stream") -> None:
-        self.seen[other] = other.time
-
-    def has_seen(self, stream: "Stream", time: int) -> bool:
-        return self is stream or self.seen.get(stream, 0) >= time
-
-    def synchronize(self) -> None:
-        raise CudaMisuseError("a stream was waited for by the host")
-
-
-class Event:
-    """Brings what its stream had copied when it was recorded, once it is waited for."""
-
-    def __init__(self, *, blocking: bool = False, **_: Any) -> None:
-        self.blocking = blocking
-        self._copies: list[_Arrival] | None = None
-
-    def record(self, stream: Stream) -> None:
-        self._copies, stream.copies = stream.copies, []
-
-    def synchronize(self) -> None:
-        if self._copies is None:
-            raise CudaMisuseError("an event was waited for that was never recorded")
-        if not self.blocking:
-            raise CudaMisuseError("the thread that waits for an event would spin")
-        for copy in self._copies:
-            copy.arrive()
-
-
-class _Arrival:
-    """A copy to pinned memory that may not have happened yet."""
-
-    def __init__(self, target: Tensor, device: "SimulatedCuda") -> None:
-        self.target = target
-        self.device = device
-        self.done = False
-
-    def arrive(self) -> None:
-        if self.device.error_at_collection is not None:
-            raise self.device.error_at_collection
-        # Made in another thread's inference mode.
-        with torch.inference_mode():
-            self.target.fill_(ARRIVED)
-        self.done = True
-
-    def overlaps(self, other: Tensor) -> bool:
-        mine, others = (
-            (each.data_ptr(), each.data_ptr() + each.nbytes) for each in (self.target, other)
-        )
-        return mine[0] < others[1] and others[0] < mine[1]
-
-
-class Graph:
-    """Captures launches instead of making them, and launches them together."""
-
-    def __init__(self, device: "SimulatedCuda") -> None:
-        self._device = device
-        self.captured: list[tuple[list[Tensor], list[Tensor]]] = []
-        self.fails_at_end = False
-
-    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
-        if self._device.current is self._device.main:
-            raise CudaMisuseError("a capture needs a stream of its own")
-        if capture_error_mode != "thread_local":
-            raise CudaMisuseError("a capture would fail when another thread waits for results")
-        self._device.capturing = self
-
-    def capture_end(self) -> None:
-        self._device.capturing = None
-        self._device.captures += 1
-        if self._device.fails_at_capture_end:
-            raise RuntimeError("CUDA error: operation failed due to a previous error in a capture")
-
-    def replay(self) -> None:
-        self._device._note(
-            "graph", *map(list, map(chain.from_iterable, zip(*self.captured, strict=True)))
-        )
 
 
 class SimulatedCuda(TorchDispatchMode):
@@ -141,9 +52,9 @@ class SimulatedCuda(TorchDispatchMode):
         self._written: dict[int, tuple[Stream, int]] = {}
         self._pinned: dict[int, Tensor] = {}
         self._not_recorded: dict[int, tuple[Stream, int]] = {}
-        self._under_way: list[_Arrival] = []
+        self._under_way: list[Arrival] = []
         # Copies that read memory of the device.
-        self._reading: dict[int, _Arrival] = {}
+        self._reading: dict[int, Arrival] = {}
         # So that no storage has the address of one that is gone.
         self._storages: dict[int, StorageWeakRef] = {}
         self.capturing: Graph | None = None
@@ -297,7 +208,7 @@ class SimulatedCuda(TorchDispatchMode):
                 "pinned memory is written to that an earlier copy still writes to"
             )
         self.bytes_to_host += target.nbytes
-        arrival = _Arrival(target, self)
+        arrival = Arrival(target, self)
         self.current.copies.append(arrival)
         self._under_way.append(arrival)
         self._reading[_storage(source)] = arrival

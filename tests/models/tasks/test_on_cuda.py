@@ -22,7 +22,8 @@ from app.models.tasks.device_model import DeviceModel
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
 from app.models.tasks.qwen3 import load_qwen_embedder, load_qwen_reranker
 from tests.support.checkpoints import save_m3, save_qwen
-from tests.support.simulated_cuda import ARRIVED, SimulatedCuda, simulated_cuda
+from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
+from tests.support.simulated_streams import ARRIVED
 
 DEVICE = torch.device("cuda:0")
 DENSE = Outputs(dense=True)
