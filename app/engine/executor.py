@@ -34,8 +34,8 @@ class _InFlight:
     """A batch between the queue and its jobs.
 
     `device_free` is set when the device can begin it: when the batch before is back or, where it
-    `preempts` that one, when it is let in. `began` is the time of that, `seconds` how long it had
-    the device, and `preempted_seconds` how long others had it since then.
+    `preempts` that one, when it is let in. `began` is the time of that, 0 before it, and
+    `preempted_seconds` how long others had the device since then.
     """
 
     batch: Batch
@@ -44,7 +44,6 @@ class _InFlight:
     launched: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
     began: float = 0.0
-    seconds: float = 0.0
     preempted_seconds: float = 0.0
 
 
@@ -166,11 +165,13 @@ class DeviceExecutor:
 
     def _free(self, in_flight: _InFlight) -> None:
         """Let the next batch begin, or the next one that preempts."""
-        if in_flight.preempts is None:
+        preempted, preemption = in_flight.preempts, self._preemption
+        if preempted is None:
             self._preemption = None
             self._slots.release()
-        elif self._preemption is not None:
-            self._preemption.ended(in_flight.seconds)
+        elif preemption is not None and preemption.batch is preempted.batch:
+            seconds = time.perf_counter() - in_flight.began if in_flight.began else 0.0
+            preemption.ended(seconds)
 
     async def _run_batch(self, batch: Batch, in_flight: _InFlight) -> None:
         on_device = self._on_device(batch, in_flight)
@@ -211,10 +212,10 @@ class DeviceExecutor:
         if preempted is None:
             began, self._free_since = max(in_flight.began, self._free_since), now
             return now - began - in_flight.preempted_seconds
-        in_flight.seconds = now - in_flight.began
+        seconds = now - in_flight.began
         if in_flight.began > preempted.began > 0:
-            preempted.preempted_seconds += in_flight.seconds
-        return in_flight.seconds
+            preempted.preempted_seconds += seconds
+        return seconds
 
     async def _run_in_halves(
         self, batch: Batch, error: OutOfMemoryError, in_flight: _InFlight

@@ -186,6 +186,26 @@ async def test_one_that_fails_costs_the_long_one_nothing(model, failure, error) 
         assert dense(await long) == sum_of(LONG)
 
 
+async def test_those_that_fail_use_up_the_time_too(model) -> None:
+    model.parts = 3
+    model.failures = [None, ValueError()]
+    async with engine_of(model, seconds_per_token=0.001) as engine:  # 0.096 seconds in all.
+        long = await hold(engine, model)
+        failing = request(engine, SHORT)
+        await preempting(engine)
+        let_on(model, 1)
+        await entered(model)
+        await asyncio.wait({failing}, timeout=0.2)
+        let_on(model, 1)
+        with pytest.raises(InferenceError):
+            await failing
+        late = request(engine, SHORT)
+        await queued(engine, len(SHORT))
+        let_on(model, 5)
+        await asyncio.gather(long, late)
+    assert model.batches == [[96], [12], [12]]
+
+
 async def test_a_thread_that_ends_in_it_is_told_to_both_and_the_next_is_served(model) -> None:
     model.failures = [None, SystemExit()]
     async with engine_of(model) as engine:
