@@ -71,8 +71,10 @@ def test_a_request_is_five_spans_in_the_clients_own_trace(collector, traced, tin
         assert span.start_time_unix_nano <= span.end_time_unix_nano <= request.end_time_unix_nano
     (forward,) = [span for span in stages if span.name == "forward"]
     assert attributes(forward)["smart_embedder.model"] == tiny_m3.name
-    lasted = (forward.end_time_unix_nano - forward.start_time_unix_nano) / 1e6
-    assert lasted == pytest.approx(answer.json()["timings_ms"]["inference"], abs=2)
+    # The span also holds the ways to the device's thread and back, which have no limit.
+    on_device = attributes(forward)["smart_embedder.device_s"]
+    assert on_device * 1e3 == pytest.approx(answer.json()["timings_ms"]["inference"], abs=0.001)
+    assert on_device * 1e9 <= forward.end_time_unix_nano - forward.start_time_unix_nano + 1000
 
 
 def test_what_fails_and_what_is_refused_is_traced_and_no_text_or_token_ever(
