@@ -28,6 +28,7 @@ from app.api.handler import Service
 from app.api.model_catalogue import ModelCatalogue
 from app.api.openapi import TAGS, install_openapi
 from app.engine import Engine
+from app.engine.download import DownloadStatus
 from app.engine.loaded_models import LoadedModels, Loader
 from app.middleware.auth import RequireToken
 from app.middleware.body_limit import LimitBody
@@ -79,12 +80,15 @@ def __getattr__(name: str) -> FastAPI:
 def create_app(
     settings: Settings,
     *,
-    loader: Loader = load_models,
+    loader: Loader | None = None,
     drain: Drain | None = None,
     on_ready: OnReady = log_ready,
     on_failure: OnFailure = log_failure,
 ) -> FastAPI:
-    """Create the service as an ASGI app; its lifespan loads the models in the background."""
+    """Create the service as an ASGI app; its lifespan loads the models in the background.
+
+    `loader` takes the place of `load_models`.
+    """
     service = _create_service(settings, loader, drain or Drain())
     app = FastAPI(
         title="Smart Embedder",
@@ -118,15 +122,16 @@ def create_app(
     return app
 
 
-def _create_service(settings: Settings, loader: Loader, drain: Drain) -> Service:
-    metrics = Metrics()
-    engine = Engine(settings, loader, metrics)
+def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> Service:
+    metrics, downloads = Metrics(), DownloadStatus()
+    engine = Engine(settings, loader or partial(load_models, status=downloads), metrics)
     drain.on_timeout(engine.abort)
     return Service(
         settings=settings,
         catalogue=ModelCatalogue(settings),
         metrics=metrics,
         engine=engine,
+        downloads=downloads,
         drain=drain,
         buckets=_buckets(settings, metrics),
         tracer=_tracer(settings),

@@ -26,6 +26,7 @@ from app.api.paths import Dialect, Endpoint
 from app.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
 from app.api.schemas import RequestModel
 from app.engine import DEFAULT_URGENCY, Engine
+from app.engine.download import DownloadStatus
 from app.engine.types import EmbeddingResult, RerankResult
 from app.errors import ClientGoneError, InferenceTimeoutError
 from app.observability.metrics import Metrics
@@ -52,6 +53,7 @@ class Service:
     catalogue: ModelCatalogue
     metrics: Metrics
     engine: Engine
+    downloads: DownloadStatus
     drain: Drain
     buckets: Buckets
     tracer: Tracer | None

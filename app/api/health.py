@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from app import __version__
 from app.api.handler import Service, ServiceDep, get_and_head
 from app.api.operation_schemas import HealthResponse, LivenessResponse
+from app.engine.download import Download
 from app.engine.loaded_models import LoadedModels
 from app.settings import Settings
 from app.settings.model_names import public_name
@@ -25,9 +26,17 @@ _LIVENESS: Responses = {status: {"model": LivenessResponse} for status in (200, 
 @get_and_head(router, "/health/ready", summary="The same, for orchestrators", responses=_HEALTH)
 async def health(service: ServiceDep) -> Response:
     """200 once the models are warm; 503 with a reason while loading, draining or unhealthy."""
+    download = service.downloads.current
     status, reason = current_status(service)
-    body = {"status": status, "reason": reason, "version": __version__} | describe(service)
-    return JSONResponse(body, 200 if status == "healthy" else 503)
+    if status == "loading" and download is not None:
+        reason = str(download)
+    body = {
+        "status": status,
+        "reason": reason,
+        "download": describe_download(download),
+        "version": __version__,
+    }
+    return JSONResponse(body | describe(service), 200 if status == "healthy" else 503)
 
 
 @get_and_head(router, "/health/live", summary="Is a restart needed?", responses=_LIVENESS)
@@ -37,6 +46,11 @@ async def live(service: ServiceDep) -> Response:
     if failure is None:
         return JSONResponse({"status": "alive"})
     return JSONResponse({"status": "unhealthy", "reason": str(failure)}, 503)
+
+
+def describe_download(download: Download | None) -> dict[str, Any] | None:
+    """The `download` object of /health."""
+    return None if download is None else asdict(download) | {"percent": download.percent}
 
 
 def describe(service: Service) -> dict[str, Any]:

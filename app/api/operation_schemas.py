@@ -19,11 +19,23 @@ class Gpu(BaseModel):
     failed_devices: Annotated[list[str], Field(description="Out of service until a restart.")]
 
 
+class DownloadProgress(BaseModel):
+    """How much of a model's files is on the disk, in bytes."""
+
+    model: str
+    done: int
+    total: int
+    percent: int
+
+
 class HealthResponse(BaseModel):
     """Whether the service can answer, and with what; what is not known yet is null."""
 
     status: Literal["healthy", "loading", "draining", "unhealthy"]
     reason: str | None
+    download: Annotated[
+        DownloadProgress | None, Field(description="While a model is being downloaded.")
+    ]
     version: str
     gpu: Gpu
     model: str

@@ -7,6 +7,7 @@ answer before it is done.
 import os
 import sys
 
+from app.engine.download import DownloadStatus
 from app.engine.loaded_models import LoadedModels
 from app.models.checkpoint.read_ahead import Half, read_ahead
 from app.settings import Settings
@@ -22,9 +23,10 @@ _SPINS = "2000"
 _SWITCH_INTERVAL = 1e-4
 
 
-def load_models(settings: Settings) -> LoadedModels:
+def load_models(settings: Settings, status: DownloadStatus | None = None) -> LoadedModels:
     """Load and warm what the settings name; called in the device thread.
 
+    `status` shows a download while it is under way.
     Raises `StartupError` for whatever stands in the way.
     """
     _prepare_libraries(settings)
@@ -33,7 +35,7 @@ def load_models(settings: Settings) -> LoadedModels:
     read_ahead(settings, Half.SECOND)
     from app.models.runtime import load  # noqa: PLC0415 - see above
 
-    models = load(settings)
+    models = load(settings, status)
     read_ahead(settings, Half.FIRST)
     return models
 

@@ -12,6 +12,7 @@ import structlog
 import torch
 from huggingface_hub.utils.tqdm import disable_progress_bars
 
+from app.engine.download import DownloadStatus
 from app.engine.loaded_models import DeviceInfo, LoadedModels, ModelInfo
 from app.engine.model import Model
 from app.models.backbone import Target
@@ -47,15 +48,18 @@ from app.settings.model_names import public_name
 log = structlog.get_logger(__name__)
 
 
-def load(settings: Settings) -> LoadedModels:
-    """Load and warm what the settings name; raise `StartupError` for whatever stands in the way."""
+def load(settings: Settings, status: DownloadStatus | None = None) -> LoadedModels:
+    """Load and warm what the settings name; raise `StartupError` for whatever stands in the way.
+
+    `status` shows a download while it is under way.
+    """
     # It would log every retry; a failure becomes one `StartupError`.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     disable_progress_bars()
     warnings.filterwarnings("ignore", module="huggingface_hub")
     if settings.torch_compile:
         log.warning("torch_compile_has_no_effect", reason="kernels of the service took its place")
-    folders = locate_models(settings)
+    folders = locate_models(settings, status)
     files = MappedFiles(_files_of(settings, folders))
     first, *others = _load_workers(settings, folders)
     files.require_unchanged()
@@ -72,40 +76,37 @@ class ModelFolders:
     reranker: Path | None
 
 
-def locate_models(settings: Settings) -> ModelFolders:
+def locate_models(settings: Settings, status: DownloadStatus | None = None) -> ModelFolders:
     """Find the models, each in its own revision; what is not on the disk is fetched."""
+    hub = Hub(settings.hub_cache, None, settings.hf_hub_offline, status or DownloadStatus())
     return ModelFolders(
-        _locate(settings.embedding_model, settings.model_revision, settings),
+        _locate(settings.embedding_model, replace(hub, revision=settings.model_revision)),
         _locate_unless(
             {settings.embedding_model},
             settings.dense_model,
-            settings.dense_model_revision,
-            settings,
+            replace(hub, revision=settings.dense_model_revision),
         ),
         _locate_unless(
             {LATE_INTERACTION, NO_RERANKER},
             settings.reranker_model,
-            settings.reranker_model_revision,
-            settings,
+            replace(hub, revision=settings.reranker_model_revision),
         ),
     )
 
 
-def _locate_unless(
-    no_models: set[str], name: str, revision: str | None, settings: Settings
-) -> Path | None:
+def _locate_unless(no_models: set[str], name: str, hub: Hub) -> Path | None:
     """The folder of `name`, or None where it is no model of its own."""
     if name not in no_models:
-        return _locate(name, revision, settings)
-    _warn_of_revision(name, revision)
+        return _locate(name, hub)
+    _warn_of_revision(name, hub.revision)
     return None
 
 
-def _locate(name: str, revision: str | None, settings: Settings) -> Path:
+def _locate(name: str, hub: Hub) -> Path:
     folder = local_folder(name)
     if not folder.is_dir():
-        return locate(name, Hub(settings.hub_cache, revision, settings.hf_hub_offline))
-    _warn_of_revision(name, revision)
+        return locate(name, hub)
+    _warn_of_revision(name, hub.revision)
     return folder
 
 

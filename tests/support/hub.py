@@ -1,50 +1,111 @@
-"""A model hub on loopback that knows one model, for what only happens during a download."""
+"""A model hub on loopback that serves one model, for what only happens during a download."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
+MODEL = "example/m3"
 _COMMIT = "a" * 40
-_CONFIG = b"{}"
+_LIMIT = 120
 
 
-class _Hub(BaseHTTPRequestHandler):
+class Hub(ThreadingHTTPServer):
+    """Serves the files of a folder as those of `example/m3`.
+
+    While `flowing` is not set, a file stops after `stop_at` bytes. Of the first `cuts` files that
+    are larger, the connection is cut there instead.
+    """
+
+    def __init__(self, folder: Path, *, stop_at: int, cuts: int) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.folder = folder
+        self.stop_at = stop_at
+        self.cuts = cuts
+        self.flowing = threading.Event()
+        self.flowing.set()
+        self.ranges: list[str] = []
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {file.name: file.stat().st_size for file in sorted(self.folder.iterdir())}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Hub
+
     def do_GET(self) -> None:
-        body = self._body()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("ETag", '"1"')
-        self.send_header("X-Repo-Commit", _COMMIT)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
+        path = unquote(urlsplit(self.path).path)
+        if "/resolve/" in path:
+            self._send_file(self.server.folder / path.rpartition("/")[2])
+        elif "/tree/" in path:
+            files = self.server.sizes.items()
+            self._send_json(
+                [{"type": "file", "path": name, "oid": name, "size": size} for name, size in files]
+            )
+        else:
+            files = self.server.sizes.items()
+            siblings = [{"rfilename": name, "size": size} for name, size in files]
+            self._send_json({"id": MODEL, "sha": _COMMIT, "siblings": siblings})
 
     do_HEAD = do_GET  # noqa: N815 - http.server's own names
 
-    def _body(self) -> bytes:
-        if "/resolve/" in self.path:
-            return _CONFIG
-        if "/tree/" in self.path:
-            file = {"type": "file", "path": "config.json", "oid": "1", "size": len(_CONFIG)}
-            return json.dumps([file]).encode()
-        model = {"id": "example/m3", "sha": _COMMIT, "siblings": [{"rfilename": "config.json"}]}
-        return json.dumps(model).encode()
+    def _send_json(self, found: object) -> None:
+        body = json.dumps(found).encode()
+        self._send_head(200, len(body), "answer")
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def _send_file(self, file: Path) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+        start = int(asked[1]) if asked else 0
+        body = file.read_bytes()[start:]
+        self._send_head(206 if asked else 200, len(body), file.name)
+        if self.command == "GET":
+            if asked:
+                self.server.ranges.append(asked[0])
+            self._send_body(body)
+
+    def _send_body(self, body: bytes) -> None:
+        stop = self.server.stop_at
+        self.wfile.write(body[:stop])
+        if len(body) > stop:
+            self.wfile.flush()
+            if self.server.cuts:
+                self.server.cuts -= 1
+                return
+            self.server.flowing.wait(_LIMIT)
+            self.wfile.write(body[stop:])
+
+    def _send_head(self, status: int, length: int, tag: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(length))
+        self.send_header("ETag", f'"{tag}"')
+        self.send_header("X-Repo-Commit", _COMMIT)
+        self.end_headers()
 
     def log_message(self, *_: object) -> None:
         """Keep silent."""
 
 
 @contextmanager
-def run_hub() -> Iterator[str]:
-    """Serve the hub; give its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    thread = threading.Thread(target=server.serve_forever)
+def run_hub(folder: Path, *, stop_at: int = 2**40, cuts: int = 0) -> Iterator[Hub]:
+    """Serve a folder until the block ends."""
+    hub = Hub(folder, stop_at=stop_at, cuts=cuts)
+    thread = threading.Thread(target=hub.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield hub
     finally:
-        server.shutdown()
+        hub.flowing.set()
+        hub.shutdown()
         thread.join(30)
-        server.server_close()
+        hub.server_close()

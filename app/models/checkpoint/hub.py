@@ -5,13 +5,20 @@ Every fault becomes a `StartupError` of one sentence that says what to do.
 
 import os
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from json import JSONDecodeError
 from pathlib import Path
 
 import httpx2
-from huggingface_hub import HfApi, get_session, snapshot_download
+from huggingface_hub import (
+    HfApi,
+    ModelInfo,
+    get_session,
+    snapshot_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -20,8 +27,11 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defined]
 
+from app.engine.download import DownloadStatus
 from app.errors import StartupError
+from app.models.checkpoint.download import follow_download
 
 _SECONDS_FOR_THE_HUB = 10.0
 _SECONDS_BETWEEN_TRIES = 1.0
@@ -31,11 +41,15 @@ _UNWANTED_FOLDERS = ["onnx/*", "openvino/*", "imgs/*"]
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """How models are fetched: cache folder, revision, and whether the network may be used."""
+    """How models are fetched: cache folder, revision, and whether the network may be used.
+
+    `status` shows a download while it is under way.
+    """
 
     cache: Path
     revision: str | None
     offline: bool
+    status: DownloadStatus = field(default_factory=DownloadStatus)
 
 
 def local_folder(name: str) -> Path:
@@ -72,37 +86,46 @@ def locate(name: str, hub: Hub) -> Path:
 
 
 def _from_hub(name: str, hub: Hub) -> Path:
-    unwanted = [*_UNWANTED_FOLDERS]
-    if not hub.offline:
-        files = _files_on_hub(name, hub)
-        if any(file.endswith(".safetensors") and "/" not in file for file in files):
-            unwanted.append("*.bin")
-    folder = snapshot_download(
+    find = partial(
+        snapshot_download,
         name,
         revision=hub.revision,
         cache_dir=hub.cache,
-        local_files_only=hub.offline,
         allow_patterns=_WANTED_FILES,
-        ignore_patterns=unwanted,
     )
-    return Path(folder)
+    if hub.offline:
+        return Path(find(local_files_only=True, ignore_patterns=_UNWANTED_FOLDERS))
+    info = _ask_hub(name, hub)
+    unwanted = [*_UNWANTED_FOLDERS]
+    files = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    if any(file.endswith(".safetensors") and "/" not in file for file in files):
+        unwanted.append("*.bin")
+    wanted = filter_repo_objects(files, allow_patterns=_WANTED_FILES, ignore_patterns=unwanted)
+    sizes = {file: files[file] for file in wanted}
+    with follow_download(name, hub.status, sizes, _on_disk(name, info, sizes, hub)) as bar:
+        return Path(find(ignore_patterns=unwanted, tqdm_class=bar))
 
 
-def _files_on_hub(name: str, hub: Hub) -> list[str]:
-    """The names of the model's files: the first question, which tells whether the hub is there.
+def _on_disk(name: str, info: ModelInfo, files: Iterable[str], hub: Hub) -> set[str]:
+    """Which of the files the cache already has in this revision."""
+    find = partial(try_to_load_from_cache, name, cache_dir=hub.cache, revision=info.sha)
+    return {file for file in files if isinstance(find(file), str)}
+
+
+def _ask_hub(name: str, hub: Hub) -> ModelInfo:
+    """The model's files: the first question, which tells whether the hub is there.
 
     Asked any other way, the hub's library would try six times.
     """
     hooks = get_session().event_hooks["request"]
     if _limit_waiting not in hooks:
         hooks.append(_limit_waiting)
-    ask = partial(HfApi().model_info, name, revision=hub.revision)
+    ask = partial(HfApi().model_info, name, revision=hub.revision, files_metadata=True)
     try:
-        info = ask()
+        return ask()
     except httpx2.TransportError:
         time.sleep(_SECONDS_BETWEEN_TRIES)
-        info = ask()
-    return [file.rfilename for file in info.siblings or ()]
+        return ask()
 
 
 def _limit_waiting(request: httpx2.Request) -> None:

@@ -148,14 +148,17 @@ def test_a_model_from_an_earlier_download_is_served_without_the_hub(
 
 
 def cannot_be_stored(tmp_path: Path, cache: Path, prefix: list[str]) -> str:
-    with run_hub() as address:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    with run_hub(model) as hub:
         return failing_start(
             tmp_path,
             MODEL,
             f"the model example/m3 cannot be stored in {cache / 'hub'}: ",
             prefix,
             HF_HOME=str(cache),
-            HF_ENDPOINT=address,
+            HF_ENDPOINT=hub.address,
             HF_HUB_OFFLINE="0",
         )
 
