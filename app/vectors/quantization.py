@@ -14,6 +14,8 @@ OUTPUT_DTYPES: tuple[OutputDtype, ...] = get_args(OutputDtype)
 _MAX_INT8 = 127
 _UINT8_SHIFT = 128
 _LEAST = 1e-12
+# PyTorch divides more numbers than this among threads, which would take cores from the forward.
+_PIECE = 32_768
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,18 @@ def _scaled(vectors: FloatArray, dtype: OutputDtype) -> QuantizedVectors:
     return QuantizedVectors(dtype, values, np.asarray(largest[..., 0] / _MAX_INT8, np.float32))
 
 
-def _bfloat16(vectors: FloatArray) -> npt.NDArray[np.uint16]:
-    """Rounded to the nearest, halves to even."""
-    bits = np.ascontiguousarray(vectors).view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+def _rounded(vectors: FloatArray, dtype: Literal["float16", "bfloat16"]) -> npt.NDArray[Any]:
+    """The bits of the nearest numbers, as uint16; PyTorch makes them 9 times as fast as numpy."""
+    # Not before there are vectors: the port answers before PyTorch is loaded.
+    import torch  # noqa: PLC0415
+
+    bits = np.empty(vectors.shape, np.uint16)
+    numbers = vectors.reshape(-1)
+    rounded = torch.from_numpy(bits).view(getattr(torch, dtype)).view(-1)
+    for begin in range(0, numbers.size, _PIECE):
+        piece = slice(begin, begin + _PIECE)
+        rounded[piece] = torch.from_numpy(numbers[piece])
+    return bits
 
 
 def _ubinary(vectors: FloatArray) -> npt.NDArray[np.uint8]:
@@ -70,8 +80,8 @@ def _ubinary(vectors: FloatArray) -> npt.NDArray[np.uint8]:
 
 _CONVERSIONS: Mapping[OutputDtype, Callable[[FloatArray], npt.NDArray[Any]]] = {
     "float32": lambda vectors: vectors,
-    "float16": lambda vectors: vectors.astype(np.float16),
-    "bfloat16": _bfloat16,
+    "float16": lambda vectors: _rounded(vectors, "float16").view(np.float16),
+    "bfloat16": lambda vectors: _rounded(vectors, "bfloat16"),
     "ubinary": _ubinary,
     "binary": lambda vectors: (_ubinary(vectors) - np.uint8(_UINT8_SHIFT)).view(np.int8),
 }

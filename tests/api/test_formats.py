@@ -1,6 +1,7 @@
 """The formats of an answer: the same numbers in each, read by the formats' own libraries."""
 
 import base64
+import gc
 import io
 from typing import Any
 
@@ -11,6 +12,12 @@ import pyarrow as pa
 import pytest
 import safetensors
 
+from app.api.formats import arrow
+from app.api.formats import msgpack as msgpack_format
+from app.api.formats import safetensors as safetensors_format
+from app.api.formats.answer import VectorOptions
+from app.engine.types import Outputs
+from benchmarks.formats import answer_of
 from tests.support.texts import varied_texts
 
 TEXTS = [*varied_texts(6), "", "search " * 40]
@@ -328,3 +335,16 @@ def test_little_is_added_to_the_raw_bytes(client, accept) -> None:
     items, _ = decode(accept, content)
     raw = sum(item["dense"].nbytes + item["colbert"].nbytes for item in items)
     assert len(content) <= 1.02 * raw
+
+
+@pytest.mark.parametrize("render", [arrow.render, msgpack_format.render, safetensors_format.render])
+def test_the_pieces_of_an_answer_hold_its_numbers_after_it_is_gone(render) -> None:
+    outputs = Outputs(dense=True, sparse=True, colbert=True)
+    answer = answer_of(4, 128, VectorOptions(outputs, "float16"))
+    expected = b"".join(render(answer))
+    pieces = list(render(answer))
+    del answer
+    gc.collect()
+    junk = [np.full((127, 1024), place, np.float16) for place in range(16)]
+    assert b"".join(pieces) == expected
+    del junk

@@ -1,11 +1,13 @@
 """Vectors as an Arrow IPC stream: one row for each text, in record batches of about a megabyte.
 
-nanoarrow writes it: 3 MB, where pyarrow takes 170.
+nanoarrow writes it: 3 MB, where pyarrow takes 170. It copies the vectors into its own memory, which
+it uses again; they are sent from where they are instead.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import nanoarrow as na
@@ -22,6 +24,13 @@ from app.vectors.quantization import scales_of
 METADATA_KEY = "smart-embedder"
 _BATCH_BYTES = 1 << 20
 _INDEX_BYTES, _WEIGHT_BYTES = 4, 4
+_ALIGNMENT = 8
+# A larger buffer is sent from where it is.
+_COPIED_BYTES = 1 << 16
+# Of a message's header. A body begins with the first id, which is never negative.
+_MESSAGE_MARK = b"\xff\xff\xff\xff"
+
+Chunk = bytes | memoryview
 
 _TYPES = {
     "float32": na.float32(),
@@ -69,38 +78,42 @@ class ArrowStream:
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = {METADATA_KEY: orjson.dumps(metadata)}
-        self._chunks: list[bytes] = []
+        self._chunks: list[Chunk] = []
+        self._body: list[Chunk] = []
         self._writer = StreamWriter.from_writable(self)
         self._schema: Any = None
 
     def write(self, data: Any) -> int:
         """Take what the writer writes, from memory that it uses again."""
-        self._chunks.append(bytes(data))
+        if memoryview(data)[:4] == _MESSAGE_MARK:
+            self._chunks.append(bytes(data))
+        else:
+            self._chunks += self._body
         return len(data)
 
-    def batch(self, first_id: int, rows: Sequence[TextVectors]) -> list[bytes]:
+    def batch(self, first_id: int, rows: Sequence[TextVectors]) -> list[Chunk]:
         """The bytes of one record batch, and before the first one those of the schema."""
         columns = {name: column for name, column in _columns(first_id, rows) if column is not None}
         if self._schema is None:
-            types = {name: column.schema for name, column in columns.items()}
+            types = {name: column.array.schema for name, column in columns.items()}
             schema = na.Schema(na.struct(types), metadata=self._metadata)
             self._schema = na.c_schema(schema)
-        children = list(columns.values())
-        row_batch = na.c_array_from_buffers(self._schema, len(rows), [None], children=children)
-        self._writer.write_array(row_batch)
+        row_batch = _column(self._schema, len(rows), [None], list(columns.values()))
+        self._body = _body(row_batch.buffers)
+        self._writer.write_array(row_batch.array)
         return self._take()
 
-    def close(self) -> list[bytes]:
+    def close(self) -> list[Chunk]:
         """The bytes at the end of the stream."""
         self._writer.close()
         return self._take()
 
-    def _take(self) -> list[bytes]:
+    def _take(self) -> list[Chunk]:
         chunks, self._chunks = self._chunks, []
         return chunks
 
 
-def render(answer: EmbeddingAnswer) -> Iterator[bytes]:
+def render(answer: EmbeddingAnswer) -> Iterator[Chunk]:
     """The chunks of the stream."""
     stream = ArrowStream(answer.typed_report())
     rows: list[TextVectors] = []
@@ -116,13 +129,46 @@ def render(answer: EmbeddingAnswer) -> Iterator[bytes]:
     yield from stream.close()
 
 
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """An array of Arrow, and its buffers in the order in which they are sent."""
+
+    array: Any
+    buffers: tuple[Any, ...]
+
+
+def _column(
+    kind: Any, length: int, buffers: Sequence[Any], children: Sequence[_Column] = ()
+) -> _Column:
+    """A None among `buffers` is a validity bitmap, which nothing here needs."""
+    arrays = [child.array for child in children]
+    array = na.c_array_from_buffers(kind, length, buffers, children=arrays)
+    inner = chain.from_iterable(child.buffers for child in children)
+    return _Column(array, (*(each for each in buffers if each is not None), *inner))
+
+
+def _body(buffers: Iterable[Any]) -> list[Chunk]:
+    """The body of a record batch's message: every buffer, padded; the large ones not copied."""
+    chunks: list[Chunk] = []
+    small = bytearray()
+    for buffer in buffers:
+        content = np.frombuffer(buffer, np.uint8).data
+        if content.nbytes < _COPIED_BYTES:
+            small += content
+        else:
+            chunks += [bytes(small), content]
+            small.clear()
+        small += bytes(-content.nbytes % _ALIGNMENT)
+    return [chunk for chunk in (*chunks, bytes(small)) if chunk]
+
+
 def _bytes_of(row: TextVectors) -> int:
     vectors = [each.values.nbytes for each in (row.dense, row.colbert) if each is not None]
     sparse = 0 if row.sparse is None else row.sparse.indices.size * (_INDEX_BYTES + _WEIGHT_BYTES)
     return sum(vectors) + sparse + (0 if row.muvera is None else row.muvera.nbytes)
 
 
-def _columns(first_id: int, rows: Sequence[TextVectors]) -> Iterator[tuple[str, Any]]:
+def _columns(first_id: int, rows: Sequence[TextVectors]) -> Iterator[tuple[str, _Column | None]]:
     """Each column of the batch; None where the answer has no such column."""
     yield "id", _flat(np.arange(first_id, first_id + len(rows)))
     dense = [row.dense for row in rows if row.dense is not None]
@@ -151,38 +197,37 @@ def _columns(first_id: int, rows: Sequence[TextVectors]) -> Iterator[tuple[str, 
             yield f"{kind}_tokens", None if names[0] is None else _strings(names)
 
 
-def _flat(values: npt.NDArray[Any]) -> Any:
-    buffers = [None, np.ascontiguousarray(values)]
-    return na.c_array_from_buffers(_type(values.dtype.name), len(values), buffers)
+def _flat(values: npt.NDArray[Any]) -> _Column:
+    return _column(_type(values.dtype.name), len(values), [None, np.ascontiguousarray(values)])
 
 
-def _vectors(matrix: npt.NDArray[Any]) -> Any:
+def _vectors(matrix: npt.NDArray[Any]) -> _Column:
     """A fixed-size list for each row of `[rows, width]`."""
     rows, width = matrix.shape
     kind = _vector_type(matrix.dtype.name, width)
-    return na.c_array_from_buffers(kind, rows, [None], children=[_flat(matrix.reshape(-1))])
+    return _column(kind, rows, [None], [_flat(matrix.reshape(-1))])
 
 
-def _lists(kind: Any, sizes: Sequence[int], items: Any) -> Any:
+def _lists(kind: Any, sizes: Sequence[int], items: _Column) -> _Column:
     """A list for each size, of the next so many items."""
     offsets = np.fromiter(accumulate(sizes, initial=0), np.int32)
-    return na.c_array_from_buffers(kind, len(sizes), [None, offsets], children=[items])
+    return _column(kind, len(sizes), [None, offsets], [items])
 
 
-def _sparse(vectors: Sequence[SparseVector]) -> Any:
+def _sparse(vectors: Sequence[SparseVector]) -> _Column:
     sizes = [len(each.values) for each in vectors]
     weight, weights = _weight_types()
     indices = _flat(_joined([each.indices for each in vectors]).astype(np.uint32))
     values = _flat(_joined([each.values for each in vectors]))
-    pairs = na.c_array_from_buffers(weight, sum(sizes), [None], children=[indices, values])
+    pairs = _column(weight, sum(sizes), [None], [indices, values])
     return _lists(weights, sizes, pairs)
 
 
-def _strings(lists: Sequence[list[str]]) -> Any:
+def _strings(lists: Sequence[list[str]]) -> _Column:
     encoded = [text.encode() for texts in lists for text in texts]
     offsets = np.fromiter(accumulate(map(len, encoded), initial=0), np.int32)
     buffers = [None, offsets, b"".join(encoded)]
-    items = na.c_array_from_buffers(_type("string"), len(encoded), buffers)
+    items = _column(_type("string"), len(encoded), buffers)
     return _lists(_list_type("string"), [len(texts) for texts in lists], items)
 
 
