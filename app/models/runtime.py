@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
 from functools import partial
@@ -78,35 +78,41 @@ class ModelFolders:
 
 def locate_models(settings: Settings, status: DownloadStatus | None = None) -> ModelFolders:
     """Find the models, each in its own revision; what is not on the disk is fetched."""
-    hub = Hub(settings.hub_cache, None, settings.hf_hub_offline, status or DownloadStatus())
+    # Made only where it is needed: without a home folder there is no cache.
+    hub = partial(_hub, settings, status or DownloadStatus())
     return ModelFolders(
-        _locate(settings.embedding_model, replace(hub, revision=settings.model_revision)),
+        _locate(settings.embedding_model, settings.model_revision, hub),
         _locate_unless(
-            {settings.embedding_model},
-            settings.dense_model,
-            replace(hub, revision=settings.dense_model_revision),
+            {settings.embedding_model}, settings.dense_model, settings.dense_model_revision, hub
         ),
         _locate_unless(
             {LATE_INTERACTION, NO_RERANKER},
             settings.reranker_model,
-            replace(hub, revision=settings.reranker_model_revision),
+            settings.reranker_model_revision,
+            hub,
         ),
     )
 
 
-def _locate_unless(no_models: set[str], name: str, hub: Hub) -> Path | None:
+def _hub(settings: Settings, status: DownloadStatus, revision: str | None) -> Hub:
+    return Hub(settings.hub_cache, revision, settings.hf_hub_offline, status)
+
+
+def _locate_unless(
+    no_models: set[str], name: str, revision: str | None, hub: Callable[[str | None], Hub]
+) -> Path | None:
     """The folder of `name`, or None where it is no model of its own."""
     if name not in no_models:
-        return _locate(name, hub)
-    _warn_of_revision(name, hub.revision)
+        return _locate(name, revision, hub)
+    _warn_of_revision(name, revision)
     return None
 
 
-def _locate(name: str, hub: Hub) -> Path:
+def _locate(name: str, revision: str | None, hub: Callable[[str | None], Hub]) -> Path:
     folder = local_folder(name)
     if not folder.is_dir():
-        return locate(name, hub)
-    _warn_of_revision(name, hub.revision)
+        return locate(name, hub(revision))
+    _warn_of_revision(name, revision)
     return folder
 
 
