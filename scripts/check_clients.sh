@@ -6,18 +6,16 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 [[ "${1:-}" == "--record" ]] && export RECORD_CLIENTS=1
-scripts/test_environment.sh .venv-tests
 environment=.venv-clients
-wanted=$(cat requirements-clients.txt tests/clients/package*.json | sha256sum)
-if [[ "$(cat "$environment/installed" 2>/dev/null)" != "$wanted" ]]; then
-  echo "Installing the clients into $environment (a few minutes) ..."
-  rm -rf "$environment"
-  "${PYTHON:-python3}" -m venv "$environment"
-  "$environment/bin/pip" install --quiet --no-deps -r requirements-clients.txt
+scripts/test_environment.sh .venv-tests
+scripts/pinned_environment.sh "$environment" requirements-clients.txt
+wanted=$(cat tests/clients/package*.json | sha256sum)
+if [[ "$(cat "$environment/node/installed" 2>/dev/null)" != "$wanted" ]]; then
+  rm -rf "$environment/node"
   mkdir "$environment/node"
   cp tests/clients/package*.json "$environment/node"
   npm ci --prefix "$environment/node" --no-audit --no-fund
-  echo "$wanted" > "$environment/installed"
+  echo "$wanted" > "$environment/node/installed"
 fi
 installed=$SECONDS
 HF_HUB_OFFLINE=1 .venv-tests/bin/python -m pytest -q tests/clients

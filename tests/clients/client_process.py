@@ -1,14 +1,12 @@
 """The examples of docs/clients.md, and a process of the clients' environment that runs one."""
 
-import json
-import os
 import re
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.answering_process import AnsweringProcess, answering_process
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
@@ -41,7 +39,7 @@ EXAMPLES = {name: Example(language, code) for name, language, code in _EXAMPLE.f
 class ClientProcess:
     """Runs an example as often as wanted, pointed at one server or another."""
 
-    def __init__(self, example: Example, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, example: Example, process: AnsweringProcess) -> None:
         self._code = example.code
         self._process = process
 
@@ -56,40 +54,14 @@ class ClientProcess:
         for old, new in replaced:
             assert old in code, f"{old} is not in the example"
             code = code.replace(old, new)
-        line = json.dumps({"code": code.replace(ADDRESS, url), "texts": texts})
-        self._process.stdin.write(f"{line}\n")
-        self._process.stdin.flush()
+        self._process.send(code=code.replace(ADDRESS, url), texts=texts)
 
     def result(self) -> dict:
-        line = self._process.stdout.readline()
-        assert line, "the client's process has ended"
-        found: dict = json.loads(line)
-        return found
+        return self._process.answer()
 
 
 @contextmanager
 def client_process(example: Example) -> Iterator[ClientProcess]:
     """Start a process for one example; end it when the block ends."""
-    # Offline, the hub's library asks no server at all.
-    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
-    environment |= _ALONE
-    with (
-        tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(
-            _COMMANDS[example.language],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        ) as process,
-    ):
-        try:
-            yield ClientProcess(example, process)
-        except BaseException as error:
-            errors.seek(0)
-            error.add_note(errors.read()[-4000:])
-            raise
-        finally:
-            process.stdin.close()
-            process.kill()
+    with answering_process(_COMMANDS[example.language], **_ALONE) as process:
+        yield ClientProcess(example, process)

@@ -12,7 +12,7 @@ from launcher.venv import Venv, digest_of
 from tests.support.server import REPOSITORY
 
 BASH = shutil.which("bash") or "bash"
-_FOLDERS = ("app", "tools", "launcher")
+_FOLDERS = ("app", "tools", "launcher", "examples")
 _INSTALLED = {
     "cpu": ("requirements-torch-cpu.lock", "requirements.lock"),
     "demo": ("requirements-demo.txt",),
@@ -55,12 +55,20 @@ def start_demo(checkout: Path, **settings: str) -> "subprocess.Popen[str]":
     )
 
 
-def run_command(command: Sequence[str], checkout: Path) -> str:
-    """Run it as a reader would who has installed the client; what it printed."""
+def run_command(command: Sequence[str], checkout: Path, url: str) -> str:
+    """Run it as a reader would who has installed the client; what it printed.
+
+    The service that `examples/` ask is at `url`.
+    """
     done = subprocess.run(
         command,
         cwd=checkout,
-        env=_bare(checkout) | {"PYTHONPATH": str(REPOSITORY / "client" / "src")},
+        env=_bare(checkout)
+        | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": str(REPOSITORY / "client" / "src"),
+            "SMART_EMBEDDER_URL": url,
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -1,0 +1,144 @@
+"""Hybrid search with LangChain: its Qdrant store finds by dense and sparse vectors, /rerank ranks.
+
+pip install ./client langchain-core langchain-qdrant
+
+QDRANT_URL is the address of a server, or ":memory:"; without it, files in the folder qdrant-data
+are used. SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say where the service is, and its token if it
+asks for one.
+"""
+
+import os
+import uuid
+from collections.abc import Sequence
+from contextlib import closing
+
+from langchain_core.callbacks import Callbacks
+from langchain_core.documents import BaseDocumentCompressor, Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.runnables import Runnable, RunnableLambda, RunnablePassthrough
+from langchain_qdrant import QdrantVectorStore, RetrievalMode
+from langchain_qdrant.sparse_embeddings import SparseEmbeddings, SparseVector
+from pydantic import ConfigDict
+from qdrant_client import QdrantClient, models
+from smart_embedder_client import Client
+
+PASSAGES = [
+    "Error E42: the pump is blocked. Clean the filter and start again.",
+    "Error E43: the lid is open. Close it until it clicks.",
+    "Descale the machine every month, or more often where the water is hard.",
+    "The guarantee covers two years from the day of purchase.",
+]
+QUESTION = "The display shows E42, what should I do?"
+COLLECTION = "langchain"
+
+
+class Dense(Embeddings):
+    """The service's dense vectors."""
+
+    def __init__(self, service: Client) -> None:
+        self._service = service
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """One vector for each text."""
+        return self._service.embed(texts, return_sparse=False, return_colbert=False).dense.tolist()
+
+    def embed_query(self, text: str) -> list[float]:
+        """The vector of a question."""
+        return self.embed_documents([text])[0]
+
+
+class Sparse(SparseEmbeddings):
+    """The service's sparse vectors."""
+
+    def __init__(self, service: Client) -> None:
+        self._service = service
+
+    def embed_documents(self, texts: list[str]) -> list[SparseVector]:
+        """One vector for each text."""
+        vectors = self._service.embed(texts, return_dense=False, return_colbert=False).sparse
+        return [
+            SparseVector(indices=each.indices.tolist(), values=each.values.tolist())
+            for each in vectors
+        ]
+
+    def embed_query(self, text: str) -> SparseVector:
+        """The vector of a question."""
+        return self.embed_documents([text])[0]
+
+
+class Reranker(BaseDocumentCompressor):
+    """The service's reranker."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    service: Client
+    top_n: int = 10
+
+    def compress_documents(
+        self,
+        documents: Sequence[Document],
+        query: str,
+        callbacks: Callbacks = None,  # noqa: ARG002
+    ) -> list[Document]:
+        """The best `top_n` documents, with their scores in the metadata."""
+        ranking = self.service.rerank(query, [each.page_content for each in documents])
+        best = zip(ranking.indices[: self.top_n].tolist(), ranking.scores.tolist())
+        return [
+            Document(
+                documents[index].page_content,
+                metadata=documents[index].metadata | {"relevance_score": score},
+            )
+            for index, score in best
+        ]
+
+
+def id_of(passage: str) -> str:
+    """It follows from the text, so what is stored already is replaced, and not stored again."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, passage))
+
+
+def connect() -> QdrantClient:
+    """The server that is named, else files in a folder."""
+    if "QDRANT_URL" in os.environ:
+        return QdrantClient(os.environ["QDRANT_URL"], api_key=os.environ.get("QDRANT_API_KEY"))
+    return QdrantClient(path="qdrant-data")
+
+
+def make_store(qdrant: QdrantClient, service: Client) -> QdrantVectorStore:
+    """A collection for both kinds of vectors, made where there is none; it fuses them by RRF."""
+    dense = Dense(service)
+    if not qdrant.collection_exists(COLLECTION):
+        width = len(dense.embed_query(QUESTION))
+        qdrant.create_collection(
+            COLLECTION,
+            {"dense": models.VectorParams(size=width, distance=models.Distance.COSINE)},
+            # bge-m3 has learned how much each word counts: no IDF.
+            {"sparse": models.SparseVectorParams()},
+        )
+    return QdrantVectorStore(
+        qdrant,
+        COLLECTION,
+        embedding=dense,
+        sparse_embedding=Sparse(service),
+        retrieval_mode=RetrievalMode.HYBRID,
+        vector_name="dense",
+        sparse_vector_name="sparse",
+    )
+
+
+def make_retriever(store: QdrantVectorStore, service: Client) -> Runnable[str, list[Document]]:
+    """A question goes in; the best 20 documents come out in the reranker's order."""
+    reranker = Reranker(service=service)
+    return {
+        "documents": store.as_retriever(search_kwargs={"k": 20}),
+        "query": RunnablePassthrough(),
+    } | RunnableLambda(lambda found: reranker.compress_documents(**found))
+
+
+if __name__ == "__main__":
+    url = os.environ.get("SMART_EMBEDDER_URL", "http://127.0.0.1:8000")
+    token = os.environ.get("SMART_EMBEDDER_TOKEN")
+    with closing(connect()) as qdrant, Client(url, token=token) as service:
+        store = make_store(qdrant, service)
+        store.add_texts(PASSAGES, ids=[id_of(passage) for passage in PASSAGES])
+        for document in make_retriever(store, service).invoke(QUESTION):
+            print(f"{document.metadata['relevance_score']:.3f}  {document.page_content}")

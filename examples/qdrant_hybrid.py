@@ -1,0 +1,110 @@
+"""Hybrid search with Qdrant: dense and sparse vectors find, ColBERT vectors rank.
+
+pip install ./client qdrant-client
+
+QDRANT_URL is the address of a server, or ":memory:"; without it, files in the folder qdrant-data
+are used. SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say where the service is, and its token if it
+asks for one.
+"""
+
+import os
+import uuid
+from contextlib import closing
+
+from qdrant_client import QdrantClient, models
+from smart_embedder_client import Client, SparseVector
+
+PASSAGES = [
+    "Error E42: the pump is blocked. Clean the filter and start again.",
+    "Error E43: the lid is open. Close it until it clicks.",
+    "Descale the machine every month, or more often where the water is hard.",
+    "The guarantee covers two years from the day of purchase.",
+]
+QUESTION = "The display shows E42, what should I do?"
+COLLECTION = "manual"
+
+
+def id_of(passage: str) -> str:
+    """It follows from the text, so what is stored already is replaced, and not stored again."""
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, passage))
+
+
+def connect() -> QdrantClient:
+    """The server that is named, else files in a folder."""
+    if "QDRANT_URL" in os.environ:
+        return QdrantClient(os.environ["QDRANT_URL"], api_key=os.environ.get("QDRANT_API_KEY"))
+    return QdrantClient(path="qdrant-data")
+
+
+def create_collection(qdrant: QdrantClient, dense_width: int, colbert_width: int) -> None:
+    """One point for each passage, with a vector of each kind."""
+    qdrant.create_collection(
+        COLLECTION,
+        vectors_config={
+            "dense": models.VectorParams(size=dense_width, distance=models.Distance.COSINE),
+            # They only order what the others find, so they need no index.
+            "colbert": models.VectorParams(
+                size=colbert_width,
+                distance=models.Distance.COSINE,
+                multivector_config=models.MultiVectorConfig(
+                    comparator=models.MultiVectorComparator.MAX_SIM
+                ),
+                hnsw_config=models.HnswConfigDiff(m=0),
+            ),
+        },
+        # bge-m3 has learned how much each word counts: no IDF.
+        sparse_vectors_config={"sparse": models.SparseVectorParams()},
+    )
+
+
+def store(qdrant: QdrantClient, service: Client, passages: list[str]) -> None:
+    """Each passage, with its vectors of all three kinds."""
+    vectors = service.embed(passages)
+    if not qdrant.collection_exists(COLLECTION):
+        create_collection(qdrant, vectors.dense.shape[1], vectors.colbert[0].shape[1])
+    qdrant.upsert(
+        COLLECTION,
+        [
+            models.PointStruct(
+                id=id_of(passage),
+                vector={
+                    "dense": dense.tolist(),
+                    "sparse": as_qdrant(sparse),
+                    "colbert": colbert.tolist(),
+                },
+                payload={"text": passage},
+            )
+            for passage, dense, sparse, colbert in zip(
+                passages, vectors.dense, vectors.sparse, vectors.colbert, strict=True
+            )
+        ],
+    )
+
+
+def search(qdrant: QdrantClient, service: Client, question: str) -> list[models.ScoredPoint]:
+    """The best 100 by dense and by sparse vectors, fused by RRF; the best 20 ranked by ColBERT."""
+    vectors = service.embed([question])
+    found = [
+        models.Prefetch(query=vectors.dense[0].tolist(), using="dense", limit=100),
+        models.Prefetch(query=as_qdrant(vectors.sparse[0]), using="sparse", limit=100),
+    ]
+    fused = models.Prefetch(
+        prefetch=found, query=models.FusionQuery(fusion=models.Fusion.RRF), limit=20
+    )
+    return qdrant.query_points(
+        COLLECTION, prefetch=fused, query=vectors.colbert[0].tolist(), using="colbert", limit=10
+    ).points
+
+
+def as_qdrant(sparse: SparseVector) -> models.SparseVector:
+    """Token ids and their weights."""
+    return models.SparseVector(indices=sparse.indices.tolist(), values=sparse.values.tolist())
+
+
+if __name__ == "__main__":
+    url = os.environ.get("SMART_EMBEDDER_URL", "http://127.0.0.1:8000")
+    token = os.environ.get("SMART_EMBEDDER_TOKEN")
+    with closing(connect()) as qdrant, Client(url, token=token) as service:
+        store(qdrant, service, PASSAGES)
+        for hit in search(qdrant, service, QUESTION):
+            print(f"{hit.score:.3f}  {hit.payload['text']}")

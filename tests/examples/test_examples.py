@@ -1,0 +1,96 @@
+"""The files of examples/, each run as its user runs it: a process, a service, and its database.
+
+They need an environment of their own: scripts/check_examples.sh makes it and runs these tests.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import REPOSITORY, RunningServer, run_server
+
+ENVIRONMENT = REPOSITORY / ".venv-examples"
+EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
+RIGHT = "Error E42: the pump is blocked. Clean the filter and start again."
+PASSAGES = 4
+TOKEN = "my-token"
+SECONDS = 180
+
+pytestmark = pytest.mark.skipif(
+    not ENVIRONMENT.is_dir(), reason="scripts/check_examples.sh makes the examples' environment"
+)
+
+
+@pytest.fixture(scope="module")
+def service(demo_checkpoint: Path, tmp_path_factory) -> Iterator[RunningServer]:
+    settings = {"EMBEDDING_MODEL": str(demo_checkpoint), "API_TOKEN": TOKEN}
+    with run_server(tmp_path_factory.mktemp("service"), **settings) as running:
+        running.wait_until_healthy()
+        yield running
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where an example keeps its data. PostgreSQL, which root starts as another user, reads it."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def run(example: Path, folder: Path, **variables: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [ENVIRONMENT / "bin" / "python", example],
+        cwd=folder,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "PYTHONPATH": str(REPOSITORY / "client" / "src"),
+            **variables,
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_an_example_ranks_the_right_passage_first_and_does_so_again(
+    example: Path, service: RunningServer, folder: Path
+) -> None:
+    variables = {"SMART_EMBEDDER_URL": service.url, "SMART_EMBEDDER_TOKEN": TOKEN}
+    first = run(example, folder, **variables)
+    stored = list(folder.iterdir())
+    second = run(example, folder, **variables)
+    for done in (first, second):
+        assert done.returncode == 0, done.stderr
+        ranked = re.findall(r"(?m)^-?\d+\.\d{3}  (.+)$", done.stdout)
+        assert len(set(ranked)) == len(ranked) == PASSAGES
+        assert ranked[0] == RIGHT
+    assert second.stdout == first.stdout
+    assert stored, "the second run was to find what the first one stored"
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_an_example_tells_its_user_that_the_token_is_wrong(
+    example: Path, service: RunningServer, folder: Path
+) -> None:
+    done = run(example, folder, SMART_EMBEDDER_URL=service.url, SMART_EMBEDDER_TOKEN="another")
+    assert done.returncode == 1
+    assert "401" in done.stderr.splitlines()[-1]
+
+
+def test_qdrants_example_works_in_memory_too(service: RunningServer, folder: Path) -> None:
+    variables = {"SMART_EMBEDDER_URL": service.url, "SMART_EMBEDDER_TOKEN": TOKEN}
+    (example,) = (each for each in EXAMPLES if each.stem == "qdrant_hybrid")
+    done = run(example, folder, QDRANT_URL=":memory:", **variables)
+    assert done.returncode == 0, done.stderr
+    assert RIGHT in done.stdout.splitlines()[0]
+    assert not list(folder.iterdir())

@@ -1,0 +1,49 @@
+"""What the files of examples/ and the pages say of them agrees with what is installed."""
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import REPOSITORY
+
+EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
+PINS = (REPOSITORY / "requirements-examples.txt").read_text()
+# Modules whose package has another name.
+PACKAGES = {"llama_index.vector_stores": "llama-index-vector-stores-qdrant"}
+PACKAGES |= {"llama_index.core": "llama-index-core", "smart_embedder_client": "./client"}
+
+
+def packages_of(example: Path) -> set[str]:
+    """What its header says to install."""
+    (line,) = re.findall(r"(?m)^pip install (.+)$", example.read_text())
+    return {each.strip('"').partition("[")[0] for each in line.split()}
+
+
+def imported_by(example: Path) -> set[str]:
+    """The packages of the modules that it imports on its first level."""
+    found = set()
+    for node in ast.parse(example.read_text()).body:
+        names = [node.module] if isinstance(node, ast.ImportFrom) else []
+        names += [each.name for each in node.names] if isinstance(node, ast.Import) else []
+        for name in names:
+            package = next((PACKAGES[each] for each in PACKAGES if name.startswith(each)), None)
+            found.add(package or name.partition(".")[0].replace("_", "-"))
+    return found - {name.replace("_", "-") for name in sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_its_header_names_what_is_tested(example: Path) -> None:
+    packages = packages_of(example)
+    assert {"./client"} <= packages
+    assert all(re.search(rf"(?m)^{each}==", PINS) for each in packages - {"./client"})
+    # Those come with the others.
+    assert imported_by(example) - {"pydantic", "qdrant-client"} <= packages
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_the_page_of_hybrid_search_leads_to_it(example: Path) -> None:
+    page = (REPOSITORY / "docs" / "hybrid-search.md").read_text()
+    assert f"](../examples/{example.name})" in page

@@ -1,0 +1,58 @@
+"""A process of another environment, which answers every line of JSON with one."""
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+
+class AnsweringProcess:
+    """Keeps its imports between questions."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+
+    def ask(self, **question: Any) -> dict:
+        self.send(**question)
+        return self.answer()
+
+    def send(self, **question: Any) -> None:
+        """Ask, and let `answer` wait."""
+        self._process.stdin.write(f"{json.dumps(question)}\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> dict:
+        line = self._process.stdout.readline()
+        assert line, "the process has ended"
+        answered: dict = json.loads(line)
+        return answered
+
+
+@contextmanager
+def answering_process(command: Sequence[str], **variables: str) -> Iterator[AnsweringProcess]:
+    """Start `command`; end it when the block ends, and show its errors with an exception."""
+    # Offline, the hub's library asks no server at all.
+    environment = {key: value for key, value in os.environ.items() if key != "HF_HUB_OFFLINE"}
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(
+            command,
+            env=environment | variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        try:
+            yield AnsweringProcess(process)
+        except BaseException as error:
+            errors.seek(0)
+            error.add_note(errors.read()[-4000:])
+            raise
+        finally:
+            process.stdin.close()
+            process.kill()
