@@ -1,6 +1,7 @@
 """Which format a client asks for: the Accept header of RFC 9110."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 
 from starlette.requests import Request
 
@@ -19,6 +20,11 @@ BINARY: Mapping[str, Callable[[EmbeddingAnswer], Iterator[Chunk]]] = {
 
 def media_type_of(request: Request) -> str:
     """The media type that the request prefers of those that are answered; JSON in doubt."""
-    wanted = preferences(", ".join(request.headers.getlist("accept")))
+    return _preferred(", ".join(request.headers.getlist("accept")))
+
+
+@lru_cache(maxsize=64)  # Clients send the same header with every request.
+def _preferred(accept: str) -> str:
+    wanted = preferences(accept)
     named = {name: wanted[name] for name in (JSON, *BINARY) if wanted.get(name)}
     return max(named, key=lambda name: named[name], default=JSON)
