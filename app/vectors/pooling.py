@@ -1,6 +1,7 @@
 """Fewer ColBERT vectors of a document: similar ones are replaced by their mean.
 
-Source: PyLate's `pool_embeddings_hierarchical`, with no protected tokens.
+Source: PyLate's `pool_embeddings_hierarchical`, with no protected tokens; its means keep their
+lengths, and these are scaled.
 """
 
 import numpy as np

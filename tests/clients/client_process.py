@@ -57,7 +57,8 @@ class ClientProcess:
         self._process.send(code=code.replace(ADDRESS, url), texts=texts)
 
     def result(self) -> dict:
-        return self._process.answer()
+        found: dict = self._process.answer()
+        return found
 
 
 @contextmanager

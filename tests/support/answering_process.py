@@ -15,7 +15,7 @@ class AnsweringProcess:
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
 
-    def ask(self, **question: Any) -> dict:
+    def ask(self, **question: Any) -> Any:
         self.send(**question)
         return self.answer()
 
@@ -24,11 +24,10 @@ class AnsweringProcess:
         self._process.stdin.write(f"{json.dumps(question)}\n")
         self._process.stdin.flush()
 
-    def answer(self) -> dict:
+    def answer(self) -> Any:
         line = self._process.stdout.readline()
         assert line, "the process has ended"
-        answered: dict = json.loads(line)
-        return answered
+        return json.loads(line)
 
 
 @contextmanager

@@ -2,6 +2,37 @@
 
 import json
 
+import numpy as np
+import pytest
+
+from app.vectors.muvera import muvera_of
+from app.vectors.pooling import pool
 from tests.vectors import record_references
+from tests.vectors.references import ENVIRONMENT, MISSING, run_references
 
 REFERENCES = json.loads(record_references.REFERENCES.read_text("utf-8"))
+
+
+class OwnFunctions:
+    """`References` by app.vectors, which the other tests here compare with the packages."""
+
+    def muvera(self, vectors: np.ndarray, side: str) -> np.ndarray:
+        return muvera_of(vectors.shape[1]).encode(vectors, side)
+
+    def pool(self, vectors: np.ndarray, factor: int) -> np.ndarray:
+        return pool(vectors, factor)
+
+
+@pytest.fixture(scope="session")
+def references():
+    """The packages themselves."""
+    if not ENVIRONMENT.is_dir():
+        pytest.skip(MISSING)
+    with run_references() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def expected(request: pytest.FixtureRequest):
+    """What makes the vectors that are expected: the packages where they are installed."""
+    return request.getfixturevalue("references") if ENVIRONMENT.is_dir() else OwnFunctions()

@@ -1,14 +1,16 @@
-"""Record what FastEmbed and PyLate make of the vectors that the tests use.
+"""Record what FastEmbed and PyLate make of some vectors, for where they are not installed.
 
     python -m tests.vectors.record_references
 
-needs fastembed 0.9.1 and pylate 1.6.0, which do not install beside the service's own packages.
+needs the environment that scripts/check_references.sh makes.
 """
 
 import json
 from pathlib import Path
 
 import numpy as np
+
+from tests.vectors.references import run_references
 
 REFERENCES = Path(__file__).with_name("references.json")
 # Every so many numbers of an encoding are recorded, so that each repetition is met.
@@ -28,22 +30,16 @@ def vectors_of(tokens: int, width: int) -> np.ndarray:
 
 
 def record() -> None:
-    # The tests, which use the vectors above, run without them.
-    import torch  # noqa: PLC0415
-    from fastembed.postprocess import Muvera  # noqa: PLC0415
-    from pylate.models import ColBERT  # noqa: PLC0415
-
     muvera, pooled = {}, {}
-    for tokens, width in SHAPES:
-        vectors, encoder = vectors_of(tokens, width), Muvera(width)
-        muvera[f"{tokens}x{width}"] = {
-            "query": encoder.process_query(vectors)[::STEP].round(7).tolist(),
-            "document": encoder.process_document(vectors)[::STEP].round(7).tolist(),
-        }
-    for factor in FACTORS:
-        vectors = torch.from_numpy(vectors_of(70, 48))
-        (own,) = ColBERT.pool_embeddings_hierarchical(None, [vectors], factor, protected_tokens=0)
-        pooled[str(factor)] = own.numpy().round(7).tolist()
+    with run_references() as references:
+        for tokens, width in SHAPES:
+            vectors = vectors_of(tokens, width)
+            muvera[f"{tokens}x{width}"] = {
+                side: references.muvera(vectors, side)[::STEP].round(7).tolist()
+                for side in ("query", "document")
+            }
+        for factor in FACTORS:
+            pooled[str(factor)] = references.pool(vectors_of(70, 48), factor).round(7).tolist()
     REFERENCES.write_text(json.dumps({"muvera": muvera, "pooled": pooled}))
 
 

@@ -13,7 +13,6 @@ from tests.vectors.record_references import FACTORS, vectors_of
 @pytest.mark.parametrize("factor", FACTORS)
 def test_pooled_vectors_are_pylates_of_unit_length(factor) -> None:
     expected = np.array(REFERENCES["pooled"][str(factor)], np.float32)
-    expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     pooled = pool(vectors_of(70, 48), factor)
     assert pooled.shape == expected.shape
     nearest = pooled @ expected.T  # PyLate's stand in the order of its labels.

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from sentence_transformers.util.quantization import quantize_embeddings
@@ -27,6 +27,16 @@ def test_eight_bits_are_restored_within_half_a_step(vectors) -> None:
     assert shifted.values.dtype == np.uint8
     np.testing.assert_array_equal(np.int16(shifted.values) - 128, made.values)
     np.testing.assert_array_equal(shifted.scales, made.scales)
+
+
+@given(arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-1, 1, width=16)))
+def test_eight_bits_are_nearly_those_of_sentence_transformers(vector) -> None:
+    """Given the vector's own range, it cuts a number off at one of 255 steps, half a step lower."""
+    assume(vector.any())
+    range_ = np.full_like(vector, np.abs(vector).max())
+    theirs = quantize_embeddings(vector[None], "int8", ranges=np.stack([-range_, range_]))
+    ours = quantize(vector, "int8").values
+    assert np.abs(np.int16(theirs[0]) - ours).max() <= 2
 
 
 @given(MATRICES)

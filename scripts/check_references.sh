@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Compares pooled vectors and MUVERA's encodings with those of PyLate and FastEmbed, in an environment
+# of their own. It needs Python 3.11 or newer.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+scripts/test_environment.sh .venv-tests
+scripts/pinned_environment.sh .venv-references requirements-torch-cpu.lock requirements-references.txt
+HF_HUB_OFFLINE=1 .venv-tests/bin/python -m pytest -q tests/vectors

@@ -1,0 +1,88 @@
+"""MUVERA and pooled vectors beside FastEmbed and PyLate themselves, over wide inputs."""
+
+import numpy as np
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from app.vectors.muvera import MUVERA_WIDTH, muvera_of
+from app.vectors.pooling import pool
+from tests.vectors.record_references import vectors_of
+
+WIDE = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+SIDES = st.sampled_from(["query", "document"])
+# FastEmbed takes no vectors of less than 16 numbers, and does not project those of 16.
+WIDTHS = st.sampled_from([16, 17, 48, 128])
+
+
+@st.composite
+def unit_vectors(draw) -> np.ndarray:
+    """Around some directions, as near as a text's tokens or as far as random ones."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    width, tokens = draw(WIDTHS), draw(st.integers(1, 90))
+    centers = random.standard_normal((draw(st.integers(1, 12)), width))
+    spread = draw(st.sampled_from([0.01, 0.1, 0.4, 1, 4]))
+    vectors = centers[random.integers(len(centers), size=tokens)]
+    vectors = vectors + spread * random.standard_normal((tokens, width))
+    return np.float32(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+
+
+@WIDE
+@given(vectors=unit_vectors(), side=SIDES)
+def test_encodings_are_fastembeds(references, vectors, side) -> None:
+    ours = muvera_of(vectors.shape[1]).encode(vectors, side)
+    assert ours.shape == (MUVERA_WIDTH,)
+    np.testing.assert_allclose(ours, references.muvera(vectors, side), rtol=0, atol=1e-5)
+
+
+@WIDE
+@given(
+    vectors=WIDTHS.flatmap(
+        lambda width: arrays.arrays(
+            np.float32,
+            st.tuples(st.integers(1, 12), st.just(width)),
+            elements=st.sampled_from([0, 1, -1, 0.5, -0.25, 1e-3]),
+        )
+    ),
+    side=SIDES,
+)
+def test_encodings_are_fastembeds_where_numbers_are_zero_and_vectors_are_equal(
+    references, vectors, side
+) -> None:
+    ours = muvera_of(vectors.shape[1]).encode(vectors, side)
+    np.testing.assert_allclose(ours, references.muvera(vectors, side), rtol=1e-6, atol=1e-5)
+
+
+@WIDE
+@given(vectors=unit_vectors(), factor=st.integers(2, 40), seed=st.integers(0, 2**32))
+def test_pooled_vectors_are_pylates(references, vectors, factor, seed) -> None:
+    expected = references.pool(vectors, factor)
+    noise = np.random.default_rng(seed).standard_normal(vectors.shape) * 1e-6
+    shaken = references.pool(np.float32(vectors + noise), factor)
+    # Where the last digit decides which clusters are joined, two libraries may differ.
+    assume(shaken.shape == expected.shape and np.allclose(shaken, expected, atol=1e-4))
+    assert_same_vectors(pool(vectors, factor), expected)
+
+
+def test_a_long_text_is_pooled_and_encoded_as_a_short_one(references) -> None:
+    vectors = vectors_of(700, 256)
+    assert_same_vectors(pool(vectors, 2), references.pool(vectors, 2))
+    encoding = muvera_of(256).encode(vectors, "document")
+    np.testing.assert_allclose(encoding, references.muvera(vectors, "document"), atol=1e-5)
+
+
+@given(tokens=st.integers(2, 40), factor=st.integers(2, 40))
+def test_of_equal_vectors_pylate_leaves_fewer(references, tokens, factor) -> None:
+    equal = np.tile(np.float32([0, 1, 0, 0]), (tokens, 1))
+    expected = references.pool(equal, factor)
+    ours = pool(equal, factor)
+    assert 1 <= len(expected) <= len(ours) == max(tokens // factor, 1)
+    np.testing.assert_allclose(ours, np.broadcast_to(expected[:1], ours.shape), atol=1e-6)
+
+
+def assert_same_vectors(ours: np.ndarray, expected: np.ndarray) -> None:
+    """In any order: PyLate's stand in the order of its labels."""
+    assert ours.shape == expected.shape
+    nearest = (ours @ expected.T).argmax(axis=1)
+    assert sorted(nearest) == list(range(len(expected)))
+    np.testing.assert_allclose(ours, expected[nearest], rtol=0, atol=2e-5)
