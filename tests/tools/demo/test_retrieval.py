@@ -1,8 +1,8 @@
 """The demo finds the right passage by each kind of vector, and best by all of them together.
 
-The 120 passages hold several on every topic that can be mistaken for one another; the 77 questions
-are put as people put them. A score is bge-m3's own; the fused one weighs the three alike, which is
-FlagEmbedding's default.
+The 120 passages hold several on every topic that can be mistaken for one another; the 120
+questions, one for each, are put as people put them. A score is bge-m3's own; the fused one weighs
+the three alike, which is FlagEmbedding's default.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ def right_first(scores: np.ndarray) -> int:
 
 def test_the_set_is_large_and_sound():
     assert len(set(PASSAGES)) == len(PASSAGES) == 120
-    assert len(set(QUESTIONS)) == len(QUESTIONS) == 77
+    assert len(set(QUESTIONS)) == len(QUESTIONS) == 120
     assert len(set(ANSWERS)) == len(ANSWERS)
     assert all(0 <= answer < len(PASSAGES) for answer in ANSWERS)
 
