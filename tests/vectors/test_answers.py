@@ -18,12 +18,13 @@ from tests.support.server import RunningServer, run_server
 from tests.support.texts import varied_texts
 
 TEXTS = [*varied_texts(5), ""]
+FEWER = {"colbert_pool_factor": 2, "muvera": "document"}
 OPTIONS: list[dict[str, Any]] = [
     *[{"muvera": "query"}, {"muvera": "document", "return_colbert": False}],
     *[{"colbert_pool_factor": factor} for factor in (2, 3)],
     *[{"output_dtype": dtype} for dtype in ("float16", "bfloat16", "int8", "uint8")],
     *[{"output_dtype": "binary"}, {"output_dtype": "ubinary", "return_dense": False}],
-    {"output_dtype": "int8", "colbert_pool_factor": 2, "muvera": "document"},
+    {"output_dtype": "int8", **FEWER},
     {"output_dtype": "ubinary", "colbert_pool_factor": 3, "muvera": "document"},
 ]
 STEPS = {"float32": 0, "float16": 2**-11, "bfloat16": 2**-8}
@@ -78,7 +79,7 @@ def test_in_one_batch_with_other_requests_each_gets_what_it_asked_for(
             asked = [threads.submit(client.embed, TEXTS, **each) for each in OPTIONS]
             plain = threads.submit(client.embed, TEXTS)
             openai = threads.submit(openai_answer, server, output_dtype="int8")
-            bits = threads.submit(openai_answer, server, embedding_type="ubinary")
+            bits = threads.submit(openai_answer, server, embedding_type="ubinary", **FEWER)
             cohere = threads.submit(cohere_answer, server)
             server.wait_for_metric("embedding_queue_size", len(OPTIONS) + 4)
         finally:
@@ -87,7 +88,7 @@ def test_in_one_batch_with_other_requests_each_gets_what_it_asked_for(
             assert_made_of(whole, each.result(), options, expected)
         assert_made_of(whole, plain.result(), {}, expected)
         assert_made_of(whole, openai.result(), {"output_dtype": "int8"}, expected)
-        assert_made_of(whole, bits.result(), {"output_dtype": "ubinary"}, expected)
+        assert_made_of(whole, bits.result(), {"output_dtype": "ubinary", **FEWER}, expected)
         for dtype, answer in cohere.result().items():
             assert_made_of(whole, answer, {"output_dtype": dtype}, expected)
         assert first.result().dense.shape == (1, whole.dense.shape[1])
@@ -106,20 +107,23 @@ def openai_answer(server: RunningServer, **options: Any) -> SimpleNamespace:
         dense_scale=[item.get("scale") for item in items],
         colbert=[np.array(item["colbert"]) for item in items],
         colbert_scale=[np.array(item.get("colbert_scale")) for item in items],
-        muvera=None,
+        muvera=[item["muvera"] for item in items] if "muvera" in options else None,
     )
 
 
 def cohere_answer(server: RunningServer) -> dict[str, SimpleNamespace]:
-    """Cohere's API, for each of its types that needs no scale."""
+    """Cohere's API, for each of its types; the largest number of a vector is 127, so no scale."""
     body = {"texts": TEXTS, "input_type": "search_document"}
-    body |= {"embedding_types": ["float", "binary", "ubinary"]}
+    body |= {"embedding_types": ["float", "int8", "uint8", "binary", "ubinary"]}
     answer = httpx2.post(f"{server.url}/v2/embed", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     made = answer.json()["embeddings"]
     made["float32"] = made.pop("float")
+    scales = np.abs(made["float32"]).max(axis=1) / 127
     return {
-        dtype: SimpleNamespace(dense=np.array(vectors), dense_scale=None, colbert=None, muvera=None)
+        dtype: SimpleNamespace(
+            dense=np.array(vectors), dense_scale=scales, colbert=None, muvera=None
+        )
         for dtype, vectors in made.items()
     }
 

@@ -18,7 +18,15 @@ from app.api.dialects.openai_schemas import (
     OpenAIModels,
 )
 from app.api.dialects.work import embed, embedder_of, input_type_of
-from app.api.handler import Call, Operation, ServiceDep, get_and_head, respond
+from app.api.formats.answer import TextVectors, VectorOptions, vectors_of
+from app.api.handler import (
+    LARGE_RESPONSE_BYTES,
+    Call,
+    Operation,
+    ServiceDep,
+    get_and_head,
+    respond,
+)
 from app.api.model_catalogue import ModelCatalogue, ServedModel
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import OPENAI_EMBEDDINGS, Dialect
@@ -31,8 +39,7 @@ from app.api.rendering import (
     truncations_as_json,
 )
 from app.engine import EmbeddingOptions
-from app.engine.types import EmbeddingResult, Outputs, TextEmbedding
-from app.vectors.quantization import OutputDtype, quantize
+from app.engine.types import EmbeddingResult, Outputs
 
 router = APIRouter(tags=["OpenAI"], dependencies=[BEARER])
 
@@ -57,18 +64,28 @@ async def _embed(body: OpenAIEmbeddingRequest, call: Call) -> Response:
     of_path = "model" in call.request.path_params
     model = embedder_of(call) if of_path else call.service.catalogue.embedder(body.model)
     body.check()
-    as_base64, dtype = body.as_base64, body.dtype
+    as_base64, wanted = body.as_base64, _vector_options(body)
     result = await embed(
         call,
         body.input,
-        Outputs(True, bool(body.return_sparse), bool(body.return_colbert)),
+        wanted.needed,
         field="input",
         model=model,
         options=_options(body, call, model),
         normalize=body.given("normalize", "normalized") is not False,
     )
-    render = partial(_render, result, model, dtype=dtype, as_base64=as_base64)
-    return await call.render(render, estimate_bytes([], result))
+    render = partial(_render, result, model, wanted, as_base64=as_base64)
+    estimated_bytes = estimate_bytes([], result)
+    if wanted.take_long:  # However small the answer is.
+        estimated_bytes = max(estimated_bytes, LARGE_RESPONSE_BYTES)
+    return await call.render(render, estimated_bytes)
+
+
+def _vector_options(body: OpenAIEmbeddingRequest) -> VectorOptions:
+    outputs = Outputs(True, bool(body.return_sparse), bool(body.return_colbert))
+    options = VectorOptions(outputs, body.dtype, body.colbert_pool_factor, body.muvera)
+    options.check(queries=body.known_input_type == "query")
+    return options
 
 
 def _options(body: OpenAIEmbeddingRequest, call: Call, model: ServedModel) -> EmbeddingOptions:
@@ -85,12 +102,12 @@ def _options(body: OpenAIEmbeddingRequest, call: Call, model: ServedModel) -> Em
 
 
 def _render(
-    result: EmbeddingResult, model: ServedModel, *, dtype: OutputDtype, as_base64: bool
+    result: EmbeddingResult, model: ServedModel, wanted: VectorOptions, *, as_base64: bool
 ) -> Iterator[bytes]:
     yield b'{"object":"list","data":['
     for index, embedding in enumerate(result.embeddings):
         yield b'%s{"object":"embedding","index":%d' % (b"," if index else b"", index)
-        yield from _render_vectors(embedding, dtype=dtype, as_base64=as_base64)
+        yield from _render_vectors(vectors_of(embedding, wanted), as_base64=as_base64)
         yield b"}"
     trailer: dict[str, Any] = {
         "model": model.name,
@@ -101,25 +118,23 @@ def _render(
     yield b"]," + orjson.dumps(trailer)[1:]
 
 
-def _render_vectors(
-    embedding: TextEmbedding, *, dtype: OutputDtype, as_base64: bool
-) -> Iterator[bytes]:
-    if embedding.dense is not None:
-        dense = quantize(embedding.dense, dtype)
-        values = dense.values
+def _render_vectors(vectors: TextVectors, *, as_base64: bool) -> Iterator[bytes]:
+    dense, colbert = vectors.dense, vectors.colbert
+    if dense is not None:
         yield b',"embedding":'
-        yield base64_of(values) if as_base64 else orjson.dumps(values, option=OPTIONS)
+        yield base64_of(dense.values) if as_base64 else orjson.dumps(dense.values, option=OPTIONS)
         if dense.scales is not None:
             yield b',"scale":' + orjson.dumps(dense.scales[()], option=OPTIONS)
-    if embedding.sparse is not None:
+    if vectors.sparse is not None:
         yield b',"sparse":'
-        yield orjson.dumps(sparse_as_json(embedding.sparse, as_indices=True), option=OPTIONS)
-    if embedding.colbert is not None:
-        colbert = quantize(embedding.colbert, dtype)
+        yield orjson.dumps(sparse_as_json(vectors.sparse, as_indices=True), option=OPTIONS)
+    if colbert is not None:
         yield b',"colbert":'
         yield from render_matrix(colbert.values)
         if colbert.scales is not None:
             yield b',"colbert_scale":' + orjson.dumps(colbert.scales, option=OPTIONS)
+    if vectors.muvera is not None:
+        yield b',"muvera":' + orjson.dumps(vectors.muvera, option=OPTIONS)
 
 
 EMBEDDINGS = Operation(Dialect.OPENAI, OPENAI_EMBEDDINGS, "input", OpenAIEmbeddingRequest, _embed)

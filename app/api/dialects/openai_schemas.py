@@ -11,6 +11,8 @@ from app.api.schemas import PROMPT_SCHEMA, ForeignRequest
 from app.engine import TruncationOptions
 from app.engine.options import InputType, Side
 from app.errors import InvalidRequestError
+from app.vectors.muvera import MuveraSide
+from app.vectors.pooling import MAX_POOL_FACTOR
 from app.vectors.quantization import OutputDtype
 
 _EXAMPLE: dict[str, JsonValue] = {"input": ["What is hybrid search?"]}
@@ -98,6 +100,12 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     return_colbert: Annotated[
         bool | None, Field(description="One vector for each token, too: an extension.")
     ] = None
+    colbert_pool_factor: Annotated[
+        int | None, Field(ge=2, le=MAX_POOL_FACTOR, description="As in /embeddings/: an extension.")
+    ] = None
+    muvera: Annotated[MuveraSide | None, Field(description="As in /embeddings/: an extension.")] = (
+        None
+    )
     truncate_prompt_tokens: _Refused = None
     late_chunking: _Refused = None
     return_multivector: _Refused = None
@@ -189,6 +197,7 @@ class OpenAIEmbedding(BaseModel):
     sparse: SparseIndices | None = None
     colbert: list[list[float]] | None = None
     colbert_scale: list[float] | None = None
+    muvera: list[float] | None = None
 
 
 class OpenAIEmbeddings(BaseModel):

@@ -110,6 +110,9 @@ def test_a_query_gets_the_models_prompt_where_it_has_one(full, client) -> None:
         *[{"embedding_type": "float", "encoding_format": "base64"}],
         *[{"task": "retrieval.query", "input_type": "document"}],
         *[{"dimensions": 64, "output_dimension": 32}],
+        *[{"colbert_pool_factor": 2}, {"colbert_pool_factor": 1, "return_colbert": True}],
+        *[{"colbert_pool_factor": 2, "return_colbert": True, "input_type": "query"}],
+        *[{"muvera": "both"}],
     ],
 )
 def test_what_would_change_the_numbers_and_cannot_be_had_is_an_error(client, extra) -> None:
@@ -153,6 +156,20 @@ def test_fewer_bits_are_the_native_ones(client, field, kind) -> None:
         dtype = np.uint8 if kind.startswith("u") else np.int8
         decoded = np.frombuffer(base64.b64decode(raw["embedding"]), dtype)
         assert decoded.tolist() == ours["dense"]
+
+
+def test_fewer_vectors_are_the_native_ones(client) -> None:
+    options = {"colbert_pool_factor": 2, "muvera": "document", "return_colbert": True}
+    body = {"sentences": TEXTS, "return_sparse": False} | options
+    expected = client.post("/embeddings/", json=body).json()["data"]
+    answer = post(client, input=TEXTS, **options)["data"]
+    alone = post(client, input=TEXTS, muvera="document", encoding_format="base64")["data"]
+    for item, muvera, native_item in zip(answer, alone, expected, strict=True):
+        assert [item[name] for name in ("colbert", "muvera")] == [
+            native_item["embeddings"][name] for name in ("colbert", "muvera")
+        ]
+        assert muvera["muvera"] == item["muvera"]
+        assert list(muvera) == ["object", "index", "embedding", "muvera"]
 
 
 @pytest.mark.parametrize("kind", ["base64", ["base64"]])
