@@ -1,19 +1,32 @@
 """`python -m app` serves; `python -m app --help` lists the flags."""
 
 import sys
+from importlib import metadata
 
 from app.settings.flags import parse_flags
 
+# What the client's package adds: ingest and search.
+_COMMANDS = "smart_embedder.commands"
+
 
 def main() -> None:
-    """Serve, with the settings that the command line gives."""
+    """Serve, with the settings that the command line gives, or run a command of the client."""
     arguments = sys.argv[1:]
+    if arguments and not arguments[0].startswith("-"):
+        _run_command(arguments[0])
     if {"-h", "--help"} & {*arguments}:
         parse_flags(["--help"])  # Exits; importing the service takes longer.
     from app.main import create_app  # noqa: PLC0415 - see above
     from app.server.process import run  # noqa: PLC0415
 
     run(create_app, arguments)
+
+
+def _run_command(name: str) -> None:
+    """Run and end, if a package has such a command."""
+    for command in metadata.entry_points(group=_COMMANDS, name=name):
+        if command.name != "serve":  # That is this package's own.
+            sys.exit(command.load()())
 
 
 if __name__ == "__main__":

@@ -22,12 +22,16 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, checkout / name, ignore=NOT_PACKAGED)
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, checkout)
+    install(checkout, folder)
+    return folder
+
+
+def install(checkout: Path, folder: Path) -> None:
     offline = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "-q", *offline, "--target", folder, checkout],
         check=True,
     )
-    return folder
 
 
 def run(installed: Path, *command: str | Path) -> str:
@@ -59,3 +63,26 @@ def test_the_kernels_can_be_built_of_it(installed: Path) -> None:
     names = {path.name for path in (ROOT / ops / "csrc").glob("*.*") if path.suffix != ".so"}
     assert {path.name for path in (installed / ops / "csrc").iterdir()} == names
     assert (installed / ops / "requirements-kernels.txt").is_file()
+
+
+def test_the_service_and_the_client_share_one_command(installed: Path, tmp_path: Path) -> None:
+    """Whichever of the two packages is installed last, its command knows those of the other."""
+    client, folder = tmp_path / "client", tmp_path / "installed"
+    shutil.copytree(ROOT / "client", client, ignore=NOT_PACKAGED)
+    install(client, folder)
+    both = os.pathsep.join(map(str, (installed, folder)))
+    for package in (installed, folder):
+        command = [sys.executable, package / "bin" / "smart-embedder"]
+        for arguments, told in (
+            (["--help"], "--max-queue-size"),
+            (["search", "--help"], "--rescore"),
+        ):
+            done = subprocess.run(
+                [*command, *arguments],
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": both},
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            assert told in done.stdout

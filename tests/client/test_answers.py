@@ -118,6 +118,14 @@ def test_a_ranking(client, plain) -> None:
         equal(scores, [each["parts"][name] for each in told], "float32")
 
 
+def test_tokens_are_counted(client, plain) -> None:
+    counts = client.count_tokens(["search", "", "search river"])
+    assert counts == client.count_tokens(["search", "", "search river"], model="tiny-m3")
+    assert counts[1] == 0 < counts[0] < counts[2]
+    with pytest.raises(SmartEmbedderError, match=r"404 .*"):
+        client.count_tokens(["search"], model="another")
+
+
 def test_health(client) -> None:
     health = client.health()
     assert (health.ready, health.status, health.reason) == (True, "healthy", None)

@@ -34,6 +34,9 @@ def make_checkout(folder: Path) -> Path:
     # Not a link, which would not be seen as part of the environment that is really used.
     environment.python.write_text(f'#!{BASH}\nexec "{sys.executable}" "$@"\n')
     environment.python.chmod(0o755)
+    command = environment.python.with_name("smart-embedder")
+    command.write_text(f'#!{BASH}\nexec "{sys.executable}" -m smart_embedder_client "$@"\n')
+    command.chmod(0o755)
     for name, files in _INSTALLED.items():
         environment.stamp(name).write_text(digest_of(*(folder / file for file in files)))
     return folder
@@ -65,7 +68,7 @@ def run_command(command: Sequence[str], checkout: Path, url: str) -> str:
         cwd=checkout,
         env=_bare(checkout)
         | {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join(map(str, _programs(checkout))),
             "PYTHONPATH": str(REPOSITORY / "client" / "src"),
             "SMART_EMBEDDER_URL": url,
         },
@@ -76,6 +79,11 @@ def run_command(command: Sequence[str], checkout: Path, url: str) -> str:
     )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     return done.stdout
+
+
+def _programs(checkout: Path) -> tuple[Path | str, ...]:
+    """Where the commands of the client and of Python's packages are, before all others."""
+    return Venv(checkout / ".venv").python.parent, Path(sys.executable).parent, os.environ["PATH"]
 
 
 def _bare(checkout: Path) -> dict[str, str]:

@@ -190,6 +190,15 @@ def _ranking(
     )
 
 
+def read_counts(response: httpx.Response) -> list[int]:
+    """An answer of /tokenize; raises `SmartEmbedderError` for any other one."""
+    check_status(response)
+    try:
+        return [len(tokens) for tokens in response.json()]
+    except _MALFORMED as error:
+        raise unexpected_answer(response, f"the tokens cannot be read: {error!r}") from error
+
+
 def read_health(response: httpx.Response) -> Health:
     """An answer of /health, whatever it says; raises `SmartEmbedderError` for any other one."""
     told = json_object(response)

@@ -67,6 +67,16 @@ class AsyncClient:
         """
         return await self._send(calls.rerank_call(query, passages, options, priority))
 
+    async def count_tokens(self, texts: Sequence[str], *, model: str | None = None) -> list[int]:
+        """How many tokens each text has for a model, the dense one unless named.
+
+        Special tokens are left out.
+
+        Raises:
+            SmartEmbedderError: The service refused the request, or did not answer.
+        """
+        return await self._send(calls.count_call(texts, model))
+
     async def health(self) -> Health:
         """Whether the service is ready; asked once.
 

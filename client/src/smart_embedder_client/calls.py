@@ -11,6 +11,7 @@ from smart_embedder_client.answers import (
     Embeddings,
     Health,
     Ranking,
+    read_counts,
     read_embeddings,
     read_health,
     read_ranking,
@@ -49,6 +50,12 @@ def rerank_call(
     """The request for the order of `passages`."""
     body = {"query": query, "passages": _texts(passages), **options}
     return Call("POST", "/rerank", read_ranking, body, _priority(priority))
+
+
+def count_call(texts: Sequence[str], model: str | None) -> Call[list[int]]:
+    """The request for the number of tokens of each text."""
+    path = "/tokenize" if model is None else f"/models/{model}/tokenize"
+    return Call("POST", path, read_counts, {"inputs": _texts(texts), "add_special_tokens": False})
 
 
 def health_call() -> Call[Health]:

@@ -65,6 +65,16 @@ class Client:
         """
         return self._send(calls.rerank_call(query, passages, options, priority))
 
+    def count_tokens(self, texts: Sequence[str], *, model: str | None = None) -> list[int]:
+        """How many tokens each text has for a model, the dense one unless named.
+
+        Special tokens are left out.
+
+        Raises:
+            SmartEmbedderError: The service refused the request, or did not answer.
+        """
+        return self._send(calls.count_call(texts, model))
+
     def health(self) -> Health:
         """Whether the service is ready; asked once.
 

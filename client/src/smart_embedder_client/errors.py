@@ -61,7 +61,9 @@ def check_status(response: httpx.Response) -> None:
 def refusal(response: httpx.Response) -> SmartEmbedderError:
     """What an answer with another status than 200 says."""
     told = json_object(response)
-    detail, code = told.get("detail"), told.get("code")
+    # The second names are those of text-embeddings-inference, whose /tokenize is asked.
+    detail = told.get("detail", told.get("error"))
+    code = told.get("code", told.get("error_type"))
     if isinstance(detail, str) and isinstance(code, str):
         return _error(response, detail, code)
     return unexpected_answer(response, f"the answer is HTTP {response.status_code}")

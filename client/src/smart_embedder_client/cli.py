@@ -1,0 +1,45 @@
+"""The command `smart-embedder`: `ingest` fills a Qdrant collection, `search` asks it."""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+
+_COMMANDS = "smart_embedder.commands"
+_USAGE = """\
+usage: smart-embedder ingest SOURCE --collection NAME [options]
+       smart-embedder search QUERY --collection NAME [options]
+
+`smart-embedder ingest --help` and `smart-embedder search --help` list the options."""
+
+
+def main() -> None:
+    """Run the command that the first argument names.
+
+    The service's package has a command of the same name, which serves. Whichever of the two is
+    installed last, it finds the other one's commands.
+    """
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name in ("ingest", "search"):
+        sys.exit(_load(name)(arguments))
+    serve = metadata.entry_points(group=_COMMANDS, name="serve")
+    if serve:
+        next(iter(serve)).load()()
+    elif name in ("-h", "--help"):
+        sys.stdout.write(f"{_USAGE}\n")
+    else:
+        sys.exit(_USAGE)
+
+
+def _load(name: str) -> Callable[[Sequence[str]], int]:
+    """The command, whose packages the extra `qdrant` installs."""
+    try:
+        if name == "ingest":
+            from smart_embedder_client.ingest.command import main as command  # noqa: PLC0415
+        else:
+            from smart_embedder_client.search.command import main as command  # noqa: PLC0415
+    except ImportError as error:
+        sys.exit(f"smart-embedder {name} needs {error.name}: pip install {_EXTRA}")
+    return command
+
+
+_EXTRA = '"smart-embedder-client[qdrant]"'

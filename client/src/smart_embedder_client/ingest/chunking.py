@@ -1,0 +1,84 @@
+"""Texts into chunks of so many tokens, at headings, paragraphs and sentences where it can be."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from semantic_text_splitter import MarkdownSplitter, TextSplitter
+
+from smart_embedder_client.ingest.documents import Document, SourceError
+from smart_embedder_client.ingest.tokens import TokenCounter
+
+# The beginning and the end that the models add to a text.
+SPECIAL_TOKENS = 2
+
+
+class Chunker(Protocol):
+    """Splits documents."""
+
+    def prepare(self, documents: Iterable[Document]) -> None:
+        """Learn what is needed for all of them at once."""
+
+    def split(self, document: Document) -> list[str]:
+        """Its chunks, in order, without white space around them."""
+
+
+class ServiceChunker:
+    """Counts tokens by asking the service.
+
+    Args:
+        counter: Counts the tokens.
+        tokens: The most of a chunk, special ones included.
+        overlap: The most that a chunk repeats of the one before it.
+    """
+
+    def __init__(self, counter: TokenCounter, tokens: int, overlap: int) -> None:
+        self._counter = counter
+        self._capacity = tokens - SPECIAL_TOKENS
+        arguments = (counter.count, self._capacity, overlap)
+        self._text = TextSplitter.from_callback(*arguments)
+        self._markdown = MarkdownSplitter.from_callback(*arguments)
+
+    def prepare(self, documents: Iterable[Document]) -> None:
+        """Have the words of all documents counted."""
+        self._counter.prepare(document.text for document in documents)
+
+    def split(self, document: Document) -> list[str]:
+        """Its chunks, in order, without white space around them."""
+        if self._counter.count(document.text) <= self._capacity:
+            return [document.text.strip()]
+        return (self._markdown if document.is_markdown else self._text).chunks(document.text)
+
+
+class FileChunker:
+    """Counts tokens by the model's own `tokenizer.json`, as `ServiceChunker` does.
+
+    Raises:
+        SourceError: The file is no tokenizer.
+    """
+
+    def __init__(self, tokenizer: Path, tokens: int, overlap: int) -> None:
+        arguments = (_whole(tokenizer), tokens - SPECIAL_TOKENS, overlap)
+        try:
+            self._text = TextSplitter.from_huggingface_tokenizer_str(*arguments)
+            self._markdown = MarkdownSplitter.from_huggingface_tokenizer_str(*arguments)
+        except Exception as error:
+            # The library raises nothing narrower.
+            raise SourceError(f"{tokenizer} is no tokenizer.json: {error}") from error
+
+    def prepare(self, documents: Iterable[Document]) -> None:
+        """There is nothing to ask for."""
+
+    def split(self, document: Document) -> list[str]:
+        """Its chunks, in order, without white space around them."""
+        return (self._markdown if document.is_markdown else self._text).chunks(document.text)
+
+
+def _whole(tokenizer: Path) -> str:
+    """The tokenizer without the limit that its file may set, beyond which no token is counted."""
+    try:
+        told = json.loads(tokenizer.read_bytes())
+        return json.dumps(told | {"truncation": None, "padding": None})
+    except (OSError, ValueError, TypeError) as error:
+        raise SourceError(f"{tokenizer} cannot be read: {error}") from error

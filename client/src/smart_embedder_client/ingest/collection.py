@@ -1,0 +1,146 @@
+"""The collection before the first chunk and after the last one."""
+
+import asyncio
+from dataclasses import dataclass
+
+from smart_embedder_client.answers import Embeddings
+from smart_embedder_client.async_client import AsyncClient
+from smart_embedder_client.ingest.journal import Journal
+from smart_embedder_client.ingest.options import IngestError, IngestOptions
+from smart_embedder_client.ingest.patience import Patience
+from smart_embedder_client.qdrant.layout import (
+    COLBERT,
+    DENSE,
+    SPARSE,
+    Datatype,
+    Layout,
+    differences,
+    make_layout,
+)
+from smart_embedder_client.qdrant.store import MODEL, PAGE, Store
+
+_WORD = "width"
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The models of the service: their names, the widths of their vectors, the longest text."""
+
+    name: str
+    models: tuple[str, str, str]
+    dense: int
+    colbert: int
+    max_tokens: int
+    token_model: str | None
+
+
+async def ask_service(client: AsyncClient, patience: Patience) -> Served:
+    """What the service has, as soon as it is ready."""
+
+    async def ask() -> Embeddings:
+        return await client.embed([_WORD])
+
+    answer = await patience.wait_for(ask)
+    health = await patience.wait_for(client.health)
+    assert answer.dense is not None  # noqa: S101 - asked for by default
+    assert answer.colbert is not None  # noqa: S101 - the same
+    models = (answer.dense_model_name, answer.sparse_model_name, answer.colbert_model_name)
+    return Served(
+        name=answer.dense_model_name,
+        models=models,
+        dense=answer.dense.shape[1],
+        colbert=answer.colbert[0].shape[1],
+        max_tokens=int(health.details["max_input_length"]),
+        # The tokens of bge-m3, of which ColBERT's vectors are.
+        token_model=None if models[0] == models[2] else models[2],
+    )
+
+
+class Collection:
+    """A store whose collection fits the vectors of a run.
+
+    Attributes:
+        is_new: Whether this run has made it.
+        layout: Its vectors.
+        datatype: Of its dense and ColBERT vectors.
+    """
+
+    def __init__(self, store: Store, layout: Layout, datatype: Datatype, *, is_new: bool) -> None:
+        self.store = store
+        self.layout = layout
+        self.datatype = datatype
+        self.is_new = is_new
+
+    @classmethod
+    async def prepare(
+        cls, store: Store, name: str, options: IngestOptions, served: Served
+    ) -> "Collection":
+        """Make the collection, or check the one that exists.
+
+        Raises:
+            IngestError: Its vectors are others, or of another model.
+        """
+        found = await asyncio.to_thread(store.layout)
+        datatype = options.datatype or (found and found.datatype) or "float32"
+        wanted = make_layout(
+            served.dense if DENSE in options.kinds else None,
+            served.colbert if COLBERT in options.kinds else None,
+            sparse=SPARSE in options.kinds,
+            datatype=datatype,
+        )
+        if found is None:
+            await asyncio.to_thread(store.create, wanted)
+            return cls(store, wanted, datatype, is_new=True)
+        _check_vectors(name, wanted, found)
+        _check_model(name, served, await asyncio.to_thread(store.any_payload))
+        return cls(store, found, datatype, is_new=False)
+
+    async def finish(self, journal: Journal, options: IngestOptions) -> tuple[int, int]:
+        """Index, and with `sync` remove; how many points were removed, and how many should be."""
+        # The graph was put off for the load by this run, or by one that was killed.
+        if options.index and DENSE in self.layout.vectors:
+            await asyncio.to_thread(self.store.start_indexing)
+        stored = await asyncio.to_thread(self.store.count, options.dataset)
+        if not options.sync:
+            return 0, max(stored - journal.seen_points, 0)
+        removed = await asyncio.to_thread(self._remove_unseen, journal, options.dataset)
+        journal.forget_unseen()
+        return removed, 0
+
+    def _remove_unseen(self, journal: Journal, dataset: str) -> int:
+        removed = 0
+        for ids in self.store.pages(dataset):
+            unseen = journal.unseen(ids)
+            if unseen:
+                self.store.delete(unseen)
+            removed += len(unseen)
+        return removed
+
+    async def existing(self, ids: list[str], patience: Patience) -> set[str]:
+        """Those of the points that it has."""
+        found: set[str] = set()
+        for start in range(0, len(ids), PAGE):
+            page = ids[start : start + PAGE]
+
+            async def ask(page: list[str] = page) -> set[str]:
+                return await asyncio.to_thread(self.store.existing, page)
+
+            found |= await patience.wait_for(ask)
+        return found
+
+
+def _check_vectors(name: str, wanted: Layout, found: Layout) -> None:
+    problems = differences(wanted, found)
+    if problems:
+        raise IngestError(
+            f"the collection {name} does not fit the service's vectors: {'; '.join(problems)}"
+        )
+
+
+def _check_model(name: str, served: Served, payload: object) -> None:
+    model = payload.get(MODEL) if isinstance(payload, dict) else None
+    if model is not None and model != served.name:
+        raise IngestError(
+            f"the collection {name} has vectors of {model}, and the service makes those of "
+            f"{served.name}: give the collection another name, or make it anew"
+        )

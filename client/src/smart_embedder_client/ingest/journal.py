@@ -1,0 +1,171 @@
+"""Which documents are stored already, in a SQLite file that survives a kill at any moment."""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Self
+from uuid import UUID
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS documents
+    (digest BLOB PRIMARY KEY, points BLOB NOT NULL, run INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TEMPORARY TABLE seen (id BLOB PRIMARY KEY) WITHOUT ROWID;
+"""
+_BYTES_PER_POINT = 16
+_MOST_VARIABLES = 500
+
+
+class JournalError(Exception):
+    """The journal cannot be used; the message is one sentence."""
+
+
+class Journal:
+    """What one data set has in one collection, as far as this machine knows.
+
+    A document is noted after Qdrant has acknowledged all its points. A kill in between loses no
+    more than the note, and Qdrant itself is asked about documents without one.
+
+    Args:
+        path: Its file, which is made if it does not exist.
+
+    Raises:
+        JournalError: Another process uses it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._failures():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(path, timeout=0, check_same_thread=False)
+            # Until the process ends, however it ends. A kill loses nothing that was committed; a
+            # power cut may, and Qdrant tells then.
+            self._connection.executescript(
+                "PRAGMA locking_mode=EXCLUSIVE; PRAGMA journal_mode=WAL; PRAGMA synchronous=OFF;"
+                "PRAGMA temp_store=FILE;" + _SCHEMA
+            )
+            self._connection.execute("BEGIN EXCLUSIVE")
+            self._connection.execute("COMMIT")
+            self._run = 1 + self._number("SELECT coalesce(max(run), 0) FROM documents")
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except (sqlite3.Error, OSError) as error:
+            locked = "locked" in str(error)
+            why = "another run has it open" if locked else str(error)
+            raise JournalError(f"the journal {self._path} cannot be used: {why}") from error
+
+    @property
+    def points(self) -> int:
+        """How many points are noted."""
+        total = self._number("SELECT coalesce(sum(length(points)), 0) FROM documents")
+        return total // _BYTES_PER_POINT
+
+    def forget(self) -> None:
+        """Note nothing any more: the collection has lost points."""
+        with self._connection:
+            self._connection.execute("DELETE FROM documents")
+
+    def stored(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Those of the documents that are stored whole; they count as seen in this run."""
+        found: set[bytes] = set()
+        with self._connection:
+            for some in _portions(digests):
+                rows = self._connection.execute(
+                    f"SELECT digest, points FROM documents WHERE digest IN ({_marks(some)})",  # noqa: S608 - marks alone
+                    some,
+                ).fetchall()
+                found.update(digest for digest, _ in rows)
+                self._see(each for _, points in rows for each in _split(points))
+            self._connection.executemany(
+                "UPDATE documents SET run = ? WHERE digest = ?",
+                [(self._run, digest) for digest in found],
+            )
+        return found
+
+    def add(self, digest: bytes, ids: Sequence[str]) -> None:
+        """Note that a document is stored whole."""
+        points = b"".join(UUID(each).bytes for each in ids)
+        with self._connection:
+            self._connection.execute(
+                "INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (digest, points, self._run)
+            )
+
+    def see(self, ids: Iterable[str]) -> None:
+        """Note for the length of this run that its sources have these points."""
+        with self._connection:
+            self._see(UUID(each).bytes for each in ids)
+
+    def see_first(self, digest: bytes) -> bool:
+        """Whether this run has not seen the document before."""
+        with self._connection:
+            statement = "INSERT OR IGNORE INTO seen VALUES (?)"
+            return self._connection.execute(statement, (b"document" + digest,)).rowcount == 1
+
+    def _see(self, points: Iterable[bytes]) -> None:
+        self._connection.executemany(
+            "INSERT OR IGNORE INTO seen VALUES (?)", ((each,) for each in points)
+        )
+
+    @property
+    def seen_points(self) -> int:
+        """How many points this run's sources have."""
+        return self._number(f"SELECT count(*) FROM seen WHERE length(id) = {_BYTES_PER_POINT}")  # noqa: S608
+
+    def unseen(self, ids: Sequence[str]) -> list[str]:
+        """Those of the points that this run's sources do not have."""
+        by_bytes = {UUID(each).bytes: each for each in ids}
+        for some in _portions(list(by_bytes)):
+            rows = self._connection.execute(
+                f"SELECT id FROM seen WHERE id IN ({_marks(some)})",  # noqa: S608 - marks alone
+                some,
+            )
+            for (each,) in rows:
+                del by_bytes[each]
+        return list(by_bytes.values())
+
+    def forget_unseen(self) -> None:
+        """Forget the documents that this run has not seen."""
+        with self._connection:
+            self._connection.execute("DELETE FROM documents WHERE run < ?", (self._run,))
+
+    def fact(self, name: str) -> str | None:
+        """A fact that an earlier run has noted."""
+        row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else str(row[0])
+
+    def note(self, name: str, value: str) -> None:
+        """Note a fact for later runs."""
+        with self._connection:
+            self._connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+    def _number(self, query: str) -> int:
+        with closing(self._connection.execute(query)) as rows:
+            return int(rows.fetchone()[0])
+
+    def close(self) -> None:
+        """Let another process use it."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _portions(values: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    for start in range(0, len(values), _MOST_VARIABLES):
+        yield values[start : start + _MOST_VARIABLES]
+
+
+def _marks(values: Sequence[bytes]) -> str:
+    return ",".join("?" * len(values))
+
+
+def _split(points: bytes) -> Iterator[bytes]:
+    for start in range(0, len(points), _BYTES_PER_POINT):
+        yield points[start : start + _BYTES_PER_POINT]

@@ -1,0 +1,83 @@
+"""What a run is asked to do, and what it did."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from smart_embedder_client.ingest.documents import Fields
+from smart_embedder_client.qdrant.layout import COLBERT, DENSE, SPARSE, Datatype
+
+
+class IngestError(Exception):
+    """The run cannot begin or go on; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngestOptions:
+    """One run.
+
+    Attributes:
+        source: A file or a folder.
+        dataset: The name by which its points are known in the collection.
+        fields: Of rows.
+        chunk_tokens: The most tokens of a chunk, special ones included.
+        overlap: How many a chunk may repeat of the one before it.
+        tokenizer: A `tokenizer.json` to count by; without it the service counts.
+        kinds: Which vectors are made.
+        datatype: Of dense and ColBERT; None is that of the collection, float32 for a new one.
+        colbert_pool_factor: How many ColBERT vectors become one.
+        split_for_colbert: Make chunks so short that their ColBERT vectors need no pooling.
+        requests: How many the service is asked at a time.
+        streams: How many uploads go on at a time.
+        batch_bytes: Of one upload.
+        patience: Seconds that an outage may last.
+        sync: Remove the points whose sources are gone or have changed.
+        index: Have the HNSW graph made at the end.
+        recheck: Ask Qdrant for every point, whatever the journal says.
+    """
+
+    source: Path
+    dataset: str
+    fields: Fields = field(default_factory=Fields)
+    chunk_tokens: int = 512
+    overlap: int = 64
+    tokenizer: Path | None = None
+    kinds: frozenset[str] = frozenset({DENSE, SPARSE, COLBERT})
+    datatype: Datatype | None = None
+    colbert_pool_factor: int | None = None
+    split_for_colbert: bool = False
+    requests: int = 4
+    streams: int = 4
+    batch_bytes: int = 16 * 2**20
+    patience: float = 300.0
+    sync: bool = False
+    index: bool = True
+    recheck: bool = False
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run did.
+
+    Attributes:
+        documents: How many were read; those that are stored already count.
+        repeated: Documents that say the same as another one of the same source.
+        points: How many the sources have.
+        uploaded: How many of them were stored by this run.
+        pooled: Chunks whose ColBERT vectors were too many for a point.
+        truncated: Chunks that were longer than the model reads.
+        removed: Points of sources that are gone or have changed.
+        stale: The same, where they were left alone.
+        refused: What is not in the collection, and why.
+        seconds: How long it took.
+    """
+
+    documents: int = 0
+    repeated: int = 0
+    points: int = 0
+    uploaded: int = 0
+    pooled: int = 0
+    truncated: int = 0
+    removed: int = 0
+    stale: int = 0
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    seconds: float = 0.0

@@ -1,0 +1,263 @@
+"""One run, from the first document to the last point."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from smart_embedder_client.ingest.batches import batches
+from smart_embedder_client.ingest.chunking import Chunker
+from smart_embedder_client.ingest.collection import Collection
+from smart_embedder_client.ingest.documents import Document
+from smart_embedder_client.ingest.embedding import Embedder, Refusal
+from smart_embedder_client.ingest.identity import Recipe, chunk_ids, document_digest
+from smart_embedder_client.ingest.journal import Journal
+from smart_embedder_client.ingest.options import IngestError, IngestOptions, Report
+from smart_embedder_client.ingest.patience import Patience
+from smart_embedder_client.ingest.progress import Progress
+from smart_embedder_client.ingest.sources import read_documents
+from smart_embedder_client.qdrant.errors import QdrantRefusedError
+from smart_embedder_client.qdrant.store import (
+    DATASET,
+    METADATA,
+    MODEL,
+    SOURCE,
+    TEXT,
+    Point,
+    Vectors,
+)
+
+# What is read before it is looked up and split: little memory, and few questions.
+_WINDOW_CHARACTERS, _WINDOW_DOCUMENTS = 2_000_000, 1_000
+# About 6,000 tokens of English; several requests at a time fill the service's batches.
+_REQUEST_CHARACTERS, _REQUEST_TEXTS = 24_000, 128
+_MOST_REFUSED = 100
+# Of an id, and of the names in a point.
+_BYTES_BESIDES = 300
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """A document on its way; `missing` of its points are not stored yet."""
+
+    document: Document
+    digest: bytes
+    chunks: list[str]
+    ids: list[str]
+    missing: int = 0
+    is_refused: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Chunk:
+    """One point that is not stored yet."""
+
+    id: str
+    text: str
+    load: _Load
+
+
+@dataclass(slots=True, eq=False)
+class _Embedded:
+    """The same with its vectors."""
+
+    chunk: _Chunk
+    point: Point
+    size: int
+
+
+class Ingest:
+    """Loads one source into one collection; used once.
+
+    Args:
+        options: Of the run.
+        recipe: What makes ids.
+        model: The name that points are marked with.
+        collection: Where they go.
+        chunker: Splits documents.
+        embedder: Embeds chunks.
+        journal: What is stored already.
+        patience: For a Qdrant that is away.
+        progress: Is told what is done.
+    """
+
+    def __init__(
+        self,
+        options: IngestOptions,
+        *,
+        recipe: Recipe,
+        model: str,
+        collection: Collection,
+        chunker: Chunker,
+        embedder: Embedder,
+        journal: Journal,
+        patience: Patience,
+        progress: Progress,
+    ) -> None:
+        self._options = options
+        self._recipe = recipe
+        self._model = model
+        self._collection = collection
+        self._store = collection.store
+        self._chunker = chunker
+        self._embedder = embedder
+        self._journal = journal
+        self._patience = patience
+        self._progress = progress
+        self._requests = asyncio.Semaphore(options.requests)
+        self._streams = asyncio.Semaphore(min(options.streams, self._store.streams))
+        self._report = Report()
+
+    async def run(self) -> Report:
+        """Store what is missing.
+
+        Raises:
+            IngestError: Too much was refused.
+            QdrantError, SmartEmbedderError: Qdrant or the service cannot go on.
+            SourceError: The source cannot be read.
+        """
+        began = time.monotonic()
+        try:
+            async with asyncio.TaskGroup() as loads:
+                await self._load_all(loads)
+        except ExceptionGroup as failures:
+            # The first one stopped the others.
+            raise failures.exceptions[0] from failures
+        report = self._report
+        report.removed, report.stale = await self._collection.finish(self._journal, self._options)
+        report.points = self._journal.seen_points
+        report.pooled, report.truncated = self._embedder.pooled, self._embedder.truncated
+        report.seconds = time.monotonic() - began
+        return report
+
+    async def _load_all(self, loads: asyncio.TaskGroup) -> None:
+        windows = batches(
+            read_documents(self._options.source, self._options.fields),
+            lambda document: len(document.text),
+            _WINDOW_CHARACTERS,
+            _WINDOW_DOCUMENTS,
+        )
+        while window := await asyncio.to_thread(next, windows, None):
+            chunks = await self._missing(window)
+            for batch in batches(
+                chunks, lambda chunk: len(chunk.text), _REQUEST_CHARACTERS, _REQUEST_TEXTS
+            ):
+                await self._requests.acquire()
+                loads.create_task(self._load(batch))
+
+    async def _missing(self, window: Sequence[Document]) -> list[_Chunk]:
+        """The chunks that the collection does not have."""
+        new = self._not_noted(window)
+
+        async def split() -> list[_Load]:
+            return await asyncio.to_thread(self._split, new)
+
+        loads = await self._patience.wait_for(split)
+        ids = [each for load in loads for each in load.ids]
+        self._journal.see(ids)
+        existing = set() if self._collection.is_new else await self._existing(ids)
+        chunks = []
+        for load in loads:
+            missing = [
+                _Chunk(id_, text, load)
+                for id_, text in zip(load.ids, load.chunks, strict=True)
+                if id_ not in existing
+            ]
+            load.missing = len(missing)
+            chunks += missing
+            if not missing:
+                self._finish(load)
+        return chunks
+
+    async def _existing(self, ids: list[str]) -> set[str]:
+        return await self._collection.existing(ids, self._patience)
+
+    def _not_noted(self, window: Sequence[Document]) -> dict[bytes, Document]:
+        """The documents that neither this run has seen nor an earlier one has stored."""
+        first: dict[bytes, Document] = {}
+        for document in window:
+            digest = document_digest(document, self._recipe)
+            if self._journal.see_first(digest):
+                first[digest] = document
+            else:
+                self._report.repeated += 1
+                self._progress.read(document.size)
+        self._report.documents += len(window)
+        for digest in self._journal.stored(list(first)):
+            self._progress.read(first.pop(digest).size)
+        return first
+
+    def _split(self, documents: dict[bytes, Document]) -> list[_Load]:
+        self._chunker.prepare(documents.values())
+        loads = []
+        for digest, document in documents.items():
+            chunks = self._chunker.split(document)
+            ids = chunk_ids(document, chunks, self._recipe)
+            loads.append(_Load(document, digest, chunks, ids))
+        return loads
+
+    async def _load(self, chunks: list[_Chunk]) -> None:
+        try:
+            vectors = await self._embedder.embed([chunk.text for chunk in chunks])
+            embedded = []
+            for chunk, each in zip(chunks, vectors, strict=True):
+                if isinstance(each, Refusal):
+                    self._refuse(chunk, each.reason)
+                else:
+                    embedded.append(self._with_vectors(chunk, each))
+            for batch in batches(embedded, lambda each: each.size, self._options.batch_bytes):
+                async with self._streams:
+                    await self._upload(batch)
+        finally:
+            self._requests.release()
+
+    def _with_vectors(self, chunk: _Chunk, vectors: Vectors) -> _Embedded:
+        document = chunk.load.document
+        payload = {
+            TEXT: chunk.text,
+            SOURCE: document.source,
+            DATASET: self._options.dataset,
+            MODEL: self._model,
+        }
+        size = vectors.numbers * self._store.bytes_per_number + len(chunk.text) * 4
+        with_metadata = payload | ({METADATA: document.metadata} if document.metadata else {})
+        size += len(str(document.metadata)) + _BYTES_BESIDES
+        return _Embedded(chunk, Point(chunk.id, vectors, with_metadata), size)
+
+    async def _upload(self, batch: list[_Embedded]) -> None:
+        """Store points; where Qdrant refuses one, the others."""
+
+        async def upsert() -> None:
+            await asyncio.to_thread(self._store.upsert, [each.point for each in batch])
+
+        try:
+            await self._patience.wait_for(upsert)
+        except QdrantRefusedError as error:
+            if len(batch) == 1:
+                self._refuse(batch[0].chunk, str(error))
+                return
+            half = len(batch) // 2
+            await self._upload(batch[:half])
+            await self._upload(batch[half:])
+            return
+        self._report.uploaded += len(batch)
+        self._progress.store(len(batch))
+        for each in batch:
+            self._done(each.chunk.load)
+
+    def _refuse(self, chunk: _Chunk, reason: str) -> None:
+        self._report.refused.append((chunk.load.document.source, reason))
+        if len(self._report.refused) > _MOST_REFUSED:
+            raise IngestError(f"more than {_MOST_REFUSED} chunks were refused: {reason}")
+        chunk.load.is_refused = True
+        self._done(chunk.load)
+
+    def _done(self, load: _Load) -> None:
+        load.missing -= 1
+        if load.missing == 0:
+            self._finish(load)
+
+    def _finish(self, load: _Load) -> None:
+        if not load.is_refused:
+            self._journal.add(load.digest, load.ids)
+        self._progress.read(load.document.size)

@@ -1,0 +1,166 @@
+"""JSONL, CSV, Parquet, or a folder of text and Markdown, read without holding all of it."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from smart_embedder_client.ingest.documents import Document, Fields, SourceError
+
+_MARKDOWN = (".md", ".markdown")
+_TEXT = (".txt", ".text", ".rst", *_MARKDOWN)
+_LONGEST_CSV_FIELD = 2**31 - 1
+_PARQUET_ROWS = 256
+
+
+def input_bytes(path: Path) -> int:
+    """The size of all files that `read_documents` reads."""
+    return sum(file.stat().st_size for file in _files(path))
+
+
+def read_documents(path: Path, fields: Fields) -> Iterator[Document]:
+    """The documents of a file, or of all text and Markdown below a folder, in a fixed order.
+
+    Rows without text are left out.
+
+    Raises:
+        SourceError: A file is not what its name says.
+    """
+    root = path if path.is_dir() else path.parent
+    for file in _files(path):
+        source = file.relative_to(root).as_posix()
+        read = _READERS.get(file.suffix.lower(), _read_text)
+        try:
+            yield from read(file, source, fields)
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{file} is not UTF-8: {error}") from error
+        except OSError as error:
+            raise SourceError(f"{file} cannot be read: {error}") from error
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if not path.exists():
+        raise SourceError(f"{path} does not exist")
+    if path.is_dir():
+        yield from _texts_below(path)
+    elif path.suffix.lower() in (*_READERS, *_TEXT):
+        yield path
+    else:
+        known = ", ".join((*_READERS, *_TEXT))
+        raise SourceError(f"{path} is none of the files that can be read: {known}, or a folder")
+
+
+def _texts_below(folder: Path) -> Iterator[Path]:
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if name.lower().endswith(_TEXT) and not name.startswith("."):
+                yield Path(parent, name)
+
+
+def _read_text(file: Path, source: str, _fields: Fields) -> Iterator[Document]:
+    content = file.read_bytes()
+    text = content.decode("utf-8-sig")
+    if text.strip():
+        is_markdown = file.suffix.lower() in _MARKDOWN
+        yield Document(source, "", text, {}, len(content), is_markdown)
+
+
+def _read_jsonl(file: Path, source: str, fields: Fields) -> Iterator[Document]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                row = _json_object(line, f"{file}, line {number}")
+                yield from _of_row(row, len(line), fields, source, f"{file}, line {number},")
+
+
+def _json_object(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise SourceError(f"{place} is no JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise SourceError(f"{place} is no JSON object")
+    return row
+
+
+def _read_csv(file: Path, source: str, fields: Fields) -> Iterator[Document]:
+    csv.field_size_limit(_LONGEST_CSV_FIELD)
+    delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
+    with file.open("rb") as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as lines:
+        rows, before = csv.DictReader(lines, delimiter=delimiter), 0
+        try:
+            for row in rows:
+                position = raw.tell()
+                place = f"{file}, line {rows.line_num},"
+                yield from _of_row(row, position - before, fields, source, place)
+                before = position
+        except csv.Error as error:
+            raise SourceError(f"{file}, line {rows.line_num}, is no CSV: {error}") from error
+
+
+def _read_parquet(file: Path, source: str, fields: Fields) -> Iterator[Document]:
+    try:
+        import pyarrow as pa  # noqa: PLC0415 - Parquet alone needs it
+        import pyarrow.parquet as pq  # noqa: PLC0415
+    except ImportError as error:
+        raise SourceError("Parquet needs pyarrow: pip install pyarrow") from error
+    try:
+        with pq.ParquetFile(file) as table:
+            size = file.stat().st_size // max(table.metadata.num_rows, 1)
+            for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
+                for row in batch.to_pylist():
+                    yield from _of_row(row, size, fields, source, f"{file}")
+    except pa.ArrowInvalid as error:
+        raise SourceError(f"{file} is no Parquet: {error}") from error
+
+
+def _of_row(
+    row: Mapping[Any, Any], size: int, fields: Fields, source: str, place: str
+) -> Iterator[Document]:
+    _check_fields(row, fields, place)
+    text = row[fields.text]
+    if text is not None and not isinstance(text, str):
+        raise SourceError(f"{place} has {text!r:.80} in {fields.text}, which is no text")
+    if text is None or not text.strip():
+        return
+    key = _encodable(_digest(text) if fields.id is None else str(row[fields.id]))
+    others = {str(name): row[name] for name in row if name not in (fields.text, None)}
+    yield Document(source, key, _encodable(text), _as_json(others), size)
+
+
+def _encodable(text: str) -> str:
+    """Without halves of surrogate pairs, which JSON may have and no request."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a payload can hold: dates as text, and no number that JSON does not have."""
+    dumped = _encodable(json.dumps(row, default=str, ensure_ascii=False))
+    loaded: dict[str, Any] = json.loads(dumped, parse_constant=lambda _: None)
+    return loaded
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _check_fields(row: Mapping[Any, Any], fields: Fields, place: str) -> None:
+    for name, option in ((fields.text, "--text-field"), (fields.id, "--id-field")):
+        if name is not None and name not in row:
+            names = ", ".join(map(str, row))
+            raise SourceError(f"{place} has no field {name}, only {names}: {option} names another")
+
+
+_Reader = Callable[[Path, str, Fields], Iterator[Document]]
+_READERS: Mapping[str, _Reader] = {
+    ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
+    ".csv": _read_csv,
+    ".tsv": _read_csv,
+    ".parquet": _read_parquet,
+}

@@ -1,0 +1,290 @@
+"""Qdrant by its own Python client: a server over gRPC or HTTP, a folder, or memory."""
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from qdrant_client import QdrantClient
+from qdrant_client import grpc as q_grpc
+from qdrant_client import models as q
+
+from smart_embedder_client.qdrant.errors import QdrantBusyError, QdrantError
+from smart_embedder_client.qdrant.failures import qdrant_failures
+from smart_embedder_client.qdrant.layout import (
+    COLBERT,
+    DEFAULT_EDGES,
+    DENSE,
+    SPARSE,
+    Datatype,
+    Layout,
+    VectorSpace,
+)
+from smart_embedder_client.qdrant.store import (
+    DATASET,
+    PAGE,
+    SOURCE,
+    Depths,
+    Hit,
+    Point,
+    Vectors,
+    as_lists,
+)
+
+IN_MEMORY = ":memory:"
+_GRPC_PORT = 6334
+_GRPC_PROBE_SECONDS = 5
+# JSON has a float32 in about 20 characters, and gRPC in its 4 bytes.
+_JSON_BYTES, _GRPC_BYTES = 22, 4
+_SERVER_STREAMS = 64
+
+
+def is_server(address: str) -> bool:
+    """Whether an address is that of a server, and no path."""
+    return urlsplit(address).scheme in {"http", "https"}
+
+
+class ClientStore:
+    """A collection that Qdrant's Python client reaches.
+
+    Args:
+        address: `http://host:6333`, a folder, or `:memory:`.
+        collection: Its name.
+        api_key: Of the server, if it has one.
+        use_grpc: Use gRPC where it answers.
+        grpc_port: Of the server.
+        timeout: Seconds until a request has failed.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        collection: str,
+        *,
+        api_key: str | None = None,
+        use_grpc: bool = True,
+        grpc_port: int = _GRPC_PORT,
+        timeout: int = 60,
+    ) -> None:
+        self._address = address
+        self._collection = collection
+        self._is_server = is_server(address)
+        # Qdrant's engine in Python is made for one thread at a time.
+        self._turn = threading.Semaphore(_SERVER_STREAMS if self._is_server else 1)
+        self.streams = _SERVER_STREAMS if self._is_server else 1
+        with qdrant_failures(address):
+            self._client, self.transport = self._connect(api_key, use_grpc, grpc_port, timeout)
+        self.bytes_per_number = _GRPC_BYTES if self.transport == "gRPC" else _JSON_BYTES
+
+    def _connect(
+        self, api_key: str | None, use_grpc: bool, grpc_port: int, timeout: int
+    ) -> tuple[QdrantClient, str]:
+        if not self._is_server:
+            return _open_locally(self._address), "Qdrant's engine in Python"
+        options: dict[str, Any] = {
+            "url": self._address,
+            "api_key": api_key,
+            "timeout": timeout,
+            "check_compatibility": False,
+        }
+        if use_grpc:
+            client = QdrantClient(prefer_grpc=True, grpc_port=grpc_port, **options)
+            if self._answers_grpc(client):
+                return client, "gRPC"
+            client.close()
+        return QdrantClient(**options), "HTTP"
+
+    def _answers_grpc(self, client: QdrantClient) -> bool:
+        request = q_grpc.CollectionExistsRequest(collection_name=self._collection)
+        try:
+            with qdrant_failures(self._address):
+                client.grpc_collections.CollectionExists(request, timeout=_GRPC_PROBE_SECONDS)
+        except QdrantError:
+            return False
+        return True
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        with self._turn, qdrant_failures(self._address):
+            yield
+
+    def layout(self) -> Layout | None:
+        """The vectors of the collection; None if it does not exist."""
+        with self._asking():
+            if not self._client.collection_exists(self._collection):
+                return None
+            return _read_layout(self._client.get_collection(self._collection).config.params)
+
+    def create(self, layout: Layout) -> None:
+        """Make the collection; its HNSW graph is not made before `start_indexing`."""
+        with self._asking():
+            self._client.create_collection(
+                self._collection,
+                vectors_config={name: _params(each) for name, each in layout.vectors.items()},
+                sparse_vectors_config={name: q.SparseVectorParams() for name in layout.sparse},
+            )
+            if self._is_server:
+                for key in (DATASET, SOURCE):
+                    self._client.create_payload_index(
+                        self._collection, key, q.PayloadSchemaType.KEYWORD
+                    )
+
+    def start_indexing(self) -> None:
+        """Have the HNSW graph of the dense vectors made, unless there is one."""
+        layout = self.layout()
+        if layout is None or layout.vectors[DENSE].edges != 0:
+            return
+        graph = q.HnswConfigDiff(m=DEFAULT_EDGES)
+        with self._asking():
+            self._client.update_collection(
+                self._collection, vectors_config={DENSE: q.VectorParamsDiff(hnsw_config=graph)}
+            )
+
+    def existing(self, ids: Sequence[str]) -> set[str]:
+        """Those of the points that the collection has."""
+        with self._asking():
+            found = self._client.retrieve(
+                self._collection, ids, with_payload=False, with_vectors=False
+            )
+        return {str(each.id) for each in found}
+
+    def upsert(self, points: Sequence[Point]) -> None:
+        """Store points; it returns when they can be found."""
+        with self._asking():
+            self._client.upsert(self._collection, list(map(_to_struct, points)), wait=True)
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """Remove points."""
+        with self._asking():
+            selected = q.PointIdsList(points=list(ids))
+            self._client.delete(self._collection, selected, wait=True)
+
+    def count(self, dataset: str) -> int:
+        """How many points a data set has."""
+        with self._asking():
+            return self._client.count(self._collection, _of_dataset(dataset), exact=True).count
+
+    def pages(self, dataset: str) -> Iterator[list[str]]:
+        """The ids of the points of a data set."""
+        offset = None
+        while True:
+            with self._asking():
+                found, offset = self._client.scroll(
+                    self._collection,
+                    _of_dataset(dataset),
+                    limit=PAGE,
+                    offset=offset,
+                    with_payload=False,
+                    with_vectors=False,
+                )
+            yield [str(each.id) for each in found]
+            if offset is None:
+                return
+
+    def any_payload(self) -> Mapping[str, Any] | None:
+        """The payload of some point; None if there is no point."""
+        with self._asking():
+            found, _ = self._client.scroll(self._collection, limit=1, with_vectors=False)
+        return (found[0].payload or {}) if found else None
+
+    def search(self, query: Vectors, depths: Depths) -> dict[str, list[Hit]]:
+        """The points of each stage by falling score, as `Store` says."""
+        requests = _stages(query, depths)
+        with self._asking():
+            answers = self._client.query_batch_points(self._collection, list(requests.values()))
+        return {
+            stage: [Hit(str(each.id), each.score, each.payload or {}) for each in answer.points]
+            for stage, answer in zip(requests, answers, strict=True)
+        }
+
+    def close(self) -> None:
+        """Close connections and files."""
+        self._client.close()
+
+
+def _open_locally(address: str) -> QdrantClient:
+    try:
+        if address == IN_MEMORY:
+            return QdrantClient(IN_MEMORY)
+        return QdrantClient(path=address, force_disable_check_same_thread=True)
+    except RuntimeError as error:  # Of a folder that another process has open.
+        raise QdrantBusyError(f"{address} cannot be opened: {error}") from error
+
+
+def _read_layout(params: q.CollectionParams) -> Layout:
+    vectors = params.vectors or {}
+    named = {"": vectors} if isinstance(vectors, q.VectorParams) else vectors
+    sparse = params.sparse_vectors or {}
+    return Layout(
+        {name: _read_space(each) for name, each in named.items()},
+        {name: each.modifier and str(each.modifier.value) for name, each in sparse.items()},
+    )
+
+
+def _read_space(params: q.VectorParams) -> VectorSpace:
+    return VectorSpace(
+        params.size,
+        params.distance.value,
+        cast("Datatype", params.datatype.value if params.datatype else "float32"),
+        params.multivector_config is not None,
+        params.hnsw_config.m if params.hnsw_config else None,
+    )
+
+
+def _params(space: VectorSpace) -> q.VectorParams:
+    max_sim = q.MultiVectorConfig(comparator=q.MultiVectorComparator.MAX_SIM)
+    return q.VectorParams(
+        size=space.size,
+        distance=q.Distance(space.distance),
+        datatype=q.Datatype(space.datatype),
+        multivector_config=max_sim if space.is_multivector else None,
+        hnsw_config=q.HnswConfigDiff(m=0),
+    )
+
+
+def _to_struct(point: Point) -> q.PointStruct:
+    return q.PointStruct(
+        id=point.id, vector=_named(point.vectors), payload=cast("dict[str, Any]", point.payload)
+    )
+
+
+def _named(vectors: Vectors) -> dict[str, Any]:
+    named: dict[str, Any] = {}
+    if vectors.dense is not None:
+        named[DENSE] = as_lists(vectors.dense)
+    if vectors.sparse is not None:
+        named[SPARSE] = q.SparseVector(
+            indices=vectors.sparse.indices.tolist(), values=vectors.sparse.values.tolist()
+        )
+    if vectors.colbert is not None:
+        named[COLBERT] = as_lists(vectors.colbert)
+    return named
+
+
+def _of_dataset(dataset: str) -> q.Filter:
+    return q.Filter(must=[q.FieldCondition(key=DATASET, match=q.MatchValue(value=dataset))])
+
+
+def _stages(query: Vectors, depths: Depths) -> dict[str, q.QueryRequest]:
+    """A request for each stage, for each of which Qdrant repeats those below it."""
+    named = _named(query)
+    colbert = named.pop(COLBERT, None)
+    first = {
+        name: q.Prefetch(query=vector, using=name, limit=depths.candidates)
+        for name, vector in named.items()
+    }
+    rrf = q.FusionQuery(fusion=q.Fusion.RRF)
+    requests = {
+        name: q.QueryRequest(query=each.query, using=name, limit=each.limit)
+        for name, each in first.items()
+    }
+    requests["fused"] = q.QueryRequest(
+        prefetch=list(first.values()), query=rrf, limit=depths.fused, with_payload=True
+    )
+    if colbert is not None:
+        fused = q.Prefetch(prefetch=list(first.values()), query=rrf, limit=depths.fused)
+        requests[COLBERT] = q.QueryRequest(
+            prefetch=fused, query=colbert, using=COLBERT, limit=depths.limit, with_payload=True
+        )
+    return requests

@@ -1,0 +1,108 @@
+"""Runs of ingest in this process, against each kind of collection."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from smart_embedder_client.ingest.options import IngestOptions, Report
+from smart_embedder_client.ingest.start import ingest
+from smart_embedder_client.qdrant.open_store import Target, open_store
+from smart_embedder_client.qdrant.store import Store
+
+from tests.support.qdrant.server import QdrantServer, run_qdrant
+from tests.support.server import RunningServer
+
+COLLECTION = "texts"
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Runs of one source into one collection, by the same journal."""
+
+    url: str
+    target: Target
+    journal: Path
+    options: IngestOptions
+
+    def run(self, **changes: Any) -> Report:
+        options = replace(self.options, **changes)
+        return asyncio.run(ingest(options, self.target, self.url, journal=self.journal))
+
+    def look(self, ask: Callable[[Store], Any]) -> Any:
+        """Ask the collection between two runs."""
+        with closing(open_store(self.target)) as store:
+            return ask(store)
+
+    def ids(self) -> list[str]:
+        pages = self.look(lambda store: list(store.pages(self.options.dataset)))
+        return [each for page in pages for each in page]
+
+
+@pytest.fixture(scope="session")
+def qdrant() -> Iterator[QdrantServer]:
+    """One server in front of Qdrant's engine in Python, for all tests of a process."""
+    with run_qdrant() as running:
+        yield running
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What is ingested: three texts, of which one is of several chunks."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    paragraphs = [f"Paragraph {i}: search a vector in the river of bread." for i in range(12)]
+    (texts / "long.md").write_text("# Long\n\n" + "\n\n".join(paragraphs))
+    (texts / "pump.txt").write_text("The pump is blocked in winter.")
+    (texts / "lid.txt").write_text("The lid of the train is open.")
+    return texts
+
+
+def make_runs(server: RunningServer, target: Target, source: Path, folder: Path) -> Runs:
+    options = IngestOptions(
+        source=source, dataset="texts", chunk_tokens=48, overlap=8, patience=60.0
+    )
+    return Runs(server.url, target, folder / "journal.sqlite", options)
+
+
+def target_of(kind: str, tmp_path: Path, qdrant: QdrantServer) -> Target:
+    """A collection that does not exist yet."""
+    name = tmp_path.name
+    if kind == "grpc":
+        return Target(qdrant.url, name, grpc_port=qdrant.grpc_port)
+    addresses = {
+        "http": qdrant.url,
+        "folder": str(tmp_path / "qdrant"),
+        "edge": f"edge:{tmp_path / 'edge'}",
+    }
+    return Target(addresses[kind], name, use_grpc=False)
+
+
+@pytest.fixture(params=["http", "grpc", "folder", "edge"])
+def runs(
+    request: pytest.FixtureRequest,
+    server: RunningServer,
+    qdrant: QdrantServer,
+    folder: Path,
+    tmp_path: Path,
+) -> Runs:
+    """Runs into each kind of collection."""
+    return make_runs(server, target_of(request.param, tmp_path, qdrant), folder, tmp_path)
+
+
+@pytest.fixture
+def http_runs(
+    server: RunningServer, qdrant: QdrantServer, folder: Path, tmp_path: Path
+) -> Iterator[Runs]:
+    """Runs into a server whose uploads can be made to fail."""
+    yield make_runs(server, target_of("http", tmp_path, qdrant), folder, tmp_path)
+    qdrant.fail()
+
+
+@pytest.fixture
+def edge_runs(server: RunningServer, qdrant: QdrantServer, folder: Path, tmp_path: Path) -> Runs:
+    """Runs into Qdrant Edge, where only one kind of collection is needed."""
+    return make_runs(server, target_of("edge", tmp_path, qdrant), folder, tmp_path)

@@ -1,0 +1,114 @@
+"""Chunks have as many tokens as the service counts, and lose no word."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from smart_embedder_client import Client
+from smart_embedder_client.ingest.chunking import Chunker, FileChunker, ServiceChunker
+from smart_embedder_client.ingest.documents import Document, SourceError
+from smart_embedder_client.ingest.tokens import TokenCounter
+
+from tests.support.checkpoints import corpus
+from tests.support.server import RunningServer
+from tests.support.texts import varied_texts
+
+TOKENS, OVERLAP = 40, 10
+
+
+def document(text: str, *, is_markdown: bool = False) -> Document:
+    return Document("a", "", text, {}, len(text), is_markdown)
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer):
+    with Client(server.url) as client:
+        yield client
+
+
+@pytest.fixture(params=["service", "file"])
+def chunker(request: pytest.FixtureRequest, client: Client, tiny_m3: Path) -> Chunker:
+    if request.param == "service":
+        return ServiceChunker(TokenCounter(client.count_tokens), TOKENS, OVERLAP)
+    return FileChunker(tiny_m3 / "tokenizer.json", TOKENS, OVERLAP)
+
+
+def tokens_of(client: Client, texts: list[str]) -> list[int]:
+    """As the model reads them, special tokens included."""
+    usage = [client.embed([each], return_colbert=False).usage for each in texts]
+    return [each["prompt_tokens"] for each in usage]
+
+
+@pytest.mark.parametrize("is_markdown", [False, True])
+def test_no_chunk_has_more_tokens_than_the_service_may_read(
+    chunker: Chunker, client: Client, is_markdown: bool
+) -> None:
+    text = "\n\n".join(f"## Part {i}\n\n{line}" for i, line in enumerate(corpus(40)))
+    made = document(text, is_markdown=is_markdown)
+    chunker.prepare([made])
+    chunks = chunker.split(made)
+    counts = tokens_of(client, chunks)
+    assert max(counts) <= TOKENS
+    # They are filled, too.
+    assert sum(counts) / len(counts) > TOKENS / 3
+    assert set(text.split()) == {word for chunk in chunks for word in chunk.split()}
+
+
+def test_chunks_overlap_by_no_more_than_was_asked_for(client: Client) -> None:
+    text = " ".join(f"{line}." for line in corpus(30, seed=3))
+    overlapping, apart = (
+        ServiceChunker(TokenCounter(client.count_tokens), TOKENS, overlap).split(document(text))
+        for overlap in (OVERLAP, 0)
+    )
+    assert "".join(apart).replace(" ", "") == text.replace(" ", "")
+    repeated = sum(tokens_of(client, overlapping)) - sum(tokens_of(client, apart))
+    assert 0 < repeated <= (OVERLAP + 2) * len(overlapping)
+
+
+def test_a_short_text_is_one_chunk_and_text_without_spaces_is_cut(chunker: Chunker) -> None:
+    short, long = document("  the river\n"), document("検索の言葉を調べる。" * 30)
+    chunker.prepare([short, long])
+    assert chunker.split(short) == ["the river"]
+    chunks = chunker.split(long)
+    assert len(chunks) > 1
+    assert "".join(dict.fromkeys(long.text)) == "".join(dict.fromkeys("".join(chunks)))
+
+
+def test_each_word_is_asked_for_once(client: Client) -> None:
+    asked: list[str] = []
+
+    def count(texts):
+        asked.extend(texts)
+        return client.count_tokens(texts)
+
+    chunker = ServiceChunker(TokenCounter(count), TOKENS, OVERLAP)
+    documents = [document(line) for line in corpus(300)]
+    chunker.prepare(documents)
+    for each in documents:
+        chunker.split(each)
+    assert len(asked) == len(set(asked))
+
+
+@given(st.lists(st.sampled_from([*varied_texts(40), *corpus(20)]), min_size=1, max_size=4))
+@settings(max_examples=25)
+def test_the_tokens_of_a_text_are_those_of_its_words(client: Client, parts: list[str]) -> None:
+    text = " ".join(parts)[:2000]
+    assert TokenCounter(client.count_tokens).count(text) == client.count_tokens([text])[0]
+
+
+def test_a_file_that_is_no_tokenizer_is_told_in_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    for content in (b"no json", b"{}", b"[]"):
+        path.write_bytes(content)
+        with pytest.raises(SourceError, match="tokenizer"):
+            FileChunker(path, TOKENS, OVERLAP)
+    with pytest.raises(SourceError, match="cannot be read"):
+        FileChunker(tmp_path / "missing.json", TOKENS, OVERLAP)
+
+
+def test_a_limit_in_the_tokenizers_file_is_ignored(demo_checkpoint: Path) -> None:
+    """The demo's file ends every text after 128 tokens, beyond which none would be counted."""
+    text = " ".join(f"word{i}" for i in range(600))
+    chunks = FileChunker(demo_checkpoint / "tokenizer.json", 200, 0).split(document(text))
+    assert len(chunks) > 3

@@ -1,0 +1,132 @@
+"""`smart-embedder ingest`: what it prints, its exit status, and its progress bar."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import termios
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from smart_embedder_client import cli
+from smart_embedder_client.ingest.command import main
+
+from tests.client.ingest.conftest import Runs
+from tests.support.qdrant.server import QdrantServer
+from tests.support.server import REPOSITORY
+
+
+def arguments(runs: Runs, *more: str) -> list[str]:
+    where = ["--qdrant", runs.target.address, "--collection", runs.target.collection, "--no-grpc"]
+    options = ["--chunk-tokens", "48", "--overlap", "8", "--journal", str(runs.journal)]
+    return [str(runs.options.source), "--url", runs.url, *where, *options, *more]
+
+
+def test_it_tells_what_it_did(edge_runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments(edge_runs)) == 0
+    out, err = capsys.readouterr()
+    assert out.endswith("0 there already, 0 removed\n")
+    # No bar, because this is no terminal.
+    assert err.endswith(" by Qdrant Edge\n")
+    assert err.count("\n") == 1
+    assert main(arguments(edge_runs, "--json")) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["documents"], report["uploaded"], report["refused"]) == (3, 0, [])
+    (edge_runs.options.source / "lid.txt").unlink()
+    assert main(arguments(edge_runs)) == 0
+    assert "1 points are of what is gone or has changed: --sync removes them" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_refused_point_is_an_exit_status(
+    http_runs: Runs, qdrant: QdrantServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    qdrant.fail(status=422, text="pump is blocked")
+    assert main(arguments(http_runs)) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("pump.txt: Qdrant at ")
+    assert lines[2] == "1 chunks were refused; the same command tries them again"
+
+
+def test_a_full_server_is_one_sentence_and_how_to_go_on(
+    http_runs: Runs, qdrant: QdrantServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    qdrant.fail(status=507, reason="no space left")
+    assert main(arguments(http_runs)) == 1
+    (_, told) = capsys.readouterr().err.splitlines()
+    assert told == (
+        f"Qdrant at {http_runs.target.address} answers 507: no space left. "
+        "The same command goes on from here."
+    )
+
+
+def test_a_missing_source(edge_runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["/no/such/file", *arguments(edge_runs)[1:]]) == 1
+    assert capsys.readouterr().err.startswith("/no/such/file does not exist. ")
+
+
+def test_a_terminal_sees_a_bar_with_the_rate(edge_runs: Runs) -> None:
+    terminal, stderr = pty.openpty()
+    termios.tcsetwinsize(stderr, (40, 120))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "smart_embedder_client", "ingest", *arguments(edge_runs)],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "client" / "src")},
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+    )
+    os.close(stderr)
+    shown = b""
+    # The end of a terminal is an error.
+    with suppress(OSError):
+        while piece := os.read(terminal, 65_536):
+            shown += piece
+    os.close(terminal)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert b"100%" in shown
+    assert b"chunks/s" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--kinds", "colbert"], "colbert is no list of dense, sparse, colbert with dense or"),
+        (["--chunk-tokens", "0"], "0 is less than 1"),
+        (["--overlap", "-1"], "-1 is less than 0"),
+        (["--datatype", "int4"], "invalid choice"),
+    ],
+)
+def test_a_bad_option_is_named(
+    edge_runs: Runs, options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments(edge_runs, *options))
+    assert told in capsys.readouterr().err
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    edge_runs: Runs, tmp_path: Path
+) -> None:
+    """As where the client is installed without its extra."""
+    (tmp_path / "semantic_text_splitter.py").write_text("raise ImportError(name=__name__)")
+    paths = os.pathsep.join([str(tmp_path), str(REPOSITORY / "client" / "src")])
+    done = subprocess.run(
+        [sys.executable, "-m", "smart_embedder_client", "ingest", *arguments(edge_runs)],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == (
+        "smart-embedder ingest needs semantic_text_splitter: "
+        'pip install "smart-embedder-client[qdrant]"\n'
+    )
+
+
+def test_an_unknown_command_shows_the_known_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["smart-embedder", "digest"])
+    with pytest.raises(SystemExit, match="usage: smart-embedder ingest SOURCE"):
+        cli.main()

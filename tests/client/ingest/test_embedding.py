@@ -1,0 +1,84 @@
+"""Chunks to vectors: pooled where they are too many, and in fewer texts where many are refused."""
+
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+from smart_embedder_client import AsyncClient, SmartEmbedderError
+from smart_embedder_client.ingest.embedding import Embedder, Refusal, VectorOptions
+from smart_embedder_client.ingest.patience import Patience
+from smart_embedder_client.qdrant.layout import make_layout
+
+from tests.support.server import RunningServer
+
+ALL = VectorOptions(frozenset({"dense", "sparse", "colbert"}), "float32")
+
+
+@pytest.fixture
+async def client(server: RunningServer) -> AsyncIterator[AsyncClient]:
+    async with AsyncClient(server.url, max_retries=0) as client:
+        yield client
+
+
+def embedder(client: AsyncClient, options: VectorOptions = ALL, most: int | None = None):
+    return Embedder(client, options, Patience(30, lambda _: None), most)
+
+
+async def test_only_texts_with_too_many_colbert_vectors_are_pooled(client: AsyncClient) -> None:
+    texts = ["the river", "search " * 40]
+    pooling = embedder(client, most=15)
+    short, long = await pooling.embed(texts)
+    full = await client.embed(texts)
+    pooled = await client.embed(texts[1:], colbert_pool_factor=3)
+    assert pooling.pooled == 1
+    np.testing.assert_array_equal(short.colbert, full.colbert[0])
+    np.testing.assert_array_equal(long.colbert, pooled.colbert[0])
+    np.testing.assert_allclose(long.dense, full.dense[1], atol=1e-5)
+
+
+async def test_more_pooling_than_was_asked_for_where_it_is_needed(client: AsyncClient) -> None:
+    options = VectorOptions(ALL.kinds, "float32", colbert_pool_factor=2)
+    pooling = embedder(client, options, most=10)
+    (found,) = await pooling.embed(["search " * 60])
+    assert 5 < len(found.colbert) <= 10
+
+
+def test_a_point_has_room_for_1023_vectors_of_bge_m3() -> None:
+    layout = make_layout(1024, 1024, sparse=True, datatype="float32")
+    assert layout.most_colbert_vectors == 1023
+
+
+async def test_texts_that_are_too_many_together_are_sent_in_halves(client: AsyncClient) -> None:
+    """The service takes 1,024 at a time."""
+    options = VectorOptions(frozenset({"dense"}), "float16")
+    found = await embedder(client, options).embed(["river"] * 1500)
+    assert len(found) == 1500
+    assert not any(isinstance(each, Refusal) for each in found)
+    assert found[0].dense.dtype == np.float16
+
+
+async def test_a_text_that_is_refused_leaves_the_others(server: RunningServer) -> None:
+    """A width that the model does not have stands for any refusal."""
+
+    class Refusing(AsyncClient):
+        async def embed(self, texts, **options):  # type: ignore[no-untyped-def, override]
+            return await super().embed(texts, **options, dimensions=3 if "bad" in texts else None)
+
+    async with Refusing(server.url, max_retries=0) as client:
+        found = await embedder(client).embed(["river", "bad", "winter"])
+    assert [isinstance(each, Refusal) for each in found] == [False, True, False]
+    assert "dimensions" in found[1].reason
+
+
+async def test_a_text_without_tokens_has_no_sparse_vector(client: AsyncClient) -> None:
+    (found,) = await embedder(client).embed(["\u200b"])
+    assert found.sparse is None
+    assert len(found.colbert) > 0
+
+
+async def test_a_wrong_token_is_not_waited_for(client: AsyncClient) -> None:
+    async def attempt() -> None:
+        raise SmartEmbedderError("no", "unauthorized", 401)
+
+    with pytest.raises(SmartEmbedderError):
+        await Patience(3600, lambda _: None).wait_for(attempt)

@@ -1,0 +1,163 @@
+"""A Qdrant that is slow, full, away, or refuses a point: the run goes on, or can be resumed."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from smart_embedder_client import SmartEmbedderError
+from smart_embedder_client.ingest.options import IngestError
+from smart_embedder_client.qdrant.errors import QdrantBusyError, QdrantError, QdrantFullError
+from smart_embedder_client.qdrant.open_store import Target
+
+from tests.client.ingest.conftest import Runs
+from tests.support.qdrant.server import QdrantServer
+
+NO_SPACE = "Service internal error: No space left on device: WAL buffer size exceeds disk space"
+
+
+def stored_once(runs: Runs, qdrant: QdrantServer, points: int) -> bool:
+    """Whether the collection has so many points, none of which was stored twice."""
+    ids = runs.ids()
+    uploads = qdrant.state(runs.target.collection)["uploads"]
+    return len(ids) == len(set(ids)) == points and {uploads[each] for each in ids} == {1}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"status": 429, "headers": {"Retry-After": "1"}},
+        {"status": 429},
+        {"status": 503},
+        {"status": 500, "reason": "Service internal error: task 3 panicked"},
+    ],
+)
+def test_a_busy_server_is_asked_again(
+    http_runs: Runs, qdrant: QdrantServer, fault: dict, capsys: pytest.CaptureFixture
+) -> None:
+    qdrant.fail(times=2, **fault)
+    report = http_runs.run()
+    assert stored_once(http_runs, qdrant, report.points)
+    assert capsys.readouterr().err.count("trying again") == 1
+
+
+def test_points_that_were_stored_without_an_answer_are_not_missing(
+    http_runs: Runs, qdrant: QdrantServer
+) -> None:
+    qdrant.fail(times=1, status=503, after=True)
+    report = http_runs.run()
+    assert len(http_runs.ids()) == report.points
+    assert http_runs.run().uploaded == 0
+
+
+def test_a_server_that_is_too_slow_is_asked_again(http_runs: Runs, qdrant: QdrantServer) -> None:
+    qdrant.fail(times=1, seconds=3.0)
+    report = replace(http_runs, target=replace(http_runs.target, timeout=1)).run()
+    assert len(http_runs.ids()) == report.points
+
+
+@pytest.mark.parametrize("fault", [{"status": 507}, {"status": 500, "reason": NO_SPACE}])
+def test_a_full_server_stops_the_run_in_one_sentence_and_it_goes_on_later(
+    http_runs: Runs, qdrant: QdrantServer, fault: dict
+) -> None:
+    options = replace(http_runs.options, batch_bytes=1, streams=1)
+    runs = replace(http_runs, options=options)
+    qdrant.fail(text="Paragraph 8", **fault)
+    with pytest.raises(QdrantFullError) as caught:
+        runs.run()
+    assert "\n" not in str(caught.value)
+    stored = len(runs.ids())
+    qdrant.fail()
+    report = runs.run()
+    assert report.points == report.uploaded + stored
+    assert stored > 0
+    assert stored_once(runs, qdrant, report.points)
+
+
+def test_an_outage_that_lasts_stops_the_run_and_it_goes_on_later(
+    http_runs: Runs, qdrant: QdrantServer
+) -> None:
+    qdrant.fail(status=503)
+    with pytest.raises(QdrantBusyError, match="answers 503: told to fail"):
+        http_runs.run(patience=0.1)
+    qdrant.fail()
+    assert stored_once(http_runs, qdrant, http_runs.run().points)
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_a_point_that_is_refused_is_named_and_the_others_are_stored(
+    http_runs: Runs, qdrant: QdrantServer, status: int
+) -> None:
+    qdrant.fail(status=status, reason="the vector is odd", text="pump is blocked")
+    report = http_runs.run()
+    ((source, reason),) = report.refused
+    assert source == "pump.txt"
+    assert f"answers {status}: the vector is odd" in reason
+    assert stored_once(http_runs, qdrant, report.points - 1)
+    # It alone is tried again.
+    assert http_runs.run().refused == report.refused
+    qdrant.fail()
+    last = http_runs.run()
+    assert (last.uploaded, last.refused) == (1, [])
+    assert stored_once(http_runs, qdrant, report.points)
+
+
+def test_a_server_that_refuses_everything_stops_the_run(
+    http_runs: Runs, qdrant: QdrantServer, folder: Path
+) -> None:
+    for i in range(101):
+        (folder / f"{i:03}.txt").write_text(f"river {i}")
+    qdrant.fail(status=422)
+    with pytest.raises(IngestError, match="more than 100 chunks were refused: .* 422"):
+        http_runs.run()
+
+
+def test_uploads_have_as_many_bytes_and_streams_as_was_asked_for(
+    http_runs: Runs, qdrant: QdrantServer, folder: Path
+) -> None:
+    for i in range(60):
+        (folder / f"{i:03}.txt").write_text(f"{i} " + "river winter " * 18)
+    # Of these texts a point is some 30 KB of JSON.
+    report = http_runs.run(batch_bytes=200_000, streams=3)
+    state = qdrant.state(http_runs.target.collection)
+    assert stored_once(http_runs, qdrant, report.points)
+    assert 30_000 < state["largest_upload"] <= 200_000
+    assert state["most_streams"] <= 3
+
+
+def test_the_graph_is_put_off_for_the_load_and_made_at_its_end(
+    http_runs: Runs, qdrant: QdrantServer
+) -> None:
+    qdrant.fail(status=507)
+    with pytest.raises(QdrantFullError):
+        http_runs.run()
+    assert http_runs.look(lambda store: store.layout().vectors["dense"].edges) == 0
+    qdrant.fail()
+    http_runs.run(index=False)
+    assert http_runs.look(lambda store: store.layout().vectors["dense"].edges) == 0
+    http_runs.run()
+    layout = http_runs.look(lambda store: store.layout())
+    assert (layout.vectors["dense"].edges, layout.vectors["colbert"].edges) == (16, 0)
+
+
+@pytest.fixture
+def closed_port():
+    """The address of a port that is taken, and where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_nobody_listens(edge_runs: Runs, closed_port: str) -> None:
+    nowhere = replace(edge_runs, url=closed_port)
+    with pytest.raises(SmartEmbedderError, match="no connection to"):
+        nowhere.run(patience=0.1)
+    target = Target(closed_port, "texts", use_grpc=False)
+    with pytest.raises(QdrantBusyError, match="no connection to Qdrant at"):
+        replace(edge_runs, target=target).run(patience=0.1)
+
+
+def test_what_listens_is_no_qdrant(edge_runs: Runs) -> None:
+    target = Target(edge_runs.url, "texts", use_grpc=False)
+    with pytest.raises(QdrantError, match="answers 404"):
+        replace(edge_runs, target=target).run(patience=0.1)

@@ -1,0 +1,102 @@
+"""The journal: what is noted, what is seen, and that two processes cannot share one."""
+
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from smart_embedder_client.ingest.batches import batches
+from smart_embedder_client.ingest.documents import Document
+from smart_embedder_client.ingest.identity import Recipe, chunk_ids, document_digest
+from smart_embedder_client.ingest.journal import Journal, JournalError
+
+RECIPE = Recipe("texts", ("model",), (512, 64))
+DIGESTS = [bytes([i] * 16) for i in range(3)]
+
+
+def test_what_was_noted_is_there_in_the_next_run(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "journal.sqlite"
+    ids = [[str(uuid4()) for _ in range(count)] for count in (2, 0, 1)]
+    with Journal(path) as journal:
+        assert journal.stored(DIGESTS) == set()
+        for digest, points in zip(DIGESTS, ids, strict=True):
+            journal.add(digest, points)
+        journal.note("source path", "/texts")
+    with Journal(path) as journal:
+        assert journal.points == 3
+        assert journal.stored(DIGESTS[:2]) == set(DIGESTS[:2])
+        assert journal.seen_points == 2
+        assert journal.unseen([*ids[0], *ids[2]]) == ids[2]
+        journal.forget_unseen()
+        assert journal.stored(DIGESTS) == set(DIGESTS[:2])
+        assert (journal.fact("source path"), journal.fact("other")) == ("/texts", None)
+        journal.forget()
+        assert journal.points == 0
+
+
+def test_a_document_is_seen_once_in_a_run(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        assert [journal.see_first(DIGESTS[i]) for i in (0, 0, 1)] == [True, False, True]
+        assert journal.seen_points == 0
+
+
+def test_more_points_than_one_statement_of_sqlite_takes(tmp_path: Path) -> None:
+    ids = [str(uuid4()) for _ in range(2500)]
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        journal.see(ids[:2000])
+        assert set(journal.unseen(ids)) == set(ids[2000:])
+
+
+def test_another_run_cannot_use_it(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    with Journal(path), pytest.raises(JournalError, match="another run has it open"):
+        Journal(path)
+
+
+def test_a_file_that_is_no_journal(tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+    path.write_text("no database at all, and long enough to be taken for one" * 20)
+    with pytest.raises(JournalError, match="cannot be used: file is not a database"):
+        Journal(path)
+
+
+def document(**changes: object) -> Document:
+    made = {"source": "a", "key": "", "text": "t", "metadata": {}, "size": 1} | changes
+    return Document(**made)  # type: ignore[arg-type]
+
+
+def test_every_option_and_every_field_changes_the_names() -> None:
+    recipes = [RECIPE, Recipe("b", ("model",), (512, 64)), Recipe("texts", ("other",), (512, 64))]
+    documents = [
+        document(),
+        document(source="b"),
+        document(key="1"),
+        document(metadata={"year": 1}),
+    ]
+    pairs = [(each, RECIPE) for each in documents] + [(document(), each) for each in recipes[1:]]
+    assert len({document_digest(*pair) for pair in pairs}) == len(pairs)
+    assert len({chunk_ids(each, ["t"], recipe)[0] for each, recipe in pairs}) == len(pairs)
+
+
+def test_the_length_of_chunks_changes_documents_alone() -> None:
+    shorter = Recipe("texts", ("model",), (256, 64))
+    assert document_digest(document(), RECIPE) != document_digest(document(), shorter)
+    assert chunk_ids(document(), ["t"], RECIPE) == chunk_ids(document(), ["t"], shorter)
+
+
+def test_chunks_that_repeat_in_a_document_have_their_own_names() -> None:
+    ids = chunk_ids(document(), ["a", "b", "a"], RECIPE)
+    assert len(set(ids)) == 3
+    assert ids[:2] == chunk_ids(document(text="other"), ["a", "b"], RECIPE)
+
+
+@given(st.lists(st.integers(0, 50)), st.integers(1, 60), st.none() | st.integers(1, 5))
+def test_batches_keep_the_order_and_the_limits(
+    items: list[int], most: int, most_items: int | None
+) -> None:
+    made = list(batches(items, lambda item: item, most, most_items))
+    assert [item for batch in made for item in batch] == items
+    for batch in made:
+        assert sum(batch) <= most or len(batch) == 1
+        assert 0 < len(batch) <= (most_items or len(batch))

@@ -1,0 +1,106 @@
+"""kill -9 of the run and of the service: no point is missing, none is stored twice.
+
+`python -m scripts.ingest_kills` does the same with 100,000 chunks at random moments.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.client.ingest.conftest import Runs
+from tests.support.checkpoints import WORDS
+from tests.support.qdrant.server import QdrantServer
+from tests.support.relay import Relay
+from tests.support.server import REPOSITORY, run_server
+
+CHUNKS = 400
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"text": f"{i} {WORDS[i % len(WORDS)]}"}) for i in range(CHUNKS)]
+    path.write_text("\n".join(lines))
+    return path
+
+
+@contextmanager
+def started(runs: Runs, source: Path, *more: str) -> Iterator["subprocess.Popen[str]"]:
+    """The command in a process of its own, as `Runs` does it in this one."""
+    options = ["--dataset", "texts", "--chunk-tokens", "48", "--overlap", "8", "--no-grpc"]
+    where = ["--qdrant", runs.target.address, "--collection", runs.target.collection]
+    options += ["--url", runs.url, "--journal", str(runs.journal), "--json", *more]
+    command = [sys.executable, "-m", "smart_embedder_client", "ingest", str(source)]
+    process = subprocess.Popen(
+        [*command, *where, *options],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "client" / "src")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def check_all_are_stored_once(runs: Runs, qdrant: QdrantServer) -> None:
+    ids = runs.ids()
+    assert len(ids) == len(set(ids)) == CHUNKS
+    uploads = qdrant.state(runs.target.collection)["uploads"]
+    assert {uploads[each] for each in ids} == {1}
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_a_killed_run_goes_on_where_it_was(
+    http_runs: Runs, qdrant: QdrantServer, rows: Path, after: bool
+) -> None:
+    """It is killed while an upload waits for its answer, before it is stored or after it."""
+    name = http_runs.target.collection
+    qdrant.fail(text="399 ", seconds=20.0, after=after, status=503)
+    with started(http_runs, rows) as run:
+        qdrant.wait_for(name, lambda state: state["faults"] == 1)
+        run.kill()
+        run.wait(30)
+        # What else was on its way is stored by now.
+        qdrant.wait_for(name, lambda state: state["streams"] == 1)
+    qdrant.fail()
+    stored = len(qdrant.state(name)["uploads"])
+    assert http_runs.run(source=rows).uploaded == CHUNKS - stored
+    check_all_are_stored_once(http_runs, qdrant)
+    assert http_runs.run(source=rows).uploaded == 0
+
+
+def test_a_run_waits_for_a_killed_service(
+    http_runs: Runs, qdrant: QdrantServer, rows: Path, tiny_m3: Path, tmp_path: Path
+) -> None:
+    name = http_runs.target.collection
+    with Relay() as relay:
+        runs = replace(http_runs, url=relay.url)
+        # Nothing is stored before the service is gone, so that the run needs it again.
+        qdrant.fail(status=503)
+        with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as service:
+            service.wait_until_healthy()
+            relay.connect_to(service.url)
+            run = started(runs, rows, "--requests", "1")
+            with run as process:
+                qdrant.wait_for(name, lambda state: state["faults"] >= 1)
+                service.process.kill()
+                service.process.wait(30)
+                relay.port = None
+                qdrant.fail()
+                with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as again:
+                    again.wait_until_healthy()
+                    relay.connect_to(again.url)
+                    printed, notes = process.communicate(timeout=120)
+    assert process.returncode == 0, notes
+    assert json.loads(printed)["uploaded"] == CHUNKS
+    check_all_are_stored_once(http_runs, qdrant)

@@ -1,0 +1,147 @@
+"""Whole runs: what is in the collection after the first one, the second, and after changes."""
+
+import json
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+from smart_embedder_client import SparseVector
+from smart_embedder_client.ingest.documents import Fields
+from smart_embedder_client.ingest.options import IngestError
+from smart_embedder_client.qdrant.layout import make_layout
+from smart_embedder_client.qdrant.store import Point, Vectors
+
+from tests.client.ingest.conftest import Runs
+
+
+def test_a_second_run_stores_nothing_and_an_emptied_journal_changes_nothing(runs: Runs) -> None:
+    first = runs.run()
+    assert first.uploaded == first.points == len(set(runs.ids())) == len(runs.ids()) > 3
+    assert (first.documents, first.refused, first.stale) == (3, [], 0)
+    second = runs.run()
+    assert (second.uploaded, second.points) == (0, first.points)
+    runs.journal.unlink()
+    third = runs.run()
+    assert (third.uploaded, third.points) == (0, first.points)
+
+
+def test_lost_points_are_stored_again(runs: Runs) -> None:
+    points = runs.run().points
+    lost = runs.ids()[1:3]
+    runs.look(lambda store: store.delete(lost))
+    assert runs.run().uploaded == 2
+    assert len(runs.ids()) == points
+
+
+def test_changes_are_stored_and_removed_with_sync_alone(runs: Runs, folder: Path) -> None:
+    runs.run()
+    before = set(runs.ids())
+    (folder / "lid.txt").unlink()
+    (folder / "pump.txt").write_text("The pump runs in winter.")
+    changed = runs.run()
+    assert (changed.uploaded, changed.stale, changed.removed) == (1, 2, 0)
+    synced = runs.run(sync=True)
+    assert (synced.uploaded, synced.removed, synced.stale) == (0, 2, 0)
+    assert len(before & set(runs.ids())) == len(before) - 2
+    (folder / "lid.txt").write_text("The lid of the train is open.")
+    assert runs.run().uploaded == 1
+    assert len(runs.ids()) == len(before)
+
+
+def test_the_collection_has_the_vectors_of_the_service(runs: Runs) -> None:
+    runs.run()
+    layout = runs.look(lambda store: store.layout())
+    assert layout.kinds == {"dense", "sparse", "colbert"}
+    assert layout.sparse == {"sparse": None}
+    assert layout.vectors["colbert"].is_multivector
+    assert layout.vectors["colbert"].edges == 0
+    assert {each.distance for each in layout.vectors.values()} == {"Cosine"}
+
+
+def test_unchanged_chunks_of_a_changed_document_stay(edge_runs: Runs, folder: Path) -> None:
+    edge_runs.run()
+    before = set(edge_runs.ids())
+    with (folder / "long.md").open("a") as file:
+        file.write("\n\nA last paragraph, about the kitchen.")
+    changed = edge_runs.run(sync=True)
+    assert 0 < changed.uploaded <= 2
+    assert changed.removed <= 1
+    assert len(before & set(edge_runs.ids())) >= len(before) - 1
+
+
+def test_repeated_documents_are_stored_once(edge_runs: Runs, tmp_path: Path) -> None:
+    rows = [{"text": "the river"}, {"text": "the mountain"}, {"text": "the river"}]
+    source = tmp_path / "rows.jsonl"
+    source.write_text("\n".join(map(json.dumps, rows)))
+    report = edge_runs.run(source=source)
+    assert (report.documents, report.repeated, report.points) == (3, 1, 2)
+
+
+def test_rows_with_ids_are_told_apart_by_them(edge_runs: Runs, tmp_path: Path) -> None:
+    source = tmp_path / "rows.jsonl"
+    rows = [{"text": "the river", "id": 1, "year": 2020}, {"text": "the river", "id": 2}]
+    source.write_text("\n".join(map(json.dumps, rows)))
+    report = edge_runs.run(source=source, fields=Fields(id="id"))
+    assert report.points == 2
+    payload = edge_runs.look(lambda store: store.any_payload())
+    assert payload["text"] == "the river"
+    assert (payload["source"], payload["dataset"]) == ("rows.jsonl", "texts")
+    assert payload["metadata"]["id"] in {1, 2}
+
+
+def test_one_data_set_never_removes_the_points_of_another(edge_runs: Runs, tmp_path: Path) -> None:
+    points = edge_runs.run().points
+    source = tmp_path / "other.txt"
+    source.write_text("winter garden")
+    other = replace(edge_runs, journal=tmp_path / "other.sqlite")
+    assert other.run(source=source, dataset="other", sync=True).removed == 0
+    assert len(edge_runs.ids()) == points
+    with pytest.raises(IngestError, match="was ingested from .* before"):
+        edge_runs.run(source=source, sync=True)
+    assert len(edge_runs.ids()) == points
+
+
+def test_a_collection_with_other_vectors_is_refused_in_one_sentence(runs: Runs) -> None:
+    runs.look(lambda store: store.create(make_layout(7, None, sparse=True, datatype="float32")))
+    with pytest.raises(IngestError) as caught:
+        runs.run()
+    told = str(caught.value)
+    assert "its vector dense is 7 numbers (Cosine, float32), and 64 numbers" in told
+    assert "it has no vector colbert" in told
+    assert "\n" not in told
+
+
+def test_a_collection_of_another_model_is_refused(edge_runs: Runs) -> None:
+    edge_runs.run(kinds=frozenset({"sparse"}))
+    (stored,) = edge_runs.ids()[:1]
+    sparse = SparseVector(np.array([1], np.uint32), np.array([1], np.float32))
+    payload = {"model": "another-model", "dataset": "texts"}
+    edge_runs.look(lambda store: store.delete([*chain(*store.pages("texts"))]))
+    edge_runs.look(lambda store: store.upsert([Point(stored, Vectors(sparse=sparse), payload)]))
+    with pytest.raises(IngestError, match="has vectors of another-model, and the service makes"):
+        edge_runs.run(kinds=frozenset({"sparse"}))
+
+
+@pytest.mark.parametrize("datatype", ["float16", "uint8"])
+def test_vectors_are_stored_in_fewer_bytes(edge_runs: Runs, datatype: str) -> None:
+    assert edge_runs.run(datatype=datatype).refused == []
+    layout = edge_runs.look(lambda store: store.layout())
+    assert {each.datatype for each in layout.vectors.values()} == {datatype}
+    # The next run takes the type of the collection.
+    assert edge_runs.run().uploaded == 0
+    with pytest.raises(IngestError, match=f"its vector dense is .*{datatype}.* is needed"):
+        edge_runs.run(datatype="float32")
+
+
+def test_kinds_that_are_not_asked_for_are_left_out(edge_runs: Runs) -> None:
+    edge_runs.run(kinds=frozenset({"sparse"}))
+    assert edge_runs.look(lambda store: store.layout()).kinds == {"sparse"}
+
+
+def test_chunks_may_not_be_longer_than_the_model_reads(edge_runs: Runs) -> None:
+    with pytest.raises(IngestError, match="longer than the .* that the service reads"):
+        edge_runs.run(chunk_tokens=100_000)
+    with pytest.raises(IngestError, match="an overlap of 64 tokens needs chunks of more than 66"):
+        edge_runs.run(chunk_tokens=66, overlap=64)

@@ -1,0 +1,124 @@
+"""Files and folders become documents, or one sentence that says why not."""
+
+import csv
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from smart_embedder_client.ingest.documents import Document, Fields, SourceError
+from smart_embedder_client.ingest.sources import input_bytes, read_documents
+
+ROWS = [
+    {"text": "the river", "id": "a", "year": "2020"},
+    {"text": "  ", "id": "b", "year": ""},
+    {"text": 'a "quoted",\ntext', "id": "c", "year": "2021"},
+]
+
+
+def read(path: Path, **fields: str) -> list[Document]:
+    return list(read_documents(path, Fields(**fields)))
+
+
+def write_jsonl(path: Path) -> None:
+    path.write_text("\n".join(map(json.dumps, ROWS)) + "\n\n")
+
+
+def write_csv(path: Path, delimiter: str = ",") -> None:
+    with path.open("w", newline="", encoding="utf-8-sig") as file:
+        writer = csv.DictWriter(file, ["text", "id", "year"], delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(ROWS)
+
+
+def write_parquet(path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist(ROWS), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("rows.jsonl", write_jsonl),
+        ("rows.CSV", write_csv),
+        ("rows.tsv", lambda path: write_csv(path, "\t")),
+        ("rows.parquet", write_parquet),
+    ],
+)
+def test_rows_are_read_alike_from_every_format(tmp_path: Path, name: str, write) -> None:
+    path = tmp_path / name
+    write(path)
+    first, second = read(path, id="id")
+    assert (first.source, first.key, first.text) == (name, "a", "the river")
+    assert first.metadata == {"id": "a", "year": "2020"}
+    assert second.text == 'a "quoted",\ntext'
+    assert {each.key for each in read(path)}.isdisjoint({"a", "c"})
+    assert len({each.key for each in read(path)}) == 2
+    assert 0 < sum(each.size for each in read(path)) <= input_bytes(path) == path.stat().st_size
+
+
+def test_a_folder_is_read_in_a_fixed_order(tmp_path: Path) -> None:
+    files = {"b.txt": "b", "a/z.md": "# z", "a/b.markdown": "b", ".git/x.md": "x", "n.py": "n"}
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    found = read(tmp_path)
+    assert [each.source for each in found] == ["b.txt", "a/b.markdown", "a/z.md"]
+    assert [each.is_markdown for each in found] == [False, True, True]
+    assert sum(each.size for each in found) == input_bytes(tmp_path)
+    assert read(tmp_path / "b.txt")[0].source == "b.txt"
+
+
+def test_dates_and_numbers_of_parquet_become_json(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    table = {"text": ["t"], "at": pa.array([0], pa.timestamp("s")), "n": [1.5], "none": [None]}
+    pq.write_table(pa.table(table), path)
+    (document,) = read(path)
+    assert document.metadata == {"at": "1970-01-01 00:00:00", "n": 1.5, "none": None}
+
+
+def test_what_json_cannot_send_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "half \\ud800 pair", "a": NaN, "b": "\\udc00", "\\ud800": 1}')
+    (document,) = read(path)
+    assert document.text == "half ? pair"
+    assert document.metadata == {"a": None, "b": "?", "?": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.jsonl", b'{"text": "a"}\n{"text": ', "line 2 is no JSON: "),
+        ("a.jsonl", b"[1]", "line 1 is no JSON object"),
+        ("a.jsonl", b'{"txt": "a", "b": 1}', "no field text, only txt, b: --text-field names"),
+        ("a.jsonl", b'{"text": 3}', "line 1, has 3 in text, which is no text"),
+        ("a.jsonl", b'{"text": "a"}', None),
+        ("a.csv", b"body,b\n1,2\n", "line 2, has no field text, only body, b"),
+        ("a.csv", b'text\n"a\x00b', None),
+        ("a.parquet", b"no parquet", "is no Parquet"),
+        ("a.txt", b"caf\xe9", "is not UTF-8"),
+        ("a.pdf", b"", "is none of the files that can be read: .jsonl"),
+        (None, b"", "does not exist"),
+    ],
+)
+def test_what_cannot_be_read_is_told_in_one_sentence(
+    tmp_path: Path, name: str | None, content: bytes, told: str | None
+) -> None:
+    path = tmp_path / (name or "missing.txt")
+    if name is not None:
+        path.write_bytes(content)
+    if told is None:
+        assert len(read(path)) == 1
+        return
+    with pytest.raises(SourceError) as caught:
+        read(path)
+    assert told in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_an_id_field_that_is_missing_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a", "uid": 1}')
+    with pytest.raises(SourceError, match="has no field id, only text, uid: --id-field names"):
+        read(path, id="id")

@@ -1,0 +1,135 @@
+"""`smart-embedder search`: every stage's scores are those of the vectors, and the words explain."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from smart_embedder_client import Client
+from smart_embedder_client.ingest.options import IngestOptions
+from smart_embedder_client.ingest.start import ingest
+from smart_embedder_client.qdrant.open_store import Target
+from smart_embedder_client.search.command import main
+
+from tests.support.checkpoints import plain_corpus
+from tests.support.server import RunningServer
+
+QUERY = "search a river in winter"
+TEXTS = plain_corpus(40, seed=5)
+
+
+@pytest.fixture(scope="module", params=["edge", "folder"])
+def collection(request: pytest.FixtureRequest, server: RunningServer, tmp_path_factory) -> str:
+    """The address of a collection `texts` with a point for each text."""
+    folder = tmp_path_factory.mktemp("search")
+    source = folder / "texts.jsonl"
+    source.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
+    address = f"edge:{folder / 'edge'}" if request.param == "edge" else str(folder / "qdrant")
+    options = IngestOptions(source=source, dataset="texts")
+    target = Target(address, "texts")
+    report = asyncio.run(ingest(options, target, server.url, journal=folder / "journal"))
+    assert report.points == len(TEXTS)
+    return address
+
+
+@pytest.fixture
+def search(collection: str, server: RunningServer, capsys: pytest.CaptureFixture[str]):
+    """Runs the command; what it printed."""
+
+    def run(*options: str, status: int = 0) -> str:
+        where = ["--url", server.url, "--qdrant", collection, "--collection", "texts"]
+        assert main([QUERY, *where, *options]) == status
+        out, err = capsys.readouterr()
+        return out if status == 0 else err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def vectors(server: RunningServer):
+    """Of the query, and of each text."""
+    with Client(server.url) as client:
+        return client.embed([QUERY, *TEXTS])
+
+
+def ranked(scores: dict[str, float]) -> list[str]:
+    return sorted(scores, key=lambda text: -scores[text])
+
+
+def test_the_scores_of_each_stage_are_those_of_the_vectors(search, vectors) -> None:
+    hits = json.loads(search("--json", "--limit", "8"))["hits"]
+    assert len(hits) == 8
+    colbert = {
+        text: float((vectors.colbert[0] @ vectors.colbert[i].T).max(axis=1).sum())
+        for i, text in enumerate(TEXTS, 1)
+    }
+    dense = {text: float(vectors.dense[0] @ vectors.dense[i]) for i, text in enumerate(TEXTS, 1)}
+    for place, hit in enumerate(hits, 1):
+        assert hit["scores"]["colbert"] == pytest.approx(colbert[hit["text"]], abs=1e-3)
+        assert hit["scores"]["dense"] == pytest.approx(dense[hit["text"]], abs=1e-4)
+        assert hit["ranks"]["colbert"] == place
+        assert hit["source"] == "texts.jsonl"
+        # Qdrant's k is 2, and its ranks begin with 0.
+        ranks = [hit["ranks"].get(name) for name in ("dense", "sparse")]
+        fused = sum(1 / (1 + rank) for rank in ranks if rank is not None)
+        assert hit["scores"]["fused"] == pytest.approx(fused, abs=1e-4)
+
+
+def test_without_a_last_stage_the_fusion_decides(search) -> None:
+    hits = json.loads(search("--json", "--rescore", "none"))["hits"]
+    assert [hit["ranks"]["fused"] for hit in hits] == list(range(1, 11))
+    assert all("colbert" not in hit["scores"] for hit in hits)
+
+
+def test_the_reranker_orders_what_was_fused(search, server: RunningServer) -> None:
+    hits = json.loads(search("--json", "--rescore", "rerank", "--fused", "12"))["hits"]
+    with Client(server.url) as client:
+        ranking = client.rerank(QUERY, [hit["text"] for hit in hits])
+    assert [hit["text"] for hit in hits] == ranking.passages
+    np.testing.assert_allclose([hit["scores"]["rerank"] for hit in hits], ranking.scores, atol=1e-4)
+
+
+def test_an_explanation_adds_up_to_the_scores(search) -> None:
+    hits = json.loads(search("--json", "--explain", "--limit", "4"))["hits"]
+    for hit in hits:
+        terms, matches = hit["explanation"]["terms"], hit["explanation"]["matches"]
+        products = [term["query_weight"] * term["passage_weight"] for term in terms]
+        assert sum(products) == pytest.approx(hit["scores"].get("sparse", 0.0), abs=1e-3)
+        assert products == sorted(products, reverse=True)
+        similarity = sum(each["similarity"] for each in matches)
+        assert similarity == pytest.approx(hit["scores"]["colbert"], abs=1e-3)
+        words = {term["token"].strip("\u2581") for term in terms}
+        assert words <= set(QUERY.split()) & set(hit["text"].split()) | {""}
+
+
+def test_people_read_the_same(search) -> None:
+    lines = search("--explain", "--limit", "2").splitlines()
+    assert len(lines) == 8
+    assert lines[0].startswith(" 1. ")
+    assert lines[1].startswith("    texts.jsonl: dense ")
+    assert lines[1].endswith(" #1")
+    assert lines[2].startswith("    terms: ")
+    assert lines[3].startswith("    ColBERT: search > ")
+
+
+def test_a_collection_that_does_not_exist(server: RunningServer, tmp_path: Path, capsys) -> None:
+    where = ["--url", server.url, "--qdrant", f"edge:{tmp_path}", "--collection", "none"]
+    assert main([QUERY, *where]) == 1
+    assert capsys.readouterr().err == "there is no such collection with dense or sparse vectors\n"
+
+
+def test_help_names_every_option() -> None:
+    for command in ("ingest", "search"):
+        printed = subprocess.run(
+            [sys.executable, "-m", "smart_embedder_client", command, "--help"],
+            env={"PYTHONPATH": "client/src"},
+            cwd=Path(__file__).resolve().parents[3],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        assert f"smart-embedder {command}" in printed
+        assert "--qdrant ADDRESS" in printed

@@ -1,0 +1,128 @@
+"""Qdrant's gRPC API: the calls that are used, by its own conversions."""
+
+from concurrent import futures
+from typing import Any
+
+import grpc
+from qdrant_client import grpc as q_grpc
+from qdrant_client import models as q
+from qdrant_client.conversions.conversion import GrpcToRest, RestToGrpc
+
+from tests.support.qdrant.engine import Engine
+
+_STREAMS = 8
+
+
+class Collections(q_grpc.CollectionsServicer):
+    """The calls about a collection."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def CollectionExists(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
+        exists = self._engine.client.collection_exists(request.collection_name)
+        return q_grpc.CollectionExistsResponse(result=q_grpc.CollectionExists(exists=exists))
+
+    def Get(self, request: Any, context: Any) -> Any:  # noqa: N802
+        info = self._engine.describe(request.collection_name)
+        return q_grpc.GetCollectionInfoResponse(result=RestToGrpc.convert_collection_info(info))
+
+    def Create(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._engine.client.create_collection(
+            request.collection_name,
+            vectors_config=GrpcToRest.convert_vectors_config(request.vectors_config),
+            sparse_vectors_config=GrpcToRest.convert_sparse_vector_config(
+                request.sparse_vectors_config
+            ),
+        )
+        return q_grpc.CollectionOperationResponse(result=True)
+
+    def Update(self, request: Any, context: Any) -> Any:  # noqa: N802
+        changed = request.vectors_config.params_map.map
+        graphs = self._engine.collections[request.collection_name].graphs
+        graphs.update({name: each.hnsw_config.m for name, each in changed.items()})
+        return q_grpc.CollectionOperationResponse(result=True)
+
+
+class Points(q_grpc.PointsServicer):
+    """The calls about points."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._client = engine.client
+
+    def CreateFieldIndex(self, request: Any, context: Any) -> Any:  # noqa: N802
+        return _done()
+
+    def Upsert(self, request: Any, context: Any) -> Any:  # noqa: N802
+        points = [GrpcToRest.convert_point_struct(each) for each in request.points]
+        with self._engine.upload(request.collection_name, points, request.ByteSize()):
+            self._engine.store(request.collection_name, points)
+        return _done()
+
+    def Get(self, request: Any, context: Any) -> Any:  # noqa: N802
+        ids = [GrpcToRest.convert_point_id(each) for each in request.ids]
+        with self._engine.turn:
+            found = self._client.retrieve(request.collection_name, ids, with_payload=False)
+        return q_grpc.GetResponse(result=list(map(_id_alone, found)))
+
+    def Delete(self, request: Any, context: Any) -> Any:  # noqa: N802
+        ids = [GrpcToRest.convert_point_id(each) for each in request.points.points.ids]
+        with self._engine.turn:
+            self._client.delete(request.collection_name, ids)
+        return _done()
+
+    def Scroll(self, request: Any, context: Any) -> Any:  # noqa: N802
+        offset = GrpcToRest.convert_point_id(request.offset) if request.HasField("offset") else None
+        with self._engine.turn:
+            found, following = self._client.scroll(
+                request.collection_name,
+                GrpcToRest.convert_filter(request.filter),
+                request.limit,
+                offset=offset,
+            )
+        told = [RestToGrpc.convert_record(each) for each in found]
+        after = None if following is None else RestToGrpc.convert_extended_point_id(following)
+        return q_grpc.ScrollResponse(result=told, next_page_offset=after)
+
+    def Count(self, request: Any, context: Any) -> Any:  # noqa: N802
+        wanted = GrpcToRest.convert_filter(request.filter)
+        with self._engine.turn:
+            count = self._client.count(request.collection_name, wanted).count
+        return q_grpc.CountResponse(result=q_grpc.CountResult(count=count))
+
+    def QueryBatch(self, request: Any, context: Any) -> Any:  # noqa: N802
+        asked = [GrpcToRest.convert_query_points(each) for each in request.query_points]
+        with self._engine.turn:
+            answers = self._client.query_batch_points(request.collection_name, asked)
+        return q_grpc.QueryBatchResponse(
+            result=[
+                q_grpc.BatchResult(
+                    result=[RestToGrpc.convert_scored_point(hit) for hit in answer.points]
+                )
+                for answer in answers
+            ]
+        )
+
+
+def _id_alone(record: q.Record) -> Any:
+    return q_grpc.RetrievedPoint(id=RestToGrpc.convert_extended_point_id(record.id))
+
+
+def _done() -> Any:
+    status = q_grpc.UpdateStatus.Completed
+    return q_grpc.PointsOperationResponse(
+        result=q_grpc.UpdateResult(operation_id=0, status=status), time=0.0
+    )
+
+
+def start_grpc(engine: Engine) -> tuple[grpc.Server, int]:
+    """A server on a free loopback port; like Qdrant's, it takes messages of any size."""
+    server = grpc.server(
+        futures.ThreadPoolExecutor(_STREAMS), options=[("grpc.max_receive_message_length", -1)]
+    )
+    q_grpc.add_CollectionsServicer_to_server(Collections(engine), server)
+    q_grpc.add_PointsServicer_to_server(Points(engine), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    return server, port

@@ -1,0 +1,75 @@
+"""An address that stays, for a server that is killed and started again on another port."""
+
+import socket
+import threading
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+_PIECE = 65_536
+
+
+class Relay:
+    """Passes connections on to `port`; while that is None it closes them."""
+
+    def __init__(self) -> None:
+        self.port: int | None = None
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def connect_to(self, url: str) -> None:
+        """Pass connections on to this server from now on."""
+        self.port = urlsplit(url).port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(10)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self._connect(client)
+
+    def _connect(self, client: socket.socket) -> None:
+        try:
+            server = socket.create_connection(("127.0.0.1", self.port or 0))
+        except OSError:
+            client.close()
+            return
+        threading.Thread(target=_pass_on, args=(client, server), daemon=True).start()
+
+
+def _pass_on(client: socket.socket, server: socket.socket) -> None:
+    """Both ways, until either end is closed; then both are."""
+    with client, server:
+        there = threading.Thread(target=_copy, args=(client, server), daemon=True)
+        there.start()
+        _copy(server, client)
+        there.join()
+
+
+def _copy(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while piece := source.recv(_PIECE):
+            sink.sendall(piece)
+    for each in (source, sink):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
