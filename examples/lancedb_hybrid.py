@@ -61,20 +61,26 @@ def store(database: lancedb.DBConnection, service: Client, passages: Sequence[st
 def search(table: Table, service: Client, question: str) -> list[dict]:
     """The best 100 by dense vectors and by words, fused by RRF; the best 20 ranked by ColBERT."""
     vectors = service.embed([question], return_sparse=False)
-    fused = (
-        table.search(query_type="hybrid", vector_column_name="dense")
-        .vector(vectors.dense[0])
-        .text(question)
+    by_dense = (
+        table.search(vectors.dense[0], vector_column_name="dense")
         .distance_type("cosine")
-        .rerank(RRFReranker())
-        .limit(20)
-        .to_list()
+        .select(["id", "_distance"])
+        .with_row_id(True)
+        .limit(100)
     )
-    found = ", ".join(f"'{row['id']}'" for row in fused)
+    by_words = (
+        table.search(question, query_type="fts")
+        .select(["id", "_score"])
+        .with_row_id(True)
+        .limit(100)
+    )
+    fused = RRFReranker().rerank_hybrid(question, by_dense.to_arrow(), by_words.to_arrow())
+    best = ", ".join(f"'{id_}'" for id_ in fused["id"][:20].to_pylist())
     return (
         table.search(vectors.colbert[0], vector_column_name="colbert")
         .distance_type("cosine")
-        .where(f"id IN ({found})", prefilter=True)
+        .where(f"id IN ({best})", prefilter=True)
+        .select(["text", "_distance"])
         .limit(10)
         .to_list()
     )

