@@ -6,13 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.choices import Request, parse_arguments, settings_in_force
-from launcher.console import SCRIPT, LaunchError, ask_models
-from launcher.docker import require_container, start_container
+from launcher.console import SCRIPT, LaunchError, ask_models, say_settings
+from launcher.docker import limits_of, require_container, start_container
 from launcher.gpu import choose_flavour, device_variables, tune_reranker
-from launcher.local import demo_variables, install, require_machine, serve
+from launcher.local import (
+    demo_variables,
+    install,
+    require_machine,
+    require_port_of,
+    serve,
+)
 
 USAGE = f"""Usage: {SCRIPT} [local|docker] [cpu|gpu|auto] [--demo]
-  local    run in .venv in this folder, which is made on the first start
+  local    run in a virtual environment in this folder, which the first start makes
   docker   build and run the container (the default)
   auto     as DEVICE says where it is set, else gpu if nvidia-smi works, else cpu (the default)
   --demo   with local: serve a small model that needs no download from a model hub"""
@@ -39,22 +45,30 @@ def start(request: Request, root: Path) -> int:
     flavour = choose_flavour(request, current_settings())
     if request.mode == "docker":
         require_container(flavour, current_settings())
-        choose_settings(request, flavour, root)
+        say_settings("Set for this start", choose_settings(request, flavour, root))
+        say_settings("Limits of the container", limits_of(current_settings()))
         return start_container(flavour)
     require_machine(flavour, current_settings())
-    choose_settings(request, flavour, root)
-    install(flavour, demo=request.demo)
-    return serve(root)
+    chosen = choose_settings(request, flavour, root)
+    python = install(flavour, demo=request.demo)
+    require_port_of(current_settings())  # Another start may have taken it meanwhile.
+    say_settings("Set for this start", chosen)
+    return serve(root / python)
 
 
-def choose_settings(request: Request, flavour: str, root: Path) -> None:
-    """Set in the environment what nobody has chosen yet, asking where there is a terminal."""
+def choose_settings(request: Request, flavour: str, root: Path) -> dict[str, str]:
+    """Set in the environment what nobody has chosen yet, asking where there is a terminal.
+
+    Returns what the launcher has chosen itself, by the arguments and by this machine.
+    """
     if request.demo:
         export(demo_variables(root))
     elif os.isatty(0) and os.isatty(1):
         export(ask_models(current_settings()))
-    export(device_variables(current_settings(), request, flavour))
-    export(tune_reranker(current_settings(), flavour))
+    chosen = device_variables(current_settings(), request, flavour)
+    chosen |= tune_reranker(current_settings(), flavour)
+    export(chosen)
+    return chosen
 
 
 def export(variables: Mapping[str, str]) -> None:

@@ -15,6 +15,8 @@ from launcher.console import SCRIPT, LaunchError, say
 
 HOST = "127.0.0.1"  # The compose files publish the port here alone.
 SERVICE = ("embedder", "8000")
+# What the compose files set where neither the environment nor .env does.
+LIMITS = {"MEMORY_LIMIT": "16g", "PIDS_LIMIT": "2048"}
 BUILD_MB = {"cpu": 4000, "gpu": 13_000}  # An image, and pip's cache while it is being built.
 OLDEST_COMPOSE = (2, 24, 4)  # The first to know !reset, which the compose files use.
 SECONDS_TO_ANSWER = 30
@@ -157,6 +159,11 @@ def published(flavour: str) -> str | None:
 def compose_file(flavour: str) -> str:
     """Return the name of the compose file for a device."""
     return f"docker-compose.{flavour}.yml"
+
+
+def limits_of(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the limits of the container: of its memory, and of its threads."""
+    return {name: settings.get(name, default) for name, default in LIMITS.items()}
 
 
 def start_container(flavour: str) -> int:

@@ -135,7 +135,7 @@ def device_variables(settings: Mapping[str, str], request: Request, flavour: str
     DEVICE stays where it names such a device more closely, as cuda:1 and cpu:0,cpu:1 do, and where
     the argument is auto, which follows it.
     """
-    variables = {}
+    variables: dict[str, str] = {}
     if flavour == "gpu":
         variables[ALLOCATOR] = settings.get(ALLOCATOR, ALLOCATOR_OPTIONS)
     default, *others = DEVICES[flavour, request.mode]

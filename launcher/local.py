@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from launcher.checks import port_of, require_free_port
-from launcher.console import WINDOWS, LaunchError
+from launcher.console import WINDOWS, Progress
 from launcher.gpu import device_kind, require_gpu
 from launcher.lock import exclusive
-from launcher.venv import Source, Venv, locked, pinned_torch, requirements
+from launcher.venv import Source, Venv, folder_for, locked, pinned_torch, requirements
 
 DEMO_FOLDER = "smart-embedder-demo"
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cu130"
@@ -33,47 +33,63 @@ def demo_variables(root: Path) -> dict[str, str]:
 
 def require_machine(flavour: str, settings: Mapping[str, str]) -> None:
     """Raise `LaunchError` for what the server will need of this machine and does not find."""
-    require_free_port(settings.get("HOST", "127.0.0.1"), port_of(settings))
+    require_port_of(settings)
     if flavour == "gpu" and device_kind(settings) != "mps":
         require_gpu()
 
 
-def install(flavour: str, *, demo: bool) -> None:
-    """Install what is missing; a second start waits until the first has done so."""
-    with exclusive(Path(".venv.lock"), "installing into .venv") as lock:
-        _install(Venv(Path(".venv"), lock), flavour, demo=demo)
+def require_port_of(settings: Mapping[str, str]) -> None:
+    """Raise `LaunchError` where the port that the settings name cannot be listened on."""
+    require_free_port(settings.get("HOST", "127.0.0.1"), port_of(settings))
+
+
+def install(flavour: str, *, demo: bool) -> Path:
+    """Install what is missing, and return the Python; a second start waits until that is done."""
+    with exclusive(Path(".venv.lock"), "installing") as lock:
+        venv = Venv(folder_for(flavour), lock, progress=Progress())
+        try:
+            _install(venv, flavour, demo=demo)
+        finally:
+            venv.progress.interrupt()
+    return venv.python
 
 
 def _install(venv: Venv, flavour: str, *, demo: bool) -> None:
-    """Bring .venv to the state of the requirements and, for the demo, make its model."""
+    """Bring an environment to the state of the requirements and, for the demo, make its model."""
     venv.make(flavour)
     venv.install(flavour, *sources(flavour))
     if flavour == "cpu":
         venv.build_kernels()
-    if not demo:
-        return
-    venv.install("demo", locked("requirements-demo.txt"))
-    made = subprocess.run([venv.python, "-m", "tools.demo", DEMO_FOLDER], check=False)
-    if made.returncode:
-        raise LaunchError("the demo model could not be made.")
+    if demo:
+        venv.install("demo", locked("requirements-demo.txt", "the demo's package"))
+        make_demo(venv)
+    venv.progress.finish("Everything is installed.")
+
+
+def make_demo(venv: Venv) -> None:
+    """Make the demo's model, unless it is there."""
+    if not Path(DEMO_FOLDER).is_dir():
+        venv.progress.step("Making the demo's model")
+    venv.run("the demo's model could not be made", "-m", "tools.demo", DEMO_FOLDER)
 
 
 def sources(flavour: str) -> tuple[Source, ...]:
     """Return where the packages come from: each from one index, and torch alone from PyTorch's."""
-    return _torch(flavour), locked("requirements.lock")
+    return _torch(flavour), locked("requirements.lock", "the other packages")
 
 
 def _torch(flavour: str) -> Source:
     if not (WINDOWS and flavour == "gpu"):
-        return locked(f"requirements-torch-{flavour}.lock")
+        return locked(f"requirements-torch-{flavour}.lock", "PyTorch")
     # Only PyTorch's own index has builds with CUDA for Windows, and their hashes are not locked.
     file = requirements(flavour)
-    return Source(file, ("--no-deps", "--index-url", PYTORCH_INDEX, pinned_torch(file)))
+    options = ("--no-deps", "--index-url", PYTORCH_INDEX, pinned_torch(file))
+    return Source(file, "PyTorch", options)
 
 
-def serve(root: Path) -> int:
+def serve(python: Path) -> int:
     """Become the server, so that it gets the signals; on Windows wait for it instead."""
-    command = [str(Venv(root / ".venv").python), "-m", "app"]
+    command = [str(python), "-m", "app"]
     sys.stdout.flush()
     if not WINDOWS:
         os.execv(command[0], command)

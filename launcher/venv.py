@@ -1,4 +1,4 @@
-"""The virtual environment: made when missing, broken or for another device; installed by stamp."""
+"""A virtual environment: made when missing or broken; installed by stamp."""
 
 import hashlib
 import os
@@ -8,12 +8,13 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.checks import need_of, require_space_to_install
-from launcher.console import WINDOWS, LaunchError, say
+from launcher.console import WINDOWS, LaunchError, Progress, say
+from launcher.pip_run import PipRun
 
 KERNELS = Path("app/models/ops")
 _KERNEL_SOURCES = {".c", ".h", ".py", ".txt"}
@@ -25,12 +26,18 @@ class Source:
     """Locked packages, or one package by itself, and the options for the index they come from."""
 
     file: Path
+    name: str
     arguments: tuple[str, ...]
 
+    @property
+    def count(self) -> int:
+        """How many packages it has; on some systems fewer are installed."""
+        return len(re.findall(r"(?m)^[^#\s-]", self.file.read_text("utf-8")))
 
-def locked(file: str) -> Source:
+
+def locked(file: str, name: str) -> Source:
     """Return the packages of a lock file, which names every one of them with its hashes."""
-    return Source(existing(file), ("--no-deps", "--require-hashes", "-r", file))
+    return Source(existing(file), name, ("--no-deps", "--require-hashes", "-r", file))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,7 @@ class Venv:
 
     folder: Path
     lock: int | None = None
+    progress: Progress = field(default_factory=Progress)
 
     @property
     def python(self) -> Path:
@@ -53,19 +61,29 @@ class Venv:
         """The mark of an environment that was interrupted while it was being written."""
         return self.folder / ".unfinished"
 
+    @property
+    def log(self) -> Path:
+        """What pip and the other programs said."""
+        return self.folder / "install.log"
+
     def stamp(self, name: str) -> Path:
         """Return the file that holds the digest of what was last installed or built."""
         return self.folder / f".installed-{name}"
 
     def make(self, flavour: str) -> None:
-        """Make the environment, unless the one that is there can be used for `flavour`."""
-        if self._is_usable(flavour):
+        """Make the environment, unless the one that is there can be used."""
+        if self._is_usable():
             return
         require_venv()
         require_space_to_install(Path.cwd(), need_of(requirements(flavour)))
-        say(f"Making {self.folder} with Python {platform.python_version()} ...")
+        say(
+            f"The first start installs into {self.folder}, which takes a few minutes; "
+            f"{self.log} has the details."
+        )
+        self.progress.step(f"Making {self.folder} with Python {platform.python_version()}")
         self._clear()
         self._create()
+        self.stamp(flavour).touch()
         self.unfinished.unlink()
 
     def _clear(self) -> None:
@@ -97,14 +115,9 @@ class Venv:
                 f"It said: {made.stdout}{made.stderr}".rstrip()
             )
 
-    def _is_usable(self, flavour: str) -> bool:
-        """Tell whether it is whole and of this device.
-
-        pip takes the CPU and the GPU build of torch for one version, so a change of device also
-        starts afresh.
-        """
-        other = self.stamp("gpu" if flavour == "cpu" else "cpu")
-        if self.unfinished.exists() or other.exists() or not self.python.exists():
+    def _is_usable(self) -> bool:
+        """Tell whether it is whole."""
+        if self.unfinished.exists() or not self.python.exists():
             return False
         try:
             found = subprocess.run([self.python, "-c", _WORKS], capture_output=True, check=False)
@@ -123,13 +136,16 @@ class Venv:
 
     def _install(self, source: Source) -> None:
         """Run pip, under a mark that stays where it ended in the middle of writing."""
-        say(f"Installing dependencies from {source.file} (first start only, a few minutes) ...")
+        self.progress.step(f"Installing {source.name}")
         self.unfinished.touch()
-        failed, wrote = self._pip_install(*source.arguments)
-        if not (failed and wrote):
+        pip = self._pip_install(source)
+        if not (pip.failed and pip.wrote):
             self.unfinished.unlink()
-        if failed:
-            raise LaunchError(f"pip could not install {source.file}; its message above says why.")
+        if pip.failed:
+            raise LaunchError(
+                f"pip could not install {source.file} ({pip.error}); {self.log} has all that it "
+                "said."
+            )
 
     def build_kernels(self) -> None:
         """Build them, and try once for each state of them: without them the service is slower."""
@@ -137,29 +153,57 @@ class Venv:
         wanted = digest_of(*files)
         if self._is_stamped("kernels", wanted):
             return
-        build = [str(self.python), "-m", "app.models.ops.build"]
-        if subprocess.run(build, check=False).returncode:
-            say(f"The service will run without them, slower. To try again: {shlex.join(build)}")
+        build = ("-m", "app.models.ops.build")
+        self.progress.step("Building the kernels")
+        try:
+            self.run("the kernels could not be built", *build)
+        except LaunchError as error:
+            self.progress.interrupt()
+            say(f"Going on without them, slower: {error}")
+            say(f"To try again: {shlex.join([str(self.python), *build])}")
         self.stamp("kernels").write_text(f"{wanted}\n")
+
+    def run(self, failure: str, *arguments: str) -> None:
+        """Run its Python, with what that prints in the log; raise `LaunchError` where it fails."""
+        done = subprocess.run(
+            [self.python, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        with self.log.open("a", encoding="utf-8") as log:
+            log.write(done.stdout)
+        if done.returncode:
+            raise LaunchError(f"{failure} ({last_line(done.stdout)}); {self.log} has the details.")
 
     def _is_stamped(self, name: str, wanted: str) -> bool:
         stamp = self.stamp(name)
         return stamp.is_file() and stamp.read_text().strip() == wanted
 
-    def _pip_install(self, *arguments: str) -> tuple[bool, bool]:
-        """Run pip; return whether it failed, and whether it has begun to write."""
+    def _pip_install(self, source: Source) -> PipRun:
+        """Run pip, with what it prints in the log."""
         # Where PyTorch's own index is out of reach, pip would ask it five times for every package.
         retries = os.environ.get("PIP_RETRIES") or "2"
-        with subprocess.Popen(
-            [self.python, "-m", "pip", "install", "--no-input", *arguments],
-            env=os.environ | {"PIP_RETRIES": retries, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            pass_fds=self._held,
-        ) as pip:
-            written = sum(_follow(line.strip()) for line in pip.stdout or ())
-        return pip.returncode != 0, written > 0
+        run = PipRun(self.progress, source.count)
+        with (
+            self.log.open("a", encoding="utf-8") as log,
+            subprocess.Popen(
+                [self.python, "-m", "pip", "install", "--no-input", *source.arguments],
+                env=os.environ | {"PIP_RETRIES": retries, "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                pass_fds=self._held,
+            ) as pip,
+        ):
+            for line in pip.stdout or ():
+                log.write(line)
+                run.follow(line.strip())
+        run.failed = pip.returncode != 0
+        return run
 
     @property
     def _held(self) -> tuple[int, ...]:
@@ -167,11 +211,19 @@ class Venv:
         return () if WINDOWS or self.lock is None else (self.lock,)
 
 
-def _follow(line: str) -> bool:
-    """Show a download; tell whether this is pip's last step, the only one that writes."""
-    if "Downloading" in line and ".metadata" not in line:
-        say(f"  {line}")
-    return line.startswith("Installing collected")
+def folder_for(flavour: str) -> Path:
+    """Return the environment of a device: .venv is that of the first one, and is kept for it.
+
+    pip takes the CPU and the GPU build of torch for one version, so each device has its own.
+    """
+    first, own = Venv(Path(".venv")), Path(f".venv-{flavour}")
+    other = "gpu" if flavour == "cpu" else "cpu"
+    return own if own.exists() or first.stamp(other).exists() else first.folder
+
+
+def last_line(text: str) -> str:
+    """Return the last line that says something."""
+    return ([line.strip() for line in text.splitlines() if line.strip()] or ["no message"])[-1]
 
 
 def digest_of(*files: Path) -> str:

@@ -27,7 +27,7 @@ print(json.dumps({name: os.environ[name] for name in names if name in os.environ
 """
 BUILD = """
 import os, sys
-print("building the kernels", flush=True)
+print("no compiler", flush=True)
 if "BUILD_WAITS_FOR" in os.environ:
     open(os.environ["BUILD_WAITS_FOR"]).read()
 sys.exit(int(os.environ.get("BUILD_FAILS", "0")))
@@ -80,7 +80,10 @@ def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str
 def start_on_terminal(
     answers: str, *arguments: str, script: Path, **variables: str
 ) -> tuple[int, list[str]]:
-    """Run the launcher on a terminal of its own; return its exit code and the lines shown."""
+    """Run the launcher on a terminal of its own; return its exit code and the lines shown.
+
+    A line that was rewritten holds each of its states, behind a carriage return.
+    """
     ours, theirs = os.openpty()
     with subprocess.Popen(
         [str(BASH), str(script), *arguments],
@@ -95,7 +98,7 @@ def start_on_terminal(
         os.write(ours, answers.encode())
         shown = b"".join(iter(lambda: read_terminal(ours), b""))
     os.close(ours)
-    return launcher.returncode, shown.decode().splitlines()
+    return launcher.returncode, shown.decode().removesuffix("\r\n").split("\r\n")
 
 
 def told_on_terminal(shown: list[str]) -> dict[str, str]:

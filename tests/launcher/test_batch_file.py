@@ -46,10 +46,20 @@ class Checkout:
         for made in (self.folder, self.programs):
             made.mkdir()
         shutil.copy(BATCH_FILE, self.folder)
+        (self.folder / "launcher").mkdir()
+        for text in (ROOT / "launcher").glob("*.txt"):
+            shutil.copy(text, self.folder / "launcher")
 
-    def start(self, line: str = "", **variables: str) -> "subprocess.CompletedProcess[str]":
+    def start(
+        self, line: str = "", answers: str = "", **variables: str
+    ) -> "subprocess.CompletedProcess[str]":
         return self.wine.run(
-            self.folder, BATCH_FILE.name, *line.split(), programs=self.programs, **variables
+            self.folder,
+            BATCH_FILE.name,
+            *line.split(),
+            programs=self.programs,
+            answers=answers,
+            **variables,
         )
 
     def add(self, name: str, lines: tuple[str, ...]) -> Path:
@@ -162,10 +172,78 @@ def test_without_a_python_docker_starts_the_compose_file_of_the_device(
     result = checkout.start(line)
     assert (result.returncode, result.stderr) == (0, "")
     file = f"docker-compose.{flavour}.yml"
-    ran, logs = (text.strip() for text in result.stdout.splitlines())
+    limits, ran, logs = (text.strip() for text in result.stdout.splitlines())
+    assert limits == "Limits of the container: MEMORY_LIMIT=16g, PIDS_LIMIT=2048."
     assert ran.lower() == f"ran docker compose -f {file} up --build -d"
     path = windows_path(checkout.folder / file)
     assert logs == f'Smart Embedder is starting. Logs: docker compose -f "{path}" logs -f'
+
+
+_TUNED = "%QWEN_RERANK_BATCH_SIZE% %QWEN_RERANK_MAX_LENGTH%"
+TOLD = (
+    f'if "%~4"=="up" echo told %DENSE_EMBEDDING_MODEL% %RERANKER_MODEL% {_TUNED}',
+    "exit /b 0",
+)
+QWEN = "Qwen/Qwen3-Reranker-0.6B"
+
+
+def told(result: "subprocess.CompletedProcess[str]") -> list[str]:
+    """Return the models and limits that compose was started with, of those that are set."""
+    assert result.returncode == 0, result.stderr
+    (line,) = [line for line in result.stdout.splitlines() if "told " in line]
+    return line.partition("told ")[2].split()
+
+
+@pytest.mark.parametrize(
+    ("answers", "variables", "expected"),
+    [
+        ("qwen\r\n", {"RERANKER_MODEL": "mine"}, ["Qwen/Qwen3-Embedding-0.6B", "mine"]),
+        ("QWEN\r\n", {"DENSE_EMBEDDING_MODEL": "mine"}, ["mine", QWEN, "1", "2048"]),
+        ("", {}, ["BAAI/bge-reranker-v2-m3"]),
+    ],
+)
+def test_without_a_python_it_asks_at_a_console(
+    checkout: Checkout, answers: str, variables: dict[str, str], expected: list[str]
+) -> None:
+    """What stands in for Windows' timeout ends well, as that does at a console.
+
+    One answer at a time, because wine reads all that a pipe holds as one line.
+    """
+    checkout.add("docker", TOLD)
+    checkout.add("timeout", ("exit /b 0",))
+    asked = checkout.start("docker cpu", answers=answers, **variables)
+    assert told(asked) == expected
+    assert asked.stdout.count("BGE or QWEN [BGE]: ") == 2 - len(variables)
+    assert re.search(r"(?m)^  QWEN  Qwen/\S+, 1.2 GB", asked.stdout)
+    limits = "QWEN_RERANK_BATCH_SIZE=1, QWEN_RERANK_MAX_LENGTH=2048"
+    assert (f"Set for this start: {limits}." in asked.stdout) == ("2048" in expected)
+
+
+def test_without_a_python_it_does_not_ask_for_what_is_set(checkout: Checkout) -> None:
+    checkout.add("docker", TOLD)
+    checkout.add("timeout", ("exit /b 0",))
+    (checkout.folder / ".env").write_text("# a comment\nexport reranker_model=my/model\nA=B=C\n")
+    result = checkout.start("docker cpu", DENSE_EMBEDDING_MODEL="mine", MEMORY_LIMIT="3g")
+    assert told(result) == ["mine"]
+    assert "BGE or QWEN" not in result.stdout
+    assert "MEMORY_LIMIT=3g, PIDS_LIMIT=2048." in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("report", "tuned"),
+    [
+        (("24576", "8188"), ["8", "8192"]),
+        (("6144",), ["4", "4096"]),
+        (("24576",), ["16", "8192"]),
+        (("[N/A]",), []),
+    ],
+)
+def test_without_a_python_the_memory_of_the_gpu_sets_the_limits(
+    checkout: Checkout, report: tuple[str, ...], tuned: list[str]
+) -> None:
+    checkout.add("docker", TOLD)
+    checkout.add("nvidia-smi", tuple(f"echo {line}" for line in report))
+    assert told(checkout.start("docker gpu", RERANKER_MODEL=QWEN)) == [QWEN, *tuned]
 
 
 def test_docker_that_cannot_start_is_an_error(checkout: Checkout) -> None:

@@ -1,17 +1,21 @@
 """What is asked on a terminal, and what the answers do."""
 
 import os
+import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from launcher.console import QUESTIONS
 from tests.launcher.checkout import (
     BARE,
     BASH,
     SCRIPT,
     add_docker,
+    make_checkout,
     needs_bash,
     read_terminal,
     start_on_terminal,
@@ -55,17 +59,69 @@ def test_on_a_terminal_it_asks_only_for_what_is_not_set(started: Path) -> None:
     assert told_on_terminal(none)["RERANKER_MODEL"] == "none"
 
 
+def test_a_question_says_what_each_answer_means(started: Path) -> None:
+    _, shown = start_on_terminal("sparse\n\n\n", "local", "cpu", script=started)
+    text = "\n".join(shown)
+    for question in QUESTIONS:
+        for word, model in question.answers.items():
+            assert re.search(rf"^  {word} +{model or 'BAAI/bge-m3'}, \d\.\d GB", text, re.MULTILINE)
+    assert text.count("That is neither BGE nor QWEN.") == 1
+
+
+def test_on_a_terminal_one_line_shows_how_far_the_installation_is(tmp_path: Path) -> None:
+    script = make_checkout(tmp_path / "checkout")
+    code, shown = start_on_terminal("", "local", "cpu", "--demo", script=script, COLUMNS="80")
+    assert code == 0, shown
+    (steps,) = [line for line in shown if "Everything is installed." in line]
+    states = steps.split("\r")
+    for text in (
+        "Making .venv with Python",
+        "Installing PyTorch ... 1 of 1, ",
+        "Installing the other packages ... 1 of 1, ",
+        "Building the kernels ...",
+        "Installing the demo's package ...",
+        "Making the demo's model ...",
+    ):
+        assert any(text in state for state in states), text
+    assert states[-1].rstrip() == "Everything is installed."
+    assert max(map(len, states)) < 80
+
+
+def test_what_the_launcher_sets_is_printed(started: Path) -> None:
+    _, shown = start_on_terminal("\nqwen\n", "local", "cpu", script=started)
+    limits = "QWEN_RERANK_BATCH_SIZE=1, QWEN_RERANK_MAX_LENGTH=2048"
+    assert any(line.endswith(f"Set for this start: DEVICE=cpu, {limits}.") for line in shown)
+
+
 def test_demo_asks_nothing(started: Path) -> None:
     _, shown = start_on_terminal("", "local", "cpu", "--demo", script=started)
     assert told_on_terminal(shown)["RERANKER_MODEL"] == "late-interaction"
     assert "BGE or QWEN" not in "\n".join(shown)
 
 
-def test_a_container_gets_the_answers(tools: Path) -> None:
+@pytest.mark.parametrize("python", [sys.executable, ""], ids=["python", "no python"])
+def test_a_container_gets_the_answers(tools: Path, python: str) -> None:
     add_docker(tools)
-    _, shown = start_on_terminal("qwen\nqwen\n", "docker", script=SCRIPT, PATH=str(tools))
+    answers = "qwen\nsparse\nqwen\n"
+    variables = {"PATH": str(tools), "PYTHON": python}
+    _, shown = start_on_terminal(answers, "docker", script=SCRIPT, **variables)
+    assert "  QWEN  Qwen/Qwen3-Embedding-0.6B, 1.2 GB more." in "\n".join(shown)
+    assert "\n".join(shown).count("That is neither BGE nor QWEN.") == 1
+    assert any(
+        line.endswith("QWEN_RERANK_BATCH_SIZE=1, QWEN_RERANK_MAX_LENGTH=2048.") for line in shown
+    )
     models = "Qwen/Qwen3-Embedding-0.6B Qwen/Qwen3-Reranker-0.6B"
     assert any(line.endswith(f"up --build -d | {models} 1 2048") for line in shown)
+
+
+@pytest.mark.parametrize("python", [sys.executable, ""], ids=["python", "no python"])
+def test_a_container_gets_the_defaults_for_enter(tools: Path, python: str) -> None:
+    add_docker(tools)
+    variables = {"PATH": str(tools), "PYTHON": python}
+    _, shown = start_on_terminal("\n\n", "docker", script=SCRIPT, **variables)
+    assert any(
+        line.endswith("up --build -d | unset BAAI/bge-reranker-v2-m3 unset unset") for line in shown
+    )
 
 
 def test_an_interrupt_at_a_question_ends_it_without_a_traceback(started: Path) -> None:
@@ -78,7 +134,9 @@ def test_an_interrupt_at_a_question_ends_it_without_a_traceback(started: Path) -
         stderr=subprocess.PIPE,
     ) as launcher:
         os.close(theirs)
-        assert b"Dense model" in read_terminal(ours)
+        shown = b""
+        while b"Dense model" not in shown:
+            shown += read_terminal(ours)
         launcher.send_signal(signal.SIGINT)
         assert launcher.stderr
         assert launcher.stderr.read() == b""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from app.settings.compose import COMPOSE_VARIABLES
 from launcher import docker
 from launcher.console import LaunchError
 from tests.launcher.checkout import (
@@ -69,15 +70,22 @@ def test_docker_that_cannot_start_is_an_error(tools: Path, python: str) -> None:
     assert result.stderr.startswith("start_server: docker compose could not start")
 
 
+@pytest.mark.parametrize("python", [sys.executable, ""], ids=["python", "no python"])
 @pytest.mark.parametrize(
-    ("memory", "tuned"), [(r"24576\n8188\n", "8 8192"), (r"[N/A]\n", "unset unset")]
+    ("memory", "tuned"),
+    [
+        (r"24576\n8188\n", "8 8192"),
+        (r"6144\n", "4 4096"),
+        (r"24576\n", "16 8192"),
+        (r"[N/A]\n", "unset unset"),
+    ],
 )
 def test_a_container_gets_what_the_memory_of_the_gpu_calls_for(
-    tools: Path, memory: str, tuned: str
+    tools: Path, memory: str, tuned: str, python: str
 ) -> None:
     add_docker(tools)
     add_nvidia_smi(tools, memory)
-    result = start(PATH=str(tools), **QWEN)
+    result = start(PATH=str(tools), PYTHON=python, **QWEN)
     assert f"docker-compose.gpu.yml up --build -d | unset {QWEN['RERANKER_MODEL']} {tuned}\n" in (
         result.stdout
     )
@@ -86,6 +94,16 @@ def test_a_container_gets_what_the_memory_of_the_gpu_calls_for(
 def add_failing_docker(folder: Path, message: str) -> None:
     text = f'[[ $1 == compose ]] && echo 2.40.3 || {{ echo "{message}" >&2; exit 1; }}'
     add_program(folder, "docker", text)
+
+
+@pytest.mark.parametrize("python", [sys.executable, ""], ids=["python", "no python"])
+def test_the_limits_of_the_container_are_printed(tools: Path, python: str) -> None:
+    add_docker(tools)
+    defaults = {each.name: each.default for each in COMPOSE_VARIABLES}
+    assert {name: defaults[name] for name in docker.LIMITS} == docker.LIMITS
+    variables = {"PATH": str(tools), "PYTHON": python, "MEMORY_LIMIT": "3g"}
+    result = start("docker", "cpu", **variables)
+    assert "Limits of the container: MEMORY_LIMIT=3g, PIDS_LIMIT=2048.\n" in result.stdout
 
 
 @pytest.mark.parametrize("line", ["", "Docker GPU", "cpu"])

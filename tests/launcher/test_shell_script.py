@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.checkout import ROOT, SCRIPT, add_program, make_checkout, needs_bash, start
+from tests.launcher.checkout import (
+    ROOT,
+    SCRIPT,
+    add_docker,
+    add_program,
+    make_checkout,
+    needs_bash,
+    start,
+)
 
 pytestmark = needs_bash
 
@@ -57,6 +65,26 @@ def test_the_first_python_that_works_is_taken(tools: Path) -> None:
 
 def test_the_launcher_needs_nothing_installed() -> None:
     subprocess.run([sys.executable, "-S", "-c", "import launcher.__main__"], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    ("dotenv", "tuned"),
+    [
+        ("RERANKER_MODEL=Qwen/Qwen3-Reranker-0.6B\n", "1 2048"),
+        ("export reranker_model = 'my/QWEN'  # mine\nQWEN_RERANK_BATCH_SIZE=3", "unset 2048"),
+        ("# RERANKER_MODEL=Qwen/Qwen3-Reranker-0.6B\n", "unset unset"),
+    ],
+)
+def test_without_a_python_env_files_are_read_as_with_one(
+    tmp_path: Path, tools: Path, dotenv: str, tuned: str
+) -> None:
+    """Compose reads the file again, so what stands there is not passed on."""
+    script = make_checkout(tmp_path / "checkout")
+    script.with_name(".env").write_text(dotenv)
+    add_docker(tools)
+    for python in (sys.executable, ""):
+        result = start("docker", "cpu", script=script, PATH=str(tools), PYTHON=python)
+        assert result.stdout.count(f"-d | unset unset {tuned}\n") == 1, result.stdout
 
 
 def test_a_python_named_by_the_user_must_work(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The virtual environment: made, repaired, and installed only where something changed."""
 
 import os
+import platform
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +36,11 @@ sys.meta_path = [Path if finder.__name__ == "PathFinder" else finder
                  for finder in sys.meta_path if hasattr(finder, "__name__")]
 """
 
+FIRST_START = (
+    "The first start installs into .venv, which takes a few minutes; .venv/install.log has "
+    "the details."
+)
+
 # At the moment when pip writes a package's first file.
 KILL = """
 import os, signal, sys
@@ -64,19 +71,21 @@ def test_a_start_installs_only_what_changed(started: Path, tmp_path: Path) -> No
 
 
 def test_the_kernels_are_built_once_for_each_state_of_them(started: Path) -> None:
-    assert "building" not in start("local", "cpu", script=started).stdout
+    assert "Building" not in start("local", "cpu", script=started).stdout
     (started.parent / venv.KERNELS / "rows.c").write_text("changed")
     changed = start("local", "cpu", script=started)
-    assert "building the kernels" in changed.stdout
+    assert "Building the kernels" in changed.stdout
     assert told(changed)
-    assert "building" not in start("local", "cpu", script=started).stdout
+    assert "Building" not in start("local", "cpu", script=started).stdout
 
 
 def test_kernels_that_cannot_be_built_cost_speed_alone(started: Path) -> None:
     source = started.parent / venv.KERNELS / "attention.c"
     source.write_text("changed")
     failed = start("local", "cpu", script=started, BUILD_FAILS="1")
-    assert "The service will run without them, slower. To try again:" in failed.stdout
+    assert "Going on without them, slower: the kernels could not be built (no compiler); " in (
+        failed.stdout
+    )
     assert told(failed)
     source.unlink()
 
@@ -94,9 +103,7 @@ def test_a_failed_install_is_an_error_and_leaves_the_environment_alone(started: 
     assert "Making" not in again.stdout
 
 
-def test_a_half_made_environment_is_repaired_and_a_change_of_device_starts_afresh(
-    tmp_path: Path,
-) -> None:
+def test_a_half_made_environment_is_repaired(tmp_path: Path) -> None:
     script = make_checkout(tmp_path / "checkout")
     (tmp_path / "venv.py").write_text(
         "import pathlib, sys\npathlib.Path(sys.argv[1], 'bin').mkdir()\nsys.exit('half')\n"
@@ -110,10 +117,69 @@ def test_a_half_made_environment_is_repaired_and_a_change_of_device_starts_afres
     assert "Making .venv" in repaired.stdout
     assert told(repaired)["DEVICE"] == "cpu"
 
-    own_python = str(script.with_name(".venv") / "bin" / "python")
-    changed = start("local", "gpu", script=script, PYTHON=own_python, DEVICE="mps")
-    assert "Making .venv" in changed.stdout
-    assert told(changed)["prefix"] == str(script.with_name(".venv"))
+
+def test_each_device_keeps_its_own_environment(tmp_path: Path) -> None:
+    script = make_checkout(tmp_path / "checkout")
+    first, second = script.with_name(".venv"), script.with_name(".venv-cpu")
+    gpu = {"DEVICE": "mps"}
+    assert told(start("local", "gpu", script=script, **gpu))["prefix"] == str(first)
+    own_python = str(first / "bin" / "python")
+    changed = start("local", "cpu", script=script, PYTHON=own_python)
+    assert "Making .venv-cpu" in changed.stdout
+    assert told(changed)["prefix"] == str(second)
+    for flavour, variables, folder in (("gpu", gpu, first), ("cpu", {}, second)):
+        again = start("local", flavour, script=script, **variables)
+        assert told(again)["prefix"] == str(folder)
+        assert "Installing" not in again.stdout
+
+
+def test_an_environment_is_of_one_device_also_where_installing_failed(tmp_path: Path) -> None:
+    script = make_checkout(tmp_path / "checkout")
+    requirements = script.with_name("requirements.lock")
+    before = requirements.read_text()
+    requirements.write_text(before.replace("tiny-1.0", "missing-1.0"))
+    assert start("local", "cpu", script=script).returncode == 1
+    requirements.write_text(before)
+    changed = told(start("local", "gpu", script=script, DEVICE="mps"))
+    assert changed["prefix"] == str(script.with_name(".venv-gpu"))
+
+
+def test_what_pip_says_is_in_a_log_that_a_failure_names(tmp_path: Path) -> None:
+    script = make_checkout(tmp_path / "checkout")
+    requirements = script.with_name("requirements.lock")
+    requirements.write_text(requirements.read_text().replace("sha256:", "sha256:0"))
+    failed = start("local", "cpu", script=script, PIP_RETRIES="0")
+    assert failed.stdout.splitlines() == [
+        FIRST_START,
+        f"Making .venv with Python {platform.python_version()} ...",
+        "Installing PyTorch ...",
+        "Installing the other packages ...",
+    ]
+    (sentence,) = failed.stderr.splitlines()
+    assert sentence.startswith("start_server: pip could not install requirements.lock (THESE ")
+    assert sentence.endswith("; .venv/install.log has all that it said.")
+    log = script.with_name(".venv").joinpath("install.log").read_text()
+    assert "Processing " in log
+    assert "ERROR: " in log
+
+
+def test_a_port_that_is_taken_while_it_installs_is_told(tmp_path: Path) -> None:
+    script = make_checkout(tmp_path / "checkout")
+    os.mkfifo(tmp_path / "go on")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    variables = {"BUILD_WAITS_FOR": str(tmp_path / "go on"), "PORT": port}
+    process = begin("local", "cpu", script=script, **variables)
+    assert process.stdout
+    assert any(line == "Building the kernels ...\n" for line in process.stdout)
+    with socket.create_server(("127.0.0.1", int(port))):
+        (tmp_path / "go on").write_text("")
+        output, _ = process.communicate()
+    assert process.returncode == 1
+    assert output.splitlines()[-1] == (
+        f"start_server: port {port} of 127.0.0.1 is taken: end what listens there, or set another "
+        "PORT."
+    )
 
 
 def test_a_second_start_waits_until_the_first_has_installed(tmp_path: Path) -> None:
@@ -122,11 +188,11 @@ def test_a_second_start_waits_until_the_first_has_installed(tmp_path: Path) -> N
     variables = {"BUILD_WAITS_FOR": str(tmp_path / "go on")}
     first = begin("local", "cpu", script=script, **variables)
     assert first.stdout
-    shown = list(iter(first.stdout.readline, "building the kernels\n"))
-    assert "Making .venv with" in shown[0]
+    shown = "".join(iter(first.stdout.readline, "Building the kernels ...\n"))
+    assert "Making .venv with" in shown
     second = begin("local", "cpu", script=script)
     assert second.stdout
-    told_first = "Another start is installing into .venv: waiting until it has finished ...\n"
+    told_first = "Another start is installing: waiting until it has finished ...\n"
     assert second.stdout.readline() == told_first
     (tmp_path / "go on").write_text("")
     outputs = [process.communicate()[0] for process in (first, second)]

@@ -25,7 +25,13 @@ class Wine:
     folder: Path
 
     def run(
-        self, cwd: Path, batch_file: str, *arguments: str, programs: Path, **variables: str
+        self,
+        cwd: Path,
+        batch_file: str,
+        *arguments: str,
+        programs: Path,
+        answers: str = "",
+        **variables: str,
     ) -> subprocess.CompletedProcess[str]:
         """Run a batch file of `cwd` in cmd, with a folder of programs on its PATH.
 
@@ -35,7 +41,7 @@ class Wine:
             [self.program, "cmd", "/c", f".\\{batch_file}", *arguments],
             env=self.environment | {"WINEPATH": windows_path(programs)} | variables,
             cwd=cwd,
-            stdin=subprocess.DEVNULL,
+            input=answers,
             capture_output=True,
             text=True,
             check=False,
