@@ -25,6 +25,8 @@ docker compose version > /dev/null 2>&1 || docker-compose version > /dev/null 2>
   || echo "docker compose is not installed: the tests of what it makes of its files are skipped."
 command -v qemu-aarch64 > /dev/null \
   || echo "qemu-user is not installed: the tests of the kernels for ARM are skipped."
+command -v chromium > /dev/null || command -v chromium-browser > /dev/null \
+  || echo "chromium is not installed: the tests of the page at /ui are skipped."
 command -v wine > /dev/null || command -v wine64 > /dev/null || [[ -x /usr/lib/wine/wine64 ]] \
   || echo "wine is not installed: the tests that run start_server.bat are skipped."
 # Two processes: most tests wait for a server's process half of their time. A file stays in one of

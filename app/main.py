@@ -27,6 +27,7 @@ from app.api.errors import install_error_handlers
 from app.api.handler import Service
 from app.api.model_catalogue import ModelCatalogue
 from app.api.openapi import TAGS, install_openapi
+from app.api.ui import install_ui
 from app.engine import Engine
 from app.engine.download import DownloadStatus
 from app.engine.loaded_models import LoadedModels, Loader
@@ -116,6 +117,8 @@ def create_app(
     ):
         app.include_router(module.router)
     install_docs(app)
+    if settings.ui:
+        install_ui(app)
     install_openapi(app, service)
     install_error_handlers(app)
     _add_middleware(app, service)

@@ -2,17 +2,20 @@
 
 import asyncio
 import time
+from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
 from app import __version__
 from app.api.handler import ServiceDep, get_and_head
 from app.api.health import describe_gpu
 from app.api.openapi import error_responses
 from app.api.operation_schemas import IndexResponse, StatsResponse
+from app.api.preferences import preferences
+from app.api.ui import UI_PATH
 from app.engine.loaded_models import LoadedModels
 from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, Metrics
 from app.settings import Settings
@@ -22,8 +25,11 @@ router = APIRouter(tags=["operation"])
 
 
 @get_and_head(router, "/", summary="What this is, and where to look", response_model=IndexResponse)
-async def index() -> Response:
-    """The service, its version, and its paths."""
+async def index(request: Request, service: ServiceDep) -> Response:
+    """The service, its version, and its paths; a browser is sent to the page instead."""
+    vary = {"Vary": "Accept"}
+    if service.settings.ui and _wants_html(request):
+        return RedirectResponse(UI_PATH, HTTPStatus.SEE_OTHER, vary)
     paths = {
         "embeddings": EMBEDDING_ENDPOINT,
         "rerank": RERANK_ENDPOINT,
@@ -33,7 +39,16 @@ async def index() -> Response:
         "stats": "/stats",
         "metrics": "/metrics",
     }
-    return JSONResponse({"service": "Smart Embedder", "version": __version__, "paths": paths})
+    if service.settings.ui:
+        paths["page"] = UI_PATH
+    content = {"service": "Smart Embedder", "version": __version__, "paths": paths}
+    return JSONResponse(content, headers=vary)
+
+
+def _wants_html(request: Request) -> bool:
+    """Whether it is a browser's: it names text/html, and JSON not as much."""
+    wanted = preferences(", ".join(request.headers.getlist("accept")))
+    return wanted.get("text/html", 0) > wanted.get("application/json", 0)
 
 
 @get_and_head(

@@ -12,7 +12,7 @@ from app.api.paths import is_health_check
 from app.errors import SmartEmbedderError, UnauthorizedError
 from app.middleware.rate_limit import RateLimiter
 
-_PUBLIC = ("/health", "/docs", "/redoc", "/openapi.json", "/static/docs")
+_PUBLIC = ("/health", "/ui", "/docs", "/redoc", "/openapi.json", "/static/docs")
 _OPERATION = ("/stats", "/metrics")
 _HOW = "send Authorization: Bearer <token>, with a token of API_TOKEN or API_TOKENS_FILE"
 

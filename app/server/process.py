@@ -71,7 +71,7 @@ def serve(settings: Settings, create_app: CreateApp) -> int:
         freeze_startup_objects()
         log_ready(models, server.url)
         if settings.log_format == "console":
-            _print_example(server.url)
+            _print_example(server.url, ui=settings.ui)
 
     def on_failure(error: Exception) -> None:
         failures.append(error)
@@ -120,9 +120,10 @@ def _flush(stream: TextIO | None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _print_example(url: str) -> None:
+def _print_example(url: str, *, ui: bool) -> None:
+    page = f"\nSee it: {url}/ui" if ui else ""
     with suppress(OSError):  # The reader may be gone, or the disk full.
-        print(_EXAMPLE.format(url=url), flush=True)
+        print(page + _EXAMPLE.format(url=url), flush=True)
 
 
 _EXAMPLE = """

@@ -45,6 +45,7 @@ class Settings(BaseModel):
         "127.0.0.1", description="the address to listen on; `0.0.0.0` in the container"
     )
     port: types.Port = Field(8000, description="the port; 0 takes a free one and logs it")
+    ui: bool = Field(True, description="whether the page at `/ui` is served")
 
     embedding_model: types.EmbeddingModel = Field(
         "BAAI/bge-m3", description="a hub id, or a folder with a model of bge-m3's shape"

@@ -1,0 +1,31 @@
+/** Repeats work while the tab is visible. */
+
+/**
+ * Calls `run` now and `seconds` after its end, again and again; pauses while the tab is hidden and
+ * goes on at once when it is shown. Returns a function that stops it.
+ */
+export function repeat(seconds, run) {
+  let stopped = false;
+  let timer = 0;
+  let running = false;
+
+  const next = async () => {
+    clearTimeout(timer);
+    if (stopped || running || document.hidden) return;
+    running = true;
+    try {
+      await run();
+    } finally {
+      running = false;
+      if (!stopped) timer = setTimeout(next, seconds * 1000);
+    }
+  };
+
+  document.addEventListener("visibilitychange", next);
+  next();
+  return () => {
+    stopped = true;
+    clearTimeout(timer);
+    document.removeEventListener("visibilitychange", next);
+  };
+}

@@ -1,0 +1,30 @@
+/** Asks for the access token. It is kept in this tab alone (sessionStorage). */
+
+import { byId } from "./dom.js";
+
+let asked = null;
+
+/** The token that the user enters, or null; all who ask at the same time get the same answer. */
+export function askForToken(wasWrong) {
+  asked ??= open(wasWrong).finally(() => {
+    asked = null;
+  });
+  return asked;
+}
+
+function open(wasWrong) {
+  const [dialog, input, error] = ["token-dialog", "token", "token-error"].map(byId);
+  error.textContent = wasWrong ? "The server does not know that token." : "";
+  input.setAttribute("aria-invalid", wasWrong);
+  input.value = "";
+  return new Promise((resolve) => {
+    byId("token-form").onsubmit = (event) => {
+      event.preventDefault();
+      if (input.value.trim()) dialog.close(input.value.trim());
+    };
+    byId("token-cancel").onclick = () => dialog.close("");
+    dialog.onclose = () => resolve(dialog.returnValue || null);
+    dialog.returnValue = "";
+    dialog.showModal();
+  });
+}

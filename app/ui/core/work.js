@@ -1,0 +1,47 @@
+/** One piece of a view's work at a time: the newest wins, and errors are told in one place. */
+
+import { ApiError } from "./api.js";
+import { duration } from "./format.js";
+
+export class LatestWork {
+  #controller = null;
+  #failed = null;
+
+  /** `message` is the element that tells errors. `status` says when the server is back. */
+  constructor(message, status) {
+    this.message = message;
+    status.addEventListener("back", () => this.#failed && this.run(this.#failed));
+  }
+
+  /** Runs `work(signal)`, and aborts what ran before. Work that failed runs again when the server is back. */
+  async run(work) {
+    this.#controller?.abort();
+    const controller = new AbortController();
+    this.#controller = controller;
+    try {
+      await work(controller.signal);
+      if (controller.signal.aborted) return;
+      this.#failed = null;
+      this.tell("");
+    } catch (error) {
+      if (controller.signal.aborted) return;
+      this.#failed = error.isTemporary ? work : null;
+      this.tell(sentenceFor(error));
+    }
+  }
+
+  tell(text) {
+    this.message.textContent = text;
+    this.message.hidden = !text;
+  }
+}
+
+/** What to tell a person of an error. */
+export function sentenceFor(error) {
+  if (!(error instanceof ApiError)) {
+    console.error(error);
+    return `The page failed: ${error.message}`;
+  }
+  const wait = error.retryAfter ? ` Try again in ${duration(error.retryAfter)}.` : "";
+  return `${error.message}${wait}`;
+}

@@ -1,0 +1,55 @@
+/** Starts the page: the state of the server, and the four views, one of which is shown. */
+
+import { byId } from "./core/dom.js";
+import { ServerStatus } from "./core/status.js";
+
+const status = new ServerStatus();
+/** The code of the view that is shown first is loaded first, and the rest when the page is there. */
+const LOADERS = {
+  text: async () => (await import("./text/view.js")).createTextView(status),
+  match: async () => (await import("./match/view.js")).createMatchView(status),
+  search: async () => (await import("./search/view.js")).createSearchView(status),
+  service: async () => (await import("./service/view.js")).createServiceView(status),
+};
+const loading = {};
+let shown = null;
+
+/** The view; where its code cannot be loaded, it is tried again when the server is back. */
+function load(name) {
+  loading[name] ??= LOADERS[name]().catch(() => {
+    delete loading[name];
+    return new Promise((resolve) => {
+      status.addEventListener("back", () => resolve(load(name)), { once: true });
+    });
+  });
+  return loading[name];
+}
+
+function showView() {
+  const wanted = location.hash.slice(1);
+  const name = wanted in LOADERS ? wanted : (shown ?? "text");
+  if (name === shown) return;
+  loading[shown]?.then((view) => view.hide?.());
+  for (const each of Object.keys(LOADERS)) {
+    byId(`${each}-view`).hidden = each !== name;
+    const link = byId(`to-${each}`);
+    if (each === name) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  document.title = `${byId(`to-${name}`).textContent} · Smart Embedder`;
+  if (shown !== null) {
+    byId(`${name}-title`).focus({ preventScroll: true });
+    scrollTo(0, 0);
+  }
+  shown = name;
+  load(name).then((view) => shown === name && view.show());
+}
+
+byId("skip").onclick = (event) => {
+  event.preventDefault(); // The address names the view.
+  byId(`${shown}-title`).focus();
+};
+addEventListener("hashchange", showView);
+addEventListener("load", () => Object.keys(LOADERS).forEach(load));
+status.start();
+showView();

@@ -1,0 +1,63 @@
+/** Sends passages to the service, some at a time, and their vectors to the index. */
+
+import { embedRaw } from "../core/api.js";
+
+const PASSAGES_IN_REQUEST = 16;
+const REQUESTS_AT_ONCE = 2;
+const RETRY_SECONDS = 2;
+/** Above so many passages each two similar ColBERT vectors are joined, so that they fit the tab. */
+const POOLED_FROM = 500;
+
+/** How the vectors are asked for: a byte for each number. */
+const optionsFor = (total) => ({
+  output_dtype: "int8",
+  ...(total > POOLED_FROM ? { colbert_pool_factor: 2 } : {}),
+});
+
+/**
+ * Indexes `texts`; ends early when `signal` is aborted. `onProgress({done, total, bytes})` after
+ * each request, `onWait(seconds, error)` before another try of one that was refused for now.
+ */
+export async function indexTexts(texts, index, { signal, onProgress, onWait }) {
+  const options = optionsFor(texts.length);
+  let next = 0;
+  let done = 0;
+
+  const sendSome = async () => {
+    while (next < texts.length) {
+      const first = next;
+      next += PASSAGES_IN_REQUEST;
+      const part = texts.slice(first, next);
+      const buffer = await retry(() => embedRaw(part, options, { signal, background: true }), signal, onWait);
+      const { bytes } = await index.add(first, buffer);
+      done += part.length;
+      onProgress({ done, total: texts.length, bytes });
+    }
+  };
+  await Promise.all(Array.from({ length: REQUESTS_AT_ONCE }, sendSome));
+}
+
+/** Tries again while the service is busy or away, after as long as it says. */
+export async function retry(send, signal, onWait) {
+  for (;;) {
+    try {
+      return await send();
+    } catch (error) {
+      if (signal.aborted || !error.isTemporary) throw error;
+      const seconds = error.retryAfter ?? RETRY_SECONDS;
+      onWait(seconds, error);
+      await pause(seconds, signal);
+    }
+  }
+}
+
+/** Waits; rejects when `signal` is aborted. */
+function pause(seconds, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, seconds * 1000);
+    signal.addEventListener("abort", () => {
+      clearTimeout(timer);
+      reject(signal.reason);
+    }, { once: true });
+  });
+}

@@ -1,0 +1,38 @@
+/** The index of the passages, which lives in a worker. */
+
+export class PassageIndex {
+  #worker = new Worker(new URL("./index_worker.js", import.meta.url), { type: "module" });
+  #waiting = new Map();
+  #calls = 0;
+
+  constructor() {
+    this.#worker.onmessage = ({ data: { id, result, error } }) => {
+      const { resolve, reject } = this.#waiting.get(id);
+      this.#waiting.delete(id);
+      if (error === undefined) resolve(result);
+      else reject(new Error(error));
+    };
+  }
+
+  clear() {
+    return this.#call("clear", {});
+  }
+
+  /** Adds vectors of passages from number `first` on; `{bytes}` is the size of the whole index. */
+  add(first, buffer) {
+    return this.#call("add", { first, buffer }, [buffer]);
+  }
+
+  /** `{dense, sparse, colbert}`, each `[{chunk, score}]`, the best `limit`. */
+  search(query, limit) {
+    return this.#call("search", { query, limit });
+  }
+
+  #call(job, details, transfer = []) {
+    return new Promise((resolve, reject) => {
+      const id = this.#calls++;
+      this.#waiting.set(id, { resolve, reject });
+      this.#worker.postMessage({ id, job, ...details }, transfer);
+    });
+  }
+}

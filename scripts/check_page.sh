@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# Runs the tests of the page at /ui in headless Chromium.
+#   scripts/check_page.sh              installs Debian's chromium where it is missing and root may
+#   scripts/check_page.sh --pictures   also makes the pictures in docs/ anew, in the font Inter if it is there
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+[[ "${1:-}" == "--pictures" ]] && export WRITE_PICTURES=1
+scripts/test_environment.sh .venv-tests
+if ! command -v chromium > /dev/null && ! command -v chromium-browser > /dev/null; then
+  if [[ $EUID -ne 0 ]] || ! command -v apt-get > /dev/null; then
+    echo "chromium is not installed: install it, as with apt-get install chromium"
+    exit 1
+  fi
+  apt-get update -q
+  apt-get install -yq --no-install-recommends chromium fonts-inter
+fi
+HF_HUB_OFFLINE=1 .venv-tests/bin/python -m pytest -q -rs tests/ui tests/api/test_ui.py

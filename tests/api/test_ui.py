@@ -1,0 +1,134 @@
+"""The page's files through a real server: what is served, to whom, and with which headers."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import REPOSITORY, RunningServer, run_server
+
+FOLDER = REPOSITORY / "app" / "ui"
+FILES = sorted(path.relative_to(FOLDER).as_posix() for path in FOLDER.rglob("*.*"))
+MOST_BYTES = 150_000
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer):
+    with server.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def guarded(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
+    """A server that asks for a token."""
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "API_TOKEN": "secret", "PROTECT_METRICS": "true"}
+    with run_server(tmp_path_factory.mktemp("guarded"), **settings) as running:
+        running.wait_until_bound()
+        yield running
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_file_has_its_type_and_the_strict_headers(client, name: str) -> None:
+    answer = client.get(f"/ui/{name}")
+    assert answer.status_code == 200
+    assert answer.content == (FOLDER / name).read_bytes()
+    kinds = {".html": "html", ".css": "css", ".js": "javascript", ".svg": "svg"}
+    assert kinds[Path(name).suffix] in answer.headers["content-type"]
+    policy = answer.headers["content-security-policy"].split("; ")
+    assert "default-src 'none'" in policy
+    assert {"frame-ancestors 'none'", "base-uri 'none'", "form-action 'none'"} <= set(policy)
+    assert all(part.endswith(("'none'", "-src 'self'")) for part in policy)
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize("path", ["/ui", "/ui/"])
+def test_the_page_is_at_ui(client, path: str) -> None:
+    assert client.get(path).content == (FOLDER / "index.html").read_bytes()
+    head = client.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+
+
+def test_a_browser_keeps_what_has_not_changed(client) -> None:
+    first = client.get("/ui/main.js")
+    again = client.get("/ui/main.js", headers={"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["cache-control"] == "no-cache"
+    changed = client.get("/ui/main.js", headers={"If-None-Match": '"another"'})
+    assert changed.status_code == 200
+
+
+def test_the_whole_page_is_small() -> None:
+    assert sum((FOLDER / name).stat().st_size for name in FILES) < MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/ui/nowhere.js",
+        "/ui/../main.py",
+        "/ui/%2e%2e/main.py",
+        "/ui/..%2fmain.py",
+        "/ui/core/../../main.py",
+        "/ui//etc/passwd",
+        "/ui/%2fetc%2fpasswd",
+        "/ui/core",
+        "/ui/main.js%00",
+        "/uinowhere",
+    ],
+)
+def test_no_other_file_is_served(client, path: str) -> None:
+    assert client.get(path).status_code == 404
+
+
+def test_the_page_cannot_be_written_to(client) -> None:
+    assert client.post("/ui", json={}).status_code == 405
+
+
+def test_the_files_ask_for_no_token_and_all_else_does(guarded: RunningServer) -> None:
+    with guarded.client() as client:
+        for name in ("", *FILES):
+            assert client.get(f"/ui/{name}").status_code == 200
+        for path in ("/ui/../stats", "/uix", "/stats", "/metrics", "/ui%2f..%2fstats"):
+            answer = client.get(path)
+            # The client's own library may have resolved the dots.
+            assert answer.status_code in {401, 404}, path
+            assert "uptime" not in answer.text
+        assert client.post("/embeddings", json={"sentences": ["a"]}).status_code == 401
+
+
+def test_the_page_is_neither_limited_nor_counted(server: RunningServer, client) -> None:
+    before = client.get("/stats").json()
+    for _ in range(3):
+        client.get("/ui")
+    after = client.get("/stats").json()
+    assert after["total_requests"] == before["total_requests"]
+    assert after["rejected_requests"] == before["rejected_requests"]
+
+
+@pytest.mark.parametrize("accept", [BROWSER["Accept"], "text/html", "text/html;q=0.9, */*;q=0.1"])
+def test_a_browser_at_the_root_is_sent_to_the_page(client, accept: str) -> None:
+    answer = client.get("/", headers={"Accept": accept})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/ui")
+    assert answer.headers["vary"] == "Accept"
+
+
+@pytest.mark.parametrize(
+    "accept", ["*/*", "application/json", "application/json, text/html;q=0.5", "", "text/html;q=0"]
+)
+def test_anyone_else_at_the_root_is_told_what_this_is(client, accept: str) -> None:
+    answer = client.get("/", headers={"Accept": accept})
+    assert answer.status_code == 200
+    assert answer.json()["paths"]["page"] == "/ui"
+    assert answer.headers["vary"] == "Accept"
+
+
+def test_without_the_page_there_is_nothing_of_it(tiny_m3: Path, tmp_path: Path) -> None:
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "UI": "false"}
+    with run_server(tmp_path, **settings) as server, server.client() as client:
+        server.wait_until_healthy()
+        for path in ("/ui", "/ui/main.js"):
+            assert client.get(path).status_code == 404
+        root = client.get("/", headers=BROWSER)
+        assert (root.status_code, "page" in root.json()["paths"]) == (200, False)
+        assert "See it" not in server.log

@@ -1,0 +1,112 @@
+"""A headless Chromium, and servers with the demo model, for the tests of the page at /ui."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import RunningServer, run_server
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+VIEWS = ["text", "match", "search", "service"]
+# What a view shows last.
+SHOWN = {
+    "text": "#text-kinds:not(:has-text('…')) .total",
+    "match": "#match-table tfoot",
+    "search": "#why .shared-terms",
+    "service": "#models table",
+}
+DESKTOP = {"width": 1280, "height": 860}
+PHONE = {"width": 360, "height": 740}
+# On a busy machine everything may take long; nothing is asserted about it.
+PATIENCE = 90_000
+# Chromium logs each answer that is no success; the tests cause some.
+_EXPECTED = "Failed to load resource"
+
+
+@pytest.fixture(scope="session")
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """While this file exists, the device of `ui_server` computes nothing."""
+    return tmp_path_factory.mktemp("hold") / "hold"
+
+
+@pytest.fixture(scope="session")
+def ui_server(demo_checkpoint: Path, hold: Path, tmp_path_factory: pytest.TempPathFactory):
+    """A server with the demo model, whose queue has four places."""
+    folder = tmp_path_factory.mktemp("ui")
+    model = folder / "smart-embedder-demo"  # The page shows this name.
+    model.symlink_to(demo_checkpoint)
+    settings = {
+        "EMBEDDING_MODEL": str(model),
+        "MAX_QUEUE_SIZE": "4",
+        "GPU_PROCESS_TIMEOUT": "80",
+        "HOLD": str(hold),
+    }
+    with run_server(folder, "tests.faults.faulty_server", **settings) as running:
+        running.wait_until_healthy()
+        yield running
+
+
+# Not longer than a module: while it is open, no test of this process can run an event loop.
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("chromium is not installed: apt-get install chromium")
+    playwright.expect.set_options(timeout=PATIENCE)
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=CHROMIUM)
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def open_page(browser, url: str, view: str = "text", **options) -> Iterator:
+    """A page in a context of its own; at the end nothing may have failed or come from elsewhere."""
+    context = browser.new_context(**({"viewport": DESKTOP, "color_scheme": "light"} | options))
+    context.set_default_timeout(PATIENCE)
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(f"{error}\n{error.stack}"))
+    page.on("console", lambda message: problems.extend(_problem(message)))
+    page.on("request", lambda request: problems.extend(_foreign(request.url, url)))
+    try:
+        page.goto(f"{url}/ui#{view}")
+        yield page
+        assert problems == []
+    finally:
+        context.close()
+
+
+def _problem(message) -> list[str]:
+    wrong = message.type in {"error", "warning"} and _EXPECTED not in message.text
+    return [message.text] if wrong else []
+
+
+def _foreign(address: str, url: str) -> list[str]:
+    return [] if address.startswith(f"{url}/") else [f"{address} was asked for"]
+
+
+def wait_for_view(page, view: str) -> None:
+    """Wait until the view shows its results."""
+    page.wait_for_selector(SHOWN[view], state="visible")
+
+
+@pytest.fixture
+def open_view(browser, ui_server: RunningServer):
+    """Opens a view of `ui_server`, when everything on it is shown."""
+    pages = []
+
+    def open_one(view: str, **options):
+        manager = open_page(browser, ui_server.url, view, **options)
+        page = manager.__enter__()
+        pages.append(manager)
+        wait_for_view(page, view)
+        return page
+
+    yield open_one
+    for manager in pages:
+        manager.__exit__(None, None, None)

@@ -1,0 +1,98 @@
+"""A server that asks for a token, and one that goes away and comes back."""
+
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.support.relay import Relay
+from tests.support.server import RunningServer, run_server
+from tests.ui.conftest import open_page, wait_for_view
+
+TOKEN = "the-right-token"
+
+
+@pytest.fixture(scope="module")
+def guarded(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "API_TOKEN": TOKEN, "PROTECT_METRICS": "true"}
+    with run_server(tmp_path_factory.mktemp("guarded"), **settings) as running:
+        running.wait_until_healthy()
+        yield running
+
+
+def enter(page, token: str) -> None:
+    page.fill("#token", token)
+    page.keyboard.press("Enter")
+
+
+def test_a_token_is_asked_for_once_and_kept_in_the_tab(browser, guarded: RunningServer) -> None:
+    with open_page(browser, guarded.url) as page:
+        enter(page, TOKEN)
+        wait_for_view(page, "text")
+        page.click("text=Service")
+        wait_for_view(page, "service")
+        expect(page.locator("#totals")).to_contain_text("requests")
+        page.reload()
+        expect(page.locator("#totals")).to_contain_text("requests")
+        expect(page.locator("#token-dialog")).to_be_hidden()
+        assert page.evaluate("Object.values(localStorage)") == []
+        assert page.evaluate("document.cookie") == ""
+        other = page.context.new_page()
+        other.goto(f"{guarded.url}/ui")
+        expect(other.locator("#token-dialog")).to_be_visible()
+
+
+def test_a_wrong_token_is_told_and_asked_for_again(browser, guarded: RunningServer) -> None:
+    refused = "rejected_requests"
+    with guarded.client(headers={"Authorization": f"Bearer {TOKEN}"}) as client:
+        before = client.get("/stats").json()[refused]
+        with open_page(browser, guarded.url) as page:
+            expect(page.locator("#token-error")).to_have_text("")
+            enter(page, "a wrong one")
+            expect(page.locator("#token-error")).to_have_text(
+                "The server does not know that token."
+            )
+            enter(page, TOKEN)
+            wait_for_view(page, "text")
+        assert client.get("/stats").json()[refused] > before
+    assert "wrong" not in guarded.log
+
+
+def test_without_a_token_the_page_says_what_is_missing(browser, guarded: RunningServer) -> None:
+    with open_page(browser, guarded.url, "service") as page:
+        page.click("#token-cancel")
+        expect(page.locator("#service-message")).to_have_text("A token is needed.")
+        # What runs is public.
+        wait_for_view(page, "service")
+        page.click("#service-token")
+        enter(page, TOKEN)
+        expect(page.locator("#totals")).to_contain_text("requests")
+        expect(page.locator("#service-message")).to_be_hidden()
+
+
+def test_the_page_goes_on_when_the_server_is_back(browser, tiny_m3: Path, tmp_path: Path) -> None:
+    settings = {"EMBEDDING_MODEL": str(tiny_m3)}
+    with Relay() as address:
+        with run_server(tmp_path, **settings) as first:
+            first.wait_until_healthy()
+            address.connect_to(first.url)
+            page = browser.new_page()
+            page.goto(f"{address.url}/ui#service")
+            expect(page.locator("#totals")).to_contain_text("Up for")
+            address.port = None
+        expect(page.locator("#service-message")).to_contain_text("The server is away")
+        expect(page.locator("#server-text")).to_contain_text("away")
+        page.click("#to-text")
+        page.fill("#texts", "written while the server is away")
+        expect(page.locator("#text-message")).to_have_text("The server does not answer.")
+        with run_server(tmp_path, **settings) as second:
+            address.connect_to(second.url)
+            # By itself: nothing is clicked or typed.
+            expect(page.locator("#server")).to_have_attribute("data-state", "healthy")
+            expect(page.locator("#text-message")).to_be_hidden()
+            expect(page.locator(".tokens")).to_have_text("written while the server is away")
+            page.click("#to-service")
+            expect(page.locator("#service-message")).to_be_hidden()
+            expect(page.locator("#totals")).to_contain_text("Up for")
+            page.close()
+            address.port = None

@@ -1,0 +1,114 @@
+"""Indexing in the browser's memory: thousands of passages, a full queue, and a stop."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import expect
+
+from tests.support.server import RunningServer
+from tests.ui.conftest import open_page, wait_for_view
+
+EMBED = {"sentences": ["a"], "return_colbert": False}
+PLACES = 4
+
+
+def lines(number: int) -> str:
+    """As many passages."""
+    return "\n".join(f"Part {i} is kept on shelf {i % 40}." for i in range(number))
+
+
+def index(page, text: str) -> None:
+    if page.locator("#corpus").is_hidden():
+        page.click("#drop-zone summary")
+    page.fill("#corpus", text)
+    page.click("#index-button")
+
+
+@contextmanager
+def full_queue(server: RunningServer, hold: Path) -> Iterator[None]:
+    """Have the device hold one request, and every place of the queue taken by another."""
+    with server.client() as client, ThreadPoolExecutor(PLACES + 1) as threads:
+        taken = server.metric("queue_wait_seconds_count")
+        hold.touch()
+        try:
+            first = threads.submit(client.post, "/embeddings", json=EMBED)
+            server.wait_for_metric("queue_wait_seconds_count", taken + 1)
+            rest = [threads.submit(client.post, "/embeddings", json=EMBED) for _ in range(PLACES)]
+            server.wait_for_metric("embedding_queue_size", PLACES)
+            yield
+        finally:
+            hold.unlink(missing_ok=True)
+        assert {each.result().status_code for each in (first, *rest)} == {200}
+
+
+def test_two_thousand_passages_are_indexed_and_searched(open_view) -> None:
+    page = open_view("search")
+    passages = lines(2000).split("\n")
+    passages[1234] = "The keeper of the lighthouse repairs a violin."
+    index(page, "\n".join(passages))
+    expect(page.locator("#index-state")).to_contain_text("2,000 passages in this tab's memory")
+    expect(page.locator("#index-progress")).to_be_hidden()
+    page.fill("#search-query", "Who mends a violin?")
+    for kind in ("dense", "sparse", "colbert", "fused", "reranked"):
+        expect(page.locator(f".column.{kind} .number-of").first).to_have_text("#1235")
+    expect(page.locator("#why-title")).to_contain_text("#1235")
+    assert page.locator(".column.colbert .hit").count() == 10
+
+
+def test_a_full_queue_is_waited_for(browser, ui_server: RunningServer, hold: Path) -> None:
+    refused = 'embedding_requests_rejected_total{reason="backpressure"}'
+    with open_page(browser, ui_server.url, "search") as page:
+        wait_for_view(page, "search")
+        before = ui_server.metric(refused)
+        with full_queue(ui_server, hold):
+            index(page, lines(40))
+            expect(page.locator("#index-state")).to_contain_text(
+                "The service is busy: trying again"
+            )
+            assert ui_server.metric(refused) > before
+            page.click("text=Service")
+            expect(page.locator("#chart-queue .figure-number")).to_have_text(str(PLACES))
+            expect(page.locator("#chart-refused .figure-note")).not_to_have_text(
+                "0 refusals since the start"
+            )
+        page.click("text=Search")
+        expect(page.locator("#index-state")).to_contain_text("40 passages in this tab's memory")
+
+
+def test_a_full_queue_is_told_where_nothing_is_tried_again(
+    browser, ui_server: RunningServer, hold: Path
+) -> None:
+    with open_page(browser, ui_server.url, "text") as page:
+        wait_for_view(page, "text")
+        with full_queue(ui_server, hold):
+            page.fill("#texts", "another text")
+            expect(page.locator("#text-message")).to_contain_text("Try again in")
+        page.fill("#texts", "one more text")
+        expect(page.locator(".tokens")).to_have_text("one more text")
+        expect(page.locator("#text-message")).to_be_hidden()
+
+
+def test_a_stop_keeps_what_is_indexed_and_searches_it(
+    browser, ui_server: RunningServer, hold: Path
+) -> None:
+    with open_page(browser, ui_server.url, "search") as page:
+        wait_for_view(page, "search")
+        with full_queue(ui_server, hold):
+            index(page, lines(60))
+            expect(page.locator("#index-state")).to_contain_text("trying again")
+            page.click("#stop-button")
+            expect(page.locator("#index-state")).to_contain_text(
+                "0 of 60 passages in this tab's memory"
+            )
+        index(page, lines(20))
+        expect(page.locator("#index-state")).to_contain_text("20 passages in this tab's memory")
+        expect(page.locator(".column.dense .hit")).to_have_count(10)
+
+
+def test_a_text_without_a_passage_is_no_search(open_view) -> None:
+    page = open_view("search")
+    index(page, "  \n ")
+    expect(page.locator("#index-state")).to_contain_text("0 passages")
+    expect(page.locator("#search-output")).to_be_hidden()

@@ -1,0 +1,212 @@
+"""The page's modules by themselves: each is imported by the browser as the page does it."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from tests.support.server import RunningServer
+
+
+@pytest.fixture(scope="module")
+def call(browser, ui_server: RunningServer):
+    """Calls an exported function of a module with JSON arguments, or runs code with the module."""
+    page = browser.new_page()
+    page.goto(f"{ui_server.url}/ui")
+
+    def run(module: str, code: str, *arguments):
+        return page.evaluate(
+            f"async (given) => {{ const m = await import('/ui/{module}'); return ({code}); }}",
+            list(arguments),
+        )
+
+    yield run
+    page.close()
+
+
+def safetensors(tensors: dict[str, np.ndarray], report: dict) -> list[int]:
+    """The bytes of a file, written by hand from the format's description."""
+    names = {"float32": "F32", "int8": "I8", "uint32": "U32", "int64": "I64"}
+    header, body = {"__metadata__": {"smart-embedder": json.dumps(report)}}, b""
+    for name, tensor in sorted(tensors.items(), key=lambda item: -item[1].itemsize):
+        begin, body = len(body), body + tensor.tobytes()
+        header[name] = {
+            "dtype": names[tensor.dtype.name],
+            "shape": tensor.shape,
+            "data_offsets": [begin, len(body)],
+        }
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return list(struct.pack("<Q", len(text)) + text + body)
+
+
+def test_vectors_are_decoded_text_by_text(call) -> None:
+    random = np.random.default_rng(7)
+    tensors = {
+        "dense": random.integers(-127, 127, (2, 4), np.int8),
+        "dense_scale": np.float32([0.5, 0.25]),
+        "colbert": random.integers(-127, 127, (3, 4), np.int8),
+        "colbert_scale": np.float32([1, 2, 3]),
+        "colbert_offsets": np.int64([0, 1, 3]),
+        "sparse_indices": np.uint32([5, 7, 4_000_000_000]),
+        "sparse_values": np.float32([0.5, 0.25, 1]),
+        "sparse_offsets": np.int64([0, 0, 3]),
+    }
+    plain = "v && {rows: v.rows, width: v.width, values: [...v.values], scales: [...v.scales]}"
+    found = call(
+        "core/embeddings.js",
+        "(({report, texts}) => ({report, texts: texts.map((t) => ({"
+        f"dense: ((v) => {plain})(t.dense), colbert: ((v) => {plain})(t.colbert),"
+        "sparse: [[...t.sparse.indices], [...t.sparse.values]]}))}))"
+        "(m.decodeEmbeddings(new Uint8Array(given[0]).buffer))",
+        safetensors(tensors, {"usage": {"total_tokens": 3}}),
+    )
+    assert found["report"] == {"usage": {"total_tokens": 3}}
+    first, second = found["texts"]
+    assert first["dense"]["values"] == tensors["dense"][0].tolist()
+    assert second["dense"]["scales"] == [0.25]
+    assert (first["colbert"]["rows"], second["colbert"]["rows"]) == (1, 2)
+    assert second["colbert"]["values"] == tensors["colbert"][1:].ravel().tolist()
+    assert second["colbert"]["scales"] == [2, 3]
+    assert first["sparse"] == [[], []]
+    assert second["sparse"] == [[5, 7, 4_000_000_000], [0.5, 0.25, 1]]
+
+
+def test_a_type_that_is_not_read_is_an_error(call) -> None:
+    header = json.dumps({"a": {"dtype": "BF16", "shape": [0], "data_offsets": [0, 0]}}).encode()
+    found = call(
+        "core/safetensors.js",
+        "(() => { try { m.decodeSafetensors(new Uint8Array(given[0]).buffer) }"
+        " catch (error) { return error.message } })()",
+        list(struct.pack("<Q", len(header)) + header),
+    )
+    assert found == "tensors of type BF16 are not read"
+
+
+def test_reciprocal_rank_fusion_adds_what_each_ranking_gives(call) -> None:
+    rankings = [[4, 2, 9], [2, 4], [7]]
+    hits = [[{"chunk": chunk, "score": 1} for chunk in ranking] for ranking in rankings]
+    found = call("search/ranking.js", "m.fuse(given[0], 3)", hits)
+    both = 1 / 61 + 1 / 62
+    # Equal scores have the order of the text.
+    assert [hit["chunk"] for hit in found] == [2, 4, 7]
+    assert [hit["score"] for hit in found] == pytest.approx([both, both, 1 / 61])
+
+
+def test_a_ranking_keeps_the_order_of_the_text_for_equal_scores(call) -> None:
+    found = call("search/ranking.js", "m.rank(given[0], 3, {positive: true})", [0, 2, 1, 2, -1])
+    assert [hit["chunk"] for hit in found] == [1, 3, 2]
+
+
+@pytest.mark.parametrize("kind", ["Float32Array", "Int8Array"])
+def test_max_sim_is_the_mean_of_the_best_similarities(call, kind: str) -> None:
+    random = np.random.default_rng(3)
+    query = random.standard_normal((5, 16)).astype(np.float32)
+    passage = random.integers(-127, 127, (9, 16)).astype(np.float32)
+    scales = random.random(9, np.float32) if kind == "Int8Array" else np.ones(9, np.float32)
+    found = call(
+        "core/vectors.js",
+        "(([q, p, s]) => {"
+        "const query = {rows: 5, width: 16, values: Float32Array.from(q)};"
+        f"const values = {kind}.from(p), scales = Float32Array.from(s);"
+        "const passage = {rows: 9, width: 16, values, scales};"
+        "const best = m.bestMatches(m.similarities(query, passage), 5, 9);"
+        "return [m.maxSim(query, passage), best, m.cosine(query, passage)]; })(given)",
+        query.ravel().tolist(),
+        passage.ravel().tolist(),
+        scales.tolist(),
+    )
+    wanted = query @ (passage * scales[:, None]).T
+    assert found[0] == pytest.approx(wanted.max(axis=1).mean(), rel=1e-5)
+    assert [each["column"] for each in found[1]] == wanted.argmax(axis=1).tolist()
+    cosine = query[0] @ passage[0] / np.linalg.norm(query[0]) / np.linalg.norm(passage[0])
+    assert found[2] == pytest.approx(cosine, rel=1e-5)
+
+
+def test_shared_terms_multiply_both_weights(call) -> None:
+    query = {"indices": [3, 8, 9], "values": [0.5, 0.25, 1]}
+    passage = {"indices": [9, 3, 7], "values": [0.1, 0.8, 1]}
+    terms = call("core/vectors.js", "m.sharedTerms(...given)", query, passage)
+    assert [(term["id"], round(term["product"], 6)) for term in terms] == [(3, 0.4), (9, 0.1)]
+    assert call("core/vectors.js", "m.sparseScore(...given)", query, passage) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("", []),
+        ("one\ntwo\n\n", ["one", "two"]),
+        ("one\r\nline\r\n\r\nAnother one.", ["one line Another one."]),
+        ("A whole sentence.\n \t\nAnd the next.", ["A whole sentence.", "And the next."]),
+        ("A heading\n\nIts text is here.", ["A heading Its text is here."]),
+        ("Its text is here.\n\nThe last heading", ["Its text is here.", "The last heading"]),
+    ],
+)
+def test_a_text_is_cut_into_paragraphs_or_lines(call, text: str, wanted: list[str]) -> None:
+    assert call("search/chunks.js", "m.chunkText(given[0])", text) == wanted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The pump is stuck, says the display. " * 100,
+        "ポンプが動きません。" * 300,
+        "word " * 2000,
+        "x" * 5000,
+        "😀" * 1500,
+    ],
+)
+def test_a_long_paragraph_is_cut_where_it_can_be_and_nothing_is_lost(call, text: str) -> None:
+    chunks = call("search/chunks.js", "m.chunkText(given[0])", text)
+    assert len(chunks) > 1
+    assert max(len(chunk.encode("utf-16-le")) // 2 for chunk in chunks) <= 2 * 700
+    assert "".join("".join(chunks).split()) == "".join(text.split())
+
+
+def test_tokens_are_laid_over_the_text_by_code_points(call) -> None:
+    text = "A 😀 café!"
+    spans = [(0, 1, 10), (2, 3, 11), (2, 3, 12), (4, 8, 13), (8, 9, 14)]
+    tokens = [{"id": 1, "text": "<s>", "special": True, "start": None, "stop": None}]
+    tokens += [
+        {"id": each, "text": text[start:stop], "special": False, "start": start, "stop": stop}
+        for start, stop, each in spans
+    ]
+    pieces = call("core/tokens.js", "m.piecesOf(...given)", text, tokens)
+    assert "".join(piece["text"] for piece in pieces) == text
+    named = [(piece["text"], piece["tokens"]) for piece in pieces if piece["tokens"]]
+    # Two tokens of bytes stand for one character.
+    assert named == [("A", [0]), ("😀", [1, 2]), ("café", [3]), ("!", [4])]
+
+
+SCRAPES = [
+    (
+        'a_total{x="1"} 1\na_total{x="2"} 5\nh_bucket{le="0.1"} 0\nh_bucket{le="1.0"} 4\n'
+        'h_bucket{le="+Inf"} 4\n'
+    ),
+    (
+        '# HELP a\na_total{x="1"} 4\na_total{x="2"} 5\nh_bucket{le="0.1"} 2\nh_bucket{le="1.0"} 8\n'
+        'h_bucket{le="+Inf"} 8\n'
+    ),
+]
+
+
+def test_numbers_of_two_scrapes_are_rates_and_quantiles(call) -> None:
+    found = call(
+        "service/prometheus.js",
+        "(([a, b]) => { const one = new m.Scrape(a, 0), two = new m.Scrape(b, 2000);"
+        "return [m.rate(one, two, 'a_total'), m.growth(one, two, 'a_total', {x: '2'}),"
+        "m.quantile(one, two, 'h', 0.5), m.quantile(two, two, 'h', 0.5),"
+        "m.growth(two, one, 'a_total'), one.sum('nowhere')]; })(given)",
+        *SCRAPES,
+    )
+    # A counter that fell belongs to a new process, and counts from zero.
+    assert found == [1.5, 0, 0.1, None, 6, None]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (999, "999 B"), (1536, "1.54 KB"), (2.5e6, "2.5 MB"), (3e12, "3,000 GB")],
+)
+def test_sizes_are_written_for_people(call, number: float, text: str) -> None:
+    assert call("core/format.js", "m.bytes(given[0])", number) == text

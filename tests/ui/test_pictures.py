@@ -1,0 +1,92 @@
+"""The pictures of the documentation, compared loosely with what the page looks like now.
+
+`WRITE_PICTURES=1 python -m pytest tests/ui/test_pictures.py` makes them anew. Fonts differ between
+machines, so only the size and the lightness of large areas are compared.
+"""
+
+import base64
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import REPOSITORY, RunningServer
+from tests.ui.conftest import PHONE, open_page, wait_for_view
+
+DOCS = REPOSITORY / "docs"
+MOST_BYTES = 400_000
+# The mean difference of two areas of the picture, from 0 (the same) to 1 (black and white).
+TOLERANCE = 0.06
+WINDOW = {"width": 1280, "height": 800}
+PICTURES = {
+    "ui-text.png": ("text", "light", WINDOW),
+    "ui-match.png": ("match", "dark", {"width": 1280, "height": 930}),
+    "ui-search.png": ("search", "light", {"width": 1280, "height": 1120}),
+    "ui-service.png": ("service", "light", WINDOW),
+    "ui-phone.png": ("match", "light", PHONE),
+}
+# The mean lightness of each of 24 by 16 areas, and the size.
+AREAS = """async (encoded) => {
+  const bytes = Uint8Array.from(atob(encoded), (each) => each.charCodeAt(0));
+  const picture = await createImageBitmap(new Blob([bytes]));
+  const context = new OffscreenCanvas(24, 16).getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(picture, 0, 0, 24, 16);
+  const { data } = context.getImageData(0, 0, 24, 16);
+  const lightness = (i) => (data[4 * i] + data[4 * i + 1] + data[4 * i + 2]) / 765;
+  const areas = Array.from({ length: 24 * 16 }, (_, i) => lightness(i));
+  return { size: [picture.width, picture.height], areas };
+}"""
+
+
+def work_for(server: RunningServer, page) -> None:
+    """Two minutes of the page's clock, with requests between its scrapes."""
+    page.clock.install()
+    page.reload()
+    wait_for_view(page, "service")
+    with server.client() as client:
+        for step in range(60):
+            texts = ["How full is a batch, and how long does a request take?"] * (1 + step * 7 % 23)
+            for _ in range(1 + step % 3):
+                client.post("/embeddings", json={"sentences": texts, "return_colbert": False})
+            with page.expect_response("**/metrics"):
+                page.clock.run_for(2000)
+
+
+@pytest.fixture(scope="module")
+def areas_of(browser):
+    page = browser.new_page()
+    yield lambda png: page.evaluate(AREAS, base64.b64encode(png).decode())
+    page.close()
+
+
+def photograph(browser, server: RunningServer, view: str, theme: str, window) -> bytes:
+    """What a window of this size shows of the view."""
+    look = {"viewport": window, "color_scheme": theme, "reduced_motion": "reduce"}
+    with open_page(browser, server.url, view, **look) as page:
+        wait_for_view(page, view)
+        if view == "service":
+            work_for(server, page)
+        page.mouse.move(0, 0)
+        page.evaluate("document.fonts.ready")
+        return page.screenshot()
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_shows_the_page(browser, areas_of, ui_server: RunningServer, name: str) -> None:
+    file = DOCS / name
+    now = photograph(browser, ui_server, *PICTURES[name])
+    if os.environ.get("WRITE_PICTURES"):
+        Path(file).write_bytes(now)
+    assert file.stat().st_size < MOST_BYTES
+    shown, wanted = areas_of(now), areas_of(file.read_bytes())
+    assert shown["size"] == wanted["size"]
+    pairs = zip(shown["areas"], wanted["areas"], strict=True)
+    assert sum(abs(one - other) for one, other in pairs) / len(wanted["areas"]) < TOLERANCE
+
+
+def test_two_views_are_no_likeness(areas_of) -> None:
+    """The tolerance tells views and themes apart."""
+    light, dark = (areas_of((DOCS / name).read_bytes()) for name in ("ui-text.png", "ui-match.png"))
+    pairs = zip(light["areas"], dark["areas"], strict=True)
+    assert sum(abs(one - other) for one, other in pairs) / len(light["areas"]) > TOLERANCE

@@ -1,0 +1,259 @@
+"""The four views in a browser, with the demo model."""
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.support.server import RunningServer
+from tests.ui.conftest import PHONE, VIEWS, open_page, wait_for_view
+
+
+def number(text: str) -> float:
+    return float(re.sub(r"[^\d.]", "", text))
+
+
+def test_text_shades_the_words_that_the_model_weighs(open_view) -> None:
+    page = open_view("text")
+    shares = dict(
+        page.eval_on_selector_all(
+            ".token",
+            "all => all.map((each) => [each.textContent, +each.style.getPropertyValue('--share')])",
+        )
+    )
+    assert shares["boiler"] > 0.5
+    assert shares["the"] < 0.3
+    row = page.locator(".weights .rest tr", has_text="the")
+    # Counted most, and weighed little.
+    assert row.locator(".number").all_text_contents()[1] == "10"
+
+
+def test_text_follows_what_is_typed_and_takes_several_texts(open_view) -> None:
+    page = open_view("text")
+    page.fill("#texts", "A first text.\n\nAnd the second one.")
+    expect(page.locator(".text-result")).to_have_count(2)
+    expect(page.locator("#text-count")).to_contain_text("2 texts")
+    expect(page.locator("#text-kinds tr").first).to_contain_text("2 vectors of 384")
+    page.fill("#texts", "")
+    expect(page.locator("#text-output")).to_be_hidden()
+
+
+def test_text_shows_where_the_model_stops_reading(open_view) -> None:
+    page = open_view("text")
+    page.click("text=Too long to be read")
+    expect(page.locator(".cut-mark")).to_have_text("512 tokens: the model stops reading here")
+    read = page.locator(".token:not(.cut)").count()
+    assert read == 512 - 2
+    expect(page.locator(".facts")).to_contain_text("cut off")
+
+
+def test_text_tells_the_sizes_and_times_of_the_three_kinds(open_view) -> None:
+    page = open_view("text")
+    rows = page.locator("#text-kinds tr").all()
+    assert [row.locator("th").inner_text().split("\n")[0] for row in rows] == [
+        "Dense",
+        "Sparse",
+        "ColBERT",
+        "All three",
+    ]
+    assert rows[0].locator("td").nth(1).inner_text() == "1.54 KB"
+    for row in rows:
+        assert row.locator("td").last.inner_text().endswith("ms")
+
+
+def test_text_tells_numbers_by_pointer_and_keyboard(open_view) -> None:
+    page = open_view("text")
+    readout = page.locator(".text-result .readout")
+    page.locator(".token", has_text="pump").first.hover()
+    expect(readout).to_contain_text("pump: weight 0.")
+    page.locator(".token").first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(readout).to_contain_text("boiler: weight 0.")
+    page.keyboard.press("End")
+    expect(page.locator(":focus")).to_have_text(".")
+
+
+def test_match_draws_the_best_match_of_each_query_token(open_view) -> None:
+    page = open_view("match")
+    chips = page.locator(".chip")
+    expect(page.locator(".ribbon .lines path")).to_have_count(chips.count())
+    chips.filter(has_text="boiler").hover()
+    readout = page.locator("#match-ribbon .readout")
+    expect(readout).to_contain_text("boiler best matches boiler, similarity 0.")
+    chips.filter(has_text="boiler").focus()
+    page.keyboard.press("ArrowRight")
+    expect(readout).to_contain_text("cold best matches cold")
+
+
+def test_match_tells_every_number_of_the_heat_map_to_the_keyboard(open_view) -> None:
+    page = open_view("match")
+    page.locator(".heat").focus()
+    page.keyboard.press("ArrowRight")
+    readout = page.locator("#match-heat .readout")
+    expect(readout).to_have_text(re.compile(r"^Why × If: -?0\.\d{3}"))
+    page.keyboard.press("ArrowDown")
+    expect(readout).to_contain_text("is × If")
+
+
+def test_match_agrees_with_the_service(open_view, ui_server: RunningServer) -> None:
+    """The scores that the browser computes are those of the service's own late interaction."""
+    page = open_view("match")
+    query, passages = (
+        page.input_value("#match-query"),
+        page.input_value("#match-passages").split("\n\n"),
+    )
+    with ui_server.client() as client:
+        ranked = client.post("/rerank", json={"query": query, "passages": passages}).json()[
+            "results"
+        ]
+    parts = {each["passage"]: each["parts"] for each in ranked}
+    for button in page.locator(".passage").all():
+        button.click()
+        wanted = parts[button.locator(".passage-text").inner_text()]
+        shown = [float(text) for text in page.locator("#match-scores dd").all_inner_texts()]
+        assert shown == pytest.approx(
+            [wanted[kind] for kind in ("dense", "sparse", "colbert")], abs=0.002
+        )
+
+
+def test_match_lists_the_words_that_both_share(open_view) -> None:
+    page = open_view("match")
+    terms = page.locator("#match-shared tbody th").all_inner_texts()
+    assert terms == ["boiler", "cold"]
+
+
+def test_search_shows_how_passages_move_between_rankings(open_view) -> None:
+    page = open_view("search")
+    names = [text.split("\n")[0] for text in page.locator(".column h3").all_inner_texts()]
+    assert names == ["Dense", "Sparse", "ColBERT", "Fused", "Reranked"]
+    first = {
+        kind: page.locator(f".column.{kind} .number-of").first.inner_text()
+        for kind in ("dense", "sparse", "colbert", "fused", "reranked")
+    }
+    assert set(first.values()) >= {"#1"}
+    assert first["sparse"] == first["fused"] == first["reranked"] == "#1"
+    lines = page.locator(".columns .lines path")
+    assert lines.count() > 20
+    # The chosen passage is followed through all columns.
+    assert page.locator(".columns .lines path.followed").count() == 4
+    expect(page.locator(".column.sparse .hit").first.locator("mark").first).to_have_text("Error")
+
+
+def test_search_ranks_as_the_service_itself_does(open_view, ui_server: RunningServer) -> None:
+    """The demo's reranker is late interaction, whose parts are the scores of the columns."""
+    page = open_view("search")
+    query, passages = page.input_value("#search-query"), page.input_value("#corpus").split("\n\n")
+    with ui_server.client() as client:
+        ranked = client.post("/rerank", json={"query": query, "passages": passages}).json()[
+            "results"
+        ]
+    for kind in ("dense", "sparse", "colbert"):
+        best = sorted((each["parts"][kind] for each in ranked if each["parts"][kind]), reverse=True)
+        shown = [
+            float(text)
+            for text in page.locator(f".column.{kind} .hit-head .number").all_inner_texts()
+        ]
+        # Vectors of bytes in the browser, and of float32 in the service.
+        assert shown == pytest.approx(best[: len(shown)], abs=0.01)
+
+
+def test_search_explains_the_passage_that_is_chosen(open_view) -> None:
+    page = open_view("search")
+    page.locator(".column.dense .hit", has_text="#5").click()
+    expect(page.locator("#why-title")).to_have_text("Which words did it: passage #5")
+    expect(page.locator("#why .words")).to_contain_text("The display shows a fault")
+    page.locator(".column.dense .hit").first.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(":focus")).to_have_attribute("data-chunk", re.compile(r"\d+"))
+
+
+def test_search_takes_a_file_and_another_query(open_view, tmp_path: Path) -> None:
+    file = tmp_path / "bread.txt"
+    file.write_text("Bread needs flour and time.\n\nThe oven must be hot.\n\nA boat needs wind.\n")
+    page = open_view("search")
+    page.click("#drop-zone summary")
+    page.set_input_files("#corpus-file", file)
+    expect(page.locator("#index-state")).to_contain_text("3 passages in this tab's memory")
+    page.fill("#search-query", "baking")
+    expect(page.locator(".column.reranked .hit")).to_have_count(3)
+    expect(page.locator(".column.dense .hit").first).not_to_contain_text("boat")
+
+
+def test_service_counts_what_happens_and_names_what_runs(open_view, ui_server) -> None:
+    page = open_view("service")
+    expect(page.locator("#service-state")).to_have_text("healthy")
+    expect(page.locator("#facts")).to_contain_text("512 tokens")
+    expect(page.locator("#models")).to_contain_text("attention")
+    assert page.locator(".chart").count() == 8
+    tokens = page.locator("#chart-tokens .figure-note")
+    before = number(tokens.inner_text())
+    with ui_server.client() as client:
+        client.post("/embeddings", json={"sentences": ["a b c"]})
+    expect(tokens).not_to_have_text(re.compile(f"^{before:,.0f} since"))
+    expect(page.locator("#chart-memory .figure-number")).to_contain_text("MB")
+    expect(page.locator("#chart-latency svg")).to_have_attribute(
+        "aria-label", re.compile("highest .*ms")
+    )
+
+
+def test_polling_pauses_while_the_tab_is_hidden(browser, ui_server: RunningServer) -> None:
+    with open_page(browser, ui_server.url, "service") as page:
+        wait_for_view(page, "service")
+        page.clock.install()
+        page.reload()
+        wait_for_view(page, "service")
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(request.url))
+        hidden = "Object.defineProperty(document, 'hidden', {configurable: true, value: %s});"
+        page.evaluate(f"{hidden % 'true'} document.dispatchEvent(new Event('visibilitychange'))")
+        page.clock.run_for(60_000)
+        while_hidden = len(asked)
+        with page.expect_request("**/metrics"):
+            page.evaluate(
+                f"{hidden % 'false'} document.dispatchEvent(new Event('visibilitychange'))"
+            )
+        # At most what was under way when the tab was hidden.
+        assert while_hidden <= 3
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_nothing_is_wider_than_a_phone(open_view, view: str) -> None:
+    page = open_view(view, viewport=PHONE, has_touch=True, is_mobile=True)
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= PHONE["width"]
+
+
+def test_the_theme_follows_the_system_until_it_is_switched(open_view) -> None:
+    page = open_view("text", color_scheme="dark")
+    paper = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(paper)
+    page.click("#theme")
+    light = page.evaluate(paper)
+    assert light != dark
+    page.reload()
+    assert page.evaluate(paper) == light
+    page.click("#theme")
+    assert page.evaluate(paper) == dark
+    page.emulate_media(color_scheme="light")
+    expect(page.locator("html")).to_have_attribute("data-theme", "light")
+
+
+def test_nothing_moves_for_those_who_want_that(open_view) -> None:
+    page = open_view("match", reduced_motion="reduce")
+    seconds = "all => all.map((each) => parseFloat(getComputedStyle(each).transitionDuration))"
+    assert set(page.eval_on_selector_all("*", seconds)) == {0}
+
+
+def test_views_have_addresses_and_the_keyboard_reaches_them(open_view) -> None:
+    page = open_view("text")
+    page.keyboard.press("Tab")
+    expect(page.locator(":focus")).to_have_text("Skip to the content")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("#match-title")).to_be_focused()
+    expect(page).to_have_title("Match · Smart Embedder")
+    page.go_back()
+    expect(page.locator("#text-view")).to_be_visible()
