@@ -17,7 +17,7 @@ VIEWS = ["text", "match", "search", "service"]
 SHOWN = {
     "text": "#text-kinds:not(:has-text('…')) .total",
     "match": "#match-table tfoot",
-    "search": "#why .shared-terms",
+    "search": "#why .ribbon",
     "service": "#models table",
 }
 DESKTOP = {"width": 1280, "height": 860}

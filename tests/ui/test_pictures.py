@@ -40,15 +40,14 @@ AREAS = """async (encoded) => {
 
 
 def work_for(server: RunningServer, page) -> None:
-    """Two minutes of the page's clock, with requests between its scrapes."""
+    """A minute of the page's clock, with requests between its scrapes."""
     page.clock.install()
     page.reload()
     wait_for_view(page, "service")
     with server.client() as client:
-        for step in range(60):
-            texts = ["How full is a batch, and how long does a request take?"] * (1 + step * 7 % 23)
-            for _ in range(1 + step % 3):
-                client.post("/embeddings", json={"sentences": texts, "return_colbert": False})
+        for step in range(30):
+            texts = ["How full is a batch, and how long does a request take?"] * (1 + step * 7 % 11)
+            client.post("/embeddings", json={"sentences": texts, "return_colbert": False})
             with page.expect_response("**/metrics"):
                 page.clock.run_for(2000)
 

@@ -2,8 +2,10 @@
 
 import { embedRaw } from "../core/api.js";
 
-const PASSAGES_IN_REQUEST = 16;
 const REQUESTS_AT_ONCE = 2;
+/** Passages in a request: more where they are answered soon, so that progress is seen and none waits long. */
+const PASSAGES = { first: 8, fewest: 4, most: 64 };
+const SECONDS = { soon: 0.5, late: 2 };
 const RETRY_SECONDS = 2;
 /** Above so many passages each two similar ColBERT vectors are joined, so that they fit the tab. */
 const POOLED_FROM = 500;
@@ -22,19 +24,32 @@ export async function indexTexts(texts, index, { signal, onProgress, onWait }) {
   const options = optionsFor(texts.length);
   let next = 0;
   let done = 0;
+  let size = PASSAGES.first;
 
   const sendSome = async () => {
     while (next < texts.length) {
       const first = next;
-      next += PASSAGES_IN_REQUEST;
+      next += size;
       const part = texts.slice(first, next);
-      const buffer = await retry(() => embedRaw(part, options, { signal, background: true }), signal, onWait);
+      const { seconds, buffer } = await retry(() => timed(embedRaw(part, options, { signal, background: true })), signal, onWait);
+      size = sizeAfter(part.length, seconds);
       const { bytes } = await index.add(first, buffer);
       done += part.length;
       onProgress({ done, total: texts.length, bytes });
     }
   };
   await Promise.all(Array.from({ length: REQUESTS_AT_ONCE }, sendSome));
+}
+
+async function timed(answer) {
+  const began = performance.now();
+  const buffer = await answer;
+  return { buffer, seconds: (performance.now() - began) / 1000 };
+}
+
+function sizeAfter(size, seconds) {
+  if (seconds < SECONDS.soon) return Math.min(PASSAGES.most, size * 2);
+  return seconds > SECONDS.late ? Math.max(PASSAGES.fewest, Math.ceil(size / 2)) : size;
 }
 
 /** Tries again while the service is busy or away, after as long as it says. */
