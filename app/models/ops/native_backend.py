@@ -65,34 +65,25 @@ class NativeBackend(OneDnnBackend):
 
     def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
         """Implement `Backend`."""
-        depth, widths = layers[0].in_features, [layer.out_features for layer in layers]
-        out, may_join = sum(widths), self._dtype is not torch.float32
-        fits = all(
-            self._can_multiply(n, depth, activation) for n in ([out] if may_join else widths)
-        )
-        if not fits or layers[0].weight.dtype is not self._dtype:
+        depth, out = layers[0].in_features, sum(layer.out_features for layer in layers)
+        is_ours = layers[0].weight.dtype is self._dtype
+        if not is_ours or not self._can_multiply(out, depth, activation):
             return super().linear(layers, activation)
-        parts = [self._packed(layers)] if may_join else [_in_place(layer) for layer in layers]
+        weight, bias = join_layers(layers)
+        panels = self._panels(weight)
+        bias = torch.zeros(out) if bias is None else bias.float().contiguous()
         library, number_format, code = self._library, self._format, _ACTIVATIONS[activation]
 
         def linear(states: Tensor) -> Tensor:
             output = states.new_empty(len(states), out)
-            first = output.data_ptr()
-            for weight, bias in parts:
-                library.run(
-                    "gemm",
-                    self._address(states), weight.data_ptr(), None, bias.data_ptr(), first,
-                    number_format, number_format, len(states), depth, len(bias), out, code,
-                )  # fmt: skip
-                first += len(bias) * output.element_size()
+            library.run(
+                "gemm",
+                self._address(states), panels.data_ptr(), None, bias.data_ptr(), output.data_ptr(),
+                number_format, number_format, len(states), depth, out, out, code,
+            )  # fmt: skip
             return output
 
         return linear
-
-    def _packed(self, layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor]:
-        """The weights in panels, and the bias in float32."""
-        weight, bias = join_layers(layers)
-        return self._panels(weight), _float_bias(weight, bias)
 
     def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
         """Implement `Backend`."""
@@ -204,12 +195,11 @@ class NativeBackend(OneDnnBackend):
     def _panels(self, weight: Tensor) -> Tensor:
         """A copy of `[out, depth]` as panels of 4-byte words `[out / tile, words / n, tile, n]`.
 
-        n is 1, or 2 for matrix instructions.
+        n is 1, or 2 for matrix instructions, which there are not for float32.
         """
         instructions, words = self._library.instructions, weight.contiguous().view(torch.int32)
-        panels = words.view(
-            len(words) // instructions.tile, instructions.tile, -1, instructions.matrix_rows
-        )
+        paired = 1 if weight.dtype is torch.float32 else instructions.matrix_rows
+        panels = words.view(len(words) // instructions.tile, instructions.tile, -1, paired)
         return panels.transpose(1, 2).contiguous()
 
     def clamp(self, states: Tensor, lowest: float, highest: float) -> ClampedValues:
@@ -252,13 +242,3 @@ class NativeBackend(OneDnnBackend):
         addresses = (address(tensor, torch.float32) for tensor in each)
         self._library.run("dequantize_add_norm", *addresses, norm.epsilon, *product.shape)
         return product
-
-
-def _in_place(layer: nn.Linear) -> tuple[Tensor, Tensor]:
-    """Weights in float32, which may stay in a mapped file, and the bias."""
-    weight, bias = join_layers([layer])
-    return weight.contiguous(), _float_bias(weight, bias)
-
-
-def _float_bias(weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.zeros(len(weight)) if bias is None else bias.float().contiguous()

@@ -137,17 +137,6 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(backend, dtype) -> None:
     assert torch.equal(torch.cat([linear(row[None]) for row in states]), together)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32], indirect=True)
-@torch.inference_mode()
-def test_weights_in_float32_stay_where_they_are(backend) -> None:
-    layers = [random_layer(64, 32, torch.float32) for _ in range(3)]
-    compute = backend.linear(layers)
-    for layer in layers:
-        layer.weight.zero_()
-        layer.bias.fill_(3)
-    assert (compute(torch.randn(2, 32)) == 3).all()
-
-
 @given(count=st.integers(1, 70), width=st.integers(1, 300))
 @settings(max_examples=25, deadline=None)
 def test_the_norm_of_a_sum_is_exact_to_its_last_digits(backend, dtype, count, width) -> None:

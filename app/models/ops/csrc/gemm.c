@@ -4,9 +4,7 @@
  * take one task after another. The weights of a task stay in the cache for all its rows, and the
  * epilogue (scale, bias, activation) runs on the sums of a tile.
  *
- * Weights in bfloat16 and bytes are laid out in panels beforehand. Those in float32 stay where they
- * are, which may be a mapped file, and each task lays its own out: beside the products of many rows
- * that costs nothing, and beside those of few less than reading them from memory.
+ * The weights are laid out in panels beforehand.
  */
 #include <assert.h>
 #include <stdatomic.h>
@@ -27,7 +25,7 @@ enum { NONE, GELU, RELU };
 
 typedef struct {
   const Word *left; /* [rows, words] */
-  const Word *right; /* [columns / TILE, words, TILE], in float32 [columns, words] */
+  const Word *right; /* [columns / TILE, words, TILE] */
   const float *scale; /* [columns]; of bytes alone */
   const float *bias;  /* [columns] */
   void *output;       /* [rows, columns], rows `output_stride` numbers apart */
@@ -40,7 +38,6 @@ typedef struct {
 
 typedef struct {
   Word sums[MAX_TASK_ROWS * PANEL];
-  Word panel[PANEL * DEPTH];
 } Scratch;
 static_assert(sizeof(Scratch) <= SCRATCH_BYTES, "a thread has less memory");
 
@@ -100,28 +97,13 @@ ALWAYS_INLINE void multiply_rows(const Format format, int rows, const Tile tile)
   }
 }
 
-/* `words` words of the panel from `word` on; the distance from tile to tile goes to `stride`. */
-ALWAYS_INLINE const Word *weights_of(
-    const Format format, const Gemm *gemm, long panel, long word, long words, Scratch *scratch,
-    long *stride) {
-  if (format != FLOAT32) {
-    *stride = gemm->words * TILE;
-    return gemm->right + panel * PANEL * gemm->words + word * TILE;
-  }
-  *stride = DEPTH * TILE;
-  const Word *rows = gemm->right + panel * PANEL * gemm->words + word;
-  pack_columns(rows, gemm->words, PANEL, words, scratch->panel, *stride);
-  return scratch->panel;
-}
-
 /* Rows from `top` to `bottom` of a panel, in parts of DEPTH where it is deep. */
 ALWAYS_INLINE void multiply_panel(
     const Format format, const Gemm *gemm, long panel, long top, long bottom, Scratch *scratch) {
   const int is_deep = gemm->words > DEPTH;
   for (long word = 0; word < gemm->words; word += DEPTH) {
     const long words = min_long(gemm->words - word, DEPTH);
-    long stride;
-    const Word *right = weights_of(format, gemm, panel, word, words, scratch, &stride);
+    const Word *right = gemm->right + panel * PANEL * gemm->words + word * TILE;
     for (long row = top; row < bottom; row += ROWS) {
       const int rows = (int)min_long(bottom - row, ROWS);
       for (long column = 0; column < PANEL; column += TILE) {
@@ -129,7 +111,7 @@ ALWAYS_INLINE void multiply_panel(
         multiply_rows(format, rows, (Tile){
             .left = gemm->left + row * gemm->words + word,
             .left_stride = gemm->words,
-            .right = right + column / TILE * stride,
+            .right = right + column * gemm->words,
             .words = words,
             .sums = sums,
             .sums_stride = PANEL,
