@@ -89,6 +89,12 @@ class BodyStalledError(SmartEmbedderError):
     code = "request_timeout"
 
 
+class AnswerNotTakenError(SmartEmbedderError):
+    """The client of a stream goes on sending and does not read what it is answered."""
+
+    code = "answer_not_taken"
+
+
 class ClientGoneError(SmartEmbedderError):
     """The client disconnected before its request was complete or answered."""
 

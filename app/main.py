@@ -12,7 +12,7 @@ from fastapi.telemetry import TelemetryConfig
 from app import __version__
 from app.access.api_tokens import ApiTokens
 from app.access.rate_limit import Buckets, MemoryBuckets, SharedBuckets
-from app.api import embeddings, health, operations, rerank
+from app.api import embedding_stream, embeddings, health, operations, rerank
 from app.api.dialects import (
     cohere_embed,
     embedding_server,
@@ -29,6 +29,7 @@ from app.api.model_catalogue import ModelCatalogue
 from app.api.openapi import TAGS, install_openapi
 from app.api.ui import install_ui
 from app.engine import Engine
+from app.engine.concurrency import FairSemaphore
 from app.engine.download import DownloadStatus
 from app.engine.loaded_models import LoadedModels, Loader
 from app.middleware.auth import RequireToken
@@ -104,6 +105,7 @@ def create_app(
     app.state.service = service
     for module in (
         embeddings,
+        embedding_stream,
         rerank,
         openai,
         cohere_embed,
@@ -139,6 +141,7 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
         buckets=_buckets(settings, metrics),
         tracer=_tracer(settings),
         render_threads=ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render"),
+        stream_places=FairSemaphore(max(1, settings.max_queue_size // 2)),
     )
 
 
@@ -152,6 +155,7 @@ def _add_middleware(app: FastAPI, service: Service) -> None:
         LimitMemory,
         max_bytes=_BODIES_IN_MEMORY * settings.max_body_bytes,
         body_seconds=min(BODY_SECONDS, settings.request_timeout / 3),
+        stream_seconds=settings.request_timeout,
     )
     # Outside the limit of memory, which counts what is unpacked.
     app.add_middleware(UnpackBody, max_bytes=settings.max_body_bytes)

@@ -193,6 +193,17 @@ def _require_json(headers: Headers) -> None:
     A gzipped body has been unpacked before.
     """
     _require_content_type(headers.getlist("content-type"))
+    check_encoding(headers)
+
+
+def content_type_of(headers: Headers) -> str:
+    """The media type of the body, in lower case; empty where there is not exactly one."""
+    values = headers.getlist("content-type")
+    return values[0].partition(";")[0].strip().lower() if len(values) == 1 else ""
+
+
+def check_encoding(headers: Headers) -> None:
+    """Raise `UnsupportedMediaError` for a body that is still compressed."""
     for encoding in ",".join(headers.getlist("content-encoding")).split(","):
         if encoding.strip().lower() not in {"", "identity"}:
             raise UnsupportedMediaError(

@@ -22,6 +22,12 @@ _COMPRESSORS: Mapping[str, Callable[[], Any]] = {
     "gzip": lambda: isal_zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WINDOW),
 }
 
+# How a piece is ended, and how all is.
+_FLUSHES: Mapping[str, tuple[int, int]] = {
+    "zstd": (zstd.ZstdCompressor.FLUSH_BLOCK, zstd.ZstdCompressor.FLUSH_FRAME),
+    "gzip": (isal_zlib.Z_SYNC_FLUSH, isal_zlib.Z_FINISH),
+}
+
 
 def encoding_of(request: Request) -> str | None:
     """The encoding that the request prefers of those that there are, if it accepts one."""
@@ -30,6 +36,20 @@ def encoding_of(request: Request) -> str | None:
     best = max(named, key=lambda name: named[name], default=None)
     identity = wanted.get("identity", 0.0)
     return None if best is None or identity > named[best] else best
+
+
+class FlushedCompressor:
+    """Compresses pieces of an answer; each comes out whole, so that none waits for the next."""
+
+    def __init__(self, encoding: str) -> None:
+        self._compressor = _COMPRESSORS[encoding]()
+        self._flush, self._finish = _FLUSHES[encoding]
+
+    def compress(self, content: Chunk, *, last: bool = False) -> bytes:
+        """The bytes of one piece."""
+        compressed: bytes = self._compressor.compress(content)
+        compressed += self._compressor.flush(self._finish if last else self._flush)
+        return compressed
 
 
 def compress(chunks: Iterable[Chunk], encoding: str) -> Iterator[bytes]:

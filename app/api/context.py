@@ -1,12 +1,26 @@
 """What is known of a request: one record, from the outermost middleware to the log line."""
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from starlette.types import Scope
 
 from app.access.api_tokens import DEFAULT_NAME
 from app.api.paths import NATIVE_ONLY, Dialect, Endpoint
 from app.observability.tracing import Stage
+
+
+class StreamMemory(Protocol):
+    """Counts what a stream holds against the limits for bodies and answers."""
+
+    def release_body(self, size: int) -> None:
+        """So many bytes of the body are not held any more."""
+
+    def hold_vectors(self, size: int) -> None:
+        """So many bytes of vectors wait to be sent."""
+
+    def release_vectors(self, size: int) -> None:
+        """They do no more."""
 
 
 @dataclass(slots=True)
@@ -17,7 +31,7 @@ class RequestContext:
     the path is for, more than one where they share it and the body has not been read: errors are
     answered in all of their shapes. `status` is None until the response begins; `error_status` is
     what an error is in the native dialect, whatever status this one gives it. `counts` holds
-    numbers for the log line, `stages` the times for the trace.
+    numbers for the log line, `stages` the times for the trace; `memory` is there for a stream.
     """
 
     request_id: str
@@ -33,6 +47,7 @@ class RequestContext:
     bytes_out: int = 0
     counts: dict[str, int | float] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
+    memory: StreamMemory | None = None
 
     @property
     def client(self) -> str:
@@ -51,6 +66,12 @@ def context_of(scope: Scope) -> RequestContext:
     """The context of an HTTP request."""
     context: RequestContext = scope["state"]["context"]
     return context
+
+
+def is_stream(scope: Scope) -> bool:
+    """Whether it is a request without end: limits for a body are then for a part of it."""
+    endpoint = working_endpoint(scope)
+    return endpoint is not None and endpoint.streams
 
 
 def working_endpoint(scope: Scope) -> Endpoint | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Any
 
 import orjson
 import structlog
@@ -11,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from app import errors
-from app.api.context import context_of
+from app.api.context import context_of, is_stream
 from app.api.error_shapes import ErrorFacts, body_of, status_in
 from app.errors import SmartEmbedderError
 from app.observability.logs import escape_text
@@ -24,6 +25,7 @@ STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
     errors.ForeignOriginError: 403,
     errors.UnknownModelError: 404,
     errors.BodyStalledError: 408,
+    errors.AnswerNotTakenError: 408,
     errors.BodyTooLargeError: 413,
     errors.UnsupportedMediaError: 415,
     errors.InvalidRequestError: 422,
@@ -43,13 +45,20 @@ def status_of(error: SmartEmbedderError) -> int:
     return next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
 
 
+def error_facts(error: SmartEmbedderError) -> dict[str, Any]:
+    """What a record of a stream tells about an error: what a response would."""
+    facts = {"status": status_of(error), "code": error.code, "detail": _sentence(str(error))}
+    return facts if error.retry_after is None else facts | {"retry_after": error.retry_after}
+
+
 def error_response(scope: Scope, error: SmartEmbedderError) -> Response:
     """The response for `error`; records its code for logs and metrics."""
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if isinstance(error, errors.UnauthorizedError):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, errors.UnsupportedMediaError):
-        headers |= {"Accept": "application/json", "Accept-Encoding": "gzip, identity"}
+        accepted = "application/x-ndjson" if is_stream(scope) else "application/json"
+        headers |= {"Accept": accepted, "Accept-Encoding": "gzip, identity"}
     if isinstance(error, errors.BodyStalledError):
         headers["Connection"] = "close"
     problems = error.problems if isinstance(error, errors.InvalidRequestError) else None

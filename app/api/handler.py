@@ -26,6 +26,7 @@ from app.api.paths import Dialect, Endpoint
 from app.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
 from app.api.schemas import RequestModel
 from app.engine import DEFAULT_URGENCY, Engine
+from app.engine.concurrency import FairSemaphore
 from app.engine.download import DownloadStatus
 from app.engine.types import EmbeddingResult, RerankResult
 from app.errors import ClientGoneError, InferenceTimeoutError
@@ -47,7 +48,11 @@ _LEAST_URGENT = 7
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The parts of one running service."""
+    """The parts of one running service.
+
+    `stream_places` are the places in the queue that streams may take, which leaves others for
+    single requests.
+    """
 
     settings: Settings
     catalogue: ModelCatalogue
@@ -58,6 +63,7 @@ class Service:
     buckets: Buckets
     tracer: Tracer | None
     render_threads: Executor
+    stream_places: FairSemaphore
 
 
 async def get_service(request: Request) -> Service:
@@ -84,7 +90,7 @@ class Call:
     @property
     def urgency(self) -> int:
         """The urgency that its Priority header asks for."""
-        return urgency_of(self.request)
+        return urgency_of(self.request, DEFAULT_URGENCY)
 
     async def run(self, work: Coroutine[Any, Any, WorkResult], **counts: int) -> WorkResult:
         """The engine's result; records `counts`, tokens and stages for the log and the trace.
@@ -193,21 +199,21 @@ async def _wait_for_disconnect(request: Request) -> None:
         pass
 
 
-def urgency_of(request: Request) -> int:
+def urgency_of(request: Request, default: int) -> int:
     """The urgency in the Priority header of RFC 9218, which says to ignore malformed values."""
     lines = request.headers.getlist("priority")
     if not lines:
-        return DEFAULT_URGENCY
+        return default
     try:
         fields = http_sf.parse(", ".join(lines).encode("latin-1"), tltype="dictionary")
     except http_sf.StructuredFieldError:
-        return DEFAULT_URGENCY
+        return default
     entry = fields.get("u") if isinstance(fields, dict) else None
     value = entry[0] if isinstance(entry, tuple) else None
     # A boolean is an int in Python, and another type in the RFC.
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LEAST_URGENT:
         return value
-    return DEFAULT_URGENCY
+    return default
 
 
 def get_and_head(router: APIRouter, path: str, **description: Any) -> Callable[[Handler], Handler]:

@@ -74,6 +74,8 @@ _PRIORITY_PARAMETER: Final[dict[str, Any]] = {
     "schema": {"type": "string", "default": f"u={DEFAULT_URGENCY}"},
 }
 
+_BULK_PRIORITY: Final[dict[str, Any]] = {"type": "string", "default": "u=7"}
+
 
 def describe_body(model: type[RequestModel]) -> dict[str, Any]:
     """The part of an OpenAPI operation that describes `model` as its JSON body, and its headers."""
@@ -82,6 +84,35 @@ def describe_body(model: type[RequestModel]) -> dict[str, Any]:
     return {
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "parameters": [_PRIORITY_PARAMETER],
+    }
+
+
+def describe_stream(
+    options: type[RequestModel], line: type[RequestModel], read: list[str], written: list[str]
+) -> dict[str, Any]:
+    """The part of an OpenAPI operation that describes a stream: `options` stand in its query."""
+    fields = options.model_json_schema()["properties"]
+    query = [
+        {
+            "name": name,
+            "in": "query",
+            "required": False,
+            "description": schema.get("description", ""),
+            "schema": schema,
+        }
+        for name, schema in fields.items()
+    ]
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    body = dict.fromkeys(read[1:], binary) | {read[0]: {"schema": line.model_json_schema()}}
+    return {
+        "requestBody": {"required": True, "content": body},
+        "parameters": [_PRIORITY_PARAMETER | {"schema": _BULK_PRIORITY}, *query],
+        "responses": {
+            "200": {
+                "description": "A record for each line",
+                "content": dict.fromkeys(written, binary),
+            }
+        },
     }
 
 

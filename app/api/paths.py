@@ -23,13 +23,18 @@ class Dialect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A POST that asks for work: `path` names it in metrics and traces."""
+    """A POST that asks for work: `path` names it in metrics and traces.
+
+    One that `streams` reads a body without end, and answers while it reads.
+    """
 
     path: str
     purpose: Purpose = Purpose.EMBEDDING
+    streams: bool = False
 
 
 NATIVE_EMBEDDINGS = Endpoint(EMBEDDING_ENDPOINT)
+EMBEDDING_STREAM = Endpoint("/embeddings/stream", streams=True)
 OPENAI_EMBEDDINGS = Endpoint("/v1/embeddings")
 RERANK = Endpoint("/rerank", Purpose.RERANKING)
 SCORE = Endpoint("/score", Purpose.RERANKING)
@@ -51,6 +56,7 @@ COHERE_EMBED = Endpoint("/v2/embed")
 EMBEDDING_SERVER = Endpoint("/api/v1/embed")
 ENDPOINTS = (
     NATIVE_EMBEDDINGS,
+    EMBEDDING_STREAM,
     OPENAI_EMBEDDINGS,
     RERANK,
     SCORE,
@@ -76,6 +82,7 @@ _RERANKS = _Route(RERANK, (Dialect.NATIVE, Dialect.TEI, Dialect.COHERE))
 
 _WORK: Mapping[str, _Route] = {
     "/embeddings/": _Route(NATIVE_EMBEDDINGS, (Dialect.NATIVE, Dialect.OPENAI)),
+    EMBEDDING_STREAM.path: _Route(EMBEDDING_STREAM, NATIVE_ONLY),
     "/v1/embeddings": _Route(OPENAI_EMBEDDINGS, _OPENAI),
     "/rerank": _RERANKS,
     "/v1/rerank": _RERANKS,

@@ -151,7 +151,7 @@ def truncations_as_json(
     result: EmbeddingResult | RerankResult, field: str | None = None
 ) -> list[dict[str, Any]]:
     """A warning for each text that was cut; `field` is what the dialect calls the list of texts."""
-    return [_truncation_as_json(each, field or each.field) for each in result.truncations]
+    return [truncation_as_json(each, field or each.field) for each in result.truncations]
 
 
 def timings_as_json(timings: Timings) -> dict[str, float]:
@@ -167,10 +167,13 @@ _WARNING_CODES = {
 }
 
 
-def _truncation_as_json(truncation: Truncation, field: str) -> dict[str, Any]:
-    """The warning that a text was truncated."""
+def truncation_as_json(
+    truncation: Truncation, field: str, pointer: str | None = None
+) -> dict[str, Any]:
+    """The warning that a text was truncated; `pointer` where it is not in a list of the body."""
     index = truncation.index
-    pointer = "/query" if field == "query" else f"/{field}/{index}"
+    if pointer is None:
+        pointer = "/query" if field == "query" else f"/{field}/{index}"
     return {
         "code": _WARNING_CODES[truncation.field],
         "severity": "warning",

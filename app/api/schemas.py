@@ -57,22 +57,17 @@ class ForeignRequest(RequestModel):
     model_config = ConfigDict(extra="ignore", strict=False)
 
 
-class EmbeddingRequest(RequestModel):
-    """Texts to embed, and which kinds of vectors to return."""
+class EmbeddingFields(RequestModel):
+    """How texts are read, which kinds of vectors are returned, and what is made of them."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [EMBEDDING_REQUEST]})
-    example = {"sentences": ["What is hybrid search?"]}
+    example = {"return_colbert": False}
     aliases = (
-        dict.fromkeys((*_TEXT_ALIASES, "passages", "query"), "sentences")
-        | {kind: f"return_{kind}" for kind in ("dense", "sparse", "colbert", "tokens")}
+        {kind: f"return_{kind}" for kind in ("dense", "sparse", "colbert", "tokens")}
         | dict.fromkeys(("instruction", "instruct", "task", "prefix"), "prompt")
         | dict.fromkeys(("dim", "dims", "dimension", "output_dimension"), "dimensions")
         | {"normalize": "normalize_dense", "truncation_direction": "truncation_side"}
     )
 
-    sentences: Annotated[
-        Texts, Field(description="Texts, each embedded by itself.", json_schema_extra=_NOT_EMPTY)
-    ]
     return_dense: Annotated[bool, Field(description="One vector for each text.")] = True
     return_sparse: Annotated[bool, Field(description="Lexical weights of each text.")] = True
     return_colbert: Annotated[bool, Field(description="One vector for each token.")] = True
@@ -132,6 +127,21 @@ class EmbeddingRequest(RequestModel):
             dimensions=self.dimensions,
             return_tokens=self.return_tokens,
         )
+
+
+class EmbeddingRequest(EmbeddingFields):
+    """Texts to embed, and which kinds of vectors to return."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [EMBEDDING_REQUEST]})
+    example = {"sentences": ["What is hybrid search?"]}
+    aliases = {
+        **EmbeddingFields.aliases,
+        **dict.fromkeys((*_TEXT_ALIASES, "passages", "query"), "sentences"),
+    }
+
+    sentences: Annotated[
+        Texts, Field(description="Texts, each embedded by itself.", json_schema_extra=_NOT_EMPTY)
+    ]
 
 
 # Bounded so that a mean of scores stays a number.

@@ -16,6 +16,7 @@ from app.engine.embedding import EmbeddingPipeline
 from app.engine.executor import consumer_ended
 from app.engine.file_watch import FileWatch
 from app.engine.loaded_models import LoadedModels, Loader
+from app.engine.option_checks import check_options, find_prompt
 from app.engine.options import NO_OPTIONS, EmbeddingOptions
 from app.engine.queue import JobQueue
 from app.engine.reranking import RerankingPipeline, RerankRequest
@@ -208,6 +209,13 @@ class Engine:
                 urgency=urgency,
                 client=client,
             )
+
+    def check(self, outputs: Outputs, options: EmbeddingOptions) -> LoadedModels:
+        """The models; raises what `embed` would raise for any text."""
+        models = self._ready()
+        check_options(models, outputs, options)
+        find_prompt(models, outputs, options)
+        return models
 
     async def run_tokenizer(
         self, call: Callable[[LoadedModels], Result], texts: list[str], *, client: str = ""

@@ -3,13 +3,16 @@
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.context import context_of
+from app.api.context import context_of, is_stream
 from app.api.errors import error_response
 from app.errors import BodyTooLargeError
 
 
 class LimitBody:
-    """Answers 413 as soon as a body is known to be larger than `max_bytes`."""
+    """Answers 413 as soon as a body is known to be larger than `max_bytes`.
+
+    A stream limits its lines itself.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self.app = app
@@ -17,7 +20,7 @@ class LimitBody:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check the announced length, then count what arrives."""
-        if scope["type"] != "http":
+        if scope["type"] != "http" or is_stream(scope):
             await self.app(scope, receive, send)
             return
         announced = Headers(scope=scope).get("content-length", "")

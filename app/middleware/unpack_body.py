@@ -1,11 +1,13 @@
 """Unpacks gzipped bodies, in small pieces and no further than a body may be large."""
 
 import asyncio
+import math
 import zlib
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.context import is_stream
 from app.errors import BodyTooLargeError, InvalidRequestError
 
 _PIECE_BYTES = 65_536
@@ -14,6 +16,8 @@ _GZIP_WINDOW = 31
 
 class UnpackBody:
     """What is inside sees an uncompressed body of at most `max_bytes`, with no Content-Encoding.
+
+    A stream's body has no limit.
 
     Each piece is unpacked when the one before has been taken, so that a small body which becomes a
     large one is counted, and refused, as a large one.
@@ -29,7 +33,8 @@ class UnpackBody:
             headers = MutableHeaders(scope=scope)
             del headers["content-encoding"]
             del headers["content-length"]
-            receive = _GzippedBody(receive, self._max_bytes).receive
+            max_bytes = math.inf if is_stream(scope) else self._max_bytes
+            receive = _GzippedBody(receive, max_bytes).receive
         await self.app(scope, receive, send)
 
 
@@ -39,7 +44,7 @@ def _is_gzipped(headers: Headers) -> bool:
 
 
 class _GzippedBody:
-    def __init__(self, receive: Receive, max_bytes: int) -> None:
+    def __init__(self, receive: Receive, max_bytes: float) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
         self._unpacker = zlib.decompressobj(wbits=_GZIP_WINDOW)

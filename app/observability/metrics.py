@@ -39,6 +39,7 @@ RERANK_ENDPOINT: Final = "/rerank"
 # The values of the label `endpoint`: the native one, and one for each operation of another dialect.
 EMBEDDING_ENDPOINTS: Final = (
     EMBEDDING_ENDPOINT,
+    "/embeddings/stream",
     "/v1/embeddings",
     "/embed",
     "/embed_all",

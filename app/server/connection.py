@@ -21,7 +21,13 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from app.observability.logs import SampledLog
 from app.server.drain import Drain
 from app.server.raw_http import content_length, error_response, head_without_upgrade
-from app.server.transport import LINGER_TIMEOUT, BoundedFlowControl, LingeringTransport, Timer
+from app.server.transport import (
+    LINGER_TIMEOUT,
+    BoundedFlowControl,
+    LingeringTransport,
+    Timer,
+    has_hung_up,
+)
 
 HEADERS_TIMEOUT = 10.0
 MAX_HEADER_BYTES = 65_536
@@ -30,6 +36,7 @@ MAX_PIPELINED_REQUESTS = 16
 # Outside a body the parser gets small chunks, so that few requests complete within one of them.
 _CHUNK_BYTES = 512
 _GRACE_SECONDS = 0.1
+_HANGUP_SECONDS = 0.5
 _NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
 
 
@@ -52,6 +59,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._headers_timer = Timer(self.loop)
         self._body_timer = Timer(self.loop)
         self._response_timer = Timer(self.loop)
+        self._hangup_timer = Timer(self.loop)
         self._active_cycle: RequestResponseCycle | None = None
         self._error_response: bytes | None = None
         self._read_buffer = bytearray()
@@ -63,7 +71,12 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop every timer, and drop what refers back to this connection."""
-        for timer in (self._headers_timer, self._body_timer, self._response_timer):
+        for timer in (
+            self._headers_timer,
+            self._body_timer,
+            self._response_timer,
+            self._hangup_timer,
+        ):
             timer.cancel()
         self._lingering.close_without_lingering()
         self._read_buffer.clear()
@@ -88,6 +101,7 @@ class BoundedConnection(HttpToolsProtocol):
         """A request begins: its headers must arrive in time."""
         super().on_message_begin()
         self.scope["state"]["abort_connection"] = self._lingering.abort
+        self.scope["state"]["is_closing"] = self._lingering.is_closing
         self._in_message = True
         self._body_remaining = 0
         self._start_headers_timer()
@@ -136,6 +150,12 @@ class BoundedConnection(HttpToolsProtocol):
         super().pause_writing()
         self._start_response_timer()
 
+    def resume_writing(self) -> None:
+        """The client has read; a stream, which may never end, begins to wait anew."""
+        super().resume_writing()
+        if self._is_streaming():
+            self._response_timer.cancel()
+
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection, unless a request has arrived that is not yet read."""
         close = super().timeout_keep_alive_handler
@@ -181,6 +201,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.flow.resume_reading()
         else:
             self.flow.pause_reading()
+            self._hangup_timer.start(_HANGUP_SECONDS, self._look_for_hangup)
 
     def _parse(self, chunk: bytes) -> None:
         self._bytes_outside_body += len(chunk)
@@ -208,6 +229,15 @@ class BoundedConnection(HttpToolsProtocol):
         self._bytes_outside_body = 0
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+    def _look_for_hangup(self) -> None:
+        """End a stream whose client has left: while nothing is read the loop does not notice."""
+        if self._can_read() or not self._is_streaming():
+            return
+        if has_hung_up(self.transport.get_extra_info("socket")):
+            self._lingering.abort()
+        else:
+            self._hangup_timer.start(_HANGUP_SECONDS, self._look_for_hangup)
 
     def _reject(self, status: HTTPStatus, code: str, detail: str) -> None:
         """Parse no further; answer the requests before this one, then send the error and close."""
@@ -257,8 +287,13 @@ class BoundedConnection(HttpToolsProtocol):
         else:  # They belong to a pipelined request, while another one is in work.
             self._start_headers_timer()
 
+    def _is_streaming(self) -> bool:
+        """Whether the response in work has no length; its app ends it well before the limit."""
+        return self._active_cycle is not None and bool(self._active_cycle.chunked_encoding)
+
     def _start_response_timer(self) -> None:
-        self._response_timer.start(self.response_timeout, self._response_overdue)
+        patience = self.response_timeout * (2 if self._is_streaming() else 1)
+        self._response_timer.start(patience, self._response_overdue)
 
     def _response_overdue(self) -> None:
         if self.transport.get_write_buffer_size():

@@ -15,6 +15,7 @@ class Drain:
         self._on_timeout: list[Callable[[], None]] = []
         self._idle = asyncio.Event()
         self._idle.set()
+        self._announced = asyncio.Event()
 
     @property
     def begun(self) -> bool:
@@ -25,6 +26,14 @@ class Drain:
         """Refuse new requests from now on; safe to call from a signal handler."""
         if self._begun_at is None:
             self._begun_at = time.monotonic()
+
+    def announce(self) -> None:
+        """Tell those that wait for its beginning; to be called on the event loop."""
+        self._announced.set()
+
+    async def wait_for_beginning(self) -> None:
+        """Return once it has begun: requests without end have to stop then."""
+        await self._announced.wait()
 
     def seconds_left(self, limit: float) -> float:
         """What is left of `limit` seconds since it began; not below 0."""

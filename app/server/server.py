@@ -98,7 +98,8 @@ class DrainingServer(uvicorn.Server):
         self.config.timeout_graceful_shutdown = self._drain.seconds_left(self._timeout)  # type: ignore[assignment]
 
     def _close_after_responses(self) -> None:
-        """Announce with the responses in work that their connections close."""
+        """Announce with the responses in work that their connections close, and end streams."""
+        self._drain.announce()
         for connection in self.server_state.connections:
             if isinstance(connection, BoundedConnection):
                 connection.close_after_response()

@@ -6,6 +6,7 @@ down only the sending side first, and drops what still arrives until the client 
 """
 
 import asyncio
+import select
 from asyncio.events import AbstractEventLoop, TimerHandle
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,18 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import FlowControl
 
 LINGER_TIMEOUT = 10.0
+
+
+def has_hung_up(connection: Any) -> bool:
+    """Whether the other side of a socket has closed, also where it is not being read.
+
+    False where the system cannot tell (POLLRDHUP is Linux's).
+    """
+    if connection is None or not hasattr(select, "POLLRDHUP"):
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 class Timer:

@@ -8,7 +8,8 @@ import pytest
 from app.api.context import RequestContext
 from app.api.paths import NATIVE_EMBEDDINGS
 from app.errors import BodyStalledError, QueueFullError
-from app.middleware.memory_limit import BodyMemory, LimitMemory, Reservation, ResponseMemory
+from app.middleware.held_memory import BodyMemory, Reservation, ResponseMemory
+from app.middleware.memory_limit import LimitMemory
 
 MIB = 1 << 20
 HELD = 16 * MIB

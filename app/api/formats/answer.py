@@ -19,6 +19,9 @@ from app.vectors.muvera import MuveraSide, muvera_of
 from app.vectors.pooling import pool
 from app.vectors.quantization import OutputDtype, QuantizedVectors, quantize
 
+# An index and a value.
+_WEIGHT_BYTES = 4 + 4
+
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
@@ -27,6 +30,15 @@ class ModelNames:
     dense: str
     sparse: str
     colbert: str
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields of an answer."""
+        return {
+            "model_name": self.dense,
+            "dense_model_name": self.dense,
+            "sparse_model_name": self.sparse,
+            "colbert_model_name": self.colbert,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +104,13 @@ class TextVectors:
     muvera: FloatArray | None
     tokens: TokenStrings | None
 
+    @property
+    def nbytes(self) -> int:
+        """Their size, about, without the strings."""
+        vectors = [each.values.nbytes for each in (self.dense, self.colbert) if each is not None]
+        sparse = 0 if self.sparse is None else self.sparse.indices.size * _WEIGHT_BYTES
+        return sum(vectors) + sparse + (0 if self.muvera is None else self.muvera.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingAnswer:
@@ -114,13 +133,7 @@ class EmbeddingAnswer:
 
     def report(self) -> dict[str, Any]:
         """What is told besides: the models, usage, times and warnings."""
-        names = {
-            "model_name": self.names.dense,
-            "dense_model_name": self.names.dense,
-            "sparse_model_name": self.names.sparse,
-            "colbert_model_name": self.names.colbert,
-        }
-        return names | report(self.result)
+        return self.names.as_json() | report(self.result)
 
 
 def vectors_of(

@@ -14,6 +14,7 @@ import nanoarrow as na
 import numpy as np
 import numpy.typing as npt
 import orjson
+from nanoarrow.c_array_stream import CArrayStream
 from nanoarrow.ipc import StreamWriter
 
 from app.api.formats.answer import EmbeddingAnswer, TextVectors
@@ -22,14 +23,10 @@ from app.vectors.quantization import scales_of
 
 # The key of the schema's metadata.
 METADATA_KEY = "smart-embedder"
-_BATCH_BYTES = 1 << 20
-_INDEX_BYTES, _WEIGHT_BYTES = 4, 4
+BATCH_BYTES = 1 << 20
 _ALIGNMENT = 8
 # A larger buffer is sent from where it is.
 _COPIED_BYTES = 1 << 16
-# Of a message's header. A body begins with the first id, which is never negative.
-_MESSAGE_MARK = b"\xff\xff\xff\xff"
-
 Chunk = bytes | memoryview
 
 _TYPES = {
@@ -79,29 +76,46 @@ class ArrowStream:
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = {METADATA_KEY: orjson.dumps(metadata)}
         self._chunks: list[Chunk] = []
-        self._body: list[Chunk] = []
+        # That of the record batch that is being written, from where it is.
+        self._body: list[Chunk] | None = None
+        self._wrote_header = False
         self._writer = StreamWriter.from_writable(self)
         self._schema: Any = None
 
     def write(self, data: Any) -> int:
-        """Take what the writer writes, from memory that it uses again."""
-        if memoryview(data)[:4] == _MESSAGE_MARK:
-            self._chunks.append(bytes(data))
-        else:
+        """Take what the writer writes, from memory that it uses again: a header, then its body."""
+        if self._body is not None and self._wrote_header:
             self._chunks += self._body
+        else:
+            self._chunks.append(bytes(data))
+        self._wrote_header = True
         return len(data)
 
     def batch(self, first_id: int, rows: Sequence[TextVectors]) -> list[Chunk]:
         """The bytes of one record batch, and before the first one those of the schema."""
-        columns = {name: column for name, column in _columns(first_id, rows) if column is not None}
+        ids = _flat(np.arange(first_id, first_id + len(rows)))
+        return self.batch_of({"id": ids} | vector_columns(rows), len(rows))
+
+    def batch_of(self, columns: Mapping[str, Column], rows: int) -> list[Chunk]:
+        """The same for `columns` of so many `rows`, which have the types of the first batch's."""
+        self._begin(columns)
+        row_batch = _column(self._schema, rows, [None], list(columns.values()))
+        self._body, self._wrote_header = _body(row_batch.buffers), False
+        self._writer.write_array(row_batch.array)
+        self._body = None
+        return self._take()
+
+    def schema_of(self, columns: Mapping[str, Column]) -> list[Chunk]:
+        """The bytes of the schema alone, if nothing is written yet."""
+        self._begin(columns)
+        return self._take()
+
+    def _begin(self, columns: Mapping[str, Column]) -> None:
         if self._schema is None:
             types = {name: column.array.schema for name, column in columns.items()}
             schema = na.Schema(na.struct(types), metadata=self._metadata)
             self._schema = na.c_schema(schema)
-        row_batch = _column(self._schema, len(rows), [None], list(columns.values()))
-        self._body = _body(row_batch.buffers)
-        self._writer.write_array(row_batch.array)
-        return self._take()
+            self._writer.write_stream(CArrayStream.from_c_arrays([], self._schema))
 
     def close(self) -> list[Chunk]:
         """The bytes at the end of the stream."""
@@ -120,8 +134,8 @@ def render(answer: EmbeddingAnswer) -> Iterator[Chunk]:
     size = begin = 0
     for row in answer.vectors():
         rows.append(row)
-        size += _bytes_of(row)
-        if size >= _BATCH_BYTES:
+        size += row.nbytes
+        if size >= BATCH_BYTES:
             yield from stream.batch(begin, rows)
             begin, size, rows = begin + len(rows), 0, []
     if rows:
@@ -130,7 +144,7 @@ def render(answer: EmbeddingAnswer) -> Iterator[Chunk]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Column:
+class Column:
     """An array of Arrow, and its buffers in the order in which they are sent."""
 
     array: Any
@@ -138,13 +152,13 @@ class _Column:
 
 
 def _column(
-    kind: Any, length: int, buffers: Sequence[Any], children: Sequence[_Column] = ()
-) -> _Column:
-    """A None among `buffers` is a validity bitmap, which nothing here needs."""
+    kind: Any, length: int, buffers: Sequence[Any], children: Sequence[Column] = ()
+) -> Column:
+    """A None among `buffers` is a validity bitmap where every value is there."""
     arrays = [child.array for child in children]
     array = na.c_array_from_buffers(kind, length, buffers, children=arrays)
     inner = chain.from_iterable(child.buffers for child in children)
-    return _Column(array, (*(each for each in buffers if each is not None), *inner))
+    return Column(array, (*(each for each in buffers if each is not None), *inner))
 
 
 def _body(buffers: Iterable[Any]) -> list[Chunk]:
@@ -162,73 +176,92 @@ def _body(buffers: Iterable[Any]) -> list[Chunk]:
     return [chunk for chunk in (*chunks, bytes(small)) if chunk]
 
 
-def _bytes_of(row: TextVectors) -> int:
-    vectors = [each.values.nbytes for each in (row.dense, row.colbert) if each is not None]
-    sparse = 0 if row.sparse is None else row.sparse.indices.size * (_INDEX_BYTES + _WEIGHT_BYTES)
-    return sum(vectors) + sparse + (0 if row.muvera is None else row.muvera.nbytes)
+def vector_columns(
+    rows: Sequence[TextVectors], validity: bytes | None = None
+) -> dict[str, Column]:
+    """The columns of the vectors; a row whose bit in `validity` is not set is null in each."""
+    return {name: column for name, column in _columns(rows, validity) if column is not None}
 
 
-def _columns(first_id: int, rows: Sequence[TextVectors]) -> Iterator[tuple[str, _Column | None]]:
+def _columns(rows: Sequence[TextVectors], validity: bytes | None) -> Iterator[tuple[str, Column | None]]:
     """Each column of the batch; None where the answer has no such column."""
-    yield "id", _flat(np.arange(first_id, first_id + len(rows)))
     dense = [row.dense for row in rows if row.dense is not None]
     if dense:
-        yield "dense", _vectors(np.stack([each.values for each in dense]))
+        yield "dense", _vectors(np.stack([each.values for each in dense]), validity)
         scales = scales_of(dense)
-        yield "dense_scale", None if scales is None else _flat(scales)
+        yield "dense_scale", None if scales is None else _flat(scales, validity)
     if rows[0].sparse is not None:
-        yield "sparse", _sparse([row.sparse for row in rows if row.sparse is not None])
+        yield "sparse", _sparse([row.sparse for row in rows if row.sparse is not None], validity)
     colbert = [row.colbert for row in rows if row.colbert is not None]
     if colbert:
         sizes = [len(each.values) for each in colbert]
         matrix, scales = _joined([each.values for each in colbert]), scales_of(colbert)
         kind = _list_type(matrix.dtype.name, matrix.shape[1])
-        yield "colbert", _lists(kind, sizes, _vectors(matrix))
-        yield (
-            "colbert_scale",
-            None if scales is None else _lists(_list_type("float32"), sizes, _flat(scales)),
-        )
+        yield "colbert", _lists(kind, sizes, _vectors(matrix), validity)
+        if scales is not None:
+            kind = _list_type("float32")
+            yield "colbert_scale", _lists(kind, sizes, _flat(scales), validity)
     muvera = [row.muvera for row in rows if row.muvera is not None]
     if muvera:
-        yield "muvera", _vectors(np.stack(muvera))
+        yield "muvera", _vectors(np.stack(muvera), validity)
     if rows[0].tokens is not None:
         for kind in ("sparse", "colbert"):
             names = [getattr(row.tokens, kind) for row in rows]
-            yield f"{kind}_tokens", None if names[0] is None else _strings(names)
+            yield f"{kind}_tokens", None if names[0] is None else _string_lists(names, validity)
 
 
-def _flat(values: npt.NDArray[Any]) -> _Column:
-    return _column(_type(values.dtype.name), len(values), [None, np.ascontiguousarray(values)])
+def _flat(values: npt.NDArray[Any], validity: bytes | None = None) -> Column:
+    buffers = [validity, np.ascontiguousarray(values)]
+    return _column(_type(values.dtype.name), len(values), buffers)
 
 
-def _vectors(matrix: npt.NDArray[Any]) -> _Column:
+def _vectors(matrix: npt.NDArray[Any], validity: bytes | None = None) -> Column:
     """A fixed-size list for each row of `[rows, width]`."""
     rows, width = matrix.shape
     kind = _vector_type(matrix.dtype.name, width)
-    return _column(kind, rows, [None], [_flat(matrix.reshape(-1))])
+    return _column(kind, rows, [validity], [_flat(matrix.reshape(-1))])
 
 
-def _lists(kind: Any, sizes: Sequence[int], items: _Column) -> _Column:
+def _lists(kind: Any, sizes: Sequence[int], items: Column, validity: bytes | None) -> Column:
     """A list for each size, of the next so many items."""
-    offsets = np.fromiter(accumulate(sizes, initial=0), np.int32)
-    return _column(kind, len(sizes), [None, offsets], [items])
+    buffers = [validity, _offsets(sizes)]
+    return _column(kind, len(sizes), buffers, [items])
 
 
-def _sparse(vectors: Sequence[SparseVector]) -> _Column:
+def _offsets(sizes: Iterable[int]) -> npt.NDArray[np.int32]:
+    return np.fromiter(accumulate(sizes, initial=0), np.int32)
+
+
+def _sparse(vectors: Sequence[SparseVector], validity: bytes | None) -> Column:
     sizes = [len(each.values) for each in vectors]
     weight, weights = _weight_types()
     indices = _flat(_joined([each.indices for each in vectors]).astype(np.uint32))
     values = _flat(_joined([each.values for each in vectors]))
     pairs = _column(weight, sum(sizes), [None], [indices, values])
-    return _lists(weights, sizes, pairs)
+    return _lists(weights, sizes, pairs, validity)
 
 
-def _strings(lists: Sequence[list[str]]) -> _Column:
-    encoded = [text.encode() for texts in lists for text in texts]
-    offsets = np.fromiter(accumulate(map(len, encoded), initial=0), np.int32)
-    buffers = [None, offsets, b"".join(encoded)]
-    items = _column(_type("string"), len(encoded), buffers)
-    return _lists(_list_type("string"), [len(texts) for texts in lists], items)
+def integer_column(numbers: Sequence[int | None]) -> Column:
+    """64-bit integers, null where there is none."""
+    return _flat(np.array([number or 0 for number in numbers], np.int64), validity_of(numbers))
+
+
+def string_column(texts: Sequence[str | None]) -> Column:
+    """Strings, null where there is none."""
+    encoded = [(text or "").encode() for text in texts]
+    buffers = [validity_of(texts), _offsets(map(len, encoded)), b"".join(encoded)]
+    return _column(_type("string"), len(encoded), buffers)
+
+
+def validity_of(values: Sequence[object | None]) -> bytes | None:
+    """A bit for each value that is not None; None where all are there."""
+    present = [value is not None for value in values]
+    return None if all(present) else np.packbits(present, bitorder="little").tobytes()
+
+
+def _string_lists(lists: Sequence[list[str]], validity: bytes | None) -> Column:
+    items = string_column([text for texts in lists for text in texts])
+    return _lists(_list_type("string"), [len(texts) for texts in lists], items, validity)
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

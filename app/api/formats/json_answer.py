@@ -1,7 +1,7 @@
 """Vectors in this service's own JSON: numbers, or raw bytes in base64."""
 
 from binascii import b2a_base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,22 +20,37 @@ def render(
     """The chunks of the answer to an embedding request."""
     chunks = [b'{"data":[']
     for index, (text, row) in enumerate(zip(answer.texts, answer.vectors(), strict=True)):
-        start = orjson.dumps({"id": index, "text": text})[:-1] + b',"embeddings":{'
-        chunks.append((b"," if index else b"") + start)
-        if as_base64:
-            chunks.extend(_render_base64(row))
-        else:
-            chunks.extend(_render_numbers(row, sparse_as_indices=sparse_as_indices))
-        chunks.append(b"}")
-        if row.tokens is not None:
-            by_id = not (sparse_as_indices or as_base64)
-            tokens = _tokens_as_json(row.tokens, row.sparse, by_id=by_id)
-            chunks.append(b',"tokens":' + orjson.dumps(tokens, option=OPTIONS))
-        chunks.append(b"}")
+        if index:
+            chunks.append(b",")
+        chunks.extend(
+            render_item(
+                {"id": index, "text": text},
+                row,
+                sparse_as_indices=sparse_as_indices,
+                as_base64=as_base64,
+            )
+        )
     is_plain = answer.options.dtype == "float32" and not as_base64
     told = answer.report() if is_plain else answer.typed_report()
     chunks.append(b"]," + orjson.dumps(told)[1:])
     return chunks
+
+
+def render_item(
+    facts: Mapping[str, Any], row: TextVectors, *, sparse_as_indices: bool, as_base64: bool
+) -> Iterator[bytes]:
+    """The object of one text: `facts`, its vectors and its tokens."""
+    yield orjson.dumps(facts)[:-1] + b',"embeddings":{'
+    if as_base64:
+        yield from _render_base64(row)
+    else:
+        yield from _render_numbers(row, sparse_as_indices=sparse_as_indices)
+    yield b"}"
+    if row.tokens is not None:
+        by_id = not (sparse_as_indices or as_base64)
+        tokens = _tokens_as_json(row.tokens, row.sparse, by_id=by_id)
+        yield b',"tokens":' + orjson.dumps(tokens, option=OPTIONS)
+    yield b"}"
 
 
 def _render_numbers(row: TextVectors, *, sparse_as_indices: bool) -> Iterator[bytes]:

@@ -23,9 +23,9 @@ def render(answer: EmbeddingAnswer) -> Iterator[bytes]:
         yield packer.pack(name) + packer.pack(value)
 
 
-def item_of(index: int, row: TextVectors) -> dict[str, Any]:
-    """The object of one text, for a packer."""
-    item: dict[str, Any] = {"id": index, "embeddings": dict(_vectors(row))}
+def item_of(name: int | str, row: TextVectors) -> dict[str, Any]:
+    """The object of one text, whose id is `name`, for a packer."""
+    item: dict[str, Any] = {"id": name, "embeddings": dict(_vectors(row))}
     if row.tokens is not None:
         item["tokens"] = {"sparse": row.tokens.sparse, "colbert": row.tokens.colbert}
     return item

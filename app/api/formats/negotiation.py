@@ -18,13 +18,13 @@ BINARY: Mapping[str, Callable[[EmbeddingAnswer], Iterator[Chunk]]] = {
 }
 
 
-def media_type_of(request: Request) -> str:
-    """The media type that the request prefers of those that are answered; JSON in doubt."""
-    return _preferred(", ".join(request.headers.getlist("accept")))
+def media_type_of(request: Request, answered: tuple[str, ...] = (JSON, *BINARY)) -> str:
+    """The media type that the request prefers of those `answered`; the first one in doubt."""
+    return _preferred(", ".join(request.headers.getlist("accept")), answered)
 
 
 @lru_cache(maxsize=64)  # Clients send the same header with every request.
-def _preferred(accept: str) -> str:
+def _preferred(accept: str, answered: tuple[str, ...]) -> str:
     wanted = preferences(accept)
-    named = {name: wanted[name] for name in (JSON, *BINARY) if wanted.get(name)}
-    return max(named, key=lambda name: named[name], default=JSON)
+    named = {name: wanted[name] for name in answered if wanted.get(name)}
+    return max(named, key=lambda name: named[name], default=answered[0])

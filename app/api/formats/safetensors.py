@@ -4,7 +4,7 @@ The library's writer copies every tensor twice. The format is a length, a JSON h
 tensors' bytes, which are sent from where they are.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -42,13 +42,18 @@ class _Tensor:
 
 
 def render(answer: EmbeddingAnswer) -> Iterator[bytes | memoryview]:
-    """The header, then every tensor."""
+    """One file for the whole answer."""
     rows = list(answer.vectors())
-    # The largest numbers first, so that all are aligned.
-    tensors = sorted(_tensors(rows), key=lambda each: -each.parts[0].itemsize)
     told = answer.typed_report()
     if rows[0].tokens is not None:
         told["tokens"] = [row.tokens for row in rows]
+    yield from file_of(rows, told)
+
+
+def file_of(rows: Sequence[TextVectors], told: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
+    """The header with `told` in its metadata, then every tensor of `rows`."""
+    # The largest numbers first, so that all are aligned.
+    tensors = sorted(_tensors(rows), key=lambda each: -each.parts[0].itemsize)
     yield _header(tensors, orjson.dumps(told).decode())
     for tensor in tensors:
         for part in tensor.parts:

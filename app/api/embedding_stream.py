@@ -1,0 +1,137 @@
+"""POST /embeddings/stream: a text a line in, a record a line out, as long as the client likes.
+
+The options are those of /embeddings/, in the query.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+from starlette.datastructures import Headers, QueryParams
+from starlette.responses import Response
+
+from app.api.body import check_encoding, content_type_of
+from app.api.compression import encoding_of
+from app.api.context import context_of
+from app.api.formats.negotiation import media_type_of
+from app.api.formats.records import ARROW, NDJSON, WRITERS, RecordOptions, RecordWriter
+from app.api.formats.requested import check_numbers, model_names, vector_options
+from app.api.handler import Call, Service, ServiceDep, urgency_of
+from app.api.openapi import BEARER, describe_stream, error_responses
+from app.api.paths import EMBEDDING_STREAM
+from app.api.schemas import EmbeddingFields
+from app.api.streams.answer import StreamPlan, StreamResponse
+from app.api.streams.arrow_rows import ArrowReader
+from app.api.streams.lines import LineReader, NdjsonReader, StreamLine
+from app.api.streams.pieces import PieceEmbedder
+from app.api.validation_errors import as_invalid_request
+from app.engine.loaded_models import LoadedModels
+from app.errors import InvalidRequestError, UnsupportedMediaError
+
+BULK_URGENCY = 7
+# About as many as a token has, with JSON around short texts: a piece fills a forward.
+_BYTES_PER_TOKEN = 4
+_MAX_LINES = 512
+
+_READERS: Mapping[str, Callable[[int], LineReader]] = {
+    NDJSON: NdjsonReader,
+    ARROW: ArrowReader,
+    "application/ndjson": NdjsonReader,
+    "application/jsonl": NdjsonReader,
+    "application/x-jsonlines": NdjsonReader,
+}
+
+router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
+
+
+@router.post(
+    EMBEDDING_STREAM.path,
+    summary="Embed a stream of texts",
+    response_class=Response,
+    responses=error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503),
+    openapi_extra=describe_stream(EmbeddingFields, StreamLine, [NDJSON, ARROW], [*WRITERS]),
+)
+async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
+    """A record for each line, in order and as soon as it is ready.
+
+    The body may be as long as it likes: it is read as fast as its vectors are computed and taken.
+    A bad line is answered with an error in its place, and the rest goes on.
+    """
+    fields = _options(request.query_params)
+    make_reader = _READERS[_media_type(request.headers)]
+    media_type = media_type_of(request, [*WRITERS])
+    vectors = vector_options(fields)
+    check_numbers(fields, media_type, [each for each in WRITERS if each != NDJSON])
+    models = service.engine.check(vectors.needed, fields.options)
+    lines = make_reader(service.settings.max_body_bytes)
+    plan = StreamPlan(
+        lines,
+        _embedder(request, service, fields),
+        vectors,
+        partial(_writer, media_type, service, fields, models, lines),
+        max_lines=min(_MAX_LINES, service.settings.max_sentences_per_request),
+        max_bytes=_BYTES_PER_TOKEN * models.max_batch_tokens,
+        media_type=media_type,
+        encoding=encoding_of(request) if media_type == NDJSON else None,
+    )
+    return StreamResponse(Call(request, service), plan)
+
+
+def _options(query: QueryParams) -> EmbeddingFields:
+    """The options in the query; raises `InvalidRequestError`, as for a body."""
+    given = query.multi_items()
+    names = [name for name, _ in given]
+    twice = next((name for name in names if names.count(name) > 1 and _is_field(name)), None)
+    if twice is not None:
+        raise InvalidRequestError(f"the option {twice} is given more than once: send it once")
+    try:
+        return EmbeddingFields.model_validate_strings(dict(given))
+    except ValidationError as error:
+        raise as_invalid_request(error, EmbeddingFields, len(str(query))) from None
+
+
+def _is_field(name: str) -> bool:
+    return name in EmbeddingFields.model_fields
+
+
+def _media_type(headers: Headers) -> str:
+    """What the body says that it is; raises `UnsupportedMediaError`."""
+    check_encoding(headers)
+    media_type = content_type_of(headers)
+    if media_type not in _READERS:
+        raise UnsupportedMediaError(
+            f"a stream is read as {NDJSON} or {ARROW}: send one of them as Content-Type"
+        )
+    return media_type
+
+
+def _embedder(request: Request, service: Service, fields: EmbeddingFields) -> PieceEmbedder:
+    return PieceEmbedder(
+        service,
+        vector_options(fields).needed,
+        fields.options,
+        normalize=fields.normalize_dense,
+        urgency=urgency_of(request, BULK_URGENCY),
+        client=context_of(request.scope).client,
+    )
+
+
+def _writer(
+    media_type: str,
+    service: Service,
+    fields: EmbeddingFields,
+    models: LoadedModels,
+    lines: LineReader,
+) -> RecordWriter:
+    width = fields.dimensions or models.dense_model.dense_width
+    options = RecordOptions(
+        vector_options(fields),
+        model_names(service.settings),
+        (width, models.embedder.colbert_width),
+        return_tokens=fields.return_tokens,
+        integer_ids=isinstance(lines, ArrowReader) and lines.integer_ids,
+        sparse_as_indices=fields.sparse_as_indices,
+        as_base64=fields.encoding == "base64",
+    )
+    return WRITERS[media_type](options)

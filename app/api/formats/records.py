@@ -1,0 +1,203 @@
+"""The answer to a stream of texts: a record for each, in the formats that vectors are sent in."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgpack
+import numpy as np
+import orjson
+
+from app.api.formats import arrow, safetensors
+from app.api.formats.answer import ModelNames, TextVectors, VectorOptions, vectors_of
+from app.api.formats.json_answer import render_item
+from app.api.formats.msgpack import item_of
+from app.engine.types import SparseVector, TextEmbedding, TokenStrings
+
+NDJSON = "application/x-ndjson"
+ARROW = "application/vnd.apache.arrow.stream"
+
+RecordId = int | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is answered for one text: its vectors, or the error in their place.
+
+    Only the error that ends a stream has no id.
+    """
+
+    id: RecordId
+    vectors: TextVectors | None
+    warnings: list[dict[str, Any]] = field(default_factory=list)
+    error: dict[str, Any] | None = None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is told beside vectors, as JSON has it."""
+        facts: dict[str, Any] = {} if self.id is None else {"id": self.id}
+        if self.warnings:
+            facts["warnings"] = self.warnings
+        if self.error is not None:
+            facts["error"] = self.error
+        return facts
+
+
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """How records are written. `widths` are those of the models' dense and ColBERT vectors.
+
+    `integer_ids` says whether every id is a number, which decides the type of Arrow's column;
+    `sparse_as_indices` and `as_base64` are for JSON.
+    """
+
+    vectors: VectorOptions
+    names: ModelNames
+    widths: tuple[int, int]
+    return_tokens: bool = False
+    integer_ids: bool = False
+    sparse_as_indices: bool = False
+    as_base64: bool = False
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What is told once, where the format has a place for it."""
+        return self.names.as_json() | {"output_dtype": self.vectors.dtype}
+
+
+class RecordWriter(Protocol):
+    """Turns records into bytes; what is written for some of them is complete."""
+
+    def write(self, records: Sequence[Record]) -> bytes:
+        """The bytes of at least one record."""
+
+    def end(self) -> bytes:
+        """The bytes at the end of the stream."""
+
+
+class _NdjsonWriter:
+    """A line of JSON for each record."""
+
+    def __init__(self, options: RecordOptions) -> None:
+        self._options = options
+
+    def write(self, records: Sequence[Record]) -> bytes:
+        return b"".join(chunk for record in records for chunk in self._line(record))
+
+    def _line(self, record: Record) -> Iterator[bytes]:
+        if record.vectors is None:
+            yield orjson.dumps(record.facts)
+        else:
+            yield from render_item(
+                record.facts,
+                record.vectors,
+                sparse_as_indices=self._options.sparse_as_indices,
+                as_base64=self._options.as_base64,
+            )
+        yield b"\n"
+
+    def end(self) -> bytes:
+        return b""
+
+
+class _MsgpackWriter:
+    """An object for each record, one after the other."""
+
+    def __init__(self, _options: RecordOptions) -> None:
+        self._packer = msgpack.Packer()
+
+    def write(self, records: Sequence[Record]) -> bytes:
+        return b"".join(self._packer.pack(self._object(record)) for record in records)
+
+    def _object(self, record: Record) -> dict[str, Any]:
+        if record.vectors is None:
+            return record.facts
+        return item_of(record.facts["id"], record.vectors) | record.facts
+
+    def end(self) -> bytes:
+        return b""
+
+
+class _SafetensorsWriter:
+    """Whole files, one after the other; `records` in the metadata says whose vectors are inside."""
+
+    def __init__(self, options: RecordOptions) -> None:
+        self._told = options.told
+
+    def write(self, records: Sequence[Record]) -> bytes:
+        facts = [record.facts | _tokens_of(record) for record in records]
+        rows = [record.vectors for record in records if record.vectors is not None]
+        return b"".join(safetensors.file_of(rows, self._told | {"records": facts}))
+
+    def end(self) -> bytes:
+        return b""
+
+
+def _tokens_of(record: Record) -> dict[str, Any]:
+    tokens = record.vectors and record.vectors.tokens
+    return {"tokens": tokens} if tokens else {}
+
+
+class _ArrowWriter:
+    """Record batches, with the columns `warnings` and `error` beside those of an answer."""
+
+    def __init__(self, options: RecordOptions) -> None:
+        self._options = options
+        self._stream = arrow.ArrowStream(options.told)
+        self._filler: TextVectors | None = None
+
+    def write(self, records: Sequence[Record]) -> bytes:
+        return b"".join(self._stream.batch_of(self._columns(records), len(records)))
+
+    def _columns(self, records: Sequence[Record]) -> dict[str, Any]:
+        rows = [record.vectors or self._null for record in records]
+        validity = arrow.validity_of([record.vectors for record in records])
+        return {
+            "id": self._ids(records),
+            **arrow.vector_columns(rows, validity),
+            "warnings": arrow.string_column([_as_text(record.warnings) for record in records]),
+            "error": arrow.string_column([_as_text(record.error) for record in records]),
+        }
+
+    def _ids(self, records: Sequence[Record]) -> Any:
+        ids = [record.id for record in records]
+        if self._options.integer_ids:
+            return arrow.integer_column([None if each is None else int(each) for each in ids])
+        return arrow.string_column([None if each is None else str(each) for each in ids])
+
+    @property
+    def _null(self) -> TextVectors:
+        """What stands behind a row without vectors: Arrow's types are fixed before the first."""
+        if self._filler is None:
+            self._filler = _vectors_of_nothing(self._options)
+        return self._filler
+
+    def end(self) -> bytes:
+        schema = self._stream.schema_of(self._columns([Record(None, None)]))
+        return b"".join([*schema, *self._stream.close()])
+
+
+def _as_text(value: Any) -> str | None:
+    return orjson.dumps(value).decode() if value else None
+
+
+def _vectors_of_nothing(options: RecordOptions) -> TextVectors:
+    """Vectors of the types that are answered."""
+    outputs, (dense, colbert) = options.vectors.needed, options.widths
+    nothing = SparseVector(np.empty(0, np.int64), np.empty(0, np.float32))
+    tokens = TokenStrings([] if outputs.sparse else None, [] if outputs.colbert else None)
+    embedding = TextEmbedding(
+        dense=np.eye(1, dense, dtype=np.float32)[0] if outputs.dense else None,
+        sparse=nothing if outputs.sparse else None,
+        colbert=np.eye(1, colbert, dtype=np.float32) if outputs.colbert else None,
+    )
+    return vectors_of(embedding, options.vectors, tokens if options.return_tokens else None)
+
+
+# By media type; NDJSON is what everybody else gets.
+WRITERS: Mapping[str, Callable[[RecordOptions], RecordWriter]] = {
+    NDJSON: _NdjsonWriter,
+    ARROW: _ArrowWriter,
+    "application/msgpack": _MsgpackWriter,
+    "application/vnd.safetensors": _SafetensorsWriter,
+}

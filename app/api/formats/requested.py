@@ -1,0 +1,46 @@
+"""What a request's fields ask for: the kinds of vectors, their numbers, and who makes them."""
+
+from app.api.checks import check_truncation
+from app.api.formats.answer import ModelNames, VectorOptions
+from app.api.schemas import EmbeddingFields
+from app.engine.types import Outputs
+from app.errors import InvalidRequestError
+from app.settings import Settings
+from app.settings.model_names import public_name
+
+_NOT_IN_JSON = ("float16", "bfloat16")
+
+
+def vector_options(fields: EmbeddingFields) -> VectorOptions:
+    """What is to be made of vectors; raises `InvalidRequestError` for what makes no sense."""
+    kinds = (fields.return_dense, fields.return_sparse, fields.return_colbert)
+    if not any((*kinds, fields.muvera)):
+        raise InvalidRequestError(
+            "nothing is asked for: set return_dense, return_sparse or return_colbert to true"
+        )
+    check_truncation(fields.truncate, fields.truncation_side)
+    options = VectorOptions(
+        Outputs(*kinds), fields.output_dtype, fields.colbert_pool_factor, fields.muvera
+    )
+    options.check(queries=fields.input_type == "query", tokens=fields.return_tokens)
+    return options
+
+
+def check_numbers(fields: EmbeddingFields, media_type: str, binary: list[str]) -> None:
+    """Raise `InvalidRequestError` for numbers that a format cannot hold; `binary` can hold all."""
+    is_json = media_type not in binary
+    if is_json and fields.encoding != "base64" and fields.output_dtype in _NOT_IN_JSON:
+        raise InvalidRequestError(
+            f"the option output_dtype is {fields.output_dtype}, which JSON has no numbers for: set "
+            f"encoding to base64, or ask for {', '.join(binary)} in Accept"
+        )
+    if not is_json and fields.encoding == "base64":
+        raise InvalidRequestError(
+            f"the option encoding is for JSON, and Accept asks for {media_type}: send one of them"
+        )
+
+
+def model_names(settings: Settings) -> ModelNames:
+    """Which model makes which kind."""
+    bge = public_name(settings.embedding_model)
+    return ModelNames(dense=public_name(settings.dense_model), sparse=bge, colbert=bge)

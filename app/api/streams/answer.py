@@ -1,0 +1,205 @@
+"""The answer to a stream: pieces are computed beside each other, and sent in order.
+
+One task reads the body ahead, one makes pieces of its lines, and one sends what is done. So many
+pieces are in work that the device always finds the next one, and no more: where the client does not
+read, nothing is sent, so nothing more is computed, so nothing more is read.
+"""
+
+import asyncio
+import time
+from asyncio import TaskGroup
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from app.api.compression import FlushedCompressor
+from app.api.errors import error_facts, status_of
+from app.api.formats.answer import VectorOptions
+from app.api.formats.records import Record, RecordWriter
+from app.api.handler import Call
+from app.api.streams.body import StreamBody
+from app.api.streams.lines import Line, LineReader
+from app.api.streams.pieces import LineResult, Piece, PieceEmbedder
+from app.errors import ClientGoneError, DrainingError, SmartEmbedderError
+
+# One is computed, one waits for the device (a GPU has launched it), one is tokenised, one sent.
+_PIECES = 4
+# Of vectors, rendered and sent at a time.
+_UNIT_BYTES = 1 << 20
+_RETRY_AFTER = 5
+
+Result = asyncio.Future[Piece | SmartEmbedderError]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPlan:
+    """How one stream is read, computed and written.
+
+    A piece holds at most `max_lines` and about `max_bytes` of the body. `make_writer` is called
+    once it is known how the body is read.
+    """
+
+    lines: LineReader
+    embedder: PieceEmbedder
+    vectors: VectorOptions
+    make_writer: Callable[[], RecordWriter]
+    max_lines: int
+    max_bytes: int
+    media_type: str
+    encoding: str | None
+
+
+class StreamResponse(Response):
+    """Embeds the lines of the request's body while it arrives."""
+
+    def __init__(self, call: Call, plan: StreamPlan) -> None:
+        super().__init__(media_type=plan.media_type)
+        del self.headers["content-length"]
+        # A proxy that collects the answer first would hold back what is ready.
+        self.headers["X-Accel-Buffering"] = "no"
+        if plan.encoding is not None:
+            self.headers.update({"Content-Encoding": plan.encoding, "Vary": "Accept-Encoding"})
+        self._compressor = None if plan.encoding is None else FlushedCompressor(plan.encoding)
+        self._call, self._plan = call, plan
+        self._slots = asyncio.Semaphore(_PIECES)
+        self._results: asyncio.Queue[Result | None] = asyncio.Queue()
+        self._sending_since: float | None = None
+        self._counts = {"sentences": 0, "failed": 0, "tokens": 0}
+        # The request itself is counted for as many lines as another one may have.
+        self._paid_lines = call.service.settings.max_sentences_per_request
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer until every line is answered, the stream has to end, or the client leaves."""
+        settings, context = self._call.service.settings, self._call.context
+        body = StreamBody(
+            receive,
+            self._plan.lines,
+            context.memory,
+            self._stalled_seconds,
+            scope["state"].get("is_closing"),
+            max_ahead=settings.max_body_bytes,
+            patience=settings.request_timeout,
+        )
+        await body.begin()
+        try:
+            async with TaskGroup() as group:
+                work = (body.read(), self._make_pieces(body, group), self._stop_at_drain(body))
+                helpers = [group.create_task(each) for each in work]
+                await self._answer(body, send)
+                for each in helpers:
+                    each.cancel()
+        except* ClientGoneError as gone:
+            context.error_code = ClientGoneError.code
+            del gone
+        finally:
+            context.counts = dict(self._counts)
+
+    def _stalled_seconds(self) -> float:
+        """How long the client has taken nothing of what is sent."""
+        return 0.0 if self._sending_since is None else time.monotonic() - self._sending_since
+
+    async def _stop_at_drain(self, body: StreamBody) -> None:
+        await self._call.service.drain.wait_for_beginning()
+        message = "the service is shutting down: send the texts that have no record again"
+        body.stop(DrainingError(message, retry_after=_RETRY_AFTER))
+
+    async def _make_pieces(self, body: StreamBody, group: TaskGroup) -> None:
+        """Compute a piece whenever there is room for one; an error of the body waits its turn."""
+        while True:
+            await self._slots.acquire()
+            try:
+                lines = await body.take(self._plan.max_lines, self._plan.max_bytes)
+            except SmartEmbedderError as error:
+                ended: Result = asyncio.get_running_loop().create_future()
+                ended.set_result(error)
+                self._results.put_nowait(ended)
+                return
+            if not lines:
+                self._results.put_nowait(None)
+                return
+            await self._pay(len(lines))
+            self._results.put_nowait(group.create_task(self._compute(lines)))
+
+    async def _pay(self, lines: int) -> None:
+        """Count lines as the requests that they would have been; wait where the rate is used up."""
+        service = self._call.service
+        self._paid_lines -= lines
+        while self._paid_lines < 0:
+            wait = await service.buckets.take(self._call.context.client)
+            if wait:
+                await asyncio.sleep(wait)
+            else:
+                self._paid_lines += service.settings.max_sentences_per_request
+
+    async def _compute(self, lines: list[Line]) -> Piece | SmartEmbedderError:
+        try:
+            piece = await self._plan.embedder.embed(lines)
+        except SmartEmbedderError as error:
+            return error
+        memory = self._call.context.memory
+        if memory is not None:
+            memory.hold_vectors(piece.nbytes)
+        return piece
+
+    async def _answer(self, body: StreamBody, send: Send) -> None:
+        writer = self._plan.make_writer()
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(start)
+        last = b""
+        while (result := await self._results.get()) is not None:
+            piece = body.given_up or await result
+            if isinstance(piece, SmartEmbedderError):
+                last = self._last_record(writer, piece)
+                break
+            await self._send_piece(piece, writer, body, send)
+        last += self._compressed(writer.end(), last=True)
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _send_piece(
+        self, piece: Piece, writer: RecordWriter, body: StreamBody, send: Send
+    ) -> None:
+        service, memory = self._call.service, self._call.context.memory
+        loop, results = asyncio.get_running_loop(), iter(piece.results)
+        render = partial(self._render_unit, writer, results)
+        while unit := await loop.run_in_executor(service.render_threads, render):
+            self._sending_since = time.monotonic()
+            await send({"type": "http.response.body", "body": unit, "more_body": True})
+            self._sending_since = None
+            if body.given_up is not None:
+                break
+        if memory is not None:
+            memory.release_vectors(piece.nbytes)
+        self._count(piece)
+        self._slots.release()
+
+    def _render_unit(self, writer: RecordWriter, results: Iterator[LineResult]) -> bytes:
+        """The bytes of the next records; none after the last."""
+        records: list[Record] = []
+        size = 0
+        for result in results:
+            records.append(result.record(self._plan.vectors))
+            made = records[-1].vectors
+            size += 0 if made is None else made.nbytes
+            if size >= _UNIT_BYTES:
+                break
+        return self._compressed(writer.write(records)) if records else b""
+
+    def _last_record(self, writer: RecordWriter, error: SmartEmbedderError) -> bytes:
+        """What ends a stream before its body does."""
+        context = self._call.context
+        context.error_code, context.error_status = error.code, status_of(error)
+        return self._compressed(writer.write([Record(None, None, error=error_facts(error))]))
+
+    def _compressed(self, content: bytes, *, last: bool = False) -> bytes:
+        if self._compressor is None:
+            return content
+        return self._compressor.compress(content, last=last)
+
+    def _count(self, piece: Piece) -> None:
+        failed = sum(result.error is not None for result in piece.results)
+        self._counts["sentences"] += len(piece.results) - failed
+        self._counts["failed"] += failed
+        self._counts["tokens"] += piece.tokens

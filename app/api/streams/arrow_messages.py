@@ -1,0 +1,147 @@
+"""Messages of an Arrow IPC stream: where one ends, and what is said in its metadata.
+
+nanoarrow reads them, too, but crashes on some that are malformed, and these come from anybody.
+Here every offset is checked by Python. Sources: the frame at
+https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format, the tables in
+format/Message.fbs and format/Schema.fbs of apache/arrow, and flatbuffers' internals.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from app.api.streams.lines import too_large
+from app.errors import InvalidRequestError
+
+_CONTINUATION = 0xFFFFFFFF
+_FRAME = struct.Struct("<Ii")
+# Two columns take some hundred bytes.
+_MAX_METADATA = 1 << 20
+SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message: `kind` says what the table `header` is, `body` holds the buffers."""
+
+    kind: int
+    header: "FlatTable"
+    body: memoryview
+
+
+class FlatTable:
+    """A table of a flatbuffer; reading outside the buffer raises `struct.error`."""
+
+    def __init__(self, data: bytes, position: int) -> None:
+        self._data = data
+        self._position = position
+        self._vtable = position - self._read("<i", position)
+        self._size = self._read("<H", self._vtable)
+
+    def _read(self, form: str, position: int) -> int:
+        if position < 0:
+            raise struct.error("an offset points before the buffer")
+        value: int = struct.unpack_from(form, self._data, position)[0]
+        return value
+
+    def _place(self, index: int) -> int | None:
+        """Where a field is; None if it has its default."""
+        entry = 4 + 2 * index
+        offset = self._read("<H", self._vtable + entry) if entry < self._size else 0
+        return self._position + offset if offset else None
+
+    def number(self, index: int, form: str) -> int:
+        """A field that is a number, 0 by default."""
+        place = self._place(index)
+        return 0 if place is None else self._read(form, place)
+
+    def table(self, index: int) -> "FlatTable | None":
+        """A field that is a table."""
+        place = self._place(index)
+        return None if place is None else FlatTable(self._data, self._target(place))
+
+    def text(self, index: int) -> str:
+        """A field that is a string."""
+        place = self._place(index)
+        if place is None:
+            return ""
+        start = self._target(place)
+        length = self._read("<I", start)
+        return self._data[start + 4 : start + 4 + length].decode(errors="replace")
+
+    def tables(self, index: int, most: int) -> Iterator["FlatTable"]:
+        """The first `most` of a field that is a list of tables."""
+        place = self._place(index)
+        start = 0 if place is None else self._target(place)
+        for i in range(min(most, self._read("<I", start) if start else 0)):
+            yield FlatTable(self._data, self._target(start + 4 + 4 * i))
+
+    def pairs(self, index: int, most: int) -> list[tuple[int, int]]:
+        """The first `most` of a field that is a list of two 64-bit numbers each."""
+        place = self._place(index)
+        start = 0 if place is None else self._target(place)
+        count = min(most, self._read("<I", start) if start else 0)
+        return [struct.unpack_from("<qq", self._data, start + 4 + 16 * i) for i in range(count)]
+
+    def _target(self, place: int) -> int:
+        return place + self._read("<I", place)
+
+
+class MessageBuffer:
+    """Cuts a stream, in whatever pieces it arrives, into messages.
+
+    One with a body of more than `max_bytes` is refused before it has arrived.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray()
+        self.complete = False
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next part; what follows the end of the stream is ignored."""
+        if not self.complete:
+            self._buffer += chunk
+
+    def take(self) -> Message | None:
+        """The next message, if it has arrived; raises `InvalidRequestError` for what is none."""
+        if self.complete or len(self._buffer) < _FRAME.size:
+            return None
+        mark, size = _FRAME.unpack_from(self._buffer)
+        if mark != _CONTINUATION or not 0 <= size <= _MAX_METADATA:
+            raise malformed("send the stream format, as pyarrow.ipc.new_stream writes it")
+        if not size:
+            self.complete = True
+            self._buffer.clear()
+            return None
+        begin = _FRAME.size + size
+        if len(self._buffer) < begin:
+            return None
+        try:
+            return self._cut(bytes(self._buffer[_FRAME.size : begin]), begin)
+        except struct.error as error:
+            raise malformed(str(error)) from None
+
+    def _cut(self, metadata: bytes, begin: int) -> Message | None:
+        message = FlatTable(metadata, int.from_bytes(metadata[:4], "little"))
+        length = message.number(3, "<q")
+        if length > self._max_bytes:
+            raise too_large("record batch", self._max_bytes)
+        if length < 0:
+            raise malformed("a body has a negative length")
+        if len(self._buffer) < begin + length:
+            return None
+        header = message.table(2)
+        if header is None:
+            raise malformed("a message has no header")
+        body = bytes(self._buffer[begin : begin + length])
+        del self._buffer[: begin + length]
+        return Message(message.number(1, "<B"), header, memoryview(body))
+
+
+def malformed(reason: str) -> InvalidRequestError:
+    """The error for what is no Arrow stream."""
+    return InvalidRequestError(f"the body is no Arrow IPC stream that can be read: {reason}")

@@ -1,0 +1,234 @@
+"""The texts of a stream in Arrow: each row of its record batches is a line."""
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from app.api.streams.arrow_messages import (
+    DICTIONARY,
+    RECORD_BATCH,
+    SCHEMA,
+    FlatTable,
+    Message,
+    MessageBuffer,
+    malformed,
+)
+from app.api.streams.lines import Line
+from app.errors import InvalidRequestError
+
+_ADVICE = (
+    "send a column text of type utf8 and, where the texts have ids, a column id of utf8 or int64"
+)
+# Numbers of the types in Schema.fbs.
+_INT, _UTF8, _LARGE_UTF8 = 2, 5, 20
+_INTEGERS = {(bits, 1): f"<i{bits // 8}" for bits in (8, 16, 32, 64)}
+_INTEGERS |= {(bits, 0): f"<u{bits // 8}" for bits in (8, 16, 32)}
+_MOST_COLUMNS = 2
+_MOST_BUFFERS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column: `first` is the place of its first buffer, `dtype` that of offsets or numbers."""
+
+    first: int
+    dtype: str
+    is_text: bool
+
+
+class ArrowReader:
+    """Rows with `text` and, where there is such a column, `id`.
+
+    Bad rows are errors in their place; what is no Arrow stream, or a record batch of more than
+    `max_batch_bytes`, ends the stream.
+    """
+
+    def __init__(self, max_batch_bytes: int) -> None:
+        self._messages = MessageBuffer(max_batch_bytes)
+        self._columns: dict[str, _Column] | None = None
+        self._batch: _Rows | None = None
+        self._ended = False
+        self._records = 0
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that have arrived and are not taken."""
+        return len(self._messages) + (0 if self._batch is None else self._batch.bytes_left)
+
+    @property
+    def begun(self) -> bool:
+        """Whether the schema has arrived."""
+        return self._columns is not None
+
+    @property
+    def integer_ids(self) -> bool:
+        """Whether ids are numbers, once the schema has arrived."""
+        columns = self._columns or {}
+        return "id" not in columns or not columns["id"].is_text
+
+    @property
+    def ready(self) -> bool:
+        """Whether a row can be taken; raises `InvalidRequestError` where none can be read."""
+        while self._batch is None and (message := self._messages.take()) is not None:
+            self._read(message)
+        if self._batch is None and self._ended and len(self._messages):
+            raise malformed("it ends too early")
+        return self._batch is not None
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next part of the body."""
+        self._messages.feed(chunk)
+        if self._columns is None and (message := self._messages.take()) is not None:
+            self._read(message)
+
+    def end(self) -> None:
+        """The body is complete; raises `InvalidRequestError` where there is nothing."""
+        self._ended = True
+        if self._columns is None:
+            raise malformed("it ends too early")
+
+    def take(self, max_lines: int, max_bytes: int) -> list[Line]:
+        """The next rows: at least one, if one is ready."""
+        if not self.ready or self._batch is None:
+            return []
+        lines = self._batch.take(max_lines, max_bytes, self._records)
+        self._records += len(lines)
+        if not self._batch.left:
+            self._batch = None
+        return lines
+
+    def _read(self, message: Message) -> None:
+        try:
+            if message.kind == SCHEMA:
+                self._columns = _columns_of(message.header)
+            elif message.kind == RECORD_BATCH and self._columns is not None:
+                rows = _Rows(message, self._columns)
+                self._batch = rows if rows.left else None
+            elif message.kind == DICTIONARY:
+                raise InvalidRequestError(f"dictionaries of Arrow are not read here: {_ADVICE}")
+            else:
+                raise malformed("a message is neither a schema nor a record batch")
+        except (struct.error, ValueError) as error:
+            raise malformed(str(error)) from None
+
+
+def _columns_of(schema: FlatTable) -> dict[str, _Column]:
+    columns: dict[str, _Column] = {}
+    first = 0
+    for field in schema.tables(1, _MOST_COLUMNS + 1):
+        name, kind = field.text(0), field.number(2, "<B")
+        about = field.table(3)
+        if name not in {"text", "id"} or name in columns or field.table(4) or about is None:
+            raise _wrong_columns()
+        if kind in {_UTF8, _LARGE_UTF8}:
+            columns[name] = _Column(first, "<i4" if kind == _UTF8 else "<i8", is_text=True)
+            first += 3
+            continue
+        key = about.number(0, "<i"), about.number(1, "<B")
+        if kind != _INT or key not in _INTEGERS or name == "text":
+            raise _wrong_columns()
+        columns[name] = _Column(first, _INTEGERS[key], is_text=False)
+        first += 2
+    if "text" not in columns:
+        raise _wrong_columns()
+    return columns
+
+
+def _wrong_columns() -> InvalidRequestError:
+    return InvalidRequestError(f"the Arrow stream has other columns than can be read: {_ADVICE}")
+
+
+class _Rows:
+    """One record batch, and how far it has been taken."""
+
+    def __init__(self, message: Message, columns: dict[str, _Column]) -> None:
+        if message.header.table(3) is not None:
+            raise InvalidRequestError(
+                "the record batches are compressed: write them uncompressed, and compress the "
+                "whole body with Content-Encoding: gzip"
+            )
+        self._count = message.header.number(0, "<q")
+        if self._count < 0:
+            raise ValueError("a record batch has fewer than no rows")
+        buffers = [
+            message.body[start : start + length] if start >= 0 and length >= 0 else None
+            for start, length in message.header.pairs(2, _MOST_BUFFERS)
+        ]
+        self._texts = _Values(columns["text"], buffers, self._count)
+        self._ids = _Values(columns["id"], buffers, self._count) if "id" in columns else None
+        self._taken = 0
+        self._bytes_of_a_row = len(message.body) / max(self._count, 1)
+
+    @property
+    def left(self) -> int:
+        """Rows that are not taken."""
+        return self._count - self._taken
+
+    @property
+    def bytes_left(self) -> int:
+        """About their bytes."""
+        return int(self.left * self._bytes_of_a_row)
+
+    def take(self, max_lines: int, max_bytes: int, records: int) -> list[Line]:
+        """The next rows; so many records came before them."""
+        lines: list[Line] = []
+        size = 0
+        while self.left and len(lines) < max_lines and (not lines or size < max_bytes):
+            lines.append(self._line(records + len(lines)))
+            size += lines[-1].size
+            self._taken += 1
+        return lines
+
+    def _line(self, place: int) -> Line:
+        name: int | str = place
+        try:
+            own = None if self._ids is None else self._ids.get(self._taken)
+            name = place if own is None else own
+            text = self._texts.get(self._taken)
+        except UnicodeDecodeError:
+            error = InvalidRequestError("the row is not UTF-8: send text in Unicode")
+            return Line(place + 1, name, 0, error=error)
+        if isinstance(text, str):
+            return Line(place + 1, name, len(text), text)
+        error = InvalidRequestError("the field text is null: send a string")
+        return Line(place + 1, name, 0, error=error)
+
+
+class _Values:
+    """The values of one column of a record batch; raises `ValueError` where buffers are short."""
+
+    def __init__(self, column: _Column, buffers: list[memoryview | None], count: int) -> None:
+        validity, numbers, *rest = buffers[column.first : column.first + 2 + column.is_text]
+        if numbers is None or (column.is_text and not rest):
+            raise ValueError("a buffer is missing")
+        self._data = rest[0] if column.is_text else None
+        # An empty column may have no offsets.
+        length = count + column.is_text if count else 0
+        self._numbers = np.frombuffer(numbers, column.dtype, length)
+        if count and self._data is not None:
+            _check_offsets(self._numbers, len(self._data))
+        self._valid = _bits(validity, count)
+
+    def get(self, row: int) -> int | str | None:
+        """A value; raises `UnicodeDecodeError`."""
+        if self._valid is not None and not self._valid[row]:
+            return None
+        if self._data is None:
+            return int(self._numbers[row])
+        return str(self._data[self._numbers[row] : self._numbers[row + 1]], "utf-8")
+
+
+def _check_offsets(offsets: npt.NDArray[Any], size: int) -> None:
+    if offsets[0] < 0 or offsets[-1] > size or (np.diff(offsets) < 0).any():
+        raise ValueError("the offsets of a column do not fit its data")
+
+
+def _bits(validity: memoryview | None, count: int) -> npt.NDArray[np.uint8] | None:
+    if validity is None or not len(validity):
+        return None
+    if count > 8 * len(validity):
+        raise ValueError("a buffer is too short")
+    return np.unpackbits(np.frombuffer(validity, np.uint8), count=count, bitorder="little")

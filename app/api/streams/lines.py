@@ -1,0 +1,218 @@
+"""The texts of a stream: what arrives piece by piece becomes lines, good and bad ones in order."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Protocol
+
+from pydantic import Field, JsonValue, PlainValidator, TypeAdapter, ValidationError
+from pydantic_core import PydanticCustomError
+
+from app.api.body import JsonValueCounter
+from app.api.schemas import RequestModel
+from app.api.validation_errors import as_invalid_request
+from app.errors import BodyTooLargeError, InvalidRequestError, SmartEmbedderError
+
+_INT64 = 2**63
+# A parser takes a millisecond for a line of this size, whatever is in it.
+_HARMLESS_BYTES = 65_536
+_MAX_VALUES = 16
+_BLANK = re.compile(rb"\s*")
+
+
+def _check_id(value: object) -> int | str | None:
+    """A union of types would tell about each of them."""
+    is_int = isinstance(value, int) and not isinstance(value, bool) and -_INT64 <= value < _INT64
+    if value is None or is_int or isinstance(value, str):
+        return value  # type: ignore[return-value]
+    raise PydanticCustomError("id_type", "send a string, or a whole number of 64 bits")
+
+
+class StreamLine(RequestModel):
+    """A text, and what its record is called."""
+
+    example: ClassVar[Mapping[str, JsonValue]] = {"id": "a1", "text": "What is hybrid search?"}
+    aliases: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("sentence", "sentences", "input", "inputs", "content", "document", "passage"), "text"
+    )
+
+    text: str
+    id: Annotated[int | str | None, PlainValidator(_check_id)] = None
+
+
+# The text alone.
+_TEXT = TypeAdapter(Annotated[str, Field(strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A text, or the error of a line that holds none.
+
+    `number` is the line's in the body, from 1; `id` is its own, or else its place among the
+    records, from 0. `size` is what it took of the body, in bytes.
+    """
+
+    number: int
+    id: int | str
+    size: int
+    text: str = ""
+    error: SmartEmbedderError | None = None
+
+
+class LineReader(Protocol):
+    """Splits a body, in whatever pieces it arrives, into lines."""
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that have arrived and are not taken."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether enough has arrived to know how lines are read."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a line can be taken."""
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next part of the body; raises `SmartEmbedderError` where none can be read."""
+
+    def end(self) -> None:
+        """The body is complete; raises `SmartEmbedderError` where it ends too early."""
+
+    def take(self, max_lines: int, max_bytes: int) -> list[Line]:
+        """The next lines: at least one, if one is ready."""
+
+
+class NdjsonReader:
+    """A line of JSON for each text: an object with `text` and, if it has one, `id`; or a string.
+
+    Blank lines are skipped. A line of more than `max_line_bytes` is an error in its place, and is
+    not kept while it arrives.
+    """
+
+    def __init__(self, max_line_bytes: int) -> None:
+        self._max_line_bytes = max_line_bytes
+        self._buffer = bytearray()
+        # Where to look for the next end of a line.
+        self._searched = 0
+        self._skipped = 0
+        self._ended = False
+        self._number = 0
+        self._records = 0
+
+    @property
+    def buffered(self) -> int:
+        """Bytes that have arrived and are not taken."""
+        return len(self._buffer)
+
+    @property
+    def begun(self) -> bool:
+        """Always: each line is read by itself."""
+        return True
+
+    @property
+    def ready(self) -> bool:
+        """Whether a line can be taken."""
+        if self._end_of_line() < 0 and not self._ended:
+            return False
+        if not self._skipped:
+            self._drop_blank_lines()
+        return self._end_of_line() >= 0 or (self._ended and bool(self._buffer or self._skipped))
+
+    def feed(self, chunk: bytes) -> None:
+        """Take the next part of the body."""
+        self._buffer += chunk
+        if len(self._buffer) > self._max_line_bytes and self._end_of_line() < 0:
+            self._skipped += len(self._buffer)
+            self._clear()
+
+    def end(self) -> None:
+        """The body is complete: the last line needs no end."""
+        self._ended = True
+
+    def take(self, max_lines: int, max_bytes: int) -> list[Line]:
+        """The next lines: at least one, if one is ready."""
+        lines: list[Line] = []
+        size = 0
+        while self.ready and len(lines) < max_lines and (not lines or size < max_bytes):
+            lines.append(self._next())
+            size += lines[-1].size
+        return lines
+
+    def _end_of_line(self) -> int:
+        found = self._buffer.find(b"\n", self._searched)
+        self._searched = len(self._buffer) if found < 0 else found
+        return found
+
+    def _drop_blank_lines(self) -> None:
+        """All at once: a body may be megabytes of them."""
+        found = _BLANK.match(self._buffer)
+        blank = 0 if found is None else found.end()
+        del found  # A buffer cannot change its size while something refers into it.
+        if self._ended and blank == len(self._buffer):
+            self._clear()
+            return
+        stop = self._buffer.rfind(b"\n", 0, blank) + 1
+        if stop:
+            self._number += self._buffer.count(b"\n", 0, stop)
+            self._cut(stop)
+
+    def _cut(self, length: int) -> bytes:
+        part = bytes(self._buffer[:length])
+        del self._buffer[:length]
+        self._searched = 0
+        return part
+
+    def _clear(self) -> None:
+        self._buffer.clear()
+        self._searched = 0
+
+    def _next(self) -> Line:
+        end = self._end_of_line()
+        content = self._cut(len(self._buffer) if end < 0 else end + 1).removesuffix(b"\n")
+        size, self._skipped = self._skipped + len(content), 0
+        self._number += 1
+        place, self._records = self._records, self._records + 1
+        try:
+            if size > self._max_line_bytes:
+                raise too_large("line", self._max_line_bytes)
+            parsed = _parse(content)
+        except SmartEmbedderError as error:
+            return Line(self._number, place, size, error=error)
+        name = place if parsed.id is None else parsed.id
+        return Line(self._number, name, size, parsed.text)
+
+
+def too_large(what: str, max_bytes: int) -> BodyTooLargeError:
+    """The error for a part of the body that is larger than a whole one may be elsewhere."""
+    return BodyTooLargeError(
+        f"the {what} is larger than {max_bytes} bytes (MAX_BODY_BYTES): split the text"
+    )
+
+
+def _parse(content: bytes) -> StreamLine:
+    if len(content) > _HARMLESS_BYTES:
+        _check_values(content)
+    try:
+        if content.lstrip()[:1] == b'"':
+            return StreamLine(text=_TEXT.validate_json(content))
+        return StreamLine.model_validate_json(content)
+    except ValidationError as error:
+        message = str(as_invalid_request(error, StreamLine, len(content)))
+        raise InvalidRequestError(message.replace("the body", "the line", 1)) from None
+
+
+def _check_values(content: bytes) -> None:
+    counter = JsonValueCounter(_MAX_VALUES)
+    try:
+        for part in _parts(content):
+            counter.feed(part)
+    except InvalidRequestError:
+        raise InvalidRequestError(
+            f"the line holds more than {_MAX_VALUES} values, and a text and an id are needed"
+        ) from None
+
+
+def _parts(content: bytes) -> Iterator[bytes]:
+    return (content[i : i + _HARMLESS_BYTES] for i in range(0, len(content), _HARMLESS_BYTES))

@@ -1,0 +1,147 @@
+"""The bytes of bodies and responses that clients make the service hold, and who gives way."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from app.errors import QueueFullError
+
+STALLED_SECONDS = 1.0
+# Fewer bytes than this in a second count as no progress where memory is short.
+_PROGRESS_BYTES = 16_384
+_SMALL_BODY = 65_536
+_SHARE_OF_FREE = 3
+
+
+@dataclass(eq=False, slots=True)
+class Reservation:
+    """The bytes that one request holds; `evict` ends it, and is None while the service works."""
+
+    client: str
+    evict: Callable[[], None] | None
+    size: int = 0
+    progress_at: float = 0.0
+    bytes_since: int = 0
+
+    def record_progress(self, size: int, now: float) -> None:
+        """Record that the client has sent, or read, `size` bytes."""
+        self.bytes_since += size
+        if self.bytes_since >= _PROGRESS_BYTES:
+            self.progress_at, self.bytes_since = now, 0
+
+
+class Memory:
+    """The bytes that all requests hold of one kind, at most about `max_bytes`."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._total = 0
+        self._by_client: Counter[str] = Counter()
+        self._reservations: set[Reservation] = set()
+
+    def release(self, reservation: Reservation) -> None:
+        """Release all of it."""
+        if reservation in self._reservations:
+            self._reservations.remove(reservation)
+            self._change(reservation, -reservation.size)
+
+    def release_part(self, reservation: Reservation, size: int) -> None:
+        """Release `size` bytes of it."""
+        if reservation in self._reservations:
+            self._change(reservation, -min(size, reservation.size))
+
+    def _add(self, reservation: Reservation, size: int, now: float) -> None:
+        if reservation not in self._reservations:
+            self._reservations.add(reservation)
+            reservation.progress_at = now
+        self._change(reservation, size)
+
+    def _change(self, reservation: Reservation, size: int) -> None:
+        reservation.size += size
+        self._total += size
+        self._by_client[reservation.client] += size
+        if not self._by_client[reservation.client]:
+            del self._by_client[reservation.client]
+
+    def _evict_stalled(self, now: float, client: str | None = None) -> bool:
+        """Evict one stalled request, of `client` or else of the client that holds most.
+
+        The one that has made no progress for longest; False where none is stalled.
+        """
+        stalled = [
+            each
+            for each in self._reservations
+            if each.evict and now - each.progress_at >= STALLED_SECONDS
+            if client is None or each.client == client
+        ]
+        if not stalled:
+            return False
+        worst = max(stalled, key=lambda each: (self._by_client[each.client], -each.progress_at))
+        self.release(worst)
+        if worst.evict:
+            worst.evict()
+        return True
+
+
+class BodyMemory(Memory):
+    """Request bodies that arrive or are worked on.
+
+    A client may hold three times what it leaves free: three quarters where it is alone, so that no
+    client can fill the memory. A small body is refused only where there is no room at all.
+    """
+
+    def reserve(self, reservation: Reservation, size: int) -> None:
+        """Hold `size` bytes more of a body; raise `QueueFullError` where there is no room."""
+        now = asyncio.get_running_loop().time()
+        while not self._fits(reservation, size):
+            client = None if self._total + size > self.max_bytes else reservation.client
+            if not self._evict_stalled(now, client):
+                raise QueueFullError(self._refusal(reservation), retry_after=1)
+        self._add(reservation, size, now)
+        reservation.record_progress(size, now)
+
+    def _fits(self, reservation: Reservation, size: int) -> bool:
+        free = self.max_bytes - self._total - size
+        if free < 0:
+            return False
+        own = self._by_client[reservation.client] + size
+        return reservation.size + size <= _SMALL_BODY or own <= _SHARE_OF_FREE * free
+
+    def _refusal(self, reservation: Reservation) -> str:
+        return (
+            f"bodies in work hold {self._total} bytes, {self._by_client[reservation.client]} of "
+            f"them from this client; at most {self.max_bytes} are held, 16 times MAX_BODY_BYTES, "
+            f"and of one client {_SHARE_OF_FREE} times what is left free"
+        )
+
+
+class ResponseMemory(Memory):
+    """Responses that wait to be read; none is refused, but a stalled one is evicted."""
+
+    def __init__(self, max_bytes: int) -> None:
+        super().__init__(max_bytes)
+        self._check_scheduled = False
+
+    def reserve(self, reservation: Reservation, size: int) -> None:
+        """Hold a response of `size` bytes."""
+        self._add(reservation, size, asyncio.get_running_loop().time())
+        self._make_room()
+
+    def release_sent(self, reservation: Reservation, size: int) -> None:
+        """Release the `size` bytes that the client has made room for."""
+        self.release_part(reservation, size)
+        reservation.record_progress(size, asyncio.get_running_loop().time())
+
+    def _make_room(self) -> None:
+        """Evict stalled responses; check again later where that is not enough."""
+        loop = asyncio.get_running_loop()
+        while self._total > self.max_bytes and self._evict_stalled(loop.time()):
+            pass
+        if self._total > self.max_bytes and not self._check_scheduled:
+            self._check_scheduled = True
+            loop.call_later(STALLED_SECONDS, self._check_again)
+
+    def _check_again(self) -> None:
+        self._check_scheduled = False
+        self._make_room()

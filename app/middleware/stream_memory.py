@@ -1,0 +1,126 @@
+"""Counts what a stream makes the service hold: lines that wait, and vectors that wait for a reader.
+
+A stream has no end, so it gives back what it has used, and it waits where memory is short. It gives
+way only while it waits for its own client, as every other request does.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from starlette.types import Message, Receive, Scope, Send
+
+from app.api.context import context_of
+from app.errors import BodyStalledError, QueueFullError
+from app.middleware.held_memory import BodyMemory, Reservation, ResponseMemory
+
+_RETRY_SECONDS = 0.5
+
+
+class StreamedExchange:
+    """One stream. Its client may pause for `patience` seconds before it sends more of the body."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        bodies: BodyMemory,
+        responses: ResponseMemory,
+        patience: float,
+    ) -> None:
+        context = context_of(scope)
+        context.memory = self
+        self._bodies, self._responses, self._patience = bodies, responses, patience
+        self._receive, self._send = receive, send
+        # Only app.server's connections can be aborted; other servers have limits of their own.
+        self._abort: Callable[[], None] | None = scope["state"].get("abort_connection")
+        self._held_body = Reservation(context.client, None)
+        self._held_vectors = Reservation(context.client, None)
+        self._timeout: asyncio.Timeout | None = None
+        self._gave_way = False
+        self._complete = False
+
+    async def receive(self) -> Message:
+        """A part of the body, once there is room for it."""
+        if self._complete:
+            return await self._receive()
+        with self._may_give_way(self._held_body, self._stop_waiting):
+            message = await self._receive_in_time()
+        self._complete = not message.get("more_body", False)
+        size = len(message.get("body", b""))
+        if size:
+            await self._reserve(size)
+        return message
+
+    async def send(self, message: Message) -> None:
+        """A part of the answer."""
+        with self._may_give_way(self._held_vectors, self._abort):
+            await self._send(message)
+
+    def release_body(self, size: int) -> None:
+        """So many bytes of the body are not held any more."""
+        self._bodies.release_part(self._held_body, size)
+
+    def hold_vectors(self, size: int) -> None:
+        """So many bytes of vectors wait to be sent."""
+        self._responses.reserve(self._held_vectors, size)
+
+    def release_vectors(self, size: int) -> None:
+        """They do no more."""
+        self._responses.release_sent(self._held_vectors, size)
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        self._bodies.release(self._held_body)
+        self._responses.release(self._held_vectors)
+
+    @contextmanager
+    def _may_give_way(
+        self, reservation: Reservation, evict: Callable[[], None] | None
+    ) -> Iterator[None]:
+        reservation.progress_at = asyncio.get_running_loop().time()
+        reservation.evict = evict
+        try:
+            yield
+        finally:
+            reservation.evict = None
+
+    def _stop_waiting(self) -> None:
+        self._gave_way = True
+        if self._timeout is not None:
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    async def _receive_in_time(self) -> Message:
+        try:
+            async with asyncio.timeout(self._patience) as self._timeout:
+                return await self._receive()
+        except TimeoutError:
+            raise self._stalled() from None
+        finally:
+            self._timeout = None
+
+    def _stalled(self) -> BodyStalledError:
+        if self._gave_way:
+            return BodyStalledError(
+                "the body did not go on for a second while memory was short: send it without pause"
+            )
+        return BodyStalledError(
+            f"nothing of the body came for {self._patience:g} seconds (REQUEST_TIMEOUT): end the "
+            "stream where there is a longer pause"
+        )
+
+    async def _reserve(self, size: int) -> None:
+        """Wait for room, within the patience; raises `QueueFullError` where none becomes free."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._patience
+        while True:
+            try:
+                self._bodies.reserve(self._held_body, size)
+            except QueueFullError:
+                if loop.time() >= deadline:
+                    raise
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                return

@@ -1,0 +1,128 @@
+"""Arrow in: the rows that pyarrow writes; whatever else arrives is an error, and never a crash."""
+
+import io
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.api.streams.arrow_rows import ArrowReader
+from app.api.streams.lines import Line
+from app.errors import BodyTooLargeError, InvalidRequestError, SmartEmbedderError
+
+TEXTS = ["a", "bé", None, "x" * 300, "", "字"]
+
+
+def stream_of(table: pa.Table, rows_in_a_batch: int = 3, **options) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema, **options) as writer:
+        writer.write_table(table, max_chunksize=rows_in_a_batch)
+    return sink.getvalue()
+
+
+def read(content: bytes, step: int = 1 << 20, most: int = 1 << 20) -> tuple[bool, list[Line]]:
+    reader = ArrowReader(most)
+    lines: list[Line] = []
+    for start in range(0, len(content), step):
+        reader.feed(content[start : start + step])
+        lines += reader.take(2, 1000)
+    reader.end()
+    while reader.ready:
+        lines += reader.take(2, 1000)
+    assert reader.buffered == 0
+    return reader.integer_ids, lines
+
+
+@given(
+    texts=st.lists(st.one_of(st.none(), st.text(max_size=10)), max_size=10),
+    rows=st.integers(1, 5),
+    step=st.integers(1, 400),
+    kind=st.sampled_from([pa.string(), pa.large_string()]),
+)
+def test_rows_are_lines_however_they_arrive(texts, rows: int, step: int, kind) -> None:
+    content = stream_of(pa.table({"text": pa.array(texts, kind)}), rows)
+    integer_ids, lines = read(content, step)
+    assert integer_ids
+    assert [line.text if line.error is None else None for line in lines] == texts
+    assert [(line.id, line.number) for line in lines] == [(i, i + 1) for i in range(len(texts))]
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected", "integers"),
+    [
+        (pa.array([5, None, 7, 8, 9, -1], pa.int16()), [5, 1, 7, 8, 9, -1], True),
+        (pa.array(range(6), pa.uint32()), [*range(6)], True),
+        (pa.array(["p", None, "r", "s", "", "ü"]), ["p", 1, "r", "s", "", "ü"], False),
+    ],
+)
+def test_ids_are_those_of_the_column(ids, expected, integers: bool) -> None:
+    for names in (["text", "id"], ["id", "text"]):
+        columns = {"text": pa.array(TEXTS), "id": ids}
+        found, lines = read(stream_of(pa.table({name: columns[name] for name in names})))
+        assert found is integers
+        assert [line.id for line in lines] == expected
+        assert str(lines[2].error) == "the field text is null: send a string"
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        pa.table({"texts": TEXTS}),
+        pa.table({"text": TEXTS, "more": TEXTS}),
+        pa.table({"text": [1, 2]}),
+        pa.table({"text": TEXTS, "id": [0.5] * 6}),
+        pa.table({"text": pa.array(TEXTS).dictionary_encode()}),
+        pa.table({"text": pa.array(TEXTS, pa.string_view())}),
+        pa.table({"id": [1, 2]}),
+    ],
+)
+def test_other_columns_are_refused(table: pa.Table) -> None:
+    with pytest.raises(InvalidRequestError, match="send a column text of type utf8"):
+        read(stream_of(table))
+
+
+def test_compressed_batches_are_refused() -> None:
+    compressed = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pytest.raises(InvalidRequestError, match="Content-Encoding: gzip"):
+        read(stream_of(pa.table({"text": TEXTS}), options=compressed))
+
+
+def test_a_record_batch_that_is_too_large_is_refused_before_it_has_arrived() -> None:
+    content = stream_of(pa.table({"text": ["x" * 5000]}))
+    reader = ArrowReader(1000)
+    reader.feed(content[:2000])
+    with pytest.raises(BodyTooLargeError, match="MAX_BODY_BYTES"):
+        assert reader.ready
+
+
+@pytest.mark.parametrize("content", [b"", b"ARROW1\0\0" + bytes(100), b'{"text": "a"}\n' * 9])
+def test_what_is_no_arrow_stream_is_refused(content: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="no Arrow IPC stream"):
+        read(content)
+
+
+def test_a_stream_that_is_cut_off_is_refused_after_the_rows_before() -> None:
+    reader = ArrowReader(1 << 20)
+    reader.feed(stream_of(pa.table({"text": TEXTS}))[:-100])
+    reader.end()
+    assert len(reader.take(10, 1 << 20)) == 3
+    with pytest.raises(InvalidRequestError, match="it ends too early"):
+        reader.take(10, 1 << 20)
+
+
+CONTENT = stream_of(pa.table({"id": ["a"] * 6, "text": TEXTS}))
+
+
+@given(
+    changes=st.lists(st.tuples(st.integers(0, len(CONTENT) - 1), st.integers(0, 255)), max_size=5)
+)
+def test_damaged_bytes_are_rows_or_an_error(changes) -> None:
+    damaged = bytearray(CONTENT)
+    for place, value in changes:
+        damaged[place] = value
+    try:
+        _, lines = read(bytes(damaged))
+    except SmartEmbedderError:
+        return
+    assert all(isinstance(line.text, str) for line in lines)

@@ -1,0 +1,131 @@
+"""Lines: whatever the pieces in which a body arrives, the same lines come out of it."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.api.streams.lines import Line, NdjsonReader
+from app.errors import BodyTooLargeError, InvalidRequestError
+
+MOST = 200
+
+
+def read(*parts: bytes, most: int = MOST) -> list[Line]:
+    reader = NdjsonReader(most)
+    lines: list[Line] = []
+    for part in parts:
+        reader.feed(part)
+        lines += reader.take(2, 1000)
+    reader.end()
+    while reader.ready:
+        lines += reader.take(2, 1000)
+    assert reader.buffered == 0
+    return lines
+
+
+def facts(line: Line) -> tuple:
+    return line.number, line.id, line.text, str(line.error) if line.error else None
+
+
+GOOD = st.one_of(
+    st.builds(lambda text: ({"text": text}, text), st.text(max_size=20)),
+    st.builds(lambda text: (text, text), st.text(max_size=20)),
+    st.builds(lambda i, text: ({"id": i, "text": text}, text), st.integers(0, 9), st.text()),
+)
+BODIES = st.lists(
+    st.one_of(
+        GOOD.map(lambda pair: json.dumps(pair[0]).encode()),
+        st.sampled_from([b"", b"  ", b"\r", b"{", b"[1]", b"x" * (MOST + 1), b'"' + b"y" * 500]),
+        st.binary(max_size=30).map(lambda raw: raw.replace(b"\n", b"")),
+    ),
+    max_size=12,
+).map(b"\n".join)
+
+
+@given(body=BODIES, cuts=st.lists(st.integers(0, 2000), max_size=8))
+def test_the_cuts_between_pieces_change_nothing(body: bytes, cuts: list[int]) -> None:
+    places = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
+    parts = [body[a:b] for a, b in pairwise(places)]
+    lines = read(*parts)
+    assert [facts(line) for line in lines] == [facts(line) for line in read(body)]
+    # bytes.splitlines would also split at a lone carriage return.
+    filled = [i for i, line in enumerate(body.split(b"\n"), 1) if line.strip()]
+    assert [line.number for line in lines] == filled
+
+
+@given(pairs=st.lists(GOOD, max_size=8))
+def test_good_lines_are_the_texts(pairs) -> None:
+    lines = read(b"".join(json.dumps(value).encode() + b"\n" for value, _ in pairs), most=10_000)
+    assert [line.text for line in lines] == [text for _, text in pairs]
+    assert all(line.error is None for line in lines)
+
+
+def test_a_line_without_an_id_has_its_place_among_the_records() -> None:
+    lines = read(b'{"text": "a"}\n\n{"id": "x", "text": "b"}\n"c"\n{"id": -7, "text": ""}')
+    assert [facts(line)[:3] for line in lines] == [
+        (1, 0, "a"),
+        (3, "x", "b"),
+        (4, 2, "c"),
+        (5, -7, ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{}", "the field text is missing"),
+        (b'{"content": "a"}', "content is none: call it text"),
+        (b'{"text": 1}', "the field text is a number: send a string"),
+        (b'{"text": "a", "id": 1.5}', "the field id: send a string, or a whole number of 64 bits"),
+        (b'{"text": "a", "id": true}', "the field id: send a string"),
+        (b'{"text": "a", "id": 9223372036854775808}', "the field id: send a string"),
+        (b'{"text": "a", "dimensions": 3}', "there is no field dimensions here"),
+        (b"[1]", "the line is a list"),
+        (b"nonsense", "the line of 8 bytes is no JSON"),
+        (b'"\xff"', "the line of 3 bytes is no JSON"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_told(line: bytes, message: str) -> None:
+    before, bad, after = read(b'"a"\n' + line + b'\n"b"')
+    assert (before.text, after.text, after.id) == ("a", "b", 2)
+    assert isinstance(bad.error, InvalidRequestError)
+    assert message in str(bad.error)
+    assert (bad.number, bad.id) == (2, 1)
+
+
+def test_a_line_that_is_too_large_is_an_error_and_is_not_kept() -> None:
+    reader = NdjsonReader(MOST)
+    for _ in range(1000):
+        reader.feed(b"x" * 100)
+        assert reader.buffered <= MOST
+    reader.feed(b'\n"a"\n')
+    bad, good = reader.take(10, 1 << 20)
+    assert isinstance(bad.error, BodyTooLargeError)
+    assert "MAX_BODY_BYTES" in str(bad.error)
+    assert (good.text, good.number) == ("a", 2)
+
+
+def test_a_large_line_with_many_values_is_refused_before_it_is_parsed() -> None:
+    (line,) = read(b'{"text": [' + b"1," * 100_000 + b"1]}", most=1 << 20)
+    assert "more than 16 values" in str(line.error)
+    (line,) = read(json.dumps({"text": "a, b: [c] {d}" * 10_000}).encode(), most=1 << 20)
+    assert line.error is None
+
+
+def test_megabytes_of_blank_lines_are_dropped_at_once() -> None:
+    (line,) = read(b"\n" * (1 << 20) + b'"a"', most=1 << 22)
+    assert (line.number, line.id) == ((1 << 20) + 1, 0)
+
+
+def test_as_many_are_taken_as_asked_for() -> None:
+    reader = NdjsonReader(MOST)
+    reader.feed(b'"aaaa"\n' * 10)
+    assert len(reader.take(3, 1000)) == 3
+    assert len(reader.take(100, 12)) == 2
+    assert len(reader.take(100, 0)) == 1
+    assert len(reader.take(100, 1000)) == 4
+    assert not reader.ready
+    assert reader.take(1, 1) == []

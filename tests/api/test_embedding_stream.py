@@ -1,0 +1,350 @@
+"""POST /embeddings/stream: records are those of single requests, whatever else is beside them."""
+
+import base64
+import gzip
+import io
+import json
+import struct
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx2
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pytest
+from backports import zstd
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.server import run_server
+from tests.support.streaming import NDJSON, Stream
+from tests.support.texts import varied_texts
+
+ARROW, MSGPACK, SAFETENSORS = (
+    *("application/vnd.apache.arrow.stream", "application/msgpack"),
+    "application/vnd.safetensors",
+)
+TEXTS = [*varied_texts(40), "search " * 40, ""]
+BAD_LINE = 20
+PATH = "/embeddings/stream"
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with server.client() as client:
+        yield client
+
+
+def as_lines(texts) -> bytes:
+    return b"".join(json.dumps(text).encode() + b"\n" for text in texts)
+
+
+def ask(client, content: bytes, accept: str = NDJSON, **options) -> httpx2.Response:
+    headers = {"Content-Type": NDJSON, "Accept": accept, "Accept-Encoding": "identity"}
+    answer = client.post(PATH, content=content, params=options, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == accept
+    return answer
+
+
+def records(content: bytes) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in content.splitlines()]
+
+
+def alone(client, text: str, **options) -> dict[str, Any]:
+    """What a request of this text alone is answered."""
+    answer = client.post("/embeddings/", json={"sentences": [text], **options}).json()
+    return {
+        name: answer["data"][0][name]
+        for name in ("embeddings", "tokens")
+        if name in answer["data"][0]
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"return_dense": False, "sparse_as_indices": True, "return_tokens": True},
+        {"output_dtype": "int8", "return_sparse": False},
+        {"output_dtype": "float16", "encoding": "base64", "colbert_pool_factor": 2},
+        {"muvera": "document", "return_colbert": False},
+    ],
+)
+def test_each_record_is_that_of_a_request_of_its_own(client, options) -> None:
+    texts = TEXTS[:12]
+    found = records(ask(client, as_lines(texts), **options).content)
+    assert [each["id"] for each in found] == list(range(len(texts)))
+    for text, each in zip(texts, found, strict=True):
+        expected = alone(client, text, **options)
+        del each["id"]
+        each.pop("warnings", None)
+        close(each, expected)
+
+
+def close(found: Any, expected: Any) -> None:
+    """Equal but for the last bits of sums, which depend on the length of a batch."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        if "dtype" in expected:
+            found, expected = {"": from_base64(found)}, {"": from_base64(expected)}
+        for name, each in expected.items():
+            close(found[name], each)
+    elif isinstance(expected, str) or np.array(expected).dtype.kind == "U":
+        assert found == expected
+    elif expected is not None:
+        found, expected = np.array(found), np.array(expected)
+        step = 1 if expected.dtype.kind == "i" else 0.002 if expected.dtype == np.float16 else 1e-5
+        np.testing.assert_allclose(found, expected, atol=step)
+
+
+def from_base64(array: dict[str, Any]) -> np.ndarray:
+    raw = base64.b64decode(array["data"])
+    return np.frombuffer(raw, array["dtype"]).reshape(array["shape"])
+
+
+def with_a_bad_line() -> bytes:
+    lines = as_lines(TEXTS).splitlines(keepends=True)
+    return b"".join([*lines[:BAD_LINE], b'{"text": 7}\n', *lines[BAD_LINE:]])
+
+
+def from_arrow(content: bytes) -> list[dict[str, Any]]:
+    table = pa.ipc.open_stream(content).read_all()
+    table.validate(full=True)
+    rows = [{name: row[name] for name in ("id", "dense", "error")} for row in table.to_pylist()]
+    return [{name: each for name, each in row.items() if each is not None} for row in rows]
+
+
+def from_msgpack(content: bytes) -> list[dict[str, Any]]:
+    unpacker = msgpack.Unpacker(io.BytesIO(content), strict_map_key=False)
+    return [each | {"dense": dense_of(each)} if "error" not in each else each for each in unpacker]
+
+
+def dense_of(record: dict[str, Any]) -> np.ndarray:
+    found = record["embeddings"]["dense"]
+    return np.frombuffer(found[b"data"], found[b"type"])
+
+
+def from_safetensors(content: bytes) -> list[dict[str, Any]]:
+    """Several files, one after the other."""
+    found = []
+    while content:
+        start = 8 + struct.unpack("<Q", content[:8])[0]
+        header = json.loads(content[8:start])
+        about = json.loads(header.pop("__metadata__")["smart-embedder"])
+        end = start + max((each["data_offsets"][1] for each in header.values()), default=0)
+        rows = iter(())
+        if "dense" in header:
+            begin, stop = header["dense"]["data_offsets"]
+            dense = np.frombuffer(content[start + begin : start + stop], np.float32)
+            rows = iter(dense.reshape(header["dense"]["shape"]))
+        found += [
+            each if "error" in each else each | {"dense": next(rows)} for each in about["records"]
+        ]
+        content = content[end:]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("accept", "read"),
+    [(ARROW, from_arrow), (MSGPACK, from_msgpack), (SAFETENSORS, from_safetensors)],
+)
+def test_every_format_has_the_same_records_and_the_error_in_its_place(client, accept, read) -> None:
+    expected = records(ask(client, with_a_bad_line()).content)
+    found = read(ask(client, with_a_bad_line(), accept).content)
+    assert len(found) == len(expected) == len(TEXTS) + 1
+    for here, there in zip(found, expected, strict=True):
+        assert str(here["id"]) == str(there["id"])
+        if "error" in there:
+            error = here["error"]
+            assert (json.loads(error) if accept == ARROW else error) == there["error"]
+        else:
+            np.testing.assert_allclose(here["dense"], there["embeddings"]["dense"], atol=1e-5)
+
+
+def test_a_bad_line_gets_what_a_single_request_would_get(client) -> None:
+    found = records(ask(client, with_a_bad_line()).content)
+    assert [i for i, each in enumerate(found) if "error" in each] == [BAD_LINE]
+    error = found[BAD_LINE]["error"]
+    assert (error["status"], error["code"], error["line"]) == (422, "invalid_request", BAD_LINE + 1)
+    long = "search " * 9000
+    body = as_lines(["a", long, "b"])
+    first, second, third = records(ask(client, body, truncate="false").content)
+    single = client.post("/embeddings/", json={"sentences": [long], "truncate": False})
+    assert {name: second["error"][name] for name in ("code", "detail")} == {
+        name: single.json()[name] for name in ("code", "detail")
+    }
+    assert second["error"]["status"] == single.status_code
+    assert "embeddings" in first
+    assert "embeddings" in third
+
+
+def test_a_cut_text_is_reported_in_its_record(client) -> None:
+    first, second = records(ask(client, as_lines(["a", "search " * 9000])).content)
+    assert "warnings" not in first
+    (warning,) = second["warnings"]
+    assert warning["target"] == {"field": "text", "index": 1, "pointer": "/text"}
+    (single,) = client.post("/embeddings/", json={"sentences": ["search " * 9000]}).json()[
+        "warnings"
+    ]
+    assert warning["details"] == single["details"]
+
+
+def test_arrow_goes_in_and_out_with_the_ids_and_their_type(client) -> None:
+    for ids in ([5, 6, 7], ["x", "y", "z"]):
+        table = pa.table({"id": ids, "text": ["a", None, "c"]})
+        sink = io.BytesIO()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        headers = {"Content-Type": ARROW, "Accept": ARROW}
+        answer = client.post(PATH, content=sink.getvalue(), headers=headers)
+        found = pa.ipc.open_stream(answer.content).read_all()
+        assert found["id"].to_pylist() == ids
+        assert found["dense"].null_count == found["colbert"].null_count == 1
+        assert "the field text is null" in found["error"][1].as_py().lower()
+        assert b"output_dtype" in found.schema.metadata[b"smart-embedder"]
+
+
+@pytest.mark.parametrize("accept", [NDJSON, ARROW, MSGPACK, SAFETENSORS])
+@pytest.mark.parametrize("body", [b"", b"\n\n", b"{}\n[]\n"])
+def test_a_stream_without_vectors_is_complete(client, accept: str, body: bytes) -> None:
+    content = ask(client, body, accept, output_dtype="binary", muvera="query").content
+    if accept == ARROW:
+        table = pa.ipc.open_stream(content).read_all()
+        assert len(table) == body.count(b"]") * 2
+        assert {"id", "dense", "sparse", "colbert", "muvera", "warnings", "error"} == set(
+            table.column_names
+        )
+    elif not body.strip():
+        assert content == b""
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        ({"dimension": 3}, 422, "did you mean dimensions"),
+        ({"dimensions": 3}, 422, "was not trained for fewer"),
+        ({"return_dense": "maybe"}, 422, "return_dense"),
+        (
+            {"return_dense": False, "return_sparse": False, "return_colbert": False},
+            422,
+            "Nothing is",
+        ),
+        ({"output_dtype": "float16"}, 422, "JSON has no numbers for"),
+        ({"sentences": "a"}, 422, "There is no field sentences here"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_read(
+    client, options, status, message
+) -> None:
+    answer = client.post(PATH, params=options, content=b'"a"', headers={"Content-Type": NDJSON})
+    assert answer.status_code == status
+    assert message in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Content-Type": "application/json"}, {}, {"Content-Type": NDJSON, "Content-Encoding": "br"}],
+)
+def test_other_bodies_are_refused(client, headers) -> None:
+    answer = client.post(PATH, content=b'"a"', headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+    assert answer.headers["accept"] == NDJSON
+
+
+def test_a_body_that_is_no_arrow_is_refused(client) -> None:
+    answer = client.post(PATH, content=b'"a"\n' * 9, headers={"Content-Type": ARROW})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+
+
+def test_a_record_arrives_while_the_body_is_sent(server) -> None:
+    with Stream(server) as stream:
+        for i in range(3):
+            stream.send_texts(f"text {i}")
+            assert stream.record()["id"] == i
+        stream.end()
+        assert stream.rest() == []
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+def test_a_compressed_record_is_not_held_back(server, encoding: str) -> None:
+    inflate = zstd.ZstdDecompressor() if encoding == "zstd" else gzip_decompressor()
+    with Stream(server, headers={"Accept-Encoding": encoding}) as stream:
+        for i in range(3):
+            stream.send_texts(f"text {i}")
+            line = b""
+            while not line.endswith(b"\n"):
+                line += inflate.decompress(stream.response.read1(1 << 16))
+            assert json.loads(line)["id"] == i
+        stream.end()
+        assert stream.response.headers["content-encoding"] == encoding
+        assert inflate.decompress(stream.response.read()) == b""
+        assert inflate.eof
+
+
+def gzip_decompressor():
+    return zlib.decompressobj(wbits=31)
+
+
+def test_a_gzipped_body_is_read_beyond_the_limit_of_other_bodies(tiny_m3, tmp_path) -> None:
+    """And a line beyond it is an error in its place."""
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "MAX_BODY_BYTES": "2000"}
+    with run_server(tmp_path, **settings) as server, server.client() as client:
+        server.wait_until_healthy()
+        texts = ["search vector " * 20] * 40
+        texts[7] = "x" * 3000
+        headers = {"Content-Type": NDJSON, "Content-Encoding": "gzip"}
+        packed = gzip.compress(as_lines(texts))
+        found = records(client.post(PATH, content=packed, headers=headers).content)
+        assert [i for i, each in enumerate(found) if "error" in each] == [7]
+        assert (found[7]["error"]["status"], found[7]["error"]["code"]) == (413, "body_too_large")
+        broken = records(client.post(PATH, content=packed[:-12], headers=headers).content)
+        assert "id" not in broken[-1]
+        assert broken[-1]["error"]["code"] == "invalid_request"
+        assert [each["id"] for each in broken[:-1]] == list(range(len(broken) - 1))
+
+
+def test_bulk_priority_unless_another_is_asked_for(server, client) -> None:
+    """A number that is not in the header leaves the default, as everywhere."""
+    for priority in ("u=0", "nonsense", "u=9"):
+        headers = {"Content-Type": NDJSON, "Priority": priority}
+        assert client.post(PATH, content=b'"a"', headers=headers).status_code == 200
+
+
+@settings(max_examples=15)
+@given(
+    texts=st.lists(st.sampled_from(TEXTS), max_size=30),
+    others=st.lists(st.sampled_from(TEXTS), min_size=1, max_size=5),
+)
+def test_streams_and_requests_beside_each_other_change_nothing(client, texts, others) -> None:
+    with ThreadPoolExecutor(3) as threads:
+        streams = [
+            threads.submit(ask, client, as_lines(texts), return_colbert=False) for _ in range(2)
+        ]
+        single = client.post("/embeddings/", json={"sentences": others, "return_colbert": False})
+        answers = [records(each.result().content) for each in streams]
+    expected = {
+        text: alone(client, text, return_colbert=False)["embeddings"] for text in {*texts, *others}
+    }
+    for answer in answers:
+        for text, each in zip(texts, answer, strict=True):
+            close(each["embeddings"], expected[text])
+    for text, item in zip(others, single.json()["data"], strict=True):
+        close(item["embeddings"], expected[text])
+
+
+def test_every_line_counts_in_the_metrics_and_the_log(server, client) -> None:
+    def metric() -> tuple[float, float]:
+        requests = 'embedding_requests_total{endpoint="/embeddings/stream",status="success"}'
+        return server.metric(requests), server.metric("embedding_sentences_processed_total")
+
+    before = metric()
+    headers = {"Content-Type": NDJSON, "X-Request-ID": "a-stream-of-three"}
+    client.post(PATH, content=b'"a"\n{}\n"b"', headers=headers)
+    assert metric() == (before[0] + 1, before[1] + 2)
+    server.wait_for_line("a-stream-of-three")
+    (line,) = (line for line in server.lines if "a-stream-of-three" in line)
+    assert "sentences=2" in line
+    assert "failed=1" in line
