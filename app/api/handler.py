@@ -90,7 +90,7 @@ class Call:
     @property
     def urgency(self) -> int:
         """The urgency that its Priority header asks for."""
-        return urgency_of(self.request, DEFAULT_URGENCY)
+        return urgency_of(self.request)
 
     async def run(self, work: Coroutine[Any, Any, WorkResult], **counts: int) -> WorkResult:
         """The engine's result; records `counts`, tokens and stages for the log and the trace.
@@ -199,7 +199,7 @@ async def _wait_for_disconnect(request: Request) -> None:
         pass
 
 
-def urgency_of(request: Request, default: int) -> int:
+def urgency_of(request: Request, default: int = DEFAULT_URGENCY) -> int:
     """The urgency in the Priority header of RFC 9218, which says to ignore malformed values."""
     lines = request.headers.getlist("priority")
     if not lines:

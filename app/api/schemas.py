@@ -57,6 +57,12 @@ class ForeignRequest(RequestModel):
     model_config = ConfigDict(extra="ignore", strict=False)
 
 
+class _Sentences(RequestModel):
+    sentences: Annotated[
+        Texts, Field(description="Texts, each embedded by itself.", json_schema_extra=_NOT_EMPTY)
+    ]
+
+
 class EmbeddingFields(RequestModel):
     """How texts are read, which kinds of vectors are returned, and what is made of them."""
 
@@ -129,7 +135,8 @@ class EmbeddingFields(RequestModel):
         )
 
 
-class EmbeddingRequest(EmbeddingFields):
+# In this order pydantic has the texts first.
+class EmbeddingRequest(EmbeddingFields, _Sentences):
     """Texts to embed, and which kinds of vectors to return."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [EMBEDDING_REQUEST]})
@@ -138,10 +145,6 @@ class EmbeddingRequest(EmbeddingFields):
         **EmbeddingFields.aliases,
         **dict.fromkeys((*_TEXT_ALIASES, "passages", "query"), "sentences"),
     }
-
-    sentences: Annotated[
-        Texts, Field(description="Texts, each embedded by itself.", json_schema_extra=_NOT_EMPTY)
-    ]
 
 
 # Bounded so that a mean of scores stays a number.

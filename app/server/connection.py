@@ -232,7 +232,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def _look_for_hangup(self) -> None:
         """End a stream whose client has left: while nothing is read the loop does not notice."""
-        if self._can_read() or not self._is_streaming():
+        if not self.flow.read_paused or not self._is_streaming():
             return
         if has_hung_up(self.transport.get_extra_info("socket")):
             self._lingering.abort()

@@ -102,7 +102,7 @@ async def test_a_body_that_does_not_come_is_refused_after_its_window() -> None:
 
 
 async def test_where_memory_is_short_an_upload_that_stalls_is_evicted(monkeypatch) -> None:
-    monkeypatch.setattr("app.middleware.memory_limit.STALLED_SECONDS", 0.0)
+    monkeypatch.setattr("app.middleware.held_memory.STALLED_SECONDS", 0.0)
     limit = LimitMemory(read_whole, HELD)
     stalled = [
         asyncio.create_task(limit(scope(), receiving(6 * MIB, complete=False), send))

@@ -31,6 +31,7 @@ SIGNATURES = {
     (HttpToolsProtocol, "on_message_complete"): ["self"],
     (HttpToolsProtocol, "on_response_complete"): ["self"],
     (HttpToolsProtocol, "pause_writing"): ["self"],
+    (HttpToolsProtocol, "resume_writing"): ["self"],
     (HttpToolsProtocol, "timeout_keep_alive_handler"): ["self"],
     (HttpToolsProtocol, "shutdown"): ["self"],
     (HttpToolsProtocol, "_start_asgi_task"): ["self", "cycle", "app"],
@@ -47,7 +48,7 @@ SIGNATURES = {
 CONNECTION = ("connections", "client", "cycle", "flow", "headers", "loop", "parser", "pipeline")
 CONNECTION += ("scope", "timeout_keep_alive_task", "transport")
 CYCLE = ("body", "disconnected", "flow", "keep_alive", "message_event", "more_body")
-CYCLE += ("response_complete", "response_started")
+CYCLE += ("response_complete", "response_started", "chunked_encoding")
 SERVER = ("config", "server_state", "should_exit", "started")
 
 

@@ -63,6 +63,10 @@ class Stream:
     def rest(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.response.read().splitlines()]
 
+    def hang_up(self) -> None:
+        """End a `send` that waits: while it does, the system keeps the connection open."""
+        self.connection.sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         if self._response is not None:
             self._response.close()

@@ -1,0 +1,178 @@
+"""Streams whose clients stop, leave or send too much, and what goes wrong while they run."""
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+
+from tests.faults.tally import tally
+from tests.support.server import RunningServer, run_server
+from tests.support.streaming import NDJSON, Stream
+
+PATH = "/embeddings/stream"
+SENTENCES = "embedding_sentences_processed_total"
+FORWARDS = "embedding_batch_size_count"
+# About 70 kB of ColBERT vectors in JSON each.
+LONG = "search vector " * 50
+
+
+def lines(count: int, text: str = "search vector") -> bytes:
+    return b"".join(json.dumps({"id": i, "text": text}).encode() + b"\n" for i in range(count))
+
+
+class Sender(threading.Thread):
+    """Sends a body without reading."""
+
+    def __init__(self, stream: Stream, content: bytes) -> None:
+        super().__init__(daemon=True)
+        self._stream, self._content = stream, content
+        self.start()
+
+    def run(self) -> None:
+        with suppress(OSError):  # The test has closed it.
+            for start in range(0, len(self._content), 65_536):
+                self._stream.send(self._content[start : start + 65_536])
+            self._stream.end()
+
+
+def wait_until_still(server: RunningServer) -> float:
+    """Wait until nothing is computed any more; how many sentences were."""
+    pause, seen = threading.Event(), [-1.0]
+    while len(seen) < 12 or len(set(seen[-10:])) > 1 or seen[-1] == 0:
+        pause.wait(0.1)
+        seen.append(server.metric(SENTENCES))
+    return seen[-1]
+
+
+def test_a_reader_that_stops_stops_the_computing_and_costs_nobody_else(server) -> None:
+    """It then reads on, and misses nothing."""
+    count, before = 1200, server.metric(SENTENCES)
+    with tally(server) as counts, server.client() as client:
+        options = {"return_colbert": "true"}
+        with Stream(server, options, receive_buffer=4096) as stream:
+            sender = Sender(stream, lines(count, LONG))
+            assert wait_until_still(server) < before + count / 2
+            answer = counts.ask(client)
+            assert answer is not None
+            assert answer.status_code == 200
+            found = [stream.record()["id"] for _ in range(count)]
+            sender.join()
+            assert stream.rest() == []
+        assert found == list(range(count))
+
+
+def test_a_client_that_reads_only_when_it_has_sent_everything_is_answered(server) -> None:
+    """Its body is as long as another body may be, its answer larger than any buffer."""
+    count = 300
+    with server.client() as client:
+        answer = client.post(PATH, content=lines(count, LONG), headers={"Content-Type": NDJSON})
+    found = [json.loads(line)["id"] for line in answer.content.splitlines()]
+    assert found == list(range(count))
+    assert len(answer.content) > 10_000_000
+
+
+def test_one_that_never_reads_is_told_so_once_it_has_sent_everything(tiny_m3, tmp_path) -> None:
+    """Its body is longer than what is read ahead, so the stream can end in no other way."""
+    settings = {"REQUEST_TIMEOUT": "8", "RERANK_GPU_TIMEOUT": "7", "MAX_BODY_BYTES": "1000000"}
+    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3), **settings) as server:
+        server.wait_until_healthy()
+        with Stream(server, {"return_colbert": "true"}, receive_buffer=4096) as stream:
+            sender = Sender(stream, lines(12_000, LONG))
+            sender.join()
+            *found, last = stream.rest()
+        assert [each["id"] for each in found] == list(range(len(found)))
+        assert "id" not in last
+        assert (last["error"]["status"], last["error"]["code"]) == (408, "answer_not_taken")
+
+
+@pytest.mark.parametrize("count", [2000, 60_000])
+def test_nothing_is_computed_for_a_client_that_has_left(faulty_server, open_gate, count) -> None:
+    """Whether its whole body has arrived, or nothing more of it was being read."""
+    with faulty_server(FAULTS="1:hold") as server:
+        with Stream(server) as stream:
+            sender = Sender(stream, lines(count, "search vector " * 10))
+            server.wait_for_more(lambda: server.metric("embedding_queue_size"), 1)
+            stream.hang_up()
+            sender.join()
+        server.wait_for_metric("abandoned_requests_total", 1)
+        assert server.metric("embedding_queue_size") == 0
+        open_gate()
+        with server.client() as client:
+            assert client.post("/embeddings/", json={"sentences": ["a"]}).status_code == 200
+        assert server.metric(FORWARDS) == 2
+
+
+def test_at_sigterm_a_stream_ends_with_one_clear_record(tiny_m3, tmp_path) -> None:
+    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as server:
+        server.wait_until_healthy()
+        with Stream(server) as stream:
+            stream.send_texts("a", "b")
+            assert [stream.record()["id"] for _ in range(2)] == [0, 1]
+            server.process.terminate()
+            (last,) = stream.rest()
+        assert (last["error"]["status"], last["error"]["code"]) == (503, "draining")
+        assert last["error"]["retry_after"] == 5
+        assert server.process.wait(30) == 0
+
+
+def test_a_body_that_pauses_too_long_ends_the_stream_with_one_clear_record(impatient) -> None:
+    with Stream(impatient) as stream:
+        stream.send_texts("a")
+        assert stream.record()["id"] == 0
+        (last,) = stream.rest()
+    assert (last["error"]["status"], last["error"]["code"]) == (408, "request_timeout")
+
+
+def test_a_reader_that_takes_longer_than_a_request_may_is_answered(impatient) -> None:
+    """The limit is for what makes no progress, and not for the whole stream."""
+    pause = threading.Event()
+    with Stream(impatient) as stream:
+        for i in range(7):
+            stream.send_texts("a")
+            assert stream.record()["id"] == i
+            pause.wait(0.8)
+        stream.end()
+        assert stream.rest() == []
+
+
+def test_a_full_queue_makes_streams_wait(tiny_m3, tmp_path) -> None:
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "MAX_QUEUE_SIZE": "1", "MAX_BATCH_TOKENS": "64"}
+    with run_server(tmp_path, **settings) as server, ThreadPoolExecutor(6) as threads:
+        server.wait_until_healthy()
+
+        def ask(_number: int) -> list[dict]:
+            with server.client() as client:
+                headers = {"Content-Type": NDJSON}
+                content = client.post(PATH, content=lines(200), headers=headers).content
+            return [json.loads(line) for line in content.splitlines()]
+
+        for found in threads.map(ask, range(6)):
+            assert [each["id"] for each in found] == list(range(200))
+            assert not any("error" in each for each in found)
+
+
+def test_a_forward_that_fails_once_costs_no_record(faulty_server) -> None:
+    """The texts are tried again in halves."""
+    with faulty_server(FAULTS="1:raise") as server, server.client() as client:
+        answer = client.post(PATH, content=lines(50), headers={"Content-Type": NDJSON})
+        found = [json.loads(line) for line in answer.content.splitlines()]
+        assert [each["id"] for each in found if "error" not in each] == list(range(50))
+
+
+def test_a_text_that_does_not_fit_the_memory_is_the_only_one_that_fails(faulty_server) -> None:
+    with faulty_server(MEMORY_TOKENS="500") as server, server.client() as client:
+        content = lines(20) + lines(1, "search " * 600) + lines(20)
+        answer = client.post(PATH, content=content, headers={"Content-Type": NDJSON})
+        found = [json.loads(line) for line in answer.content.splitlines()]
+    assert [i for i, each in enumerate(found) if "error" in each] == [20]
+    assert (found[20]["error"]["status"], found[20]["error"]["code"]) == (503, "out_of_memory")
+
+
+def test_a_device_that_is_lost_ends_the_stream_with_one_clear_record(faulty_server) -> None:
+    with faulty_server(FAULTS="1:lose") as server, server.client() as client:
+        answer = client.post(PATH, content=lines(50), headers={"Content-Type": NDJSON})
+        (last,) = [json.loads(line) for line in answer.content.splitlines()]
+        assert (last["error"]["status"], last["error"]["code"]) == (503, "unhealthy")
+        assert client.post(PATH, content=b"", headers={"Content-Type": NDJSON}).status_code == 503
