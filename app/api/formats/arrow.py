@@ -67,6 +67,14 @@ def _weight_types() -> tuple[Any, Any]:
     return na.c_schema(_WEIGHT), na.c_schema(na.list_(_WEIGHT))
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """An array of Arrow, and its buffers in the order in which they are sent."""
+
+    array: Any
+    buffers: tuple[Any, ...]
+
+
 class ArrowStream:
     """Writes record batches, all with the columns of the first one.
 
@@ -143,14 +151,6 @@ def render(answer: EmbeddingAnswer) -> Iterator[Chunk]:
     yield from stream.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """An array of Arrow, and its buffers in the order in which they are sent."""
-
-    array: Any
-    buffers: tuple[Any, ...]
-
-
 def _column(
     kind: Any, length: int, buffers: Sequence[Any], children: Sequence[Column] = ()
 ) -> Column:
@@ -176,14 +176,14 @@ def _body(buffers: Iterable[Any]) -> list[Chunk]:
     return [chunk for chunk in (*chunks, bytes(small)) if chunk]
 
 
-def vector_columns(
-    rows: Sequence[TextVectors], validity: bytes | None = None
-) -> dict[str, Column]:
+def vector_columns(rows: Sequence[TextVectors], validity: bytes | None = None) -> dict[str, Column]:
     """The columns of the vectors; a row whose bit in `validity` is not set is null in each."""
     return {name: column for name, column in _columns(rows, validity) if column is not None}
 
 
-def _columns(rows: Sequence[TextVectors], validity: bytes | None) -> Iterator[tuple[str, Column | None]]:
+def _columns(
+    rows: Sequence[TextVectors], validity: bytes | None
+) -> Iterator[tuple[str, Column | None]]:
     """Each column of the batch; None where the answer has no such column."""
     dense = [row.dense for row in rows if row.dense is not None]
     if dense:
