@@ -2,6 +2,7 @@
 
     python -m scripts.ingest_kills                     100,000 chunks, Qdrant Edge in the ingest
     python -m scripts.ingest_kills --chunks 1000000
+    python -m scripts.ingest_kills --server            Qdrant's engine in Python in a process beside
     python -m scripts.ingest_kills --qdrant http://127.0.0.1:6333    a server of yours
 
 It serves a tiny random checkpoint, starts `smart-embedder ingest`, kills the ingest five times and
@@ -9,8 +10,8 @@ the service twice, and starts each again. At the end it compares the collection 
 generated, runs the ingest once more, and fails if a point is missing, is there twice, or is stored
 again, or if the memory of a process grew by more than 5 % after its first minute.
 
-Memory is what a process has for itself: Qdrant Edge reads and writes its files as memory maps,
-whose pages the system takes back when it needs them.
+Memory is what a process has for itself. Qdrant Edge keeps what it indexes in the memory of the
+ingest, so that this is printed and not judged; with a server, the ingest's memory is its own.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +35,7 @@ from qdrant_client import QdrantClient
 
 from tests.support.checkpoints import WORDS, save_m3
 from tests.support.memory import status_bytes
+from tests.support.qdrant.process import run_qdrant
 from tests.support.relay import Relay
 from tests.support.server import REPOSITORY, RunningServer, start_process
 
@@ -226,7 +229,8 @@ def report(trial: Trial, seconds: float) -> bool:
         peak = max((size for life in memory.lives for _, size in life), default=0)
         growths = ", ".join(f"{each:+.1%}" for each in memory.growths) or "no life was long enough"
         print(f"{memory.name}: at most {peak / 2**20:.0f} MiB; after its first minute {growths}")
-        is_good = is_good and all(each <= MOST_GROWTH for each in memory.growths)
+        is_judged = memory is trial.service.memory or not trial.address.startswith(EDGE)
+        is_good = is_good and (not is_judged or max(memory.growths, default=0) <= MOST_GROWTH)
     return is_good
 
 
@@ -241,9 +245,14 @@ def main() -> None:
     parser.add_argument("--between", type=float, default=15.0, help="most seconds between kills")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--qdrant", help="the address of a server (Qdrant Edge)")
+    parser.add_argument("--server", action="store_true", help="start one that has the engine")
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}")
-    with tempfile.TemporaryDirectory() as folder, Relay() as relay:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        relay = stack.enter_context(Relay())
+        if arguments.server:
+            arguments.qdrant = stack.enter_context(run_qdrant()).url
         trial = Trial(arguments, Path(folder), relay)
         trial.generate()
         trial.start_service()

@@ -13,7 +13,7 @@ from smart_embedder_client.ingest.start import ingest
 from smart_embedder_client.qdrant.open_store import Target, open_store
 from smart_embedder_client.qdrant.store import Store
 
-from tests.support.qdrant.server import QdrantServer, run_qdrant
+from tests.support.qdrant.process import QdrantServer, run_qdrant
 from tests.support.server import RunningServer
 
 COLLECTION = "texts"

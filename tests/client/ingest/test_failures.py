@@ -11,7 +11,7 @@ from smart_embedder_client.qdrant.errors import QdrantBusyError, QdrantError, Qd
 from smart_embedder_client.qdrant.open_store import Target
 
 from tests.client.ingest.conftest import Runs
-from tests.support.qdrant.server import QdrantServer
+from tests.support.qdrant.process import QdrantServer
 
 NO_SPACE = "Service internal error: No space left on device: WAL buffer size exceeds disk space"
 

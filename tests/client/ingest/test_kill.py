@@ -5,6 +5,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import pytest
 
 from tests.client.ingest.conftest import Runs
 from tests.support.checkpoints import WORDS
-from tests.support.qdrant.server import QdrantServer
+from tests.support.qdrant.process import QdrantServer
 from tests.support.relay import Relay
 from tests.support.server import REPOSITORY, run_server
 
@@ -77,6 +78,16 @@ def test_a_killed_run_goes_on_where_it_was(
     assert http_runs.run(source=rows).uploaded == CHUNKS - stored
     check_all_are_stored_once(http_runs, qdrant)
     assert http_runs.run(source=rows).uploaded == 0
+
+
+def test_ctrl_c_says_how_to_go_on(http_runs: Runs, qdrant: QdrantServer, rows: Path) -> None:
+    qdrant.fail(status=503)
+    with started(http_runs, rows) as run:
+        qdrant.wait_for(http_runs.target.collection, lambda state: state["faults"] >= 1)
+        run.send_signal(signal.SIGINT)
+        _, notes = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert notes.splitlines()[-1] == "Interrupted. The same command goes on from here."
 
 
 def test_a_run_waits_for_a_killed_service(

@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 from smart_embedder_client import Client
 from smart_embedder_client.ingest.options import IngestOptions
 from smart_embedder_client.ingest.start import ingest
-from smart_embedder_client.qdrant.open_store import Target
+from smart_embedder_client.qdrant.open_store import Target, open_store
+from smart_embedder_client.qdrant.store import Depths
 from smart_embedder_client.search.command import main
+from smart_embedder_client.search.stages import find
 
 from tests.support.checkpoints import plain_corpus
-from tests.support.server import RunningServer
+from tests.support.server import RunningServer, run_server
 
 QUERY = "search a river in winter"
 TEXTS = plain_corpus(40, seed=5)
@@ -113,6 +116,26 @@ def test_people_read_the_same(search) -> None:
     assert lines[1].endswith(" #1")
     assert lines[2].startswith("    terms: ")
     assert lines[3].startswith("    ColBERT: search > ")
+
+
+def test_a_question_to_qwen_has_its_instruction(
+    tiny_m3: Path, tiny_qwen: Path, tmp_path: Path
+) -> None:
+    models = {"EMBEDDING_MODEL": str(tiny_m3), "DENSE_EMBEDDING_MODEL": str(tiny_qwen)}
+    source = tmp_path / "texts.jsonl"
+    source.write_text("\n".join(json.dumps({"text": text}) for text in TEXTS[:5]))
+    target = Target(f"edge:{tmp_path}", "texts")
+    options = IngestOptions(source=source, dataset="texts", chunk_tokens=24, overlap=4)
+    with run_server(tmp_path, **models) as server:
+        server.wait_until_healthy()
+        report = asyncio.run(ingest(options, target, server.url, journal=tmp_path / "journal"))
+        assert report.uploaded == report.points >= 5
+        with Client(server.url) as client, closing(open_store(target)) as store:
+            (best, *_) = find(client, store, QUERY, Depths(10, 10, 5), "none")
+            query = client.embed([QUERY], input_type="query", normalize_dense=True)
+            passage = client.embed([best.text], normalize_dense=True)
+    cosine = float(query.dense[0] @ passage.dense[0])
+    assert best.scores["dense"].score == pytest.approx(cosine, abs=1e-3)
 
 
 def test_a_collection_that_does_not_exist(server: RunningServer, tmp_path: Path, capsys) -> None:

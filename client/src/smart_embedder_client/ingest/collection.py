@@ -1,6 +1,5 @@
 """The collection before the first chunk and after the last one."""
 
-import asyncio
 from dataclasses import dataclass
 
 from smart_embedder_client.answers import Embeddings
@@ -65,22 +64,25 @@ class Collection:
         datatype: Of its dense and ColBERT vectors.
     """
 
-    def __init__(self, store: Store, layout: Layout, datatype: Datatype, *, is_new: bool) -> None:
+    def __init__(
+        self, store: Store, patience: Patience, layout: Layout, datatype: Datatype, *, is_new: bool
+    ) -> None:
         self.store = store
         self.layout = layout
         self.datatype = datatype
         self.is_new = is_new
+        self._patience = patience
 
     @classmethod
     async def prepare(
-        cls, store: Store, name: str, options: IngestOptions, served: Served
+        cls, store: Store, patience: Patience, name: str, options: IngestOptions, served: Served
     ) -> "Collection":
         """Make the collection, or check the one that exists.
 
         Raises:
             IngestError: Its vectors are others, or of another model.
         """
-        found = await asyncio.to_thread(store.layout)
+        found = await patience.ask(store.layout)
         datatype = options.datatype or (found and found.datatype) or "float32"
         wanted = make_layout(
             served.dense if DENSE in options.kinds else None,
@@ -89,44 +91,41 @@ class Collection:
             datatype=datatype,
         )
         if found is None:
-            await asyncio.to_thread(store.create, wanted)
-            return cls(store, wanted, datatype, is_new=True)
+            await patience.ask(store.create, wanted)
+            return cls(store, patience, wanted, datatype, is_new=True)
         _check_vectors(name, wanted, found)
-        _check_model(name, served, await asyncio.to_thread(store.any_payload))
-        return cls(store, found, datatype, is_new=False)
+        _check_model(name, served, await patience.ask(store.any_payload))
+        return cls(store, patience, found, datatype, is_new=False)
+
+    async def count(self, dataset: str) -> int:
+        """How many points a data set has."""
+        return await self._patience.ask(self.store.count, dataset)
+
+    async def existing(self, ids: list[str]) -> set[str]:
+        """Those of the points that it has."""
+        found: set[str] = set()
+        # Nothing was there before this run, which asks for no point twice.
+        for start in range(0, 0 if self.is_new else len(ids), PAGE):
+            found |= await self._patience.ask(self.store.existing, ids[start : start + PAGE])
+        return found
 
     async def finish(self, journal: Journal, options: IngestOptions) -> tuple[int, int]:
         """Index, and with `sync` remove; how many points were removed, and how many should be."""
         # The graph was put off for the load by this run, or by one that was killed.
         if options.index and DENSE in self.layout.vectors:
-            await asyncio.to_thread(self.store.start_indexing)
-        stored = await asyncio.to_thread(self.store.count, options.dataset)
+            await self._patience.ask(self.store.start_indexing)
+        stored = await self.count(options.dataset)
         if not options.sync:
             return 0, max(stored - journal.seen_points, 0)
-        removed = await asyncio.to_thread(self._remove_unseen, journal, options.dataset)
+        await self._patience.ask(self._remove_unseen, journal, options.dataset)
         journal.forget_unseen()
-        return removed, 0
+        return stored - await self.count(options.dataset), 0
 
-    def _remove_unseen(self, journal: Journal, dataset: str) -> int:
-        removed = 0
+    def _remove_unseen(self, journal: Journal, dataset: str) -> None:
         for ids in self.store.pages(dataset):
             unseen = journal.unseen(ids)
             if unseen:
                 self.store.delete(unseen)
-            removed += len(unseen)
-        return removed
-
-    async def existing(self, ids: list[str], patience: Patience) -> set[str]:
-        """Those of the points that it has."""
-        found: set[str] = set()
-        for start in range(0, len(ids), PAGE):
-            page = ids[start : start + PAGE]
-
-            async def ask(page: list[str] = page) -> set[str]:
-                return await asyncio.to_thread(self.store.existing, page)
-
-            found |= await patience.wait_for(ask)
-        return found
 
 
 def _check_vectors(name: str, wanted: Layout, found: Layout) -> None:

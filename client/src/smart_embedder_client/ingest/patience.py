@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from smart_embedder_client.errors import (
     CLIENT_TIMEOUT,
@@ -53,6 +53,10 @@ class Patience:
             else:
                 self._noted = False
                 return result
+
+    async def ask(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        """What `function` returns at last, called in a thread."""
+        return await self.wait_for(lambda: asyncio.to_thread(function, *arguments))
 
     def _tell(self, error: Exception) -> None:
         if not self._noted:

@@ -40,8 +40,13 @@ class Progress:
         rate = f"{self._chunks} chunks, {self._chunks / seconds:.0f} chunks/s"
         self._bar.set_postfix_str(rate, refresh=False)
 
+    def tell(self, sentence: str) -> None:
+        """Print a line above the bar, where there is one."""
+        if not self._bar.disable:
+            self.note(sentence)
+
     def note(self, sentence: str) -> None:
-        """Print a line above the bar."""
+        """Print a line, also where there is no bar."""
         tqdm.write(sentence, file=sys.stderr)
 
     def __enter__(self) -> Self:

@@ -148,14 +148,10 @@ class Ingest:
     async def _missing(self, window: Sequence[Document]) -> list[_Chunk]:
         """The chunks that the collection does not have."""
         new = self._not_noted(window)
-
-        async def split() -> list[_Load]:
-            return await asyncio.to_thread(self._split, new)
-
-        loads = await self._patience.wait_for(split)
+        loads = await self._patience.ask(self._split, new)
         ids = [each for load in loads for each in load.ids]
         self._journal.see(ids)
-        existing = set() if self._collection.is_new else await self._existing(ids)
+        existing = await self._collection.existing(ids)
         chunks = []
         for load in loads:
             missing = [
@@ -168,9 +164,6 @@ class Ingest:
             if not missing:
                 self._finish(load)
         return chunks
-
-    async def _existing(self, ids: list[str]) -> set[str]:
-        return await self._collection.existing(ids, self._patience)
 
     def _not_noted(self, window: Sequence[Document]) -> dict[bytes, Document]:
         """The documents that neither this run has seen nor an earlier one has stored."""
@@ -226,12 +219,8 @@ class Ingest:
 
     async def _upload(self, batch: list[_Embedded]) -> None:
         """Store points; where Qdrant refuses one, the others."""
-
-        async def upsert() -> None:
-            await asyncio.to_thread(self._store.upsert, [each.point for each in batch])
-
         try:
-            await self._patience.wait_for(upsert)
+            await self._patience.ask(self._store.upsert, [each.point for each in batch])
         except QdrantRefusedError as error:
             if len(batch) == 1:
                 self._refuse(batch[0].chunk, str(error))

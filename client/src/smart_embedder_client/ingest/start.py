@@ -72,9 +72,11 @@ async def ingest(
             served = await ask_service(client, patience)
             _check_length(options, served)
             _check_path(notes, options)
-            collection = await Collection.prepare(store, target.collection, options, served)
+            collection = await Collection.prepare(
+                store, patience, target.collection, options, served
+            )
             await _check_notes(notes, collection, options)
-            progress.note(f"{options.source} goes into {target.collection} by {store.transport}")
+            progress.tell(f"{options.source} goes into {target.collection} by {store.transport}")
             limit = _chunk_limit(options, collection, progress)
             vectors = VectorOptions(options.kinds, collection.datatype, options.colbert_pool_factor)
             most = collection.layout.most_colbert_vectors
@@ -118,8 +120,7 @@ def _check_path(notes: Journal, options: IngestOptions) -> None:
 
 async def _check_notes(notes: Journal, collection: Collection, options: IngestOptions) -> None:
     """Trust the journal unless the collection has less than that says."""
-    stored = await asyncio.to_thread(collection.store.count, options.dataset)
-    if options.recheck or stored < notes.points:
+    if options.recheck or await collection.count(options.dataset) < notes.points:
         notes.forget()
 
 

@@ -13,10 +13,8 @@ from qdrant_client import models as q
 from smart_embedder_client.qdrant.errors import QdrantBusyError, QdrantError
 from smart_embedder_client.qdrant.failures import qdrant_failures
 from smart_embedder_client.qdrant.layout import (
-    COLBERT,
     DEFAULT_EDGES,
     DENSE,
-    SPARSE,
     Datatype,
     Layout,
     VectorSpace,
@@ -29,10 +27,11 @@ from smart_embedder_client.qdrant.store import (
     Hit,
     Point,
     Vectors,
-    as_lists,
 )
+from smart_embedder_client.qdrant.structs import to_message, to_stages, to_struct
 
 IN_MEMORY = ":memory:"
+_GRPC = "gRPC"
 _GRPC_PORT = 6334
 _GRPC_PROBE_SECONDS = 5
 # JSON has a float32 in about 20 characters, and gRPC in its 4 bytes.
@@ -69,13 +68,14 @@ class ClientStore:
     ) -> None:
         self._address = address
         self._collection = collection
+        self._timeout = timeout
         self._is_server = is_server(address)
         # Qdrant's engine in Python is made for one thread at a time.
         self._turn = threading.Semaphore(_SERVER_STREAMS if self._is_server else 1)
         self.streams = _SERVER_STREAMS if self._is_server else 1
         with qdrant_failures(address):
             self._client, self.transport = self._connect(api_key, use_grpc, grpc_port, timeout)
-        self.bytes_per_number = _GRPC_BYTES if self.transport == "gRPC" else _JSON_BYTES
+        self.bytes_per_number = _GRPC_BYTES if self.transport == _GRPC else _JSON_BYTES
 
     def _connect(
         self, api_key: str | None, use_grpc: bool, grpc_port: int, timeout: int
@@ -91,7 +91,7 @@ class ClientStore:
         if use_grpc:
             client = QdrantClient(prefer_grpc=True, grpc_port=grpc_port, **options)
             if self._answers_grpc(client):
-                return client, "gRPC"
+                return client, _GRPC
             client.close()
         return QdrantClient(**options), "HTTP"
 
@@ -124,17 +124,23 @@ class ClientStore:
                 vectors_config={name: _params(each) for name, each in layout.vectors.items()},
                 sparse_vectors_config={name: q.SparseVectorParams() for name in layout.sparse},
             )
-            if self._is_server:
-                for key in (DATASET, SOURCE):
-                    self._client.create_payload_index(
-                        self._collection, key, q.PayloadSchemaType.KEYWORD
-                    )
+        self._index_payload()
+
+    def _index_payload(self) -> None:
+        """For filters by data set and by source; the engine in Python has no such index."""
+        for key in (DATASET, SOURCE) if self._is_server else ():
+            with self._asking():
+                self._client.create_payload_index(
+                    self._collection, key, q.PayloadSchemaType.KEYWORD
+                )
 
     def start_indexing(self) -> None:
         """Have the HNSW graph of the dense vectors made, unless there is one."""
         layout = self.layout()
         if layout is None or layout.vectors[DENSE].edges != 0:
             return
+        # Again, in case that the run was killed which has made the collection.
+        self._index_payload()
         graph = q.HnswConfigDiff(m=DEFAULT_EDGES)
         with self._asking():
             self._client.update_collection(
@@ -152,7 +158,14 @@ class ClientStore:
     def upsert(self, points: Sequence[Point]) -> None:
         """Store points; it returns when they can be found."""
         with self._asking():
-            self._client.upsert(self._collection, list(map(_to_struct, points)), wait=True)
+            if self.transport == _GRPC:
+                self._send_messages(list(map(to_message, points)))
+            else:
+                self._client.upsert(self._collection, list(map(to_struct, points)), wait=True)
+
+    def _send_messages(self, points: list[q_grpc.PointStruct]) -> None:
+        request = q_grpc.UpsertPoints(collection_name=self._collection, wait=True, points=points)
+        self._client.grpc_points.Upsert(request, timeout=self._timeout)
 
     def delete(self, ids: Sequence[str]) -> None:
         """Remove points."""
@@ -190,7 +203,7 @@ class ClientStore:
 
     def search(self, query: Vectors, depths: Depths) -> dict[str, list[Hit]]:
         """The points of each stage by falling score, as `Store` says."""
-        requests = _stages(query, depths)
+        requests = to_stages(query, depths)
         with self._asking():
             answers = self._client.query_batch_points(self._collection, list(requests.values()))
         return {
@@ -243,48 +256,5 @@ def _params(space: VectorSpace) -> q.VectorParams:
     )
 
 
-def _to_struct(point: Point) -> q.PointStruct:
-    return q.PointStruct(
-        id=point.id, vector=_named(point.vectors), payload=cast("dict[str, Any]", point.payload)
-    )
-
-
-def _named(vectors: Vectors) -> dict[str, Any]:
-    named: dict[str, Any] = {}
-    if vectors.dense is not None:
-        named[DENSE] = as_lists(vectors.dense)
-    if vectors.sparse is not None:
-        named[SPARSE] = q.SparseVector(
-            indices=vectors.sparse.indices.tolist(), values=vectors.sparse.values.tolist()
-        )
-    if vectors.colbert is not None:
-        named[COLBERT] = as_lists(vectors.colbert)
-    return named
-
-
 def _of_dataset(dataset: str) -> q.Filter:
     return q.Filter(must=[q.FieldCondition(key=DATASET, match=q.MatchValue(value=dataset))])
-
-
-def _stages(query: Vectors, depths: Depths) -> dict[str, q.QueryRequest]:
-    """A request for each stage, for each of which Qdrant repeats those below it."""
-    named = _named(query)
-    colbert = named.pop(COLBERT, None)
-    first = {
-        name: q.Prefetch(query=vector, using=name, limit=depths.candidates)
-        for name, vector in named.items()
-    }
-    rrf = q.FusionQuery(fusion=q.Fusion.RRF)
-    requests = {
-        name: q.QueryRequest(query=each.query, using=name, limit=each.limit)
-        for name, each in first.items()
-    }
-    requests["fused"] = q.QueryRequest(
-        prefetch=list(first.values()), query=rrf, limit=depths.fused, with_payload=True
-    )
-    if colbert is not None:
-        fused = q.Prefetch(prefetch=list(first.values()), query=rrf, limit=depths.fused)
-        requests[COLBERT] = q.QueryRequest(
-            prefetch=fused, query=colbert, using=COLBERT, limit=depths.limit, with_payload=True
-        )
-    return requests

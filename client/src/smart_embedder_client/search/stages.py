@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from smart_embedder_client.client import Client
+from smart_embedder_client.options import EmbedOptions
 from smart_embedder_client.qdrant.errors import QdrantError
 from smart_embedder_client.qdrant.layout import COLBERT, DENSE, SPARSE, Layout
 from smart_embedder_client.qdrant.store import MODEL, TEXT, Depths, Hit, Store, Vectors
@@ -63,13 +64,17 @@ def _embed(
     client: Client, store: Store, query: str, layout: Layout, *, with_colbert: bool
 ) -> Vectors:
     """The question in the vectors that the collection has, and in their type."""
-    answer = client.embed(
-        [query],
-        return_dense=DENSE in layout.kinds,
-        return_sparse=SPARSE in layout.kinds,
-        return_colbert=with_colbert and COLBERT in layout.kinds,
-        output_dtype=layout.datatype or "float32",
-    )
+    options: EmbedOptions = {
+        "return_dense": DENSE in layout.kinds,
+        "return_sparse": SPARSE in layout.kinds,
+        "return_colbert": with_colbert and COLBERT in layout.kinds,
+        "output_dtype": layout.datatype or "float32",
+    }
+    health = client.health().details
+    # Qwen3-Embedding has an instruction for questions; bge-m3 has none, and refuses the option.
+    if DENSE in layout.kinds and health["dense_embedding_model"] != health["model"]:
+        options["input_type"] = "query"
+    answer = client.embed([query], **options)
     payload = store.any_payload()
     model = (payload or {}).get(MODEL, answer.dense_model_name)
     if model != answer.dense_model_name:

@@ -1,0 +1,65 @@
+"""Starts `tests.support.qdrant.server`, tells it when to fail, and asks what it was sent."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx2
+
+from tests.support.server import REPOSITORY
+
+WAIT_LIMIT = 60.0
+
+
+@dataclass
+class QdrantServer:
+    """A running one."""
+
+    process: "subprocess.Popen[str]"
+    port: int
+    grpc_port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def fail(self, **fault: Any) -> None:
+        """Let uploads meet a `Fault`; without arguments they succeed again."""
+        httpx2.post(f"{self.url}/told/fault", json=fault or {"times": 0}).raise_for_status()
+
+    def state(self, collection: str) -> dict[str, Any]:
+        """What a collection was sent: `uploads` counts each id."""
+        result: dict[str, Any] = httpx2.get(f"{self.url}/told/{collection}").json()["result"]
+        return result
+
+    def wait_for(self, collection: str, condition: Callable[[dict[str, Any]], bool]) -> None:
+        """Wait until the state of a collection fulfils a condition."""
+        deadline = time.monotonic() + WAIT_LIMIT
+        pause = threading.Event()
+        while not condition(state := self.state(collection)):
+            assert time.monotonic() < deadline, state
+            pause.wait(0.02)
+
+
+@contextmanager
+def run_qdrant() -> Iterator[QdrantServer]:
+    """Start one; end it when the block ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.qdrant.server"],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        port, grpc_port = map(int, process.stdout.readline().split())
+        yield QdrantServer(process, port, grpc_port)
+    finally:
+        process.kill()
+        process.wait(30)
+        process.stdout.close()
