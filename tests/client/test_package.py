@@ -58,3 +58,10 @@ def test_it_needs_httpx_and_numpy_alone() -> None:
     needed = [Requirement(each) for each in project["dependencies"]]
     assert [each.name for each in needed] == ["httpx", "numpy"]
     assert all(each.specifier.contains(metadata.version(each.name)) for each in needed)
+
+
+def test_the_extras_are_tested_in_the_versions_that_they_name() -> None:
+    extras = tomllib.loads((CLIENT / "pyproject.toml").read_text("utf-8"))["project"]
+    for lines in extras["optional-dependencies"].values():
+        for needed in map(Requirement, lines):
+            assert needed.specifier.contains(metadata.version(needed.name)), needed

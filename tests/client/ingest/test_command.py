@@ -6,12 +6,14 @@ import pty
 import subprocess
 import sys
 import termios
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 from smart_embedder_client import cli
 from smart_embedder_client.ingest.command import main
+from smart_embedder_client.qdrant.open_store import open_store
 
 from tests.client.ingest.conftest import Runs
 from tests.support.qdrant.process import QdrantServer
@@ -22,6 +24,20 @@ def arguments(runs: Runs, *more: str) -> list[str]:
     where = ["--qdrant", runs.target.address, "--collection", runs.target.collection, "--no-grpc"]
     options = ["--chunk-tokens", "48", "--overlap", "8", "--journal", str(runs.journal)]
     return [str(runs.options.source), "--url", runs.url, *where, *options, *more]
+
+
+def in_process(
+    runs: Runs, *more: str, paths: Sequence[Path] = ()
+) -> "subprocess.CompletedProcess[str]":
+    """The command in a process of its own."""
+    path = os.pathsep.join(map(str, (*paths, REPOSITORY / "client" / "src")))
+    return subprocess.run(
+        [sys.executable, "-m", "smart_embedder_client", "ingest", *arguments(runs, *more)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def test_it_tells_what_it_did(edge_runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,6 +106,16 @@ def test_a_terminal_sees_a_bar_with_the_rate(edge_runs: Runs) -> None:
     assert b"chunks/s" in shown
 
 
+@pytest.mark.parametrize("runs", ["edge", "folder"], indirect=True)
+def test_a_folder_that_another_process_has_open(runs: Runs) -> None:
+    runs.run()
+    with closing(open_store(runs.target)):
+        done = in_process(runs, "--journal", str(runs.journal.with_name("other")))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert "open" in done.stderr
+    assert in_process(runs).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -112,14 +138,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
 ) -> None:
     """As where the client is installed without its extra."""
     (tmp_path / "semantic_text_splitter.py").write_text("raise ImportError(name=__name__)")
-    paths = os.pathsep.join([str(tmp_path), str(REPOSITORY / "client" / "src")])
-    done = subprocess.run(
-        [sys.executable, "-m", "smart_embedder_client", "ingest", *arguments(edge_runs)],
-        env={**os.environ, "PYTHONPATH": paths},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = in_process(edge_runs, paths=[tmp_path])
     assert done.stderr == (
         "smart-embedder ingest needs semantic_text_splitter: "
         'pip install "smart-embedder-client[qdrant]"\n'
