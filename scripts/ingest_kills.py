@@ -207,7 +207,7 @@ def stored_texts(address: str) -> Iterator[str]:
 
 
 def _texts_of_server(address: str) -> Iterator[str]:
-    client = QdrantClient(address, timeout=60)
+    client = QdrantClient(address, timeout=60, check_compatibility=False)
     offset = None
     while True:
         points, offset = client.scroll(COLLECTION, limit=1000, offset=offset)
