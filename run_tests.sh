@@ -29,6 +29,7 @@ command -v chromium > /dev/null || command -v chromium-browser > /dev/null \
   || echo "chromium is not installed: the tests of the page at /ui are skipped."
 command -v wine > /dev/null || command -v wine64 > /dev/null || [[ -x /usr/lib/wine/wine64 ]] \
   || echo "wine is not installed: the tests that run start_server.bat are skipped."
+echo "== documentation"; scripts/build_docs.sh
 # Two processes: most tests wait for a server's process half of their time. A file stays in one of
 # them; chosen tests run in this one, where a debugger works.
 processes=2

@@ -10,6 +10,7 @@
 #   requirements-torch-gpu.lock  from the default index: torch with CUDA, and CUDA's libraries
 #   requirements.lock            from the default index: everything else of the service, on any device
 #   requirements-dev.lock        from the default index: what run_tests.sh needs besides
+#   requirements-docs.lock       from the default index: what scripts/build_docs.sh needs
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH=$PWD/.venv-tests/bin:$PATH
@@ -40,6 +41,11 @@ compile requirements-dev.txt --constraints "$work/rest" --constraints "$work/tor
   "$@" --output-file "$work/dev"
 { head_of "requirements-dev.txt"; cat "$work/dev"; } > "$work/dev.whole"
 
+cp requirements-docs.lock "$work/docs" 2>/dev/null || true
+compile requirements-docs.txt "$@" --output-file "$work/docs"
+{ head_of "requirements-docs.txt"; cat "$work/docs"; } > "$work/docs.whole"
+
+cp "$work/docs.whole" requirements-docs.lock
 cp "$work/torch" requirements-torch-gpu.lock
 cp "$work/rest" requirements.lock
 cp "$work/dev.whole" requirements-dev.lock

@@ -18,7 +18,8 @@ from scripts import lock_torch
 ROOT = Path(__file__).resolve().parents[1]
 SERVICE, DEV = "requirements.lock", "requirements-dev.lock"
 TORCH = {"cpu": "requirements-torch-cpu.lock", "gpu": "requirements-torch-gpu.lock"}
-LOCKS = [SERVICE, DEV, *TORCH.values()]
+DOCS = "requirements-docs.lock"
+LOCKS = [SERVICE, DEV, DOCS, *TORCH.values()]
 OTHER_ENVIRONMENTS = [f"requirements-{name}.txt" for name in ("clients", "examples", "references")]
 PYTORCH_INDEX = "--index-url https://download.pytorch.org/whl/cpu"
 ENTRY = re.compile(r"(?m)^([a-z0-9][a-z0-9._-]*)==([^ ;]+)( ; [^\\\n]+)? \\\n((?: +--hash=.*\n)+)")
@@ -83,6 +84,7 @@ def test_other_environments_are_of_exact_versions(name: str) -> None:
         ("requirements-cpu.txt", [SERVICE, TORCH["cpu"]]),
         ("requirements-gpu.txt", [SERVICE, TORCH["gpu"]]),
         ("requirements-dev.txt", [DEV]),
+        ("requirements-docs.txt", [DOCS]),
     ],
 )
 def test_the_locks_are_of_the_versions_that_the_requirements_name(name: str, locks) -> None:

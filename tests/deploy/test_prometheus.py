@@ -85,7 +85,17 @@ def send_load(server: RunningServer) -> None:
             assert client.post("/rerank", json=body).status_code == 200
 
 
-@pytest.mark.parametrize("expression", [*asked_by_the_dashboard(), *compared_by_the_alerts()])
+def shown_in_the_guide() -> list[str]:
+    page = DEPLOYED.parents[1] / "docs" / "monitoring.md"
+    queries = re.findall(r"```promql\n(.+?)\n```", page.read_text(encoding="utf-8"), re.DOTALL)
+    # The server has run for seconds.
+    return [re.sub(r"\[(5m|1h)\]", "[1m]", query) for query in queries]
+
+
+ASKED = [*asked_by_the_dashboard(), *compared_by_the_alerts(), *shown_in_the_guide()]
+
+
+@pytest.mark.parametrize("expression", ASKED)
 def test_an_expression_has_data(prometheus: PrometheusServer, expression: str) -> None:
     values = [value for _, value in prometheus.query(expression)]
     assert values

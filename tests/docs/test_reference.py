@@ -1,4 +1,4 @@
-"""docs/ lists every error, every field of a request, and what the launcher sets."""
+"""docs/ lists every error, every field of a request, every metric, and what the launcher sets."""
 
 import pytest
 
@@ -6,6 +6,8 @@ from app import errors
 from app.api.errors import status_of
 from app.api.schemas import EmbeddingRequest, RerankBody
 from app.errors import SmartEmbedderError, StartupError, UnavailableError
+from scripts.metrics_docs import PAGE as METRICS
+from scripts.metrics_docs import with_table
 from launcher.gpu import CPU_LIMITS, RerankLimits, gpu_limits
 from tests.support.server import REPOSITORY
 
@@ -34,6 +36,11 @@ def test_every_error_is_listed_with_its_status(kind: type[SmartEmbedderError]) -
 @pytest.mark.parametrize("field", [*EmbeddingRequest.model_fields, *RerankBody.model_fields])
 def test_every_field_of_a_request_is_listed(field: str) -> None:
     assert f"| `{field}` |" in API
+
+
+def test_the_table_of_metrics_is_what_the_registry_says() -> None:
+    page = METRICS.read_text(encoding="utf-8")
+    assert with_table(page) == page, "run python -m scripts.metrics_docs"
 
 
 @pytest.mark.parametrize("limits", [*map(gpu_limits, (6 << 10, 8 << 10, 24 << 10)), CPU_LIMITS])

@@ -1,0 +1,39 @@
+"""Writes the table of docs/metrics.md from the service's registry: python -m scripts.metrics_docs."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from app.observability.metrics import Metrics
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
+START, END = "<!-- metrics -->\n", "\n<!-- /metrics -->"
+_HEAD = ["", "| series | kind | labels | meaning |", "|---|---|---|---|"]
+# Of the process and not of the service; on Linux alone.
+_PROCESS = "process_"
+
+
+def table() -> str:
+    """Every metric of the service, with its labels and what it counts."""
+    return "\n".join([*_HEAD, *_rows(), ""])
+
+
+def _rows() -> Iterator[str]:
+    families = {family.name: family for family in Metrics().registry.collect()}
+    for name, family in sorted(families.items()):
+        if name.startswith(_PROCESS):
+            continue
+        labels = sorted({label for sample in family.samples for label in sample.labels} - {"le"})
+        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        listed = ", ".join(f"`{label}`" for label in labels)
+        yield f"| `{name}{suffix}` | {family.type} | {listed} | {family.documentation} |"
+
+
+def with_table(page: str) -> str:
+    """The page with the table in its place."""
+    before, _, rest = page.partition(START)
+    _, _, after = rest.partition(END)
+    return f"{before}{START}{table()}{END}{after}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text("utf-8")), "utf-8")
