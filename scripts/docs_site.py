@@ -1,4 +1,4 @@
-"""What mkdocs.yml needs besides: pages from outside docs/, links to files that are no pages, a check.
+"""What mkdocs needs besides its settings: pages and files from outside docs/, and a check.
 
     python scripts/docs_site.py SITE
 

@@ -1,4 +1,7 @@
-"""Writes the table of docs/metrics.md from the service's registry: python -m scripts.metrics_docs."""
+"""Writes the table of docs/metrics.md from the registry of the service.
+
+python -m scripts.metrics_docs
+"""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,0 +1,235 @@
+"""The proxies that docs/network.md shows, in front of a real server: nginx, Caddy."""
+
+import grp
+import os
+import pwd
+import re
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.support.ports import free_port
+from tests.support.server import REPOSITORY, RunningServer, run_server
+
+GUIDE = (REPOSITORY / "docs" / "network.md").read_text(encoding="utf-8")
+LIMIT = 60
+MAX_BODY = 32 * 2**20
+BURST = 3
+NAME = "embed.example.com"
+NGINX = """
+user {user} {group};
+daemon off;
+pid {folder}/nginx.pid;
+error_log stderr;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+{server}
+}}
+"""
+
+
+def shown(language: str) -> str:
+    """The configuration of the guide."""
+    (block,) = re.findall(rf"```{language}\n(.+?)```", GUIDE, re.DOTALL)
+    return str(block)
+
+
+@pytest.fixture(scope="module")
+def service(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with few requests for each address, and the proxy named."""
+    with run_server(
+        tmp_path_factory.mktemp("behind"),
+        EMBEDDING_MODEL=str(tiny_m3),
+        TRUSTED_PROXIES="127.0.0.1",
+        RATE_LIMIT_BURST_SIZE=str(BURST),
+        RATE_LIMIT_REQUESTS_PER_MINUTE="1",
+    ) as server:
+        server.wait_until_healthy()
+        yield server
+
+
+@contextmanager
+def run_proxy(command: list[str], port: int) -> Iterator[str]:
+    """Run a proxy until the block ends; its address once its port can be reached."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        wait_for_port(port, process)
+        yield f"https://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.communicate(timeout=LIMIT)
+
+
+def wait_for_port(port: int, process: "subprocess.Popen[bytes]") -> None:
+    pause = threading.Event()
+    for _ in range(LIMIT * 20):
+        assert process.poll() is None, process.communicate()[0].decode()
+        with socket.socket() as tried:
+            if tried.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        pause.wait(0.05)
+    pytest.fail("the proxy never listened")
+
+
+@contextmanager
+def run_nginx(folder: Path, upstream: str) -> Iterator[str]:
+    """Run nginx with the guide's configuration in front of a server on loopback."""
+    program, openssl = shutil.which("nginx", path=NGINX_FOLDERS), shutil.which("openssl")
+    if program is None or openssl is None:
+        pytest.skip("nginx or openssl is not installed (apt-get install nginx-light openssl)")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
+         f"/CN={NAME}", "-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    port = free_port()
+    server = (
+        shown("nginx")
+        .replace("127.0.0.1:8000", upstream)
+        .replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl")
+        .replace("/etc/ssl/embed.example.com.pem", str(certificate))
+        .replace("/etc/ssl/embed.example.com.key", str(key))
+    )
+    file = folder / "nginx.conf"
+    user = pwd.getpwuid(os.getuid()).pw_name
+    group = grp.getgrgid(os.getgid()).gr_name
+    file.write_text(NGINX.format(folder=folder, server=server, user=user, group=group))
+    with run_proxy([program, "-e", "stderr", "-p", str(folder), "-c", str(file)], port) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def nginx(service: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    upstream = service.url.removeprefix("http://")
+    with run_nginx(tmp_path_factory.mktemp("nginx"), upstream) as url:
+        yield url
+
+
+NGINX_FOLDERS = os.pathsep.join((os.environ["PATH"], "/usr/sbin", "/usr/local/sbin"))
+
+
+def client_at(address: str, url: str) -> httpx2.Client:
+    """A client with an address of its own, which takes the proxy's certificate as it is."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    transport = httpx2.HTTPTransport(local_address=address, verify=context)
+    return httpx2.Client(
+        base_url=url, transport=transport, headers={"Host": NAME}, timeout=LIMIT, trust_env=False
+    )
+
+
+def statuses(client: httpx2.Client, count: int, **headers: str) -> list[int]:
+    body = {"sentences": ["a text"], "return_colbert": False}
+    return [
+        client.post("/embeddings/", json=body, headers=headers).status_code for _ in range(count)
+    ]
+
+
+def test_each_client_has_a_rate_limit_of_its_own_and_none_can_claim_another(nginx: str) -> None:
+    claims = {"X-Forwarded-For": "127.0.0.99"}
+    with client_at("127.0.0.2", nginx) as first, client_at("127.0.0.3", nginx) as second:
+        assert statuses(first, BURST + 1) == [200] * BURST + [429]
+        assert statuses(first, 1, **claims) == [429]
+        assert statuses(second, 1) == [200]
+
+
+def test_a_body_as_large_as_the_service_takes_passes_and_a_larger_one_does_not(nginx: str) -> None:
+    with client_at("127.0.0.4", nginx) as client:
+        body = b'{"sentences": ["a"]}'.ljust(MAX_BODY)
+        kind = {"Content-Type": "application/json"}
+        assert client.post("/embeddings/", content=body, headers=kind).status_code == 200
+        refused = client.post("/embeddings/", content=body + b" ", headers=kind)
+        assert refused.status_code == 413
+
+
+def test_a_page_behind_the_proxy_may_ask_the_service(nginx: str) -> None:
+    with client_at("127.0.0.5", nginx) as client:
+        assert statuses(client, 1, Origin=f"https://{NAME}") == [200]
+        assert statuses(client, 1, Origin="https://elsewhere.example.com") == [403]
+
+
+def test_a_request_keeps_its_id_and_errors_of_the_service_pass(nginx: str) -> None:
+    with client_at("127.0.0.6", nginx) as client:
+        answer = client.post("/embeddings/", json={}, headers={"X-Request-ID": "mine"})
+        assert (answer.status_code, answer.headers["x-request-id"]) == (422, "mine")
+        assert answer.json()["request_id"] == "mine"
+        assert len(client.get("/health").headers["x-request-id"]) > 0
+
+
+class InTwoParts(BaseHTTPRequestHandler):
+    """Sends the second part of its answer when the client has the first."""
+
+    received: threading.Event
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", "10")
+        self.end_headers()
+        self.wfile.write(b"first")
+        self.wfile.flush()
+        assert self.received.wait(LIMIT)
+        self.wfile.write(b"other")
+
+    def log_message(self, *_: object) -> None:
+        """Keep silent."""
+
+
+def test_an_answer_is_passed_on_as_it_comes(tmp_path: Path) -> None:
+    received = threading.Event()
+    handler = type("Handler", (InTwoParts,), {"received": received})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            with run_nginx(tmp_path, f"127.0.0.1:{server.server_port}") as url:
+                assert read_in_two_parts(url, received) == b"firstother"
+        finally:
+            received.set()
+            server.shutdown()
+            thread.join(LIMIT)
+
+
+def read_in_two_parts(url: str, received: threading.Event) -> bytes:
+    with client_at("127.0.0.7", url) as client, client.stream("GET", "/stream") as answer:
+        parts = answer.iter_raw()
+        got = b""
+        while len(got) < len(b"first"):
+            got += next(parts)
+        received.set()
+        return got + b"".join(parts)
+
+
+def test_caddy_takes_the_configuration_that_the_guide_shows(tmp_path: Path) -> None:
+    program = shutil.which("caddy")
+    if program is None:
+        pytest.skip("caddy is not installed (apt-get install caddy)")
+    file = tmp_path / "Caddyfile"
+    file.write_text(shown("caddy"))
+    done = subprocess.run(
+        [program, "adapt", "--config", str(file), "--adapter", "caddyfile", "--validate"],
+        env={"HOME": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
