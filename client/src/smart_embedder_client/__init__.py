@@ -11,6 +11,7 @@ from smart_embedder_client.async_client import AsyncClient
 from smart_embedder_client.client import Client
 from smart_embedder_client.errors import SmartEmbedderError
 from smart_embedder_client.options import EmbedOptions, RerankOptions, RerankWeights
+from smart_embedder_client.records import StreamedText
 
 __version__ = "0.1.0"
 
@@ -25,5 +26,6 @@ __all__ = [
     "RerankWeights",
     "SmartEmbedderError",
     "SparseVector",
+    "StreamedText",
     "TokenStrings",
 ]

@@ -1,16 +1,20 @@
 """The client for asyncio."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
 from typing import Self, Unpack
 
 import httpx
 
 from smart_embedder_client import calls
 from smart_embedder_client.answers import Embeddings, Health, Ranking
-from smart_embedder_client.calls import Answer, Call, Service
+from smart_embedder_client.async_stream import AsyncStream
+from smart_embedder_client.calls import Answer, Call, Service, StreamOptions
 from smart_embedder_client.errors import SmartEmbedderError, transport_errors
-from smart_embedder_client.options import EmbedOptions, RerankOptions
+from smart_embedder_client.options import EmbedOptions, OnError, RerankOptions
+from smart_embedder_client.records import StreamedText, checked
+from smart_embedder_client.sections import TextOrPair, query_of
 
 
 class AsyncClient:
@@ -51,6 +55,29 @@ class AsyncClient:
             SmartEmbedderError: The service refused the request, or did not answer.
         """
         return await self._send(calls.embed_call(texts, options, priority))
+
+    async def embed_stream(
+        self,
+        texts: Iterable[TextOrPair] | AsyncIterable[TextOrPair],
+        *,
+        on_error: OnError = "raise",
+        priority: int | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> AsyncIterator[StreamedText]:
+        """The vectors of any number of `texts`, one after the other, in constant memory.
+
+        A text may be given as a pair of its id and itself. Texts are taken as they are needed. A
+        lost connection, or a service that is restarted, is asked again for what has no answer.
+        `priority` is 7 (background) unless another is asked for. With `on_error` "raise" a text
+        that cannot be embedded ends the stream, with "yield" its record has the `error`.
+
+        Raises:
+            SmartEmbedderError: The service refused the request or a text, or did not answer.
+        """
+        asked = StreamOptions(query_of(options), priority)
+        async with aclosing(AsyncStream(self._http, self._service, asked).run(texts)) as records:
+            async for record in records:
+                yield checked(record, on_error)
 
     async def rerank(
         self,

@@ -64,6 +64,14 @@ def health_call() -> Call[Health]:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What a stream asks for: the options of each of its requests."""
+
+    query: Mapping[str, str]
+    priority: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Service:
     """Where the service is and how it is asked; what both clients are made of."""
 
@@ -73,23 +81,49 @@ class Service:
     max_retries: int
     max_wait: float
 
-    def retries(self) -> Retries:
+    def retries(self, *, resumes: bool = False) -> Retries:
         """Those of a new request."""
-        return Retries(self.max_retries, self.max_wait)
+        return Retries(self.max_retries, self.max_wait, resumes)
 
     def request(self, call: Call[Any]) -> dict[str, Any]:
         """The arguments of httpx' `request`."""
-        token = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         return {
             "method": call.method,
             "url": self.url.rstrip("/") + call.path,
-            "headers": {**call.headers, **token},
+            "headers": {**call.headers, **self._token_header},
             "json": call.body,
             # A request of many that wait for a free connection has not failed.
-            "timeout": httpx.Timeout(
-                self.timeout, connect=min(self.timeout, _CONNECT_SECONDS), pool=None
-            ),
+            "timeout": self._timeout(pool=None),
         }
+
+    def stream_request(
+        self, body: bytes, options: StreamOptions, *, pool: float | None
+    ) -> dict[str, Any]:
+        """The arguments of httpx' `build_request` for lines of a stream.
+
+        `pool` is how many seconds it may wait for a free connection.
+        """
+        headers = {
+            "Content-Type": "application/x-ndjson",
+            "Accept": safetensors.MEDIA_TYPE,
+            "Accept-Encoding": "identity",
+        }
+        return {
+            "method": "POST",
+            "url": self.url.rstrip("/") + "/embeddings/stream",
+            "params": options.query,
+            "headers": {**headers, **_priority(options.priority), **self._token_header},
+            "content": body,
+            "timeout": self._timeout(pool=pool),
+        }
+
+    @property
+    def _token_header(self) -> dict[str, str]:
+        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+
+    def _timeout(self, *, pool: float | None) -> httpx.Timeout:
+        connect = min(self.timeout, _CONNECT_SECONDS)
+        return httpx.Timeout(self.timeout, connect=connect, pool=pool)
 
 
 def _texts(texts: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ An option that is left out has the service's default; its documentation says wha
 
 from typing import Literal, TypedDict
 
+OnError = Literal["raise", "yield"]
 OutputDtype = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
 
 

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from smart_embedder_client.errors import UNREACHABLE, SmartEmbedderError
+from smart_embedder_client.errors import CONNECTION_LOST, UNREACHABLE, SmartEmbedderError
 
 _BUSY = (429, 503)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
@@ -17,11 +17,12 @@ class Retries:
 
     A request is sent again after 429 and 503 with a Retry-After, no earlier than that says, and
     after a failure to connect, with pauses that double. Anything else would fail again, or could
-    be computed twice.
+    be computed twice. What `resumes` after a lost connection asks only for what has no answer.
     """
 
     max_retries: int
     max_wait: float
+    resumes: bool = False
     _done: int = 0
     _waited: float = 0.0
 
@@ -36,6 +37,6 @@ class Retries:
         return pause
 
     def _pause(self, error: SmartEmbedderError) -> float | None:
-        if error.code == UNREACHABLE:
+        if error.code == UNREACHABLE or (self.resumes and error.code == CONNECTION_LOST):
             return min(_FIRST_PAUSE * 2.0**self._done, _LONGEST_PAUSE)
         return error.retry_after if error.status in _BUSY else None

@@ -11,6 +11,8 @@ Array = npt.NDArray[Any]
 
 MEDIA_TYPE = "application/vnd.safetensors"
 _LENGTH_BYTES = 8
+# The format allows no larger one.
+_MOST_HEADER_BYTES = 100_000_000
 _BFLOAT16 = "BF16"
 _TYPES: Mapping[str, str] = {
     "F32": "<f4",
@@ -45,3 +47,21 @@ def _tensor(data: npt.NDArray[np.uint8], about: Mapping[str, Any]) -> Array:
     if about["dtype"] == _BFLOAT16:
         return (tensor.astype(np.uint32) << 16).view(np.float32)
     return tensor
+
+
+def size_of(begin: bytes | bytearray) -> int | None:
+    """The size of the file that begins so; None where too little of it is there to tell.
+
+    Raises:
+        ValueError: It has another format.
+    """
+    start = _LENGTH_BYTES + int.from_bytes(begin[:_LENGTH_BYTES], "little")
+    if len(begin) < _LENGTH_BYTES:
+        return None
+    if start > _MOST_HEADER_BYTES:
+        raise ValueError(f"a header of {start} bytes")
+    if len(begin) < start:
+        return None
+    header = json.loads(begin[_LENGTH_BYTES:start])
+    header.pop("__metadata__", None)
+    return start + max((about["data_offsets"][1] for about in header.values()), default=0)

@@ -1,0 +1,117 @@
+"""A stream of texts, for asyncio."""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import httpx
+
+from smart_embedder_client.calls import Service, StreamOptions
+from smart_embedder_client.errors import SmartEmbedderError, transport_errors
+from smart_embedder_client.records import StreamedText
+from smart_embedder_client.sections import (
+    OPEN_SECTIONS,
+    POOL_SECONDS,
+    Section,
+    SectionMaker,
+    TextOrPair,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncStream:
+    """Sends texts in sections and reads their records, in order."""
+
+    http: httpx.AsyncClient
+    service: Service
+    options: StreamOptions
+
+    async def run(
+        self, texts: Iterable[TextOrPair] | AsyncIterable[TextOrPair]
+    ) -> AsyncGenerator[StreamedText]:
+        """The records; a few sections are with the service at a time."""
+        maker, source = SectionMaker(), _iterate(texts)
+        waiting: deque[tuple[Section, httpx.Response | None]] = deque()
+        try:
+            while True:
+                while len(waiting) < OPEN_SECTIONS and (section := await _next(maker, source)):
+                    waiting.append((section, await self._open_early(section)))
+                if not waiting:
+                    return
+                async with aclosing(self._records(*waiting.popleft())) as records:
+                    async for record in records:
+                        yield record
+                maker.size.record_end()
+        finally:
+            for _, response in waiting:
+                if response is not None:
+                    await response.aclose()
+
+    async def _open_early(self, section: Section) -> httpx.Response | None:
+        """The beginning of an answer; what goes wrong is looked at when it is needed."""
+        try:
+            return await self._open(section, pool=POOL_SECONDS)
+        except SmartEmbedderError:
+            return None
+
+    async def _open(self, section: Section, pool: float | None = None) -> httpx.Response:
+        request = self.http.build_request(
+            **self.service.stream_request(section.body, self.options, pool=pool)
+        )
+        with transport_errors(self.service.url):
+            response = await self.http.send(request, stream=True)
+            try:
+                if response.status_code != httpx.codes.OK:
+                    await response.aread()
+                section.begin(response)
+            except BaseException:
+                await response.aclose()
+                raise
+        return response
+
+    async def _records(
+        self, section: Section, response: httpx.Response | None
+    ) -> AsyncGenerator[StreamedText]:
+        """Those of one section, which is asked for again where its answer ends too early."""
+        retries = self.service.retries(resumes=True)
+        while True:
+            before = section.answered
+            try:
+                response = response or await self._open(section)
+                with transport_errors(self.service.url):
+                    async for chunk in response.aiter_bytes():
+                        for record in section.read(response, chunk):
+                            yield record
+                section.end()
+            except SmartEmbedderError as error:
+                if section.answered > before:
+                    retries = self.service.retries(resumes=True)
+                pause = retries.pause_after(error)
+            else:
+                return
+            finally:
+                if response is not None:
+                    await response.aclose()
+            response = None
+            await asyncio.sleep(pause)
+
+
+async def _iterate(
+    texts: Iterable[TextOrPair] | AsyncIterable[TextOrPair],
+) -> AsyncIterator[TextOrPair]:
+    if isinstance(texts, AsyncIterable):
+        async for given in texts:
+            yield given
+    else:
+        for given in texts:
+            yield given
+
+
+async def _next(maker: SectionMaker, source: AsyncIterator[TextOrPair]) -> Section | None:
+    async for given in source:
+        maker.add(given)
+        if maker.full:
+            break
+    return maker.take()

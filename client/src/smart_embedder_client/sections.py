@@ -1,0 +1,149 @@
+"""A stream in sections: requests of some seconds each, so that a lost one is soon made good.
+
+httpx reads nothing of an answer before the whole request is sent. A stream is therefore sent as
+requests that are small enough to be sent at once, of which the service has always a few: while the
+answer to one is read, it computes the next. What is sent and not answered is all that is held.
+"""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from smart_embedder_client import safetensors
+from smart_embedder_client.errors import (
+    CONNECTION_LOST,
+    SmartEmbedderError,
+    check_status,
+    unexpected_answer,
+)
+from smart_embedder_client.records import RecordReader, StreamedText
+
+# The next ones wait at the service while one is computed.
+OPEN_SECTIONS = 3
+# A client with few connections does without the next ones.
+POOL_SECONDS = 1.0
+_SECTION_SECONDS = 2.0
+_LEAST_BYTES, _FIRST_BYTES, _MOST_BYTES = 4096, 16_384, 524_288
+# As many as the service counts as one request.
+_MOST_TEXTS = 1024
+_MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
+
+Id = int | str
+TextOrPair = str | tuple[Id, str]
+
+
+class Section:
+    """Some texts that are sent as one request, and how many of them are answered."""
+
+    def __init__(self, texts: list[tuple[Id, str]]) -> None:
+        self._texts = texts
+        self._answered = 0
+        self._reader = RecordReader()
+
+    @property
+    def answered(self) -> int:
+        """How many texts have a record."""
+        return self._answered
+
+    @property
+    def body(self) -> bytes:
+        """The lines that are not answered yet."""
+        left = self._texts[self._answered :]
+        return b"".join(json.dumps({"text": text}).encode() + b"\n" for _, text in left)
+
+    def begin(self, response: httpx.Response) -> None:
+        """Check the beginning of an answer."""
+        check_status(response)
+        media_type = response.headers.get("content-type", "of no type")
+        if media_type != safetensors.MEDIA_TYPE:
+            raise unexpected_answer(response, f"the answer is {media_type} and not safetensors")
+        self._reader = RecordReader()
+
+    def read(self, response: httpx.Response, chunk: bytes) -> Iterator[StreamedText]:
+        """The texts that are answered with the next part of an answer.
+
+        Raises `SmartEmbedderError` where the service had to end it.
+        """
+        try:
+            for record in self._reader.feed(chunk):
+                if "id" not in record.facts and record.error is not None:
+                    raise record.error
+                name, text = self._texts[self._answered]
+                self._answered += 1
+                yield record.of(name, text)
+        except (*_MALFORMED, IndexError) as error:
+            raise unexpected_answer(response, f"the stream cannot be read: {error!r}") from error
+
+    def end(self) -> None:
+        """Check that nothing is missing."""
+        if self._answered < len(self._texts):
+            raise SmartEmbedderError("the answer ended before all texts had one", CONNECTION_LOST)
+
+
+@dataclass(slots=True)
+class SectionSize:
+    """How many bytes a section has: as many as take about two seconds."""
+
+    bytes: int = _FIRST_BYTES
+    _last_end: float | None = None
+
+    def record_end(self) -> None:
+        """A section is answered; the next one is larger or smaller, by a factor of two at most."""
+        now = time.monotonic()
+        if self._last_end is not None:
+            factor = _SECTION_SECONDS / max(now - self._last_end, 0.001)
+            size = int(self.bytes * min(max(factor, 0.5), 2.0))
+            self.bytes = min(max(size, _LEAST_BYTES), _MOST_BYTES)
+        self._last_end = now
+
+
+class SectionMaker:
+    """Collects texts for the next section, whichever way they are iterated over.
+
+    A slow source does not hold back what is there: a section is `full` after a second, too.
+    """
+
+    def __init__(self) -> None:
+        self.size = SectionSize()
+        self._texts: list[tuple[Id, str]] = []
+        self._bytes = 0
+        self._count = 0
+        self._began = 0.0
+
+    def add(self, given: TextOrPair) -> None:
+        """Add a text, or an id and a text."""
+        name, text = (self._count, given) if isinstance(given, str) else given
+        if not isinstance(text, str):
+            raise TypeError("a stream is made of texts, or of pairs of an id and a text")
+        if not self._texts:
+            self._began = time.monotonic()
+        self._count += 1
+        self._texts.append((name, text))
+        self._bytes += len(text)
+
+    @property
+    def full(self) -> bool:
+        """Whether the section is to be sent."""
+        return bool(self._texts) and (
+            self._bytes >= self.size.bytes
+            or len(self._texts) >= _MOST_TEXTS
+            or time.monotonic() - self._began > _SECTION_SECONDS / 2
+        )
+
+    def take(self) -> Section | None:
+        """The section; None where it would be empty."""
+        texts, self._texts, self._bytes = self._texts, [], 0
+        return Section(texts) if texts else None
+
+
+def query_of(options: Mapping[str, Any]) -> dict[str, str]:
+    """The options as they stand in a query; None is the service's default."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in options.items()
+        if value is not None
+    }

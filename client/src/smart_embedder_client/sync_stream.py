@@ -1,0 +1,98 @@
+"""A stream of texts, for threads."""
+
+import time
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+import httpx
+
+from smart_embedder_client.calls import Service, StreamOptions
+from smart_embedder_client.errors import SmartEmbedderError, transport_errors
+from smart_embedder_client.records import StreamedText
+from smart_embedder_client.sections import (
+    OPEN_SECTIONS,
+    POOL_SECONDS,
+    Section,
+    SectionMaker,
+    TextOrPair,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SyncStream:
+    """Sends texts in sections and reads their records, in order."""
+
+    http: httpx.Client
+    service: Service
+    options: StreamOptions
+
+    def run(self, texts: Iterable[TextOrPair]) -> Generator[StreamedText]:
+        """The records; a few sections are with the service at a time."""
+        maker, source = SectionMaker(), iter(texts)
+        waiting: deque[tuple[Section, httpx.Response | None]] = deque()
+        try:
+            while True:
+                while len(waiting) < OPEN_SECTIONS and (section := _next(maker, source)):
+                    waiting.append((section, self._open_early(section)))
+                if not waiting:
+                    return
+                yield from self._records(*waiting.popleft())
+                maker.size.record_end()
+        finally:
+            for _, response in waiting:
+                if response is not None:
+                    response.close()
+
+    def _open_early(self, section: Section) -> httpx.Response | None:
+        """The beginning of an answer; what goes wrong is looked at when it is needed."""
+        try:
+            return self._open(section, pool=POOL_SECONDS)
+        except SmartEmbedderError:
+            return None
+
+    def _open(self, section: Section, pool: float | None = None) -> httpx.Response:
+        request = self.http.build_request(
+            **self.service.stream_request(section.body, self.options, pool=pool)
+        )
+        with transport_errors(self.service.url):
+            response = self.http.send(request, stream=True)
+            try:
+                if response.status_code != httpx.codes.OK:
+                    response.read()
+                section.begin(response)
+            except BaseException:
+                response.close()
+                raise
+        return response
+
+    def _records(
+        self, section: Section, response: httpx.Response | None
+    ) -> Generator[StreamedText]:
+        """Those of one section, which is asked for again where its answer ends too early."""
+        retries = self.service.retries(resumes=True)
+        while True:
+            before = section.answered
+            try:
+                response = response or self._open(section)
+                with closing(response), transport_errors(self.service.url):
+                    for chunk in response.iter_bytes():
+                        yield from section.read(response, chunk)
+                section.end()
+            except SmartEmbedderError as error:
+                if section.answered > before:
+                    retries = self.service.retries(resumes=True)
+                pause = retries.pause_after(error)
+            else:
+                return
+            response = None
+            time.sleep(pause)
+
+
+def _next(maker: SectionMaker, source: Iterator[TextOrPair]) -> Section | None:
+    for given in source:
+        maker.add(given)
+        if maker.full:
+            break
+    return maker.take()

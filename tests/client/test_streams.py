@@ -1,0 +1,206 @@
+"""`embed_stream`: the vectors of `embed`, one text after the other, whatever happens on the way."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from smart_embedder_client import AsyncClient, Client, SmartEmbedderError, StreamedText
+from smart_embedder_client.records import RecordReader
+from smart_embedder_client.retries import Retries
+from smart_embedder_client.sections import OPEN_SECTIONS, SectionMaker
+
+from tests.support.texts import varied_texts
+
+TEXTS = varied_texts(60)
+MANY = [f"{text} {i}"[:200] for i, text in enumerate(TEXTS * 30)]
+Collect = Callable[..., list[StreamedText]]
+
+
+def with_threads(url: str, texts, **options: Any) -> list[StreamedText]:
+    with Client(url) as client:
+        return list(client.embed_stream(texts, **options))
+
+
+def with_asyncio(url: str, texts, **options: Any) -> list[StreamedText]:
+    async def source():
+        for text in texts:
+            yield text
+
+    async def collect() -> list[StreamedText]:
+        async with AsyncClient(url) as client:
+            return [each async for each in client.embed_stream(source(), **options)]
+
+    return asyncio.run(collect())
+
+
+@pytest.fixture(params=[with_threads, with_asyncio], ids=["threads", "asyncio"])
+def collect(request: pytest.FixtureRequest) -> Collect:
+    return request.param
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"return_colbert": False, "muvera": "document"},
+        {"return_dense": False, "return_tokens": True, "colbert_pool_factor": None},
+        {"output_dtype": "int8", "return_sparse": False},
+    ],
+)
+def test_the_vectors_are_those_of_embed(server, collect: Collect, options) -> None:
+    found = collect(server.url, TEXTS, **options)
+    with Client(server.url) as client:
+        expected = client.embed(TEXTS, **options)
+    assert [each.text for each in found] == TEXTS
+    step = 1 if "output_dtype" in options else 1e-5
+    for i, each in enumerate(found):
+        assert each.id == i
+        assert each.error is None
+        for kind in ("dense", "colbert", "muvera"):
+            whole = getattr(expected, kind)
+            if whole is None:
+                assert getattr(each, kind) is None
+            else:
+                np.testing.assert_allclose(getattr(each, kind), whole[i], atol=step)
+        if expected.sparse is not None:
+            assert each.sparse is not None
+            np.testing.assert_array_equal(each.sparse.indices, expected.sparse[i].indices)
+        if expected.tokens is not None:
+            assert each.tokens == expected.tokens[i]
+
+
+def test_many_texts_come_back_in_order_with_their_ids(server, collect: Collect) -> None:
+    pairs = [(f"doc-{i}", text) for i, text in enumerate(MANY)]
+    found = collect(server.url, pairs, return_colbert=False)
+    assert [(each.id, each.text) for each in found] == pairs
+
+
+def test_a_bad_text_is_raised_or_yielded(server, collect: Collect) -> None:
+    texts = ["a", "search " * 9000, "b"]
+    with pytest.raises(SmartEmbedderError, match="422 text_too_long"):
+        collect(server.url, texts, truncate=False)
+    first, bad, last = collect(server.url, texts, truncate=False, on_error="yield")
+    assert first.dense is not None
+    assert last.dense is not None
+    assert bad.dense is None
+    assert bad.error is not None
+    assert (bad.error.status, bad.error.code) == (422, "text_too_long")
+
+
+def test_a_cut_text_has_its_warning(server, collect: Collect) -> None:
+    first, cut = collect(server.url, ["a", "search " * 9000])
+    assert first.warnings == []
+    assert cut.warnings[0]["code"] == "input_truncated"
+
+
+def test_what_the_service_refuses_is_raised(server, collect: Collect) -> None:
+    with pytest.raises(SmartEmbedderError, match="422 invalid_request"):
+        collect(server.url, ["a"], dimensions=3)
+    with pytest.raises(TypeError, match="pairs of an id and a text"):
+        collect(server.url, [("a", 7)])
+    assert collect(server.url, []) == []
+
+
+@contextmanager
+def cutting(url: str, after: list[int]) -> Iterator[str]:
+    """An address whose first connections end after so many bytes of the answer."""
+    host, port = url.removeprefix("http://").split(":")
+    listener = socket.create_server(("127.0.0.1", 0))
+    cuts, threads, sockets = iter(after), [], [listener]
+
+    def serve() -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = listener.accept()
+                far = socket.create_connection((host, int(port)))
+                sockets.extend((near, far))
+                left = next(cuts, None)
+                threads.append(start(pump, near, far, None))
+                threads.append(start(pump, far, near, left))
+
+    def pump(source: socket.socket, target: socket.socket, left: int | None) -> None:
+        with suppress(OSError):
+            while content := source.recv(4096):
+                target.sendall(content if left is None else content[:left])
+                left = None if left is None else left - len(content)
+                if left is not None and left <= 0:
+                    break
+        for each in (source, target):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def start(target: Callable[..., None], *arguments: Any) -> threading.Thread:
+        thread = threading.Thread(target=target, args=arguments, daemon=True)
+        thread.start()
+        return thread
+
+    server = start(serve)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        server.join()
+        for thread in threads:
+            thread.join()
+        for each in sockets:
+            each.close()
+
+
+@pytest.mark.parametrize("after", [[1], [300_000], [5000, 200_000, 1, 40_000]])
+def test_a_lost_connection_is_made_good(server, collect: Collect, after: list[int]) -> None:
+    """No text is missing, none is there twice."""
+    with cutting(server.url, after) as url:
+        found = collect(url, MANY, return_colbert=False)
+    assert [each.text for each in found] == MANY
+
+
+def test_texts_are_taken_as_they_are_needed(server) -> None:
+    taken = 0
+
+    def source() -> Iterator[str]:
+        nonlocal taken
+        for text in MANY * 10:
+            taken += 1
+            yield text
+
+    with Client(server.url) as client:
+        records = client.embed_stream(source(), return_colbert=False)
+        for _ in range(50):
+            next(records)
+        assert taken <= 50 + OPEN_SECTIONS * 1024
+        records.close()
+    server.wait_for_metric("embedding_active_requests", 0)
+
+
+def test_a_section_is_as_large_as_its_size_says() -> None:
+    maker = SectionMaker()
+    while not maker.full:
+        maker.add("x" * 100)
+    section = maker.take()
+    assert section is not None
+    assert maker.take() is None
+    assert len(section.body.splitlines()) <= maker.size.bytes // 100 + 1
+
+
+def test_the_size_of_a_section_stays_within_its_limits() -> None:
+    size = SectionMaker().size
+    for _ in range(20):
+        size.record_end()
+    assert size.bytes == 524_288
+
+
+def test_damaged_streams_are_errors_of_their_own() -> None:
+    with pytest.raises(ValueError, match="a header of"):
+        list(RecordReader().feed(b"\xff" * 100))
+
+
+def test_only_a_stream_is_asked_again_after_a_lost_connection() -> None:
+    lost = SmartEmbedderError("lost", "connection_lost")
+    assert Retries(5, 60, resumes=True).pause_after(lost) > 0
+    with pytest.raises(SmartEmbedderError):
+        Retries(5, 60).pause_after(lost)
