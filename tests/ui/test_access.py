@@ -13,8 +13,14 @@ TOKEN = "the-right-token"
 
 
 @pytest.fixture(scope="module")
-def guarded(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
-    settings = {"EMBEDDING_MODEL": str(tiny_m3), "API_TOKEN": TOKEN, "PROTECT_METRICS": "true"}
+def guarded(tiny_m3: Path, tiny_qwen: Path, tmp_path_factory: pytest.TempPathFactory):
+    settings = {
+        "EMBEDDING_MODEL": str(tiny_m3),
+        "DENSE_EMBEDDING_MODEL": str(tiny_qwen),
+        "RERANKER_MODEL": "none",
+        "API_TOKEN": TOKEN,
+        "PROTECT_METRICS": "true",
+    }
     with run_server(tmp_path_factory.mktemp("guarded"), **settings) as running:
         running.wait_until_healthy()
         yield running
@@ -68,6 +74,20 @@ def test_without_a_token_the_page_says_what_is_missing(browser, guarded: Running
         enter(page, TOKEN)
         expect(page.locator("#totals")).to_contain_text("requests")
         expect(page.locator("#service-message")).to_be_hidden()
+
+
+def test_another_dense_model_and_no_reranker(browser, guarded: RunningServer) -> None:
+    with open_page(browser, guarded.url, "search") as page:
+        enter(page, TOKEN)
+        wait_for_view(page, "search")
+        expect(page.locator(".column.reranked")).to_contain_text("RERANKER_MODEL")
+        for kind in ("dense", "colbert", "fused"):
+            expect(page.locator(f".column.{kind} .hit")).to_have_count(10)
+        page.click("#to-match")
+        wait_for_view(page, "match")
+        page.click("#to-service")
+        expect(page.locator("#facts")).to_contain_text("tiny-qwen")
+        assert page.locator("#models table").count() == 2
 
 
 def test_the_page_goes_on_when_the_server_is_back(browser, tiny_m3: Path, tmp_path: Path) -> None:

@@ -99,19 +99,21 @@ def test_a_ranking_keeps_the_order_of_the_text_for_equal_scores(call) -> None:
     assert [hit["chunk"] for hit in found] == [1, 3, 2]
 
 
+@pytest.mark.parametrize("rows", [1, 4, 5, 8])
 @pytest.mark.parametrize("kind", ["Float32Array", "Int8Array"])
-def test_max_sim_is_the_mean_of_the_best_similarities(call, kind: str) -> None:
+def test_max_sim_is_the_mean_of_the_best_similarities(call, kind: str, rows: int) -> None:
     random = np.random.default_rng(3)
-    query = random.standard_normal((5, 16)).astype(np.float32)
+    query = random.standard_normal((rows, 16)).astype(np.float32)
     passage = random.integers(-127, 127, (9, 16)).astype(np.float32)
     scales = random.random(9, np.float32) if kind == "Int8Array" else np.ones(9, np.float32)
     found = call(
         "core/vectors.js",
         "(([q, p, s]) => {"
-        "const query = {rows: 5, width: 16, values: Float32Array.from(q)};"
+        f"const rows = {rows};"
+        "const query = {rows, width: 16, values: Float32Array.from(q)};"
         f"const values = {kind}.from(p), scales = Float32Array.from(s);"
         "const passage = {rows: 9, width: 16, values, scales};"
-        "const best = m.bestMatches(m.similarities(query, passage), 5, 9);"
+        "const best = m.bestMatches(m.similarities(query, passage), rows, 9);"
         "return [m.maxSim(query, passage), best, m.cosine(query, passage)]; })(given)",
         query.ravel().tolist(),
         passage.ravel().tolist(),

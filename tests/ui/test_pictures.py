@@ -21,7 +21,7 @@ WINDOW = {"width": 1280, "height": 800}
 PICTURES = {
     "ui-text.png": ("text", "light", WINDOW),
     "ui-match.png": ("match", "dark", {"width": 1280, "height": 930}),
-    "ui-search.png": ("search", "light", {"width": 1280, "height": 1120}),
+    "ui-search.png": ("search", "light", {"width": 1280, "height": 990}),
     "ui-service.png": ("service", "light", WINDOW),
     "ui-phone.png": ("match", "light", PHONE),
 }

@@ -181,6 +181,21 @@ def test_search_takes_a_file_and_another_query(open_view, tmp_path: Path) -> Non
     expect(page.locator(".column.dense .hit").first).not_to_contain_text("boat")
 
 
+DROP = """() => {
+  const data = new DataTransfer();
+  data.items.add(new File(["Dropped here.\\n\\nAnd this, too."], "dropped.md"));
+  const event = new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true });
+  document.getElementById("drop-zone").dispatchEvent(event);
+}"""
+
+
+def test_search_takes_a_file_that_is_dropped(open_view) -> None:
+    page = open_view("search")
+    page.evaluate(DROP)
+    expect(page.locator("#index-state")).to_contain_text("2 passages in this tab's memory")
+    expect(page.locator(".column.dense")).to_contain_text("Dropped here.")
+
+
 def test_service_counts_what_happens_and_names_what_runs(open_view, ui_server) -> None:
     page = open_view("service")
     expect(page.locator("#service-state")).to_have_text("healthy")

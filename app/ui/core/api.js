@@ -5,6 +5,7 @@ import { askForToken } from "./token.js";
 
 const TOKEN = "smart-embedder-token";
 const UNAUTHORIZED = 401;
+const UNPROCESSABLE = 422;
 
 /** What the service, or the way to it, answered instead of a result. `status` 0: nobody answered. */
 export class ApiError extends Error {
@@ -32,10 +33,15 @@ export async function embedRaw(texts, options = {}, { signal, background = false
   return response.arrayBuffer();
 }
 
-/** The vectors of one query; a Qwen3 model reads queries behind an instruction of its own. */
+/** The vectors of one query, which Qwen3-Embedding reads behind an instruction of its own. */
 export async function embedQuery(query, health, { signal } = {}) {
-  const ownDenseModel = health.dense_embedding_model !== health.model;
-  return embed([query], ownDenseModel ? { input_type: "query" } : {}, { signal });
+  if (health.dense_embedding_model === health.model) return embed([query], {}, { signal });
+  try {
+    return await embed([query], { input_type: "query" }, { signal });
+  } catch (error) {
+    if (error.status !== UNPROCESSABLE) throw error;
+    return embed([query], {}, { signal }); // The model has no such instruction.
+  }
 }
 
 /** The tokens of each text: `[{id, text, special, start, stop}]`, offsets in code points. */
