@@ -7,8 +7,8 @@ const FLOAT_BYTES = 4;
 const SCALE_BYTES = 4;
 const SPARSE_BYTES = 8; // A token's id and its weight, which stays float32.
 
-/** Fills a table's body; `alone` has the milliseconds of each kind by itself once they are known. */
-export function renderKinds(body, texts, together, alone) {
+/** Fills a table's body; `times` has the milliseconds of `all` and of each kind once they are known. */
+export function renderKinds(body, texts, times) {
   const sum = (size) => texts.reduce((total, text) => total + size(text), 0);
   const width = texts[0].dense.width;
   const vectors = sum((text) => text.colbert.rows);
@@ -16,17 +16,17 @@ export function renderKinds(body, texts, together, alone) {
   const dense = (each) => texts.length * each;
   const rows = [
     ["Dense", "the meaning, as a whole", `${plural(texts.length, "vector")} of ${count(width)}`,
-      dense(width * FLOAT_BYTES), dense(width + SCALE_BYTES), alone?.dense],
+      dense(width * FLOAT_BYTES), dense(width + SCALE_BYTES), times.dense],
     ["Sparse", "the words that count", plural(weights, "weight"),
-      weights * SPARSE_BYTES, weights * SPARSE_BYTES, alone?.sparse],
+      weights * SPARSE_BYTES, weights * SPARSE_BYTES, times.sparse],
     ["ColBERT", "each token in its context", `${plural(vectors, "vector")} of ${count(texts[0].colbert.width)}`,
       vectors * texts[0].colbert.width * FLOAT_BYTES,
-      vectors * (texts[0].colbert.width + SCALE_BYTES), alone?.colbert],
+      vectors * (texts[0].colbert.width + SCALE_BYTES), times.colbert],
   ];
   const total = rows.reduce((sums, row) => [sums[0] + row[3], sums[1] + row[4]], [0, 0]);
   body.replaceChildren(
     ...rows.map((row) => kindRow("", ...row)),
-    kindRow("total", "All three", "from one forward pass", "", ...total, together),
+    kindRow("total", "All three", "from one forward pass", "", ...total, times.all),
   );
 }
 

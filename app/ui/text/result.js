@@ -25,6 +25,12 @@ export function renderText(place, text, tokens, vectors, report) {
   );
 }
 
+/** Scrolls the tokens of a text to the place where the model stops reading, if there is one. */
+export function showCut(box) {
+  const mark = box.querySelector(".cut-mark");
+  if (mark) box.scrollTop = mark.offsetTop - box.clientHeight / 2;
+}
+
 /** Every distinct token: `Map(id -> {id, text, count, weight})`. */
 function termsOf(tokens, weights) {
   const terms = new Map();

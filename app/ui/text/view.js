@@ -5,7 +5,7 @@ import { byId, onPause } from "../core/dom.js";
 import { plural } from "../core/format.js";
 import { LatestWork } from "../core/work.js";
 import { renderKinds, renderTimings } from "./kinds.js";
-import { renderText } from "./result.js";
+import { renderText, showCut } from "./result.js";
 import { SAMPLES, longText } from "./samples.js";
 
 const PAUSE = 400;
@@ -54,10 +54,10 @@ async function analyse(value, status, signal) {
   byId("text-results").replaceChildren(
     ...texts.map((text, i) => renderText(i, text, tokens[i], embeddings.texts[i], embeddings.report)),
   );
+  byId("text-results").querySelectorAll(".tokens").forEach(showCut);
   renderTimings(byId("text-timings"), embeddings.report.timings_ms);
-  renderKinds(byId("text-kinds"), embeddings.texts, embeddings.report.timings_ms.inference, null);
-  const alone = await timeAlone(texts, signal);
-  renderKinds(byId("text-kinds"), embeddings.texts, embeddings.report.timings_ms.inference, alone);
+  renderKinds(byId("text-kinds"), embeddings.texts, {});
+  renderKinds(byId("text-kinds"), embeddings.texts, await timeKinds(texts, signal));
 }
 
 function describe(all, report) {
@@ -66,13 +66,13 @@ function describe(all, report) {
   return `${plural(all.length, "text")}, ${read} read.${more}`;
 }
 
-/** The milliseconds of a forward for each kind by itself. */
-async function timeAlone(texts, signal) {
+/** The milliseconds of a forward for all kinds together and for each by itself, one after another. */
+async function timeKinds(texts, signal) {
   const times = {};
-  for (const kind of KINDS) {
-    const wanted = Object.fromEntries(KINDS.map((each) => [`return_${each}`, each === kind]));
-    const { report } = await embed(texts, wanted, { signal, background: true });
-    times[kind] = report.timings_ms.inference;
+  for (const name of ["all", ...KINDS]) {
+    const wanted = KINDS.map((kind) => [`return_${kind}`, name === "all" || kind === name]);
+    const { report } = await embed(texts, Object.fromEntries(wanted), { signal });
+    times[name] = report.timings_ms.inference;
   }
   return times;
 }
