@@ -21,6 +21,8 @@ command -v redis-server > /dev/null \
   || echo "redis-server is not installed: the tests of RATE_LIMIT_STORE=redis://... are skipped."
 command -v promtool > /dev/null \
   || echo "prometheus is not installed: the tests of the dashboard and the alerts are skipped."
+[[ -x /usr/sbin/nginx ]] || command -v nginx > /dev/null \
+  || echo "nginx is not installed: the tests of the proxy that the guide shows are skipped."
 docker compose version > /dev/null 2>&1 || docker-compose version > /dev/null 2>&1 \
   || echo "docker compose is not installed: the tests of what it makes of its files are skipped."
 command -v qemu-aarch64 > /dev/null \

@@ -92,7 +92,12 @@ def serve(settings: Settings, create_app: CreateApp) -> int:
         proxy_headers=False,
     )
     server = DrainingServer(config, drain, settings.shutdown_timeout)
-    server.run()
+    try:
+        server.run()
+    except SystemExit:
+        # Says in one sentence that another process has taken the port since it was tried.
+        require_port(settings.host, settings.port)
+        raise
     # Last, so that the log ends with the reason.
     for error in failures:
         log_failure(error)

@@ -169,6 +169,36 @@ def test_a_port_that_is_taken_stops_the_start_with_one_sentence(tmp_path: Path) 
     )
 
 
+TRIED_BEFORE_IT_WAS_TAKEN = """
+import app.server.process as process
+from app.main import create_app
+
+tried, require_port = [], process.require_port
+process.require_port = lambda *where: require_port(*where) if tried else tried.append(where)
+process.run(create_app)
+"""
+
+
+def test_a_port_that_is_taken_after_it_was_tried_is_told_in_the_same_words(tmp_path: Path) -> None:
+    """As by another start in the same moment."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        variables = {"PYTHONPATH": str(REPOSITORY), "PORT": port, "HF_HUB_OFFLINE": "1"}
+        ended = subprocess.run(
+            [sys.executable, "-c", TRIED_BEFORE_IT_WAS_TAKEN],
+            cwd=tmp_path,
+            env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)} | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == (
+        f"Smart Embedder cannot start: port {port} of 127.0.0.1 is taken: end what listens there, "
+        "or set another PORT"
+    )
+
+
 @pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
 def test_an_address_that_is_not_this_machines_stops_the_start(host: str, tmp_path: Path) -> None:
     status, output = run_to_the_end(tmp_path, HOST=host)
