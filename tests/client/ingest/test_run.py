@@ -10,6 +10,7 @@ import pytest
 from smart_embedder_client import SparseVector
 from smart_embedder_client.ingest.documents import Fields
 from smart_embedder_client.ingest.options import IngestError
+from smart_embedder_client.qdrant import layout
 from smart_embedder_client.qdrant.layout import make_layout
 from smart_embedder_client.qdrant.store import Point, Vectors
 
@@ -52,12 +53,12 @@ def test_changes_are_stored_and_removed_with_sync_alone(runs: Runs, folder: Path
 
 def test_the_collection_has_the_vectors_of_the_service(runs: Runs) -> None:
     runs.run()
-    layout = runs.look(lambda store: store.layout())
-    assert layout.kinds == {"dense", "sparse", "colbert"}
-    assert layout.sparse == {"sparse": None}
-    assert layout.vectors["colbert"].is_multivector
-    assert layout.vectors["colbert"].edges == 0
-    assert {each.distance for each in layout.vectors.values()} == {"Cosine"}
+    made = runs.look(lambda store: store.layout())
+    assert made.kinds == {"dense", "sparse", "colbert"}
+    assert made.sparse == {"sparse": None}
+    assert made.vectors["colbert"].is_multivector
+    assert made.vectors["colbert"].edges == 0
+    assert {each.distance for each in made.vectors.values()} == {"Cosine"}
 
 
 def test_unchanged_chunks_of_a_changed_document_stay(edge_runs: Runs, folder: Path) -> None:
@@ -127,8 +128,8 @@ def test_a_collection_of_another_model_is_refused(edge_runs: Runs) -> None:
 @pytest.mark.parametrize("datatype", ["float16", "uint8"])
 def test_vectors_are_stored_in_fewer_bytes(edge_runs: Runs, datatype: str) -> None:
     assert edge_runs.run(datatype=datatype).refused == []
-    layout = edge_runs.look(lambda store: store.layout())
-    assert {each.datatype for each in layout.vectors.values()} == {datatype}
+    made = edge_runs.look(lambda store: store.layout())
+    assert {each.datatype for each in made.vectors.values()} == {datatype}
     # The next run takes the type of the collection.
     assert edge_runs.run().uploaded == 0
     with pytest.raises(IngestError, match=f"its vector dense is .*{datatype}.* is needed"):
@@ -145,3 +146,30 @@ def test_chunks_may_not_be_longer_than_the_model_reads(edge_runs: Runs) -> None:
         edge_runs.run(chunk_tokens=100_000)
     with pytest.raises(IngestError, match="an overlap of 64 tokens needs chunks of more than 66"):
         edge_runs.run(chunk_tokens=66, overlap=64)
+
+
+def test_long_chunks_are_pooled_or_split_for_colbert_and_it_is_said(
+    edge_runs: Runs,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As of bge-m3 with more than 1,023 vectors, in a collection with room for 19."""
+    monkeypatch.setattr(layout, "MULTIVECTOR_NUMBERS", 64 * 20)
+    pooled = edge_runs.run()
+    assert pooled.pooled > 0
+    assert (
+        "of chunks with more than 19 ColBERT vectors, these are pooled" in capsys.readouterr().err
+    )
+    split = replace(edge_runs, target=replace(edge_runs.target, collection="split")).run(
+        split_for_colbert=True
+    )
+    assert (split.pooled, split.refused) == (0, [])
+    assert split.points > pooled.points
+    assert "chunks have at most 20 tokens, so that ColBERT fits" in capsys.readouterr().err
+
+
+def test_chunks_are_the_same_whoever_counts_their_tokens(edge_runs: Runs, tiny_m3: Path) -> None:
+    points = edge_runs.run().points
+    again = edge_runs.run(tokenizer=tiny_m3 / "tokenizer.json", recheck=True)
+    assert (again.uploaded, again.points) == (0, points)

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from smart_embedder_client.qdrant.layout import COLBERT
 from smart_embedder_client.qdrant.open_store import Target, open_store
 
 _SOURCE_PATH = "source path"
+_OTHER_THREADS = 4
 
 
 def default_journal(target: Target, dataset: str) -> Path:
@@ -59,6 +61,9 @@ async def ingest(
         IngestError, JournalError, QdrantError, SmartEmbedderError, SourceError: Why the run
             stopped, in one sentence.
     """
+    # Each upload waits in a thread, beside those that read and split.
+    threads = ThreadPoolExecutor(options.streams + _OTHER_THREADS, "ingest")
+    asyncio.get_running_loop().set_default_executor(threads)
     size = await asyncio.to_thread(input_bytes, options.source)
     # Outages are waited for by `Patience`; the second client counts tokens in a thread.
     async with AsyncClient(url, token=token, max_retries=0) as client:
