@@ -88,9 +88,10 @@ def runs(
     qdrant: QdrantServer,
     folder: Path,
     tmp_path: Path,
-) -> Runs:
+) -> Iterator[Runs]:
     """Runs into each kind of collection."""
-    return make_runs(server, target_of(request.param, tmp_path, qdrant), folder, tmp_path)
+    yield make_runs(server, target_of(request.param, tmp_path, qdrant), folder, tmp_path)
+    qdrant.fail()
 
 
 @pytest.fixture

@@ -84,6 +84,26 @@ def test_an_outage_that_lasts_stops_the_run_and_it_goes_on_later(
     assert stored_once(http_runs, qdrant, http_runs.run().points)
 
 
+@pytest.mark.parametrize("runs", ["grpc"], indirect=True)
+def test_over_grpc_the_same_failures_have_the_same_ends(runs: Runs, qdrant: QdrantServer) -> None:
+    qdrant.fail(status=500, reason=NO_SPACE)
+    with pytest.raises(QdrantFullError, match="answers INTERNAL: .*No space left"):
+        runs.run()
+    qdrant.fail(status=503)
+    with pytest.raises(QdrantBusyError, match="answers UNAVAILABLE: told to fail"):
+        runs.run(patience=0.1)
+    qdrant.fail(status=429, times=1)
+    assert runs.run(patience=30).refused == []
+    (runs.options.source / "odd.txt").write_text("an odd river")
+    qdrant.fail(status=422, text="an odd river")
+    ((source, reason),) = runs.run().refused
+    assert source == "odd.txt"
+    assert "answers INVALID_ARGUMENT: told to fail" in reason
+    qdrant.fail()
+    report = runs.run()
+    assert (report.uploaded, len(runs.ids())) == (1, report.points)
+
+
 @pytest.mark.parametrize("status", [400, 422])
 def test_a_point_that_is_refused_is_named_and_the_others_are_stored(
     http_runs: Runs, qdrant: QdrantServer, status: int

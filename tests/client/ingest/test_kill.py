@@ -66,7 +66,7 @@ def test_a_killed_run_goes_on_where_it_was(
 ) -> None:
     """It is killed while an upload waits for its answer, before it is stored or after it."""
     name = http_runs.target.collection
-    qdrant.fail(text="399 ", seconds=20.0, after=after, status=503)
+    qdrant.fail(text="399 ", seconds=600.0, after=after, status=503)
     with started(http_runs, rows) as run:
         qdrant.wait_for(name, lambda state: state["faults"] == 1)
         run.kill()

@@ -11,6 +11,12 @@ from qdrant_client.conversions.conversion import GrpcToRest, RestToGrpc
 from tests.support.qdrant.engine import Engine
 
 _STREAMS = 8
+_CODES = {
+    422: grpc.StatusCode.INVALID_ARGUMENT,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    500: grpc.StatusCode.INTERNAL,
+    503: grpc.StatusCode.UNAVAILABLE,
+}
 
 
 class Collections(q_grpc.CollectionsServicer):
@@ -56,8 +62,11 @@ class Points(q_grpc.PointsServicer):
 
     def Upsert(self, request: Any, context: Any) -> Any:  # noqa: N802
         points = [GrpcToRest.convert_point_struct(each) for each in request.points]
-        with self._engine.upload(request.collection_name, points, request.ByteSize()):
-            self._engine.store(request.collection_name, points)
+        name = request.collection_name
+        with self._engine.upload(name, points, request.ByteSize()) as fault:
+            if fault is not None and fault.status != 200:
+                context.abort(_CODES[fault.status], fault.reason)
+            self._engine.store(name, points)
         return _done()
 
     def Get(self, request: Any, context: Any) -> Any:  # noqa: N802
