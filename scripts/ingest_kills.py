@@ -41,7 +41,7 @@ from tests.support.server import REPOSITORY, RunningServer, start_process
 
 COLLECTION = DATASET = "chunks"
 EDGE = "edge:"
-SETTLED_SECONDS = 60.0
+SETTLED_SECONDS, SETTLING_SECONDS = 60.0, 20.0
 MOST_GROWTH = 0.05
 SECONDS_BETWEEN_SAMPLES = 1.0
 
@@ -63,11 +63,11 @@ class Memory:
 
     @property
     def growths(self) -> list[float]:
-        """For each life of more than two minutes: the last quarter against the second minute."""
+        """For each life that is long enough: its last part against the end of the first minute."""
         found = []
         for life in self.lives:
-            settled = [size for at, size in life if SETTLED_SECONDS <= at < 2 * SETTLED_SECONDS]
-            late = [size for at, size in life if at >= 2 * SETTLED_SECONDS]
+            settled = [size for at, size in life if 0 <= at - SETTLED_SECONDS < SETTLING_SECONDS]
+            late = [size for at, size in life if at >= SETTLED_SECONDS + SETTLING_SECONDS]
             if settled and late:
                 last = late[-max(1, len(late) // 4) :]
                 found.append(statistics.median(last) / statistics.median(settled) - 1)
