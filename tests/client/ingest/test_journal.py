@@ -61,6 +61,15 @@ def test_a_file_that_is_no_journal(tmp_path: Path) -> None:
         Journal(path)
 
 
+def test_a_disk_that_is_full_is_told_in_one_sentence(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.sqlite") as journal:
+        # SQLite's own limit fails as a full disk does.
+        journal._connection.execute("PRAGMA max_page_count = 8")
+        with pytest.raises(JournalError, match="cannot be used: database or disk is full"):
+            journal.add(DIGESTS[0], [str(uuid4()) for _ in range(10_000)])
+        assert journal.stored(DIGESTS) == set()
+
+
 def document(**changes: object) -> Document:
     made = {"source": "a", "key": "", "text": "t", "metadata": {}, "size": 1} | changes
     return Document(**made)  # type: ignore[arg-type]

@@ -58,6 +58,12 @@ class Journal:
             why = "another run has it open" if locked else str(error)
             raise JournalError(f"the journal {self._path} cannot be used: {why}") from error
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """One transaction."""
+        with self._failures(), self._connection:
+            yield
+
     @property
     def points(self) -> int:
         """How many points are noted."""
@@ -66,13 +72,13 @@ class Journal:
 
     def forget(self) -> None:
         """Note nothing any more: the collection has lost points."""
-        with self._connection:
+        with self._writing():
             self._connection.execute("DELETE FROM documents")
 
     def stored(self, digests: Sequence[bytes]) -> set[bytes]:
         """Those of the documents that are stored whole; they count as seen in this run."""
         found: set[bytes] = set()
-        with self._connection:
+        with self._writing():
             for some in _portions(digests):
                 rows = self._connection.execute(
                     f"SELECT digest, points FROM documents WHERE digest IN ({_marks(some)})",  # noqa: S608 - marks alone
@@ -89,19 +95,19 @@ class Journal:
     def add(self, digest: bytes, ids: Sequence[str]) -> None:
         """Note that a document is stored whole."""
         points = b"".join(UUID(each).bytes for each in ids)
-        with self._connection:
+        with self._writing():
             self._connection.execute(
                 "INSERT OR REPLACE INTO documents VALUES (?, ?, ?)", (digest, points, self._run)
             )
 
     def see(self, ids: Iterable[str]) -> None:
         """Note for the length of this run that its sources have these points."""
-        with self._connection:
+        with self._writing():
             self._see(UUID(each).bytes for each in ids)
 
     def see_first(self, digest: bytes) -> bool:
         """Whether this run has not seen the document before."""
-        with self._connection:
+        with self._writing():
             statement = "INSERT OR IGNORE INTO seen VALUES (?)"
             return self._connection.execute(statement, (b"document" + digest,)).rowcount == 1
 
@@ -118,18 +124,16 @@ class Journal:
     def unseen(self, ids: Sequence[str]) -> list[str]:
         """Those of the points that this run's sources do not have."""
         by_bytes = {UUID(each).bytes: each for each in ids}
-        for some in _portions(list(by_bytes)):
-            rows = self._connection.execute(
-                f"SELECT id FROM seen WHERE id IN ({_marks(some)})",  # noqa: S608 - marks alone
-                some,
-            )
-            for (each,) in rows:
-                del by_bytes[each]
+        with self._failures():
+            for some in _portions(list(by_bytes)):
+                query = f"SELECT id FROM seen WHERE id IN ({_marks(some)})"  # noqa: S608 - marks alone
+                for (each,) in self._connection.execute(query, some):
+                    del by_bytes[each]
         return list(by_bytes.values())
 
     def forget_unseen(self) -> None:
         """Forget the documents that this run has not seen."""
-        with self._connection:
+        with self._writing():
             self._connection.execute("DELETE FROM documents WHERE run < ?", (self._run,))
 
     def fact(self, name: str) -> str | None:
@@ -139,11 +143,11 @@ class Journal:
 
     def note(self, name: str, value: str) -> None:
         """Note a fact for later runs."""
-        with self._connection:
+        with self._writing():
             self._connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
     def _number(self, query: str) -> int:
-        with closing(self._connection.execute(query)) as rows:
+        with self._failures(), closing(self._connection.execute(query)) as rows:
             return int(rows.fetchone()[0])
 
     def close(self) -> None:

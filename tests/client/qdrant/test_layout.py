@@ -1,0 +1,40 @@
+"""Whether the service's vectors fit into a collection, and what is said if they do not."""
+
+from dataclasses import replace
+
+import pytest
+from smart_embedder_client.qdrant.layout import Layout, VectorSpace, differences, make_layout
+
+WANTED = make_layout(1024, 1024, sparse=True, datatype="float32")
+
+
+def with_dense(**changes: object) -> Layout:
+    dense = replace(WANTED.vectors["dense"], **changes)  # type: ignore[arg-type]
+    return replace(WANTED, vectors={**WANTED.vectors, "dense": dense})
+
+
+def test_a_collection_may_have_more_than_is_needed() -> None:
+    more = replace(
+        WANTED,
+        vectors={**WANTED.vectors, "image": VectorSpace(512, "Dot")},
+        sparse={**WANTED.sparse, "bm25": "idf"},
+    )
+    assert differences(WANTED, more) == []
+    assert differences(WANTED, with_dense(edges=32)) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        (with_dense(size=768), "its vector dense is 768 numbers (Cosine, float32), and 1024"),
+        (with_dense(distance="Dot"), "its vector dense is 1024 numbers (Dot, float32), and 1024"),
+        (with_dense(datatype="uint8"), "its vector dense is 1024 numbers (Cosine, uint8), and"),
+        (with_dense(is_multivector=True), "its vector dense is multivector of 1024 numbers"),
+        (replace(WANTED, sparse={"sparse": "idf"}), "sparse vector sparse has the modifier idf"),
+        (replace(WANTED, sparse={}), "it has no sparse vector sparse"),
+        (make_layout(1024, None, sparse=True, datatype="float32"), "it has no vector colbert"),
+    ],
+)
+def test_every_difference_is_named(found: Layout, told: str) -> None:
+    (problem,) = differences(WANTED, found)
+    assert told in problem
