@@ -4,7 +4,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -19,6 +20,7 @@ log = structlog.get_logger(__name__)
 # file is not sent at all.
 _BYTE_BARS = {"huggingface_hub.snapshot_download.transfer", "huggingface_hub.snapshot_download"}
 _SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_TO_LEFTOVER = 3600.0
 
 
 class DownloadProgress:
@@ -89,6 +91,18 @@ def follow_download(
         status.current = None
     seconds = round(time.monotonic() - started)
     log.info("model_downloaded", model=model, total=human_size(total), seconds=seconds)
+
+
+def remove_leftovers(snapshot: Path) -> None:
+    """Remove what downloads of this model left behind whose processes were ended.
+
+    The hub's library begins each of them in a file of its own and never continues one. A download
+    that goes on writes at least every few seconds, so an old file belongs to none.
+    """
+    for file in (snapshot.parents[1] / "blobs").glob("*.incomplete"):
+        with suppress(OSError):  # Another start was faster, or the cache is read-only.
+            if time.time() - file.stat().st_mtime > _SECONDS_TO_LEFTOVER:
+                file.unlink()
 
 
 def _bar_class(progress: DownloadProgress) -> type[tqdm]:

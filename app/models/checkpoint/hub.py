@@ -31,7 +31,7 @@ from huggingface_hub.utils import filter_repo_objects  # type: ignore[attr-defin
 
 from app.engine.download import DownloadStatus
 from app.errors import StartupError
-from app.models.checkpoint.download import follow_download
+from app.models.checkpoint.download import follow_download, remove_leftovers
 
 _SECONDS_FOR_THE_HUB = 10.0
 _SECONDS_BETWEEN_TRIES = 1.0
@@ -103,7 +103,9 @@ def _from_hub(name: str, hub: Hub) -> Path:
     wanted = filter_repo_objects(files, allow_patterns=_WANTED_FILES, ignore_patterns=unwanted)
     sizes = {file: files[file] for file in wanted}
     with follow_download(name, hub.status, sizes, _on_disk(name, info, sizes, hub)) as bar:
-        return Path(find(ignore_patterns=unwanted, tqdm_class=bar))
+        snapshot = Path(find(ignore_patterns=unwanted, tqdm_class=bar))
+    remove_leftovers(snapshot)
+    return snapshot
 
 
 def _on_disk(name: str, info: ModelInfo, files: Iterable[str], hub: Hub) -> set[str]:

@@ -1,6 +1,7 @@
 """The progress of a download: in the log, and in /health of a real process."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -115,6 +116,21 @@ def test_what_is_on_the_disk_counts_and_is_not_fetched_again(model: Path, tmp_pa
         assert again[0] == 100 * present // sum(sizes.values())
         assert again[-1] == 100
         assert fetch(hub, tmp_path) == [], "nothing is reported where nothing is missing"
+
+
+def test_what_an_ended_download_left_is_removed_and_one_that_goes_on_is_kept(
+    model: Path, tmp_path: Path
+) -> None:
+    blobs = tmp_path / "models--example--m3" / "blobs"
+    blobs.mkdir(parents=True)
+    old, new = blobs / "extra.pt.1.incomplete", blobs / "extra.pt.2.incomplete"
+    for file in (old, new):
+        file.touch()
+    os.utime(old, (0, 0))
+    with run_hub(model) as hub:
+        fetch(hub, tmp_path)
+    assert not old.exists()
+    assert new.exists()
 
 
 def test_a_connection_that_breaks_is_resumed_and_no_byte_counts_twice(
