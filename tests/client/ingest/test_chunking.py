@@ -90,6 +90,14 @@ def test_each_word_is_asked_for_once(client: Client) -> None:
     assert len(asked) == len(set(asked))
 
 
+def test_words_are_forgotten_before_they_are_too_many() -> None:
+    counter = TokenCounter(lambda texts: [len(text) for text in texts])
+    for start in range(0, 100_000, 1_000):
+        counter.prepare(str(i) for i in range(start, start + 1_000))
+    assert len(counter._known) <= 31_000
+    assert counter.count("12 345 12") == 7
+
+
 @given(st.lists(st.sampled_from([*varied_texts(40), *corpus(20)]), min_size=1, max_size=4))
 @settings(max_examples=25)
 def test_the_tokens_of_a_text_are_those_of_its_words(client: Client, parts: list[str]) -> None:

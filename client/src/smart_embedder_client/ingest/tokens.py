@@ -6,7 +6,8 @@ CountTokens = Callable[[Sequence[str]], Sequence[int]]
 
 _TEXTS_PER_REQUEST, _CHARACTERS_PER_REQUEST = 128, 500_000
 _LONGEST_PIECE = 10_000
-_REMEMBERED_CHARACTERS = 4_000_000
+# About 5 MB. Texts full of numbers have new words without end.
+_REMEMBERED_WORDS, _REMEMBERED_CHARACTERS = 30_000, 1_000_000
 
 
 class TokenCounter:
@@ -26,7 +27,7 @@ class TokenCounter:
 
     def prepare(self, texts: Iterable[str]) -> None:
         """Count the words of many texts, in few requests."""
-        if self._characters > _REMEMBERED_CHARACTERS:
+        if len(self._known) > _REMEMBERED_WORDS or self._characters > _REMEMBERED_CHARACTERS:
             self._known.clear()
             self._characters = 0
         words = {piece: None for text in texts for piece in _pieces(text)}
