@@ -58,6 +58,12 @@ def test_the_engine_is_a_library(installed: Path) -> None:
     assert told.split() == ["Engine", __version__, str(installed / "app" / "__init__.py")]
 
 
+def test_the_page_is_in_it(installed: Path) -> None:
+    files = {path.relative_to(ROOT) for path in (ROOT / "app" / "ui").rglob("*.*")}
+    assert files
+    assert all((installed / file).is_file() for file in files)
+
+
 def test_the_kernels_can_be_built_of_it(installed: Path) -> None:
     ops = Path("app", "models", "ops")
     names = {path.name for path in (ROOT / ops / "csrc").glob("*.*") if path.suffix != ".so"}

@@ -9,7 +9,10 @@
   const apply = () => {
     root.dataset.theme = current();
     const button = document.getElementById("theme");
-    button?.setAttribute("aria-label", `Switch to the ${current() === "dark" ? "light" : "dark"} theme`);
+    button?.setAttribute(
+      "aria-label",
+      `Switch to the ${current() === "dark" ? "light" : "dark"} theme`,
+    );
     document.dispatchEvent(new Event("themechange"));
   };
 

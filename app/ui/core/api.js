@@ -94,7 +94,8 @@ async function tokenFromUser(wasWrong) {
 }
 
 async function fetchWith(token, path, init) {
-  const headers = token === null ? init.headers : { ...init.headers, Authorization: `Bearer ${token}` };
+  const headers =
+    token === null ? init.headers : { ...init.headers, Authorization: `Bearer ${token}` };
   try {
     return await fetch(path, { ...init, headers });
   } catch (error) {

@@ -14,7 +14,8 @@ export function decodeEmbeddings(buffer) {
   const { dense, dense_scale: denseScale, colbert, colbert_scale: colbertScale } = tensors;
   const denseOf = (i) => matrix(dense, denseScale, i, i + 1);
   const colbertOf = (i) => matrix(colbert, colbertScale, ...span(tensors.colbert_offsets, i));
-  const length = (dense?.shape[0] ?? (tensors.sparse_offsets ?? tensors.colbert_offsets).shape[0] - 1);
+  const length =
+    dense?.shape[0] ?? (tensors.sparse_offsets ?? tensors.colbert_offsets).shape[0] - 1;
   const texts = Array.from({ length }, (_, i) => ({
     dense: dense ? denseOf(i) : null,
     sparse: tensors.sparse_offsets ? sparseOf(tensors, i) : null,

@@ -10,7 +10,10 @@ export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 
 
 export function bytes(number) {
   if (number < 1000) return `${whole.format(number)} B`;
-  for (const [unit, size] of [["KB", 1e3], ["MB", 1e6]]) {
+  for (const [unit, size] of [
+    ["KB", 1e3],
+    ["MB", 1e6],
+  ]) {
     if (number < size * 1000) return `${short.format(number / size)} ${unit}`;
   }
   return `${short.format(number / 1e9)} GB`;

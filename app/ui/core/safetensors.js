@@ -18,7 +18,14 @@ export function decodeSafetensors(buffer) {
   const text = new TextDecoder().decode(new Uint8Array(buffer, LENGTH_BYTES, length));
   const { __metadata__: metadata = {}, ...entries } = JSON.parse(text);
   const tensors = {};
-  for (const [name, { dtype, shape, data_offsets: [begin, end] }] of Object.entries(entries)) {
+  for (const [
+    name,
+    {
+      dtype,
+      shape,
+      data_offsets: [begin, end],
+    },
+  ] of Object.entries(entries)) {
     const Values = ARRAYS[dtype];
     if (!Values) throw new TypeError(`tensors of type ${dtype} are not read`);
     const start = LENGTH_BYTES + length + begin;

@@ -19,7 +19,11 @@ export function cosine(a, b) {
 /** What both texts weigh: `[{id, query, passage, product}]`, the largest product first. */
 export function sharedTerms(query, passage) {
   const weights = new Map(Array.from(passage.indices, (id, i) => [id, passage.values[i]]));
-  return Array.from(query.indices, (id, i) => ({ id, query: query.values[i], passage: weights.get(id) }))
+  return Array.from(query.indices, (id, i) => ({
+    id,
+    query: query.values[i],
+    passage: weights.get(id),
+  }))
     .filter((term) => term.passage !== undefined)
     .map((term) => ({ ...term, product: term.query * term.passage }))
     .sort((a, b) => b.product - a.product);

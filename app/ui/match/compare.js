@@ -19,7 +19,9 @@ export function compare(query, passage) {
   const matrix = similarities(query.vectors.colbert, passage.vectors.colbert);
   const best = bestMatches(matrix, rows, columns);
   const shared = sharedTerms(query.vectors.sparse, passage.vectors.sparse);
-  const texts = new Map(plainTokens(query.tokens).map(({ id, text }) => [id, text.trim().toLowerCase()]));
+  const texts = new Map(
+    plainTokens(query.tokens).map(({ id, text }) => [id, text.trim().toLowerCase()]),
+  );
   return {
     query,
     passage,

@@ -14,12 +14,17 @@ export function renderHeatMap(comparison) {
   const { rows, columns } = comparison;
   const canvas = element("canvas", { "aria-hidden": "true" });
   const readout = element("p", { class: "readout", role: "status" }, HINT);
-  const frame = element("div", {
-    class: "scroll heat",
-    tabindex: "0",
-    role: "group",
-    "aria-label": "Heat map of query tokens against passage tokens; the arrow keys move, and the numbers are told below",
-  }, canvas);
+  const frame = element(
+    "div",
+    {
+      class: "scroll heat",
+      tabindex: "0",
+      role: "group",
+      "aria-label":
+        "Heat map of query tokens against passage tokens; the arrow keys move, and the numbers are told below",
+    },
+    canvas,
+  );
   let cell = null;
 
   const paint = () => drawMap(canvas, comparison, cell);
@@ -29,11 +34,16 @@ export function renderHeatMap(comparison) {
     paint();
   };
   canvas.onpointermove = ({ offsetX, offsetY }) => {
-    const [row, column] = [Math.floor((offsetY - LABELS.height) / CELL), Math.floor((offsetX - LABELS.width) / CELL)];
+    const [row, column] = [
+      Math.floor((offsetY - LABELS.height) / CELL),
+      Math.floor((offsetX - LABELS.width) / CELL),
+    ];
     if (row >= 0 && column >= 0 && row < rows && column < columns) select(row, column);
   };
   frame.onkeydown = (event) => {
-    const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[
+      event.key
+    ];
     if (!move) return;
     event.preventDefault();
     const { row, column } = cell ?? { row: -move[0], column: -move[1] };
@@ -60,7 +70,8 @@ function numbersOf({ matrix, columns, queryLabels, passageLabels, best }, { row,
 function keepInSight(frame, { column }) {
   const left = LABELS.width + column * CELL;
   if (left < frame.scrollLeft + LABELS.width) frame.scrollLeft = left - LABELS.width;
-  if (left + CELL > frame.scrollLeft + frame.clientWidth) frame.scrollLeft = left + CELL - frame.clientWidth;
+  if (left + CELL > frame.scrollLeft + frame.clientWidth)
+    frame.scrollLeft = left + CELL - frame.clientWidth;
 }
 
 function drawMap(canvas, comparison, cell) {
@@ -79,7 +90,12 @@ function drawMap(canvas, comparison, cell) {
 
 function coloursOf(canvas) {
   const style = getComputedStyle(canvas);
-  return { accent: style.accentColor, ink: style.color, quiet: style.outlineColor, font: style.fontFamily };
+  return {
+    accent: style.accentColor,
+    ink: style.color,
+    quiet: style.outlineColor,
+    font: style.fontFamily,
+  };
 }
 
 function drawCells(context, { matrix, rows, columns, best }, cell, { accent, ink }) {
@@ -110,15 +126,21 @@ function drawLabels(context, { queryLabels, passageLabels }, cell, { ink, quiet,
   };
   context.textBaseline = "middle";
   queryLabels.forEach((label, row) => {
-    context.setTransform(new DOMMatrix([devicePixelRatio, 0, 0, devicePixelRatio, 0, 0])
-      .translate(LABELS.width - 10, LABELS.height + row * CELL + CELL / 2 - 1));
+    context.setTransform(
+      new DOMMatrix([devicePixelRatio, 0, 0, devicePixelRatio, 0, 0]).translate(
+        LABELS.width - 10,
+        LABELS.height + row * CELL + CELL / 2 - 1,
+      ),
+    );
     context.textAlign = "right";
     write(label, cell?.row === row);
   });
   passageLabels.forEach((label, column) => {
-    context.setTransform(new DOMMatrix([devicePixelRatio, 0, 0, devicePixelRatio, 0, 0])
-      .translate(LABELS.width + column * CELL + CELL / 2, LABELS.height - 8)
-      .rotate((TURN * 180) / Math.PI));
+    context.setTransform(
+      new DOMMatrix([devicePixelRatio, 0, 0, devicePixelRatio, 0, 0])
+        .translate(LABELS.width + column * CELL + CELL / 2, LABELS.height - 8)
+        .rotate((TURN * 180) / Math.PI),
+    );
     context.textAlign = "left";
     write(label, cell?.column === column);
   });

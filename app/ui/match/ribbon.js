@@ -13,16 +13,25 @@ export function renderRibbon(comparison) {
   const { queryLabels, best, shared } = comparison;
   const sharedTexts = new Set(shared.map((term) => term.text));
   const chips = queryLabels.map((label, row) =>
-    element("span", {
-      class: sharedTexts.has(label.toLowerCase()) ? "chip shared" : "chip",
-      role: "img",
-      "aria-label": sentenceOf(comparison, row),
-      style: { "--share": shareOf(best[row].value) },
-    }, label));
+    element(
+      "span",
+      {
+        class: sharedTexts.has(label.toLowerCase()) ? "chip shared" : "chip",
+        role: "img",
+        "aria-label": sentenceOf(comparison, row),
+        style: { "--share": shareOf(best[row].value) },
+      },
+      label,
+    ),
+  );
   const words = passageWords(comparison);
   const lines = svg("svg", { class: "lines", "aria-hidden": "true" });
   const readout = element("p", { class: "readout", "aria-hidden": "true" }, HINT);
-  const query = element("div", { class: "chips", role: "group", "aria-label": "The query, token by token" }, ...chips);
+  const query = element(
+    "div",
+    { class: "chips", role: "group", "aria-label": "The query, token by token" },
+    ...chips,
+  );
   const passage = element("p", { class: "words" }, ...words.nodes);
   const box = element("div", { class: "ribbon" }, lines, query, passage);
   const figure = element("div", {}, box, readout);
@@ -31,7 +40,8 @@ export function renderRibbon(comparison) {
   roving(query, chips, (chip, row) => {
     readout.textContent = chip.getAttribute("aria-label");
     shadeRow(comparison, words.byColumn, row);
-    for (const line of lines.children) line.classList.toggle("dim", Number(line.dataset.row) !== row);
+    for (const line of lines.children)
+      line.classList.toggle("dim", Number(line.dataset.row) !== row);
   });
   const release = () => {
     readout.textContent = HINT;
@@ -57,7 +67,8 @@ function passageWords({ pieces, columns, shared }) {
   const byColumn = [];
   const nodes = pieces.map((piece) => {
     const read = piece.tokens.filter((place) => place < columns - 1);
-    if (!read.length) return piece.tokens.length ? element("span", { class: "cut" }, piece.text) : piece.text;
+    if (!read.length)
+      return piece.tokens.length ? element("span", { class: "cut" }, piece.text) : piece.text;
     const isShared = ids.has(piece.text.trim().toLowerCase());
     const node = element("span", { class: isShared ? "word shared" : "word" }, piece.text);
     for (const place of read) byColumn[place] = node;

@@ -3,8 +3,8 @@
 import { embed, embedQuery, tokenize } from "../core/api.js";
 import { byId, element, onPause } from "../core/dom.js";
 import { decimal, plural } from "../core/format.js";
+import { splitTexts } from "../core/texts.js";
 import { LatestWork } from "../core/work.js";
-import { splitTexts } from "../text/view.js";
 import { compare, readText } from "./compare.js";
 import { renderHeatMap } from "./heat_map.js";
 import { renderRibbon } from "./ribbon.js";
@@ -53,8 +53,12 @@ async function match(query, value, status, signal) {
 
 /** The passages by falling ColBERT score; one is chosen and shown in detail. */
 function showList(comparisons) {
-  const highest = Object.fromEntries(Object.keys(SCORES).map((kind) =>
-    [kind, Math.max(...comparisons.map(({ scores }) => scores[kind]), 1e-9)]));
+  const highest = Object.fromEntries(
+    Object.keys(SCORES).map((kind) => [
+      kind,
+      Math.max(...comparisons.map(({ scores }) => scores[kind]), 1e-9),
+    ]),
+  );
   const buttons = comparisons.map((comparison) => passageButton(comparison, highest));
   const choose = (place) => {
     buttons.forEach((button, i) => button.setAttribute("aria-pressed", i === place));
@@ -63,27 +67,48 @@ function showList(comparisons) {
   buttons.forEach((button, place) => {
     button.onclick = () => choose(place);
   });
-  byId("match-count").textContent = `${plural(comparisons.length, "passage")}, the best ColBERT score first`;
+  byId("match-count").textContent =
+    `${plural(comparisons.length, "passage")}, the best ColBERT score first`;
   byId("match-list").replaceChildren(...buttons.map((button) => element("li", {}, button)));
   choose(0);
 }
 
 function passageButton({ passage, scores }, highest) {
-  return element("button", { type: "button", class: "passage" },
+  return element(
+    "button",
+    { type: "button", class: "passage" },
     element("span", { class: "passage-text" }, passage.text),
-    element("span", { class: "scores" }, ...Object.entries(SCORES).map(([kind, name]) =>
-      element("span", { class: "score" },
-        element("span", { class: "score-name" }, name), " ",
-        element("span", { class: "number" }, decimal(scores[kind])),
-        element("span", { class: "meter", style: { "--share": Math.max(0, scores[kind] / highest[kind]) } })))));
+    element(
+      "span",
+      { class: "scores" },
+      ...Object.entries(SCORES).map(([kind, name]) =>
+        element(
+          "span",
+          { class: "score" },
+          element("span", { class: "score-name" }, name),
+          " ",
+          element("span", { class: "number" }, decimal(scores[kind])),
+          element("span", {
+            class: "meter",
+            style: { "--share": Math.max(0, scores[kind] / highest[kind]) },
+          }),
+        ),
+      ),
+    ),
+  );
 }
 
 function showDetail(comparison) {
-  byId("match-scores").replaceChildren(...Object.entries({
-    dense: "Dense cosine",
-    sparse: "Sparse dot product",
-    colbert: "ColBERT, mean of the best",
-  }).flatMap(([kind, name]) => [element("dt", {}, name), element("dd", {}, decimal(comparison.scores[kind]))]));
+  byId("match-scores").replaceChildren(
+    ...Object.entries({
+      dense: "Dense cosine",
+      sparse: "Sparse dot product",
+      colbert: "ColBERT, mean of the best",
+    }).flatMap(([kind, name]) => [
+      element("dt", {}, name),
+      element("dd", {}, decimal(comparison.scores[kind])),
+    ]),
+  );
   byId("match-ribbon").replaceChildren(renderRibbon(comparison));
   byId("match-heat").replaceChildren(renderHeatMap(comparison));
   byId("match-shared").replaceChildren(sharedTable(comparison));

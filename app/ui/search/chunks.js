@@ -31,7 +31,8 @@ function joinShort(paragraphs) {
 function packSentences(paragraph) {
   const passages = [""];
   for (const sentence of sentencesOf(paragraph)) {
-    if (passages.at(-1) && passages.at(-1).length + sentence.length > MOST_CHARACTERS) passages.push("");
+    if (passages.at(-1) && passages.at(-1).length + sentence.length > MOST_CHARACTERS)
+      passages.push("");
     passages[passages.length - 1] += sentence;
   }
   return passages.map((passage) => passage.trim()).filter(Boolean);
@@ -45,5 +46,8 @@ function sentencesOf(paragraph) {
 /** A sentence without an end is cut at spaces, and a word without an end anywhere. */
 function cutLong(sentence) {
   if (sentence.length <= MOST_CHARACTERS) return [sentence];
-  return sentence.match(new RegExp(`.{1,${MOST_CHARACTERS}}(?:\\s|$)|.{${MOST_CHARACTERS}}`, "gsu")) ?? [];
+  return (
+    sentence.match(new RegExp(`.{1,${MOST_CHARACTERS}}(?:\\s|$)|.{${MOST_CHARACTERS}}`, "gsu")) ??
+    []
+  );
 }

@@ -21,7 +21,6 @@ const DIGITS = { fused: 4 };
 
 export class Columns {
   #onChoose;
-  #rankings = {};
   #chosen = null;
 
   /** `onChoose(chunk)` is called for the passage that the user chooses. */
@@ -38,7 +37,13 @@ export class Columns {
 
   /** The passages that are shown, each once. */
   static shown(rankings) {
-    return [...new Set(Object.values(rankings).flatMap((hits) => (hits ?? []).slice(0, ROWS).map((hit) => hit.chunk)))];
+    return [
+      ...new Set(
+        Object.values(rankings).flatMap((hits) =>
+          (hits ?? []).slice(0, ROWS).map((hit) => hit.chunk),
+        ),
+      ),
+    ];
   }
 
   /**
@@ -46,9 +51,9 @@ export class Columns {
    * `tokens` those of the shown ones, `terms` the weights of the query's tokens by their ids.
    */
   show(rankings, { texts, tokens, terms, reason }) {
-    this.#rankings = rankings;
     const columns = Object.entries(rankings).map(([kind, hits]) =>
-      this.#column(kind, hits, { texts, tokens, terms, reason }));
+      this.#column(kind, hits, { texts, tokens, terms, reason }),
+    );
     this.box.replaceChildren(this.lines, ...columns);
     this.#mark();
     this.#drawLines();
@@ -63,28 +68,45 @@ export class Columns {
   #column(kind, hits, facts) {
     const [name, meaning] = NAMES[kind];
     const title = `column-${kind}`;
-    const empty = hits === null ? (kind === "reranked" && facts.reason) || "…" : "No passage has a word of the query.";
-    return element("section", { class: `column ${kind}`, "aria-labelledby": title },
+    const empty =
+      hits === null
+        ? (kind === "reranked" && facts.reason) || "…"
+        : "No passage has a word of the query.";
+    return element(
+      "section",
+      { class: `column ${kind}`, "aria-labelledby": title },
       element("h3", { id: title }, name, element("small", {}, meaning)),
       hits?.length
-        ? element("ol", {}, ...hits.slice(0, ROWS).map((hit) => element("li", {}, this.#hit(kind, hit, facts))))
+        ? element(
+            "ol",
+            {},
+            ...hits.slice(0, ROWS).map((hit) => element("li", {}, this.#hit(kind, hit, facts))),
+          )
         : element("p", { class: "quiet" }, empty),
     );
   }
 
   #hit(kind, { chunk, score }, { texts, tokens, terms }) {
-    const button = element("button", { type: "button", class: "hit", "data-chunk": chunk },
-      element("span", { class: "hit-head" },
+    const button = element(
+      "button",
+      { type: "button", class: "hit", "data-chunk": chunk },
+      element(
+        "span",
+        { class: "hit-head" },
         element("span", { class: "number-of" }, `#${chunk + 1}`),
-        element("span", { class: "number" }, decimal(score, DIGITS[kind] ?? 3))),
-      element("span", { class: "snippet" }, ...snippet(texts[chunk], tokens.get(chunk), terms)));
+        element("span", { class: "number" }, decimal(score, DIGITS[kind] ?? 3)),
+      ),
+      element("span", { class: "snippet" }, ...snippet(texts[chunk], tokens.get(chunk), terms)),
+    );
     button.onclick = () => this.choose(chunk);
     return button;
   }
 
   /** The arrow keys move in and between the columns. */
   #move(event) {
-    const step = { ArrowDown: [0, 1], ArrowUp: [0, -1], ArrowRight: [1, 0], ArrowLeft: [-1, 0] }[event.key];
+    const step = { ArrowDown: [0, 1], ArrowUp: [0, -1], ArrowRight: [1, 0], ArrowLeft: [-1, 0] }[
+      event.key
+    ];
     const column = event.target.closest(".column");
     if (!step || !column) return;
     const columns = [...this.box.querySelectorAll(".column")];
@@ -115,8 +137,12 @@ export class Columns {
     const frame = this.box.getBoundingClientRect();
     this.lines.setAttribute("viewBox", `0 0 ${this.box.scrollWidth} ${frame.height}`);
     const columns = [...this.box.querySelectorAll(".column")].map(
-      (column) => new Map([...column.querySelectorAll(".hit")].map((hit) => [hit.dataset.chunk, hit])));
-    const paths = columns.slice(1).flatMap((right, place) => linesBetween(columns[place], right, frame));
+      (column) =>
+        new Map([...column.querySelectorAll(".hit")].map((hit) => [hit.dataset.chunk, hit])),
+    );
+    const paths = columns
+      .slice(1)
+      .flatMap((right, place) => linesBetween(columns[place], right, frame));
     this.lines.replaceChildren(...paths);
     this.#follow(null);
   }
@@ -128,16 +154,18 @@ const chunkAt = (target) => {
 };
 
 function linesBetween(left, right, frame) {
-  return [...left].filter(([chunk]) => right.has(chunk)).map(([chunk, hit]) => {
-    const [from, to] = [hit.getBoundingClientRect(), right.get(chunk).getBoundingClientRect()];
-    const [x1, y1] = [from.right - frame.left, from.top + from.height / 2 - frame.top];
-    const [x2, y2] = [to.left - frame.left, to.top + to.height / 2 - frame.top];
-    const bend = (x2 - x1) / 2;
-    return svg("path", {
-      d: `M${x1},${y1} C${x1 + bend},${y1} ${x2 - bend},${y2} ${x2},${y2}`,
-      "data-chunk": chunk,
+  return [...left]
+    .filter(([chunk]) => right.has(chunk))
+    .map(([chunk, hit]) => {
+      const [from, to] = [hit.getBoundingClientRect(), right.get(chunk).getBoundingClientRect()];
+      const [x1, y1] = [from.right - frame.left, from.top + from.height / 2 - frame.top];
+      const [x2, y2] = [to.left - frame.left, to.top + to.height / 2 - frame.top];
+      const bend = (x2 - x1) / 2;
+      return svg("path", {
+        d: `M${x1},${y1} C${x1 + bend},${y1} ${x2 - bend},${y2} ${x2},${y2}`,
+        "data-chunk": chunk,
+      });
     });
-  });
 }
 
 /** The part of a passage around its first word of the query; such words are marked by their weight. */
@@ -146,11 +174,19 @@ function snippet(text, tokens, terms) {
   const heaviest = Math.max(...terms.values());
   const pieces = piecesOf(text, tokens).map((piece) => ({
     text: piece.text,
-    share: Math.max(0, ...piece.tokens.map((place) => (terms.get(plain[place].id) ?? 0) / heaviest)),
+    share: Math.max(
+      0,
+      ...piece.tokens.map((place) => (terms.get(plain[place].id) ?? 0) / heaviest),
+    ),
   }));
   const { begin, end } = windowOf(pieces);
-  const nodes = pieces.slice(begin, end).map((piece) =>
-    piece.share > FAINT ? element("mark", { style: { "--share": piece.share } }, piece.text) : piece.text);
+  const nodes = pieces
+    .slice(begin, end)
+    .map((piece) =>
+      piece.share > FAINT
+        ? element("mark", { style: { "--share": piece.share } }, piece.text)
+        : piece.text,
+    );
   return [begin ? "… " : "", ...nodes, end < pieces.length ? "…" : ""];
 }
 
@@ -158,7 +194,8 @@ function snippet(text, tokens, terms) {
 function windowOf(pieces) {
   const first = pieces.findIndex((piece) => piece.share > FAINT);
   let begin = first > BEFORE_MARK * 2 ? first - BEFORE_MARK : 0;
-  const length = (from, to) => pieces.slice(from, to).reduce((sum, piece) => sum + piece.text.length, 0);
+  const length = (from, to) =>
+    pieces.slice(from, to).reduce((sum, piece) => sum + piece.text.length, 0);
   while (begin && length(begin) < SNIPPET) begin--;
   let end = begin + 1;
   while (end < pieces.length && length(begin, end) < SNIPPET) end++;

@@ -46,7 +46,10 @@ export class IndexPanel {
       indexed = progress;
       const seconds = (performance.now() - began) / 1000;
       const left = progress.done ? (seconds / progress.done) * (progress.total - progress.done) : 0;
-      showProgress(progress, `${count(progress.done)} of ${count(progress.total)}, about ${duration(left)} left`);
+      showProgress(
+        progress,
+        `${count(progress.done)} of ${count(progress.total)}, about ${duration(left)} left`,
+      );
     };
     await this.#index.clear();
     showProgress(indexed, `0 of ${count(texts.length)}`);
@@ -83,8 +86,12 @@ function tellWait(seconds, error) {
 }
 
 function tellEnd({ done, total, bytes: size }, found) {
-  const part = done < total ? `${count(done)} of ${plural(total, "passage")}` : plural(total, "passage");
-  const more = found > MOST_PASSAGES ? `; only the first ${count(MOST_PASSAGES)} of ${count(found)} are taken` : "";
+  const part =
+    done < total ? `${count(done)} of ${plural(total, "passage")}` : plural(total, "passage");
+  const more =
+    found > MOST_PASSAGES
+      ? `; only the first ${count(MOST_PASSAGES)} of ${count(found)} are taken`
+      : "";
   byId("index-state").textContent = `${part} in this tab's memory, ${bytes(size)}${more}`;
 }
 

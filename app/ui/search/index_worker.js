@@ -32,7 +32,8 @@ const jobs = {
       });
       return scores;
     };
-    const best = (scores, options) => rank(scores, limit, options).filter((hit) => hit.score > -Infinity);
+    const best = (scores, options) =>
+      rank(scores, limit, options).filter((hit) => hit.score > -Infinity);
     return {
       dense: best(score("dense", cosine)),
       sparse: best(score("sparse", sparseScore), { positive: true }),

@@ -31,8 +31,10 @@ export async function indexTexts(texts, index, { signal, onProgress, onWait }) {
       const first = next;
       next += size;
       const part = texts.slice(first, next);
-      const { seconds, buffer } = await retry(() => timed(embedRaw(part, options, { signal, background: true })), signal, onWait);
+      const send = () => timed(embedRaw(part, options, { signal, background: true }));
+      const { seconds, buffer } = await retry(send, signal, onWait);
       size = sizeAfter(part.length, seconds);
+      signal.throwIfAborted(); // The index may be another text's by now.
       const { bytes } = await index.add(first, buffer);
       done += part.length;
       onProgress({ done, total: texts.length, bytes });
@@ -53,7 +55,7 @@ function sizeAfter(size, seconds) {
 }
 
 /** Tries again while the service is busy or away, after as long as it says. */
-export async function retry(send, signal, onWait) {
+async function retry(send, signal, onWait) {
   for (;;) {
     try {
       return await send();
@@ -70,9 +72,13 @@ export async function retry(send, signal, onWait) {
 function pause(seconds, signal) {
   return new Promise((resolve, reject) => {
     const timer = setTimeout(resolve, seconds * 1000);
-    signal.addEventListener("abort", () => {
-      clearTimeout(timer);
-      reject(signal.reason);
-    }, { once: true });
+    signal.addEventListener(
+      "abort",
+      () => {
+        clearTimeout(timer);
+        reject(signal.reason);
+      },
+      { once: true },
+    );
   });
 }

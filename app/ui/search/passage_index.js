@@ -12,6 +12,12 @@ export class PassageIndex {
       if (error === undefined) resolve(result);
       else reject(new Error(error));
     };
+    // Such as a lack of memory.
+    this.#worker.onerror = ({ message }) => {
+      for (const { reject } of this.#waiting.values())
+        reject(new Error(`the index ended: ${message}`));
+      this.#waiting.clear();
+    };
   }
 
   clear() {

@@ -1,7 +1,7 @@
 /** Rankings: the best of many scores, and the fusion of several rankings. */
 
 /** The constant of reciprocal rank fusion, as in the paper and in most engines. */
-export const RRF_CONSTANT = 60;
+const RRF_CONSTANT = 60;
 
 /** The best `limit` of `scores` as `[{chunk, score}]`; equal scores keep the order of the text. */
 export function rank(scores, limit, { positive = false } = {}) {

@@ -29,7 +29,9 @@ export class ResultPanel {
     this.#status = status;
     this.#work = new LatestWork(byId("search-message"), status);
     this.#detail = new LatestWork(byId("why-message"), status);
-    this.#columns = new Columns((chunk) => this.#detail.run((signal) => this.#explain(chunk, signal)));
+    this.#columns = new Columns((chunk) =>
+      this.#detail.run((signal) => this.#explain(chunk, signal)),
+    );
     onPause(byId("search-query"), "input", PAUSE, () => this.#run());
   }
 
@@ -48,25 +50,28 @@ export class ResultPanel {
 
   async #rank(query, signal) {
     const health = await this.#status.known();
-    const began = performance.now();
-    const [{ texts: [vectors] }, [tokens]] = await Promise.all([
+    const times = new Stopwatch();
+    const [asked, [tokens]] = await Promise.all([
       embedQuery(query, health, { signal }),
       tokenize([query], health, { signal }),
     ]);
-    const embedded = performance.now();
+    const embedding = times.lap();
+    const [vectors] = asked.texts;
     const found = await this.#index.search(vectors, CANDIDATES);
     if (signal.aborted) return;
-    const scored = performance.now();
+    const scoring = times.lap();
     this.#query = readText(query, tokens, vectors);
     const rankings = { ...found, fused: fuse(Object.values(found), CANDIDATES), reranked: null };
     await this.#show(rankings, health, signal);
+    times.lap();
     const reason = await this.#rerank(query, rankings, signal);
+    const reranking = times.lap();
     await this.#show(rankings, health, signal, reason);
     const [best] = rankings.reranked ?? rankings.fused;
     if (best) this.#columns.choose(best.chunk);
-    byId("search-times").textContent = `Query embedded in ${milliseconds(embedded - began)}, ` +
-      `all passages scored in ${milliseconds(scored - embedded)}, ` +
-      `${Math.min(RERANKED, rankings.fused.length)} reranked in ${milliseconds(performance.now() - scored)}`;
+    byId("search-times").textContent =
+      `Query embedded in ${embedding}, all passages scored in ${scoring}` +
+      (rankings.reranked ? `, ${rankings.reranked.length} reranked in ${reranking}` : "");
   }
 
   /** Fills the column of the reranked; why it cannot be filled, if so. */
@@ -74,7 +79,11 @@ export class ResultPanel {
     const candidates = rankings.fused.slice(0, RERANKED).map((hit) => hit.chunk);
     if (!candidates.length) return "";
     try {
-      const { results } = await rerank(query, candidates.map((chunk) => this.#texts[chunk]), { signal });
+      const { results } = await rerank(
+        query,
+        candidates.map((chunk) => this.#texts[chunk]),
+        { signal },
+      );
       rankings.reranked = results.map(({ index, score }) => ({ chunk: candidates[index], score }));
       return "";
     } catch (error) {
@@ -86,7 +95,11 @@ export class ResultPanel {
   async #show(rankings, health, signal, reason = "") {
     const unknown = Columns.shown(rankings).filter((chunk) => !this.#tokens.has(chunk));
     if (unknown.length) {
-      const tokens = await tokenize(unknown.map((chunk) => this.#texts[chunk]), health, { signal });
+      const tokens = await tokenize(
+        unknown.map((chunk) => this.#texts[chunk]),
+        health,
+        { signal },
+      );
       unknown.forEach((chunk, i) => this.#tokens.set(chunk, tokens[i]));
     }
     const { indices, values } = this.#query.vectors.sparse;
@@ -97,12 +110,30 @@ export class ResultPanel {
   /** Which words did it: the passage with all of its vectors, which the index may have joined. */
   async #explain(chunk, signal) {
     const text = this.#texts[chunk];
-    const { texts: [vectors] } = await embed([text], {}, { signal });
+    const {
+      texts: [vectors],
+    } = await embed([text], {}, { signal });
     const comparison = compare(this.#query, readText(text, this.#tokens.get(chunk), vectors));
     byId("why-title").textContent = `Which words did it: passage #${chunk + 1}`;
     byId("why").replaceChildren(
       renderRibbon(comparison),
-      element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Shared tokens" }, sharedTable(comparison)),
+      element(
+        "div",
+        { class: "scroll", tabindex: "0", role: "region", "aria-label": "Shared tokens" },
+        sharedTable(comparison),
+      ),
     );
+  }
+}
+
+/** Tells how long each step took. */
+class Stopwatch {
+  #since = performance.now();
+
+  /** The time since the last call, as text. */
+  lap() {
+    const before = this.#since;
+    this.#since = performance.now();
+    return milliseconds(this.#since - before);
   }
 }

@@ -38,7 +38,8 @@ export class Scrape {
 
   #matching(name, labels) {
     return (this.samples.get(name) ?? []).filter((sample) =>
-      Object.entries(labels).every(([label, text]) => sample.labels[label] === text));
+      Object.entries(labels).every(([label, text]) => sample.labels[label] === text),
+    );
   }
 }
 

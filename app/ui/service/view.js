@@ -61,11 +61,15 @@ class ServiceView {
     this.#scrapes = [...this.#scrapes, scrape].slice(-SCRAPES);
     const [before] = this.#scrapes;
     FIGURES.forEach((figure, i) => {
-      this.#charts[i].add(figure.value(before, scrape, health), figure.note(before, scrape, health));
+      this.#charts[i].add(
+        figure.value(before, scrape, health),
+        figure.note(before, scrape, health),
+      );
     });
     byId("service-message").hidden = true;
     byId("service-token").hidden = true;
-    byId("totals").textContent = `Up for ${stats.uptime} · ${count(stats.total_requests)} requests · ` +
+    byId("totals").textContent =
+      `Up for ${stats.uptime} · ${count(stats.total_requests)} requests · ` +
       `${count(stats.total_sentences)} texts · ${count(stats.total_batches)} forwards · ` +
       `${count(stats.rejected_requests)} refused`;
   }
@@ -78,7 +82,9 @@ class ServiceView {
     byId("service-token").hidden = !this.#refused;
     byId("service-message").hidden = false;
     byId("service-message").textContent =
-      error.status === 0 ? "The server is away. The charts go on when it is back." : sentenceFor(error);
+      error.status === 0
+        ? "The server is away. The charts go on when it is back."
+        : sentenceFor(error);
   }
 
   #showState() {

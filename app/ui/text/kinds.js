@@ -15,13 +15,30 @@ export function renderKinds(body, texts, times) {
   const weights = sum((text) => text.sparse.indices.length);
   const dense = (each) => texts.length * each;
   const rows = [
-    ["Dense", "the meaning, as a whole", `${plural(texts.length, "vector")} of ${count(width)}`,
-      dense(width * FLOAT_BYTES), dense(width + SCALE_BYTES), times.dense],
-    ["Sparse", "the words that count", plural(weights, "weight"),
-      weights * SPARSE_BYTES, weights * SPARSE_BYTES, times.sparse],
-    ["ColBERT", "each token in its context", `${plural(vectors, "vector")} of ${count(texts[0].colbert.width)}`,
+    [
+      "Dense",
+      "the meaning, as a whole",
+      `${plural(texts.length, "vector")} of ${count(width)}`,
+      dense(width * FLOAT_BYTES),
+      dense(width + SCALE_BYTES),
+      times.dense,
+    ],
+    [
+      "Sparse",
+      "the words that count",
+      plural(weights, "weight"),
+      weights * SPARSE_BYTES,
+      weights * SPARSE_BYTES,
+      times.sparse,
+    ],
+    [
+      "ColBERT",
+      "each token in its context",
+      `${plural(vectors, "vector")} of ${count(texts[0].colbert.width)}`,
       vectors * texts[0].colbert.width * FLOAT_BYTES,
-      vectors * (texts[0].colbert.width + SCALE_BYTES), times.colbert],
+      vectors * (texts[0].colbert.width + SCALE_BYTES),
+      times.colbert,
+    ],
   ];
   const total = rows.reduce((sums, row) => [sums[0] + row[3], sums[1] + row[4]], [0, 0]);
   body.replaceChildren(
@@ -31,7 +48,9 @@ export function renderKinds(body, texts, times) {
 }
 
 function kindRow(className, name, meaning, shape, full, small, time) {
-  return element("tr", { class: className },
+  return element(
+    "tr",
+    { class: className },
     element("th", { scope: "row" }, name, element("small", {}, meaning)),
     element("td", {}, shape),
     numberCell(bytes(full)),
@@ -42,11 +61,25 @@ function kindRow(className, name, meaning, shape, full, small, time) {
 
 /** The stages of the request as one bar. */
 export function renderTimings(figure, timings) {
-  const stages = [["Tokenise", timings.tokenize], ["Wait", timings.queue], ["Forward", timings.inference]];
+  const stages = [
+    ["Tokenise", timings.tokenize],
+    ["Wait", timings.queue],
+    ["Forward", timings.inference],
+  ];
   figure.replaceChildren(
-    element("div", { class: "stages" }, ...stages.map(([, time], i) =>
-      element("span", { class: `stage stage-${i}`, style: { "--share": Math.max(time, 0.01) } }))),
-    element("figcaption", {}, ...stages.map(([name, time], i) =>
-      element("span", { class: `key key-${i}` }, `${name} ${milliseconds(time)}`))),
+    element(
+      "div",
+      { class: "stages" },
+      ...stages.map(([, time], i) =>
+        element("span", { class: `stage stage-${i}`, style: { "--share": Math.max(time, 0.01) } }),
+      ),
+    ),
+    element(
+      "figcaption",
+      {},
+      ...stages.map(([name, time], i) =>
+        element("span", { class: `key key-${i}` }, `${name} ${milliseconds(time)}`),
+      ),
+    ),
   );
 }

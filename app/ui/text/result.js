@@ -17,7 +17,9 @@ export function renderText(place, text, tokens, vectors, report) {
   const terms = termsOf(tokens, weights);
   const truncation = report.warnings.find((warning) => warning.target.index === place)?.details;
   const title = `text-result-${place}`;
-  return element("article", { class: "text-result", "aria-labelledby": title },
+  return element(
+    "article",
+    { class: "text-result", "aria-labelledby": title },
     element("h3", { id: title }, `Text ${place + 1}`),
     element("p", { class: "facts" }, factsOf(tokens, weights, truncation)),
     ...shadedText(text, tokens, terms, truncation),
@@ -42,8 +44,10 @@ function termsOf(tokens, weights) {
 
 function factsOf(tokens, weights, truncation) {
   const cut = truncation ? ` · ${plural(truncation.truncated_tokens, "token")} cut off` : "";
-  return `${plural(tokens.length, "token")}, the special ones included · ` +
-    `${plural(weights.size, "distinct token")} with a weight${cut}`;
+  return (
+    `${plural(tokens.length, "token")}, the special ones included · ` +
+    `${plural(weights.size, "distinct token")} with a weight${cut}`
+  );
 }
 
 function shadedText(text, tokens, terms, truncation) {
@@ -52,7 +56,11 @@ function shadedText(text, tokens, terms, truncation) {
   // The limit counts the special tokens, too, which are always read.
   const read = truncation ? truncation.max_tokens - (tokens.length - plain.length) : Infinity;
   const readout = element("p", { class: "readout", "aria-hidden": "true" }, HINT);
-  const box = element("div", { class: "tokens", role: "group", "aria-label": "The text, token by token" });
+  const box = element("div", {
+    class: "tokens",
+    role: "group",
+    "aria-label": "The text, token by token",
+  });
   const spans = [];
   let cut = false;
   for (const piece of piecesOf(text, tokens).slice(0, MOST_PIECES)) {
@@ -79,18 +87,27 @@ function tokenSpan(text, terms, heaviest, cut) {
   const weight = Math.max(...terms.map((term) => term.weight));
   const numbers = cut
     ? "not read"
-    : terms.map((term) => `weight ${decimal(term.weight)}, counted ${plural(term.count, "time")}`).join("; ");
-  return element("span", {
-    class: cut ? "token cut" : "token",
-    role: "img",
-    "aria-label": `${text}: ${numbers}`,
-    style: { "--share": cut ? 0 : weight / heaviest },
-  }, text);
+    : terms
+        .map((term) => `weight ${decimal(term.weight)}, counted ${plural(term.count, "time")}`)
+        .join("; ");
+  return element(
+    "span",
+    {
+      class: cut ? "token cut" : "token",
+      role: "img",
+      "aria-label": `${text}: ${numbers}`,
+      style: { "--share": cut ? 0 : weight / heaviest },
+    },
+    text,
+  );
 }
 
 const cutMark = (truncation) =>
-  element("span", { class: "cut-mark" },
-    `${count(truncation.max_tokens)} tokens: the model stops reading here`);
+  element(
+    "span",
+    { class: "cut-mark" },
+    `${count(truncation.max_tokens)} tokens: the model stops reading here`,
+  );
 
 /** The heaviest terms, then those that a plain count would put first although they weigh little. */
 function weightTables(terms) {
@@ -103,20 +120,41 @@ function weightTables(terms) {
     weight: Math.max(heavy[0]?.weight ?? 0, 1e-9),
     count: Math.max(...byWeight.map((term) => term.count), 1),
   };
-  const table = element("table", { class: "weights" },
-    element("thead", {}, element("tr", {}, ...["Token", "Learned weight", "Plain count"].map(
-      (text) => element("th", { scope: "col" }, text)))),
+  const table = element(
+    "table",
+    { class: "weights" },
+    element(
+      "thead",
+      {},
+      element(
+        "tr",
+        {},
+        ...["Token", "Learned weight", "Plain count"].map((text) =>
+          element("th", { scope: "col" }, text),
+        ),
+      ),
+    ),
     element("tbody", {}, ...heavy.map((term) => weightRow(term, scale))),
-    counted.length ? element("tbody", { class: "rest" }, ...counted.map((term) => weightRow(term, scale))) : null,
+    counted.length
+      ? element("tbody", { class: "rest" }, ...counted.map((term) => weightRow(term, scale)))
+      : null,
   );
   if (!others.length) return [table];
-  const more = element("table", { class: "weights" },
-    element("tbody", {}, ...others.map((term) => weightRow(term, scale))));
-  return [table, element("details", {}, element("summary", {}, `${plural(others.length, "more token")}`), more)];
+  const more = element(
+    "table",
+    { class: "weights" },
+    element("tbody", {}, ...others.map((term) => weightRow(term, scale))),
+  );
+  return [
+    table,
+    element("details", {}, element("summary", {}, `${plural(others.length, "more token")}`), more),
+  ];
 }
 
 function weightRow(term, scale) {
-  return element("tr", {},
+  return element(
+    "tr",
+    {},
     element("th", { scope: "row" }, term.text),
     barCell("weight", term.weight / scale.weight, decimal(term.weight)),
     barCell("count", term.count / scale.count, count(term.count)),
@@ -124,5 +162,9 @@ function weightRow(term, scale) {
 }
 
 const barCell = (kind, share, text) =>
-  element("td", {}, element("span", { class: `bar ${kind}`, style: { "--share": share } }),
-    element("span", { class: "number" }, text));
+  element(
+    "td",
+    {},
+    element("span", { class: `bar ${kind}`, style: { "--share": share } }),
+    element("span", { class: "number" }, text),
+  );

@@ -3,6 +3,7 @@
 import { embed, tokenize } from "../core/api.js";
 import { byId, onPause } from "../core/dom.js";
 import { plural } from "../core/format.js";
+import { splitTexts } from "../core/texts.js";
 import { LatestWork } from "../core/work.js";
 import { renderKinds, renderTimings } from "./kinds.js";
 import { renderText, showCut } from "./result.js";
@@ -36,11 +37,6 @@ export function createTextView(status) {
   };
 }
 
-/** The texts of the field: an empty line begins the next one. */
-export function splitTexts(value) {
-  return value.split(/\n[ \t]*\n/).map((text) => text.trim()).filter(Boolean);
-}
-
 async function analyse(value, status, signal) {
   const all = splitTexts(value);
   const texts = all.slice(0, MOST_TEXTS);
@@ -52,7 +48,9 @@ async function analyse(value, status, signal) {
   ]);
   byId("text-count").textContent = describe(all, embeddings.report);
   byId("text-results").replaceChildren(
-    ...texts.map((text, i) => renderText(i, text, tokens[i], embeddings.texts[i], embeddings.report)),
+    ...texts.map((text, i) =>
+      renderText(i, text, tokens[i], embeddings.texts[i], embeddings.report),
+    ),
   );
   byId("text-results").querySelectorAll(".tokens").forEach(showCut);
   renderTimings(byId("text-timings"), embeddings.report.timings_ms);
