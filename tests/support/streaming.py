@@ -26,7 +26,7 @@ class Stream:
         self.connection = http.client.HTTPConnection(host, int(port), timeout=60)
         if receive_buffer is not None:
             self._connect_with(receive_buffer)
-        path = "/embeddings/stream?" + urlencode({"return_colbert": "false"} | (options or {}))
+        path = "/embeddings/stream?" + urlencode({"return_colbert": "false", **(options or {})})
         self.connection.putrequest("POST", path)
         for name, value in ({"Content-Type": NDJSON} | dict(headers or {})).items():
             self.connection.putheader(name, value)
@@ -58,7 +58,8 @@ class Stream:
         return self._response
 
     def record(self) -> dict[str, Any]:
-        return json.loads(self.response.readline())
+        record: dict[str, Any] = json.loads(self.response.readline())
+        return record
 
     def rest(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.response.read().splitlines()]
