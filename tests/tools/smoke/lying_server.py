@@ -10,7 +10,7 @@ from app.main import create_app
 from app.server.process import run
 
 _matrix = rendering.render_matrix
-_truncation = rendering._truncation_as_json
+_truncation = rendering.truncation_as_json
 _count = operations.totals
 _rerank = rendering.render_rerank
 
@@ -37,7 +37,7 @@ def by_rising_score(passages, result, model):
 
 if __name__ == "__main__":
     json_answer.render_matrix = drop_a_vector
-    rendering._truncation_as_json = miscount
+    rendering.truncation_as_json = miscount
     operations.totals = exaggerate
     rerank.render_rerank = by_rising_score
     STATUS_OF[EmptyInputError] = 422
