@@ -56,10 +56,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._lingering = LingeringTransport(transport, self.loop)
         super().connection_made(self._lingering)
         self.flow = self._bounded_flow = BoundedFlowControl(self._lingering, self._can_read)
-        self._headers_timer = Timer(self.loop)
-        self._body_timer = Timer(self.loop)
-        self._response_timer = Timer(self.loop)
-        self._hangup_timer = Timer(self.loop)
+        self._timers = timers = [Timer(self.loop) for _ in range(4)]
+        self._headers_timer, self._body_timer, self._response_timer, self._hangup_timer = timers
         self._active_cycle: RequestResponseCycle | None = None
         self._error_response: bytes | None = None
         self._read_buffer = bytearray()
@@ -71,12 +69,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop every timer, and drop what refers back to this connection."""
-        for timer in (
-            self._headers_timer,
-            self._body_timer,
-            self._response_timer,
-            self._hangup_timer,
-        ):
+        for timer in self._timers:
             timer.cancel()
         self._lingering.close_without_lingering()
         self._read_buffer.clear()

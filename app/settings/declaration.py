@@ -109,8 +109,7 @@ class Settings(BaseModel):
 
     bge_embed_max_length: types.Tokens | None = Field(
         None,
-        description="the most tokens of a text that bge-m3 reads; not set, `MAX_INPUT_LENGTH` "
-        "counts",
+        description="the most tokens of a text that bge-m3 reads; `MAX_INPUT_LENGTH` if not set",
     )
     max_input_length: types.Tokens = Field(
         8192, description="an older name for `BGE_EMBED_MAX_LENGTH`"
