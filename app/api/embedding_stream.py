@@ -14,6 +14,7 @@ from starlette.responses import Response
 from app.api.body import check_encoding, content_type_of
 from app.api.compression import encoding_of
 from app.api.context import context_of
+from app.api.formats.answer import VectorOptions
 from app.api.formats.negotiation import media_type_of
 from app.api.formats.records import ARROW, NDJSON, WRITERS, RecordOptions, RecordWriter
 from app.api.formats.requested import check_numbers, model_names, vector_options
@@ -67,9 +68,9 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     lines = make_reader(service.settings.max_body_bytes)
     plan = StreamPlan(
         lines,
-        _embedder(request, service, fields),
+        _embedder(request, service, fields, vectors),
         vectors,
-        partial(_writer, media_type, service, fields, models, lines),
+        partial(_writer, media_type, service, fields, vectors=vectors, models=models, lines=lines),
         max_lines=min(_MAX_LINES, service.settings.max_sentences_per_request),
         max_bytes=_BYTES_PER_TOKEN * models.max_batch_tokens,
         media_type=media_type,
@@ -106,10 +107,12 @@ def _media_type(headers: Headers) -> str:
     return media_type
 
 
-def _embedder(request: Request, service: Service, fields: EmbeddingFields) -> PieceEmbedder:
+def _embedder(
+    request: Request, service: Service, fields: EmbeddingFields, vectors: VectorOptions
+) -> PieceEmbedder:
     return PieceEmbedder(
         service,
-        vector_options(fields).needed,
+        vectors.needed,
         fields.options,
         normalize=fields.normalize_dense,
         urgency=urgency_of(request, BULK_URGENCY),
@@ -121,12 +124,14 @@ def _writer(
     media_type: str,
     service: Service,
     fields: EmbeddingFields,
+    *,
+    vectors: VectorOptions,
     models: LoadedModels,
     lines: LineReader,
 ) -> RecordWriter:
     width = fields.dimensions or models.dense_model.dense_width
     options = RecordOptions(
-        vector_options(fields),
+        vectors,
         model_names(service.settings),
         (width, models.embedder.colbert_width),
         return_tokens=fields.return_tokens,

@@ -13,7 +13,7 @@ from app.api.formats import json_answer
 from app.api.formats.answer import EmbeddingAnswer
 from app.api.formats.negotiation import BINARY, media_type_of
 from app.api.formats.requested import check_numbers, model_names, vector_options
-from app.api.handler import LARGE_RESPONSE_BYTES, Call, Operation, ServiceDep, respond
+from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import NATIVE_EMBEDDINGS, Dialect
 from app.api.rendering import Chunk, estimate_bytes
@@ -57,9 +57,7 @@ async def _embed(body: EmbeddingRequest, call: Call) -> Response:
     answer = EmbeddingAnswer(sentences, result, model_names(settings), wanted)
     render = _renderer(body, answer, media_type)
     estimated_bytes = estimate_bytes(sentences, result)
-    if wanted.take_long:  # However small the answer is.
-        estimated_bytes = max(estimated_bytes, LARGE_RESPONSE_BYTES)
-    return await call.render(render, estimated_bytes, media_type)
+    return await call.render(render, estimated_bytes, media_type, takes_long=wanted.take_long)
 
 
 def _renderer(

@@ -40,7 +40,7 @@ WorkResult = TypeVar("WorkResult", EmbeddingResult, RerankResult)
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 # To render them takes the event loop three milliseconds.
-LARGE_RESPONSE_BYTES = 100_000
+_LARGE_RESPONSE_BYTES = 100_000
 # What most clients accept without having asked for it costs them more than it saves below this.
 COMPRESSED_FROM_BYTES = 1 << 22
 _LEAST_URGENT = 7
@@ -105,14 +105,19 @@ class Call:
         return result
 
     async def render(
-        self, render: Callable[[], Iterable[Chunk]], estimated_bytes: int, media_type: str = JSON
+        self,
+        render: Callable[[], Iterable[Chunk]],
+        estimated_bytes: int,
+        media_type: str = JSON,
+        *,
+        takes_long: bool = False,
     ) -> Response:
-        """The response that `render` makes, off the event loop if it will be large."""
+        """The response that `render` makes, off the event loop if it is large or `takes_long`."""
         began = time.perf_counter()
         compressed = media_type == JSON and estimated_bytes >= COMPRESSED_FROM_BYTES
         encoding = encoding_of(self.request) if compressed else None
         create = partial(_create_response, render, media_type, encoding)
-        if estimated_bytes < LARGE_RESPONSE_BYTES:
+        if estimated_bytes < _LARGE_RESPONSE_BYTES and not takes_long:
             response = create()
         else:
             loop, threads = asyncio.get_running_loop(), self.service.render_threads

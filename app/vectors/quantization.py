@@ -63,7 +63,7 @@ def _scaled(vectors: FloatArray, dtype: OutputDtype) -> QuantizedVectors:
 def _rounded(vectors: FloatArray, dtype: Literal["float16", "bfloat16"]) -> npt.NDArray[Any]:
     """The bits of the nearest numbers, as uint16; PyTorch makes them 9 times as fast as numpy."""
     # Not before there are vectors: the port answers before PyTorch is loaded.
-    import torch  # noqa: PLC0415
+    import torch  # noqa: PLC0415 - see above
 
     bits = np.empty(vectors.shape, np.uint16)
     numbers = vectors.reshape(-1)

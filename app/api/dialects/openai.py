@@ -19,14 +19,7 @@ from app.api.dialects.openai_schemas import (
 )
 from app.api.dialects.work import embed, embedder_of, input_type_of
 from app.api.formats.answer import TextVectors, VectorOptions, vectors_of
-from app.api.handler import (
-    LARGE_RESPONSE_BYTES,
-    Call,
-    Operation,
-    ServiceDep,
-    get_and_head,
-    respond,
-)
+from app.api.handler import Call, Operation, ServiceDep, get_and_head, respond
 from app.api.model_catalogue import ModelCatalogue, ServedModel
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import OPENAI_EMBEDDINGS, Dialect
@@ -75,10 +68,7 @@ async def _embed(body: OpenAIEmbeddingRequest, call: Call) -> Response:
         normalize=body.given("normalize", "normalized") is not False,
     )
     render = partial(_render, result, model, wanted, as_base64=as_base64)
-    estimated_bytes = estimate_bytes([], result)
-    if wanted.take_long:  # However small the answer is.
-        estimated_bytes = max(estimated_bytes, LARGE_RESPONSE_BYTES)
-    return await call.render(render, estimated_bytes)
+    return await call.render(render, estimate_bytes([], result), takes_long=wanted.take_long)
 
 
 def _vector_options(body: OpenAIEmbeddingRequest) -> VectorOptions:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import msgpack
@@ -144,7 +145,6 @@ class _ArrowWriter:
     def __init__(self, options: RecordOptions) -> None:
         self._options = options
         self._stream = arrow.ArrowStream(options.told)
-        self._filler: TextVectors | None = None
 
     def write(self, records: Sequence[Record]) -> bytes:
         return b"".join(self._stream.batch_of(self._columns(records), len(records)))
@@ -165,12 +165,10 @@ class _ArrowWriter:
             return arrow.integer_column([None if each is None else int(each) for each in ids])
         return arrow.string_column([None if each is None else str(each) for each in ids])
 
-    @property
+    @cached_property
     def _null(self) -> TextVectors:
         """What stands behind a row without vectors: Arrow's types are fixed before the first."""
-        if self._filler is None:
-            self._filler = _vectors_of_nothing(self._options)
-        return self._filler
+        return _vectors_of_nothing(self._options)
 
     def end(self) -> bytes:
         schema = self._stream.schema_of(self._columns([Record(None, None)]))

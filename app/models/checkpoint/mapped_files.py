@@ -91,7 +91,6 @@ class MappedFiles:
 def give_back_pages(paths: Iterable[Path]) -> None:
     """Take what was read of mapped files out of the process's memory; changes no content.
 
-    So goes what the allocator keeps of freed copies: a tenth of a model that is laid out anew.
     Whoever reads there again gets it from the system's cache. What was written to the mapping, and
     so to no file, would be lost: weights are only read. Does nothing where the system does not tell
     what is mapped.
@@ -106,8 +105,6 @@ def give_back_pages(paths: Iterable[Path]) -> None:
             start, stop = (int(address, 16) for address in addresses.split("-"))
             size = ctypes.c_size_t(stop - start)
             libc.madvise(ctypes.c_void_p(start), size, mmap.MADV_DONTNEED)
-    with suppress(AttributeError):  # glibc alone has it.
-        libc.malloc_trim(0)
 
 
 def _is(file: int | Path, state: _FileState) -> bool:
