@@ -62,14 +62,14 @@ def raw_bytes(answer: EmbeddingAnswer) -> int:
     return vectors + sum(8 * len(row.sparse.values) for row in rows if row.sparse is not None)
 
 
-def _read_json(content: bytes) -> Any:
-    """As a client does that wants arrays."""
+def read_json(content: bytes) -> Any:
+    """The ColBERT vectors of each text, as a client reads them that wants arrays."""
     data = orjson.loads(content)["data"]
     return [np.array(item["embeddings"]["colbert"], np.float32) for item in data]
 
 
 FORMATS: dict[str, Format] = {
-    "JSON": (json_answer.render, _read_json),
+    "JSON": (json_answer.render, read_json),
     "JSON, gzip": (lambda answer: compress(json_answer.render(answer), "gzip"), len),
     "JSON, zstd": (lambda answer: compress(json_answer.render(answer), "zstd"), len),
     "JSON, base64": (lambda answer: json_answer.render(answer, as_base64=True), orjson.loads),
