@@ -5,7 +5,8 @@ from typing import Literal, get_args, get_origin
 
 from pydantic import SecretStr
 
-from app.settings.declaration import SECTIONS, Settings
+from app.settings.declaration import SECTIONS
+from app.settings.settings import Settings
 from app.settings.types import Allowed
 
 

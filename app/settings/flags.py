@@ -6,8 +6,8 @@ from difflib import get_close_matches
 from typing import NoReturn
 
 from app.errors import StartupError
-from app.settings.declaration import Settings
 from app.settings.describe import default, meaning, sections, without_markup
+from app.settings.settings import Settings
 
 _ABOUT = """\
 Serve embeddings and reranking over HTTP.

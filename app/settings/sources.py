@@ -18,9 +18,9 @@ from pydantic import ValidationError
 
 from app.errors import StartupError
 from app.settings.compose import COMPOSE_VARIABLES
-from app.settings.declaration import Settings
 from app.settings.describe import allowed
 from app.settings.flags import parse_flags
+from app.settings.settings import Settings
 
 DOTENV = Path(".env")
 _SETTINGS = {name.upper() for name in Settings.model_fields}
