@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from app.engine.outcome import outcome_of
 from app.errors import InferenceError
 
 log = structlog.get_logger(__name__)
@@ -126,12 +127,11 @@ class DeviceThread:
 def _answer(future: "Future[Any]", call: Callable[[], Any]) -> None:
     if not future.set_running_or_notify_cancel():
         return
-    try:
-        result = call()
-    except Exception as error:  # noqa: BLE001 - whoever waits for the result must hear of it
-        future.set_exception(error)
+    outcome = outcome_of(call)
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
     else:
-        future.set_result(result)
+        future.set_result(outcome)
 
 
 def _fail(future: "Future[Any]") -> None:

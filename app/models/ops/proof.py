@@ -16,6 +16,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from app.engine.outcome import outcome_of
 from app.errors import StartupError
 from app.models.ops.proof_cases import ATTENTION, CASES, Shapes, TrialInputs
 from app.models.ops.torch_backend import TorchBackend
@@ -133,12 +134,11 @@ def try_path(
     expected: list[Tensor],
     tolerance: float,
 ) -> Proof:
-    """What a path computes, against what it should."""
-    try:
-        actual = compute()
-    except Exception as error:  # noqa: BLE001 - whatever a kernel raises, the next one serves
-        message = next(iter(str(error).splitlines()), "")
-        return Proof(operation, path, math.inf, 0.0, type(error).__name__, message)
+    """What a path computes, against what it should; whatever it raises, the next one serves."""
+    actual = outcome_of(compute)
+    if isinstance(actual, Exception):
+        message = next(iter(str(actual).splitlines()), "")
+        return Proof(operation, path, math.inf, 0.0, type(actual).__name__, message)
     return Proof(operation, path, _difference(actual, expected), tolerance)
 
 
