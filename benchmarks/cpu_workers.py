@@ -1,13 +1,15 @@
-"""Several workers that share the cores, against one worker that has them all.
+"""Several workers that share the cores, against one that has them all, and one that has its share.
 
     python -m benchmarks.cpu_workers FOLDER --workers 2 --rounds 5
 
+The last two tell how much of the second worker's throughput is left, where its cores are there.
 Each is a service of its own. They take turns on the same texts of 16 to 500 tokens, dense vectors
 alone, because the speed of a shared machine drifts.
 """
 
 import argparse
 import asyncio
+import os
 import statistics
 import tempfile
 import time
@@ -46,36 +48,45 @@ async def seconds_of(server: RunningServer, texts: list[str]) -> float:
     return time.perf_counter() - began
 
 
+def setups(workers: int) -> dict[str, dict[str, str]]:
+    """The variables of each service, by what it is called; the first is the one that is told of."""
+    names = ",".join(f"cpu:{number}" for number in range(workers))
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    return {
+        names: {"DEVICE": names},
+        "cpu": {"DEVICE": "cpu"},
+        f"cpu, {threads} thread": {"DEVICE": "cpu", "OMP_NUM_THREADS": str(threads)},
+    }
+
+
 async def compare(options: argparse.Namespace, scratch: Path) -> dict[str, list[float]]:
-    """Seconds of every round, by what DEVICE says."""
-    workers = ",".join(f"cpu:{number}" for number in range(options.workers))
+    """Seconds of every round, by what a service is called."""
     texts = draw_texts(MIXED, options.texts)
     folder = str(options.folder.resolve())
     async with AsyncExitStack() as stack:
         servers = {
-            device: stack.enter_context(
-                run_server(scratch, EMBEDDING_MODEL=folder, DEVICE=device, DTYPE=options.dtype)
+            name: stack.enter_context(
+                run_server(scratch, EMBEDDING_MODEL=folder, DTYPE=options.dtype, **variables)
             )
-            for device in ("cpu", workers)
+            for name, variables in setups(options.workers).items()
         }
-        found: dict[str, list[float]] = {device: [] for device in servers}
+        found: dict[str, list[float]] = {name: [] for name in servers}
         for server in servers.values():
             await asyncio.to_thread(server.wait_until_healthy)
             await seconds_of(server, texts)
-        for _, device in turns(dict.fromkeys(servers, options.rounds)):
-            found[device].append(await seconds_of(servers[device], texts))
+        for _, name in turns(dict.fromkeys(servers, options.rounds)):
+            found[name].append(await seconds_of(servers[name], texts))
     return found
 
 
 def report(found: dict[str, list[float]], texts: int) -> None:
     """Texts a second, and how many times as fast the workers are, round by round."""
-    one, several = found.values()
-    for device, seconds in found.items():
+    several, *_ = found.values()
+    for name, seconds in found.items():
         rounds = " ".join(f"{each:.2f}" for each in seconds)
-        print(f"{device:14}{texts / statistics.median(seconds):8.2f} texts/s  ({rounds} s)")
-    ratios = [alone / shared for alone, shared in zip(one, several, strict=True)]
-    rounds = " ".join(f"{ratio:.2f}" for ratio in ratios)
-    print(f"{'ratio':14}{statistics.median(ratios):8.2f}          ({rounds})")
+        ratios = [other / own for other, own in zip(seconds, several, strict=True)]
+        rate, ratio = texts / statistics.median(seconds), statistics.median(ratios)
+        print(f"{name:16}{rate:8.2f} texts/s  ({rounds} s)  the workers: {ratio:.2f} times as fast")
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -42,10 +42,14 @@ class BatchSlice:
 
 @dataclass(frozen=True)
 class Batch:
-    """What one forward runs: slices of one or more jobs for the same model."""
+    """What one forward runs: slices of one or more jobs for the same model.
+
+    One that is `handed_over` comes from a device that failed while it had it.
+    """
 
     model: Model
     slices: list[BatchSlice]
+    handed_over: bool = False
 
     @cached_property
     def sequences(self) -> list[TokenSequence]:
@@ -115,7 +119,7 @@ class Batch:
 
     def unresolved(self) -> "Batch":
         """The slices whose caller still waits."""
-        return Batch(self.model, [part for part in self.slices if not part.job.resolved])
+        return replace(self, slices=[part for part in self.slices if not part.job.resolved])
 
     def halves(self) -> "tuple[Batch, Batch]":
         """Its first half, by sequences, and the rest; the first is empty for a single sequence."""
@@ -128,7 +132,7 @@ class Batch:
             for piece, slices in zip(part.split(count), (first, second), strict=True):
                 if piece.count:
                     slices.append(piece)
-        return Batch(self.model, first), Batch(self.model, second)
+        return replace(self, slices=first), replace(self, slices=second)
 
     def _reduce(self, results: Sequence[Any]) -> list[Any]:
         reduced: list[Any] = []

@@ -121,6 +121,7 @@ class DevicePool:
             batch_wait=self._settings.batch_wait_ms / 1000,
             on_stuck=self._fail_what_waits_for_stuck_devices,
             on_failed=partial(self._go_on_without, name),
+            has_others=lambda: not self.all_failed,
         )
         consumer = asyncio.create_task(executor.run(), name=f"{name}-consumer")
         consumer.add_done_callback(self._close_queue_without_consumers)

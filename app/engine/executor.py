@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +13,8 @@ from app.engine.batch import Batch
 from app.engine.device_guard import DeviceGuard
 from app.engine.device_threads import DeviceThreads
 from app.engine.forward_limit import DeviceWatchdog, ForwardLimit, ServiceRate, fail_overdue
-from app.engine.job import Job, Purpose
+from app.engine.forward_metrics import observe_forward, observe_wait
+from app.engine.job import Job
 from app.engine.memory import TokenBudget
 from app.engine.model import Model
 from app.engine.preemption import Preemption, is_long, split_short
@@ -51,7 +52,8 @@ class DeviceExecutor:
     """Runs batches one after the other on one device until it is cancelled or the device fails.
 
     `on_stuck` is called when the device has been away for so long that it may never come back,
-    `on_failed` with the error after which `failed` is true and no batch is taken any more.
+    `on_failed` with the error after which `failed` is true and no batch is taken any more. Where
+    `has_others` says that other devices serve the queue, they are given its batches.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class DeviceExecutor:
         batch_wait: float = 0.0,
         on_stuck: Callable[[], None] = lambda: None,
         on_failed: Callable[[DeviceFailedError], None] = lambda _: None,
+        has_others: Callable[[], bool] = lambda: False,
     ) -> None:
         self._queue = queue
         self._threads = threads
@@ -84,6 +87,7 @@ class DeviceExecutor:
         self._preemption: Preemption | None = None
         self._watchdog = DeviceWatchdog(on_stuck)
         self._on_failed = on_failed
+        self._has_others = has_others
         self.rate = ServiceRate()
         self.failed = False
 
@@ -111,10 +115,20 @@ class DeviceExecutor:
             return
         in_flight = _InFlight(batch, device_free=self._last_done)
         self._last_done = in_flight.done
+        if batch.handed_over:
+            await self._serve_alone(in_flight, tasks)
+            return
         if self._threads.preemptible and is_long(seconds := self._expected_seconds(batch)):
             self._let_short_jobs_preempt(in_flight, seconds, tasks)
         self._start(tasks, in_flight)
         await in_flight.launched.wait()
+
+    async def _serve_alone(self, in_flight: _InFlight, tasks: asyncio.TaskGroup) -> None:
+        """A batch that may fail this device, too, is beside no other."""
+        self._in_flight.add(in_flight)
+        await in_flight.device_free.wait()
+        self._start(tasks, in_flight)
+        await in_flight.done.wait()
 
     def _expected_seconds(self, batch: Batch) -> float:
         """How long its forward will take; 0 where that is not known."""
@@ -122,7 +136,7 @@ class DeviceExecutor:
         return batch.tokens / rate if rate else 0.0
 
     def _start(self, tasks: asyncio.TaskGroup, in_flight: _InFlight) -> None:
-        self._observe_wait(in_flight.batch)
+        observe_wait(self._metrics, in_flight.batch)
         self._in_flight.add(in_flight)
         tasks.create_task(self._execute(in_flight))
 
@@ -174,6 +188,9 @@ class DeviceExecutor:
             preemption.ended(seconds)
 
     async def _run_batch(self, batch: Batch, in_flight: _InFlight) -> None:
+        if self.failed:  # While this one waited for its turn.
+            self._queue.hand_over(batch)
+            return
         on_device = self._on_device(batch, in_flight)
         # As a value: whatever it is, the callers of this batch must hear of it.
         outcome: list[Any] | BaseException
@@ -183,8 +200,7 @@ class DeviceExecutor:
             await in_flight.device_free.wait()
             await self._run_in_halves(batch, outcome, in_flight)
         elif isinstance(outcome, DeviceFailedError):
-            batch.fail(outcome)
-            self._take_out_of_service(outcome)
+            self._take_out_of_service(batch, outcome)
         elif isinstance(outcome, Exception):
             _fail(batch, outcome)
         elif isinstance(outcome, BaseException):
@@ -192,9 +208,15 @@ class DeviceExecutor:
         else:
             self._complete(batch, outcome, in_flight)
 
-    def _take_out_of_service(self, error: DeviceFailedError) -> None:
-        if not self.failed:
-            self.failed = True
+    def _take_out_of_service(self, batch: Batch, error: DeviceFailedError) -> None:
+        """Take no batch any more, and give `batch` to another device, unless it failed two."""
+        was_serving, self.failed = not self.failed, True
+        if batch.handed_over or not self._has_others():
+            batch.fail(error)
+        else:
+            log.warning("batch_handed_over", model=batch.model.name, tokens=batch.tokens)
+            self._queue.hand_over(replace(batch, handed_over=True))
+        if was_serving:
             self.rate = ServiceRate()
             self._on_failed(error)
 
@@ -203,7 +225,7 @@ class DeviceExecutor:
         if in_flight.preempts is None:  # Small batches say little of the device's rate.
             self.rate.observe(batch.tokens, seconds)
         self._budget.recover()
-        self._observe(batch, seconds)
+        observe_forward(self._metrics, batch, seconds)
         batch.complete(results, seconds)
 
     def _device_seconds(self, in_flight: _InFlight) -> float:
@@ -234,23 +256,6 @@ class DeviceExecutor:
             if unresolved.slices:
                 await self._run_batch(unresolved, in_flight)
 
-    def _observe_wait(self, batch: Batch) -> None:
-        """Once for each job, when its first sequences are taken."""
-        for part in batch.slices:
-            taken_at = part.job.first_taken_at
-            if part.start == 0 and taken_at is not None:
-                self._metrics.queue_wait.observe(taken_at - part.job.enqueued_at)
-
-    def _observe(self, batch: Batch, seconds: float) -> None:
-        self._metrics.tokens.labels(batch.model.name).inc(batch.tokens)
-        self._metrics.batch_tokens.observe(batch.tokens)
-        embedded = batch.count(Purpose.EMBEDDING)
-        if embedded:
-            self._metrics.batch_size.observe(embedded)
-            self._metrics.embedding_inference.observe(seconds)
-        if batch.count(Purpose.RERANKING):
-            self._metrics.rerank_inference.observe(seconds)
-
     async def _on_device(self, batch: Batch, in_flight: _InFlight) -> list[Any]:
         limits = self._limit.split(batch)
         with self._watchdog.over(limits.device):
@@ -265,7 +270,6 @@ class DeviceExecutor:
 
     async def _compute(self, batch: Batch, in_flight: _InFlight) -> list[Any]:
         model = self._replicas.get(batch.model, batch.model)
-
         loop = asyncio.get_running_loop()
 
         def launch() -> Callable[[], list[Any]]:
@@ -286,8 +290,7 @@ class DeviceExecutor:
 
 def consumer_ended() -> UnhealthyError:
     """What everyone is told who waits for a consumer that has ended by a fault of its own."""
-    message = "the queue's consumer has ended; its log line says why"
-    return UnhealthyError(message, retry_after=30)
+    return UnhealthyError("the queue's consumer has ended; its log line says why", retry_after=30)
 
 
 def _fail(batch: Batch, error: Exception) -> None:

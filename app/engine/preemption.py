@@ -35,7 +35,7 @@ def split_short(batch: Batch) -> tuple[Batch, Batch]:
         (short if is_whole and _is_short(part.job, part.tokens, batch) else rest).append(part)
     if sum(part.tokens for part in short) > _MOST_TOKENS:
         short, rest = [], batch.slices
-    return Batch(batch.model, short), Batch(batch.model, rest)
+    return replace(batch, slices=short), replace(batch, slices=rest)
 
 
 @dataclass(slots=True, eq=False)

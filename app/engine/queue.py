@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -22,12 +23,13 @@ class JobQueue:
         self._listeners: list[Callable[[Job], None]] = []
         self._virtual_time = 0.0
         self._waiting_tokens = 0
+        self._handed_over: deque[Batch] = deque()
         self._closed_for: SmartEmbedderError | None = None
 
     @property
     def waiting_tokens(self) -> int:
         """Tokens that wait for the device."""
-        return self._waiting_tokens
+        return self._waiting_tokens + sum(batch.tokens for batch in self._handed_over)
 
     @property
     def jobs(self) -> list[Job]:
@@ -60,10 +62,20 @@ class JobQueue:
             for on_arrival in self._listeners:
                 on_arrival(job)
 
+    def hand_over(self, batch: Batch) -> None:
+        """Add a batch that was taken for a device that failed: it is the next to be taken."""
+        if self._closed_for is not None:
+            batch.fail(self._closed_for)
+            return
+        self._handed_over.append(batch)
+        self._arrival.set()
+
     def fail(self, error: SmartEmbedderError) -> None:
         """Fail every job that waits."""
         for job in list(self._jobs):
             job.fail(error)
+        while self._handed_over:
+            self._handed_over.popleft().fail(error)
 
     def close(self, error: SmartEmbedderError) -> None:
         """Fail every job that waits, and every later one."""
@@ -79,7 +91,12 @@ class JobQueue:
             self._idle_consumers -= 1
 
     def take(self, limits: Limits, among: Iterable[Job] | None = None) -> Batch | None:
-        """Remove the next batch, of the jobs `among` those that wait or of all; None if none is."""
+        """Remove the next batch, of the jobs `among` those that wait or of all; None if none is.
+
+        Of all, one that was handed over is the first.
+        """
+        if among is None and (batch := self._take_handed_over()) is not None:
+            return batch
         jobs = self._jobs if among is None else {job: self._jobs[job] for job in among}
         if not jobs:
             return None
@@ -89,6 +106,19 @@ class JobQueue:
         batch.take(time.perf_counter())
         self._catch_up()
         return batch
+
+    def _take_handed_over(self) -> Batch | None:
+        """The first that somebody still waits for; fairness counted it when it was first taken."""
+        found = None
+        while found is None and self._handed_over:
+            batch = self._handed_over.popleft().unresolved()
+            found = batch if batch.slices else None
+        self._clear_arrival()
+        return found
+
+    def _clear_arrival(self) -> None:
+        if not (self._jobs or self._handed_over):
+            self._arrival.clear()
 
     def _move_virtual_times(self, batch: Batch) -> None:
         """Advance by the batch's tokens divided by the weights that shared the device."""
@@ -128,5 +158,4 @@ class JobQueue:
         flow = self._jobs.pop(job)
         flow.jobs -= 1
         self._waiting_tokens -= job.waiting_tokens
-        if not self._jobs:
-            self._arrival.clear()
+        self._clear_arrival()

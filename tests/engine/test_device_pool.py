@@ -30,6 +30,13 @@ async def entered(model: FakeModel) -> None:
     await asyncio.to_thread(model.entered.acquire)
 
 
+async def embed_on(model: FakeModel, engine: Engine, texts: list[str]) -> "asyncio.Task":
+    """Occupy the next device, which is that of `model`, with a request."""
+    task = asyncio.create_task(engine.embed(texts))
+    await entered(model)
+    return task
+
+
 async def test_two_devices_work_at_the_same_time() -> None:
     models = [FakeModel(), FakeModel()]
     for model in models:
@@ -88,7 +95,7 @@ async def test_one_stuck_device_is_a_failure_of_the_whole() -> None:
             await stuck
 
 
-async def test_a_device_that_has_failed_gets_no_further_batch_and_the_other_serves_all() -> None:
+async def test_a_device_that_fails_for_good_gives_its_batch_to_the_other_and_gets_no_more() -> None:
     models = [FakeModel(), FakeModel()]
     for model in models:
         model.held = True
@@ -99,8 +106,8 @@ async def test_a_device_that_has_failed_gets_no_further_batch_and_the_other_serv
         for model in models:
             model.held = False
             model.gate.release()
-        results = await asyncio.gather(*requests, return_exceptions=True)
-        assert sorted(isinstance(result, DeviceFailedError) for result in results) == [False, True]
+        results = await asyncio.gather(*requests)
+        assert [result.embeddings[0].dense[0] for result in results] == [970, 980]
         assert engine.failed_devices == ["first"]
         assert engine.failure is None
         later = await asyncio.gather(*(engine.embed([letter * 10]) for letter in "cdefgh"))
@@ -113,11 +120,11 @@ async def test_the_last_device_that_fails_is_a_failure_of_the_whole() -> None:
     for model in models:
         model.failures.append(illegal_access())
     async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
-        # Six batches: two fail on the devices, and those that wait have nowhere to go.
+        # Six batches: the last device fails with its own, and the others have nowhere to go.
         requests = [engine.embed([letter * 10]) for letter in "abcdef"]
         results = await asyncio.gather(*requests, return_exceptions=True)
         assert all(isinstance(result, UnhealthyError) for result in results)
-        assert sum(isinstance(result, DeviceFailedError) for result in results) == 2
+        assert sum(isinstance(result, DeviceFailedError) for result in results) == 1
         assert engine.failed_devices == ["first", "second"]
         assert "every device has failed" in str(engine.failure)
         with pytest.raises(UnhealthyError, match="restarted"):
@@ -136,6 +143,103 @@ async def test_what_a_failed_gpu_still_computes_fails_with_it() -> None:
         results = await asyncio.gather(*requests, return_exceptions=True)
     assert all(isinstance(result, UnhealthyError) for result in results)
     assert len(model.batches) == 2
+
+
+async def test_both_batches_that_a_gpu_had_in_flight_go_to_another_device() -> None:
+    gpu, other = FakeModel(), FakeModel()
+    gpu.asynchronous = gpu.held = other.held = True
+    gpu.failures += [illegal_access(), illegal_access()]
+    async with Engine(Settings(), loader=lambda _: two_devices(gpu, other)) as engine:
+        requests = [asyncio.create_task(engine.embed([letter * 10])) for letter in "abc"]
+        # Two on the GPU, the third on the other device.
+        await asyncio.gather(entered(gpu), entered(gpu), entered(other))
+        gpu.gate.release(2)
+        other.held = False
+        other.gate.release()
+        results = await asyncio.gather(*requests)
+        assert engine.failed_devices == ["first"]
+    assert [result.embeddings[0].dense[0] for result in results] == [970, 980, 990]
+    assert (gpu.batches, other.batches) == ([[10], [10]], [[10], [10], [10]])
+
+
+async def test_what_a_batch_has_done_before_its_device_fails_is_not_done_again() -> None:
+    models = [FakeModel(), FakeModel()]
+    for model in models:
+        model.held = True
+    # Too little memory for all: the first half succeeds, and the second fails the device.
+    models[0].failures += [MemoryError(), None, illegal_access()]
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        request = await embed_on(models[0], engine, ["aa", "bb", "cc", "dd"])
+        occupied = await embed_on(models[1], engine, ["e" * 10])
+        models[0].held = False
+        models[0].gate.release()
+        await asyncio.to_thread(lambda: [models[0].entered.acquire() for _ in range(2)])
+        models[1].held = False
+        models[1].gate.release()
+        result, _ = await asyncio.gather(request, occupied)
+    assert [each.dense[0] for each in result.embeddings] == [2 * ord(c) for c in "abcd"]
+    assert models[0].batches == [[2, 2, 2, 2], [2, 2], [2, 2]]
+    assert models[1].batches == [[10], [2, 2]]
+
+
+async def test_both_halves_go_to_another_device_where_the_first_fails_theirs() -> None:
+    models = [FakeModel(), FakeModel()]
+    models[0].failures += [MemoryError(), illegal_access()]
+    models[1].held = True
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        models[0].held = True
+        request = await embed_on(models[0], engine, ["aa", "bb", "cc", "dd"])
+        occupied = await embed_on(models[1], engine, ["e" * 10])
+        for model in models:
+            model.held = False
+            model.gate.release()
+        result, _ = await asyncio.gather(request, occupied)
+        assert engine.failed_devices == ["first"]
+    assert [each.dense[0] for each in result.embeddings] == [2 * ord(c) for c in "abcd"]
+    assert models[0].batches == [[2, 2, 2, 2], [2, 2]]
+    assert models[1].batches == [[10], [2, 2], [2, 2]]
+
+
+async def test_a_batch_that_fails_two_devices_is_given_to_no_third_and_harms_no_other() -> None:
+    models = [FakeModel(), FakeModel(), FakeModel()]
+    for model in models:
+        model.held = True
+    first, second, third = (named(name, model) for name, model in zip("123", models, strict=True))
+    served = replace(first, replicas=(second, third))
+    async with Engine(Settings(), loader=lambda _: served) as engine:
+        pairs = zip(models, "abc", strict=True)
+        requests = [await embed_on(model, engine, [text * 10]) for model, text in pairs]
+        models[0].failures.append(illegal_access())
+        models[1].failures += [None, illegal_access()]
+        for model in models[:2]:  # The third is busy until the second has failed, too.
+            model.held = False
+            model.gate.release()
+        poison, *others = requests
+        with pytest.raises(DeviceFailedError, match="while it computed this"):
+            await poison
+        models[2].held = False
+        models[2].gate.release()
+        results = await asyncio.gather(*others, engine.embed(["d" * 10]))
+        assert engine.failed_devices == ["1", "2"]
+    assert [result.embeddings[0].dense[0] for result in results] == [980, 990, 1000]
+
+
+async def test_a_request_whose_client_has_left_is_not_handed_over() -> None:
+    models = [FakeModel(), FakeModel()]
+    for model in models:
+        model.held = True
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        pairs = zip(models, "ab", strict=True)
+        requests = [await embed_on(model, engine, [text * 10]) for model, text in pairs]
+        requests[0].cancel()
+        await asyncio.wait({requests[0]})
+        models[0].failures.append(illegal_access())
+        for model in models:
+            model.held = False
+            model.gate.release()
+        await requests[1]
+        await engine.embed(["c" * 10])
+    assert models[1].batches == [[10], [10]]
 
 
 async def test_too_little_memory_is_no_failed_device_whatever_class_its_error_has() -> None:

@@ -2,6 +2,9 @@
 
 import asyncio
 
+import pytest
+
+from app.models.device.cpu_threads import available_threads
 from tests.faults.outcomes import EMBED, Outcomes, post_many
 
 EMBED_MANY = {"return_dense": True, "return_sparse": False, "return_colbert": False}
@@ -45,6 +48,18 @@ async def test_a_device_that_has_failed_for_good_turns_liveness_red(faulty_serve
             assert "every device has failed" in live.json()["reason"]
             ready = (await client.get("/health")).json()
             assert (ready["status"], ready["gpu"]["failed_devices"]) == ("unhealthy", ["cpu"])
+        assert server.stop() == 0
+
+
+@pytest.mark.skipif(available_threads() < 2, reason="one core cannot be shared")
+async def test_a_worker_that_fails_for_good_gives_its_batch_to_another(faulty_server) -> None:
+    """Sent 8: answered 8, lost 0; the service stays healthy and names the worker that failed."""
+    with faulty_server(FAULTS="3:lose", DEVICE="cpu:0,cpu:1") as server:
+        async with server.async_client() as client:
+            tally = await post_many(client, 8, at_once=1)
+            assert (tally.answered, tally.lost) == (8, 0)
+            health = (await client.get("/health")).json()
+        assert (health["status"], health["gpu"]["failed_devices"]) == ("healthy", ["cpu:0"])
         assert server.stop() == 0
 
 
