@@ -47,6 +47,12 @@ class UnknownModelError(SmartEmbedderError):
     code = "model_not_found"
 
 
+class KindNotMadeError(InvalidRequestError):
+    """The request asks for a kind of vectors that no model here makes."""
+
+    code = "kind_not_made"
+
+
 class TextTooLongError(InvalidRequestError):
     """A text has more tokens than its model reads, and the request does not allow cutting it."""
 

@@ -62,7 +62,7 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     fields = _options(request.query_params)
     make_reader = _READERS[_media_type(request.headers)]
     media_type = media_type_of(request, tuple(WRITERS))
-    vectors = vector_options(fields)
+    vectors = vector_options(fields, service.engine.models)
     check_numbers(fields, media_type, [each for each in WRITERS if each != NDJSON])
     models = service.engine.check(vectors.needed, fields.options)
     lines = make_reader(service.settings.max_body_bytes)

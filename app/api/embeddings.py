@@ -45,7 +45,7 @@ async def _embed(body: EmbeddingRequest, call: Call) -> Response:
     settings, sentences = call.service.settings, body.sentences
     media_type = media_type_of(call.request)
     check_texts(sentences, "sentences", settings)
-    wanted = vector_options(body)
+    wanted = vector_options(body, call.service.engine.models)
     check_numbers(body, media_type, [*BINARY])
     result = await vectors(
         call,

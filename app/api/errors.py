@@ -21,6 +21,7 @@ log = structlog.get_logger(__name__)
 
 STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
     errors.EmptyInputError: 400,
+    errors.KindNotMadeError: 400,
     errors.UnauthorizedError: 401,
     errors.ForeignOriginError: 403,
     errors.UnknownModelError: 404,

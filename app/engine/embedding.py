@@ -65,14 +65,11 @@ class EmbeddingPipeline:
         *,
         options: EmbeddingOptions,
         normalize_dense: bool,
-        embedder_only: bool,
         urgency: int,
         client: str,
     ) -> EmbeddingResult:
         """Embed `texts` with as few models as `outputs` needs."""
         started = time.perf_counter()
-        if embedder_only:
-            models = replace(models, dense=None)
         check_options(models, outputs, options)
         work = assign_models(models, outputs, find_prompt(models, outputs, options))
         async with self._waiting.hold(client):
@@ -87,8 +84,7 @@ class EmbeddingPipeline:
             await self._admission.submit(*jobs)
         parts = await self._admission.results(*jobs)
         embeddings = [_merge(list(of_one_text)) for of_one_text in zip(*parts, strict=True)]
-        # bge-m3's dense vectors have unit length, and all of their dimensions are needed.
-        if models.dense is not None and (normalize_dense or options.dimensions is not None):
+        if _needs_scaling(models.dense_model, options.dimensions, normalize=normalize_dense):
             embeddings = [_with_unit_dense(each, options.dimensions) for each in embeddings]
         return EmbeddingResult(
             embeddings=embeddings,
@@ -168,6 +164,13 @@ def _merge(parts: list[TextEmbedding]) -> TextEmbedding:
         return parts[0]
     dense, rest = parts
     return TextEmbedding(dense.dense, rest.sparse, rest.colbert, dense.states)
+
+
+def _needs_scaling(model: Embedder, dimensions: int | None, *, normalize: bool) -> bool:
+    """Whether dense vectors are to be scaled to unit length, which those of some models have."""
+    if model.normalizes and dimensions in {None, model.dense_width}:
+        return False
+    return normalize or dimensions is not None
 
 
 def _with_unit_dense(embedding: TextEmbedding, dimensions: int | None) -> TextEmbedding:

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
@@ -16,7 +17,7 @@ from app.engine.embedding import EmbeddingPipeline
 from app.engine.executor import consumer_ended
 from app.engine.file_watch import FileWatch
 from app.engine.loaded_models import LoadedModels, Loader
-from app.engine.option_checks import check_options, find_prompt
+from app.engine.option_checks import check_options, find_prompt, wanted_kinds
 from app.engine.options import NO_OPTIONS, EmbeddingOptions
 from app.engine.queue import JobQueue
 from app.engine.reranking import RerankingPipeline, RerankRequest
@@ -171,9 +172,9 @@ class Engine:
         self,
         texts: list[str],
         *,
-        dense: bool = True,
-        sparse: bool = True,
-        colbert: bool = True,
+        dense: bool | None = None,
+        sparse: bool | None = None,
+        colbert: bool | None = None,
         states: bool = False,
         normalize_dense: bool = False,
         embedder_only: bool = False,
@@ -183,29 +184,32 @@ class Engine:
     ) -> EmbeddingResult:
         """Embed texts; a text's vectors depend on that text alone.
 
+        A kind that is left unsaid, None, is made where the models make it.
         `states` asks for the last hidden state of every token, from the model that makes dense
         vectors. With `embedder_only` that is bge-m3 also where another model is there for them.
         `urgency` is RFC 9218's, 0 to 7; each step down doubles the request's share of the device.
         `client` names whom the request is for: places in the queue and shares of the device are
         divided among the clients that have work.
         Raises `EmptyInputError` without texts, `InvalidRequestError` where nothing is asked for or
-        an option has no effect, `TextTooLongError` where `options` forbid to cut a text,
-        `UnavailableError` (loading, draining, unhealthy, queue full, out of memory),
-        `InferenceTimeoutError` where a forward takes too long, or `InferenceError`.
+        an option has no effect, `KindNotMadeError` for a kind that is not made, `TextTooLongError`
+        where `options` forbid to cut a text, `UnavailableError` (loading, draining, unhealthy,
+        queue full, out of memory), `InferenceTimeoutError` where a forward takes too long, or
+        `InferenceError`.
         """
-        outputs = Outputs(dense, sparse, colbert, states)
         if not texts:
             raise EmptyInputError("there are no texts to embed")
-        if not outputs:
-            raise InvalidRequestError("nothing is asked for: choose dense, sparse or colbert")
-        with self._accepted() as models:
+        with self._accepted() as loaded:
+            models = replace(loaded, dense=None) if embedder_only else loaded
+            kinds = wanted_kinds(models, dense=dense, sparse=sparse, colbert=colbert)
+            outputs = replace(kinds, states=states)
+            if not outputs:
+                raise InvalidRequestError("nothing is asked for: choose dense, sparse or colbert")
             return await self._embedding.run(
                 models,
                 texts,
                 outputs,
                 options=options,
                 normalize_dense=normalize_dense,
-                embedder_only=embedder_only,
                 urgency=urgency,
                 client=client,
             )

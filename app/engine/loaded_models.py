@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from app.engine.file_watch import WatchedFiles
 from app.engine.model import Embedder, Model, Reranker
+from app.engine.types import Outputs
 from app.settings import Settings
 
 
@@ -75,6 +76,12 @@ class LoadedModels:
     def dense_model(self) -> Embedder:
         """The model that makes the dense vectors."""
         return self.embedder if self.dense is None else self.dense
+
+    @property
+    def kinds(self) -> Outputs:
+        """The kinds of vectors that are made; `embedder` leaves dense ones to `dense_model`."""
+        dense, rest = self.dense_model.kinds, self.embedder.kinds
+        return Outputs(dense.dense, rest.sparse, rest.colbert, dense.states)
 
     @property
     def each(self) -> list[Model]:

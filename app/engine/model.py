@@ -54,7 +54,14 @@ class Model(Protocol):
 
 
 class Embedder(Model, Protocol):
-    """A model whose results are `TextEmbedding`s with the kinds asked for and no others."""
+    """A model whose results are `TextEmbedding`s with the kinds asked for and no others.
+
+    A kind that it does not make is None, too.
+    """
+
+    @property
+    def kinds(self) -> Outputs:
+        """The kinds of vectors that it makes."""
 
     @property
     def colbert_width(self) -> int:
@@ -67,6 +74,10 @@ class Embedder(Model, Protocol):
     @property
     def pooling(self) -> str:
         """How a dense vector is made of hidden states: `cls`, `mean` or `last_token`."""
+
+    @property
+    def normalizes(self) -> bool:
+        """Whether its dense vectors have unit length whatever is asked for."""
 
     @property
     def min_dimensions(self) -> int | None:

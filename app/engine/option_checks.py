@@ -4,7 +4,7 @@ from app.engine.loaded_models import LoadedModels
 from app.engine.model import Embedder
 from app.engine.options import MAX_PROMPT_CHARACTERS, EmbeddingOptions, InputType
 from app.engine.types import Outputs
-from app.errors import InvalidRequestError
+from app.errors import InvalidRequestError, KindNotMadeError
 
 # What sentence-transformers' encode_query and encode_document look for, in this order.
 _PROMPT_NAMES: dict[InputType, tuple[str, ...]] = {
@@ -12,10 +12,32 @@ _PROMPT_NAMES: dict[InputType, tuple[str, ...]] = {
     "document": ("document", "passage", "corpus"),
 }
 _PROMPT_FIELDS = ("prompt", "prompt_name", "input_type")
+_KINDS = {
+    "dense": "dense vectors",
+    "sparse": "sparse vectors",
+    "colbert": "ColBERT vectors",
+    "states": "vectors of tokens",
+}
+
+
+def wanted_kinds(
+    models: LoadedModels, *, dense: bool | None, sparse: bool | None, colbert: bool | None
+) -> Outputs:
+    """The kinds of a request; one that it leaves unsaid, None, is wanted where it is made."""
+    made = models.kinds
+    return Outputs(
+        made.dense if dense is None else dense,
+        made.sparse if sparse is None else sparse,
+        made.colbert if colbert is None else colbert,
+    )
 
 
 def check_options(models: LoadedModels, outputs: Outputs, options: EmbeddingOptions) -> None:
-    """Raise `InvalidRequestError` for an option that would change nothing; prompts apart."""
+    """Raise `InvalidRequestError` for an option that would change nothing; prompts apart.
+
+    Raises `KindNotMadeError` for a kind of vectors that no model makes.
+    """
+    _check_kinds(models, outputs)
     if options.dimensions is not None:
         _check_dimensions(models.dense_model, outputs, options.dimensions)
     if options.return_tokens and not (outputs.sparse or outputs.colbert):
@@ -23,6 +45,18 @@ def check_options(models: LoadedModels, outputs: Outputs, options: EmbeddingOpti
             "the option return_tokens has no effect on dense vectors, which no token stands "
             "behind: leave it out, or ask for sparse or colbert"
         )
+
+
+def _check_kinds(models: LoadedModels, outputs: Outputs) -> None:
+    made = models.kinds
+    for kind, vectors in _KINDS.items():
+        if getattr(outputs, kind) and not getattr(made, kind):
+            known = ", ".join(known for each, known in _KINDS.items() if getattr(made, each))
+            makers = dict.fromkeys((models.dense_model.name, models.embedder.name))
+            verb = "make" if len(makers) > 1 else "makes"
+            raise KindNotMadeError(
+                f"{vectors} are not made here: {' and '.join(makers)} {verb} {known}"
+            )
 
 
 def _check_dimensions(model: Embedder, outputs: Outputs, dimensions: int) -> None:

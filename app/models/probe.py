@@ -8,7 +8,7 @@ import torch
 from app.engine.model import Model
 from app.engine.types import Outputs
 from app.models.device.timing import shortest
-from app.models.tasks.m3 import M3Embedder
+from app.models.tasks.device_model import EmbeddingModel
 from app.models.token_budget import ChosenBudget, Measurement, choose_budget, minimum_tokens
 
 # Whoever comes waits for the forward that runs: no throughput is worth more than this, in seconds.
@@ -27,7 +27,7 @@ _TOKENS = (5, 100)
 _ALL_KINDS = Outputs(dense=True, sparse=True, colbert=True)
 
 
-def probe(model: M3Embedder, device: torch.device) -> ChosenBudget:
+def probe(model: EmbeddingModel, device: torch.device) -> ChosenBudget:
     """Measure forwards of growing size and choose the token budget from them."""
     total = torch.cuda.get_device_properties(device).total_memory if _is_cuda(device) else None
     most = tokens_that_fit(model, device)
@@ -94,7 +94,7 @@ def _on_gpu(model: Model, device: torch.device) -> Callable[[int], float]:
     return lambda tokens: shortest(lambda: run(tokens))
 
 
-def _on_few_layers(model: M3Embedder) -> Callable[[int], float]:
+def _on_few_layers(model: EmbeddingModel) -> Callable[[int], float]:
     """Seconds of a forward of so many tokens, from a few of its layers, because it may be long.
 
     Without the heads of every token, whose share would look larger than it is.

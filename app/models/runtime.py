@@ -15,6 +15,7 @@ from huggingface_hub.utils.tqdm import disable_progress_bars
 from app.engine.download import DownloadStatus
 from app.engine.loaded_models import DeviceInfo, LoadedModels, ModelInfo
 from app.engine.model import Model
+from app.errors import StartupError
 from app.models.backbone import Target
 from app.models.checkpoint.config import DEMO_KEY, read_config
 from app.models.checkpoint.hub import Hub, local_folder, locate
@@ -33,14 +34,10 @@ from app.models.device.cpu_threads import run_in_background
 from app.models.ops.backend import choose_backend
 from app.models.ops.proof_cases import ATTENTION
 from app.models.probe import probe, tokens_that_fit, warm_up
-from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
-from app.models.tasks.m3 import M3Embedder, load_m3_embedder
-from app.models.tasks.qwen3 import (
-    QwenEmbedder,
-    QwenReranker,
-    load_qwen_embedder,
-    load_qwen_reranker,
-)
+from app.models.tasks.choose import is_qwen, load_embedder, load_reranker
+from app.models.tasks.cross_encoder import CrossEncoder
+from app.models.tasks.device_model import EmbeddingModel
+from app.models.tasks.qwen3 import QwenReranker
 from app.models.token_budget import ChosenBudget, capped
 from app.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
 from app.settings.model_names import public_name
@@ -156,10 +153,9 @@ def _load_on(
 ) -> LoadedModels:
     device = choose_device(name)
     loader = _Loader(settings, device, cpu_threads)
-    target = loader.target_of(folders.embedding)
-    public = public_name(settings.embedding_model)
-    embedder = load_m3_embedder(public, folders.embedding, settings.embed_max_length, target)
+    embedder = loader.load_embedder(settings.embedding_model, folders.embedding)
     dense, reranker = loader.load_dense(folders.dense), loader.load_reranker(folders.reranker)
+    _check_kinds(settings, embedder, dense)
     models = [each for each in (embedder, dense, reranker) if each is not None]
     for model in models:
         model.capture_graphs()
@@ -176,6 +172,22 @@ def _load_on(
         seconds_per_token=budget.seconds_per_token,
         free_memory=memory_freer(device),
     )
+
+
+def _check_kinds(
+    settings: Settings, embedder: EmbeddingModel, dense: EmbeddingModel | None
+) -> None:
+    """Raise `StartupError` where a model does not make what its setting is for."""
+    if dense is not None and not dense.kinds.dense:
+        raise StartupError(f"DENSE_EMBEDDING_MODEL={dense.name} makes no dense vectors")
+    kinds = embedder.kinds
+    if settings.reranker_model == LATE_INTERACTION and not (
+        kinds.dense and kinds.sparse and kinds.colbert
+    ):
+        raise StartupError(
+            "RERANKER_MODEL=late-interaction needs a model that makes dense, sparse and ColBERT "
+            f"vectors, as bge-m3 does, and {embedder.name} does not"
+        )
 
 
 def _finish_in_background(loaded: list[LoadedModels], files: MappedFiles) -> None:
@@ -195,7 +207,7 @@ def _finish_in_background(loaded: list[LoadedModels], files: MappedFiles) -> Non
 
 
 def _budget(
-    settings: Settings, embedder: M3Embedder, others: Sequence[Model], device: torch.device
+    settings: Settings, embedder: EmbeddingModel, others: Sequence[Model], device: torch.device
 ) -> ChosenBudget:
     """Warm every model up, and say what one forward may hold and why."""
     budget = probe(embedder, device)
@@ -210,7 +222,7 @@ def _budget(
 
 @dataclass(frozen=True, slots=True)
 class _Loader:
-    """Finds and loads the models that stand beside bge-m3."""
+    """Loads the models for one device."""
 
     settings: Settings
     device: torch.device
@@ -219,7 +231,7 @@ class _Loader:
     def target_of(self, folder: Path) -> Target:
         """How the model in `folder` runs: each has the number format that suits it."""
         settings = self.settings
-        dtype = choose_dtype(settings.dtype, self.device, qwen=_is_qwen(folder))
+        dtype = choose_dtype(settings.dtype, self.device, qwen=is_qwen(folder))
         backend = choose_backend(self.device, dtype, settings.attention)
         return Target(
             self.device,
@@ -230,27 +242,31 @@ class _Loader:
             cpu_threads=self.cpu_threads,
         )
 
-    def load_dense(self, folder: Path | None) -> QwenEmbedder | None:
-        """The dense model, where it is not bge-m3 itself."""
-        if folder is None:
-            return None
-        name, limit = public_name(self.settings.dense_model), self.settings.qwen_embed_max_length
-        return load_qwen_embedder(name, folder, limit, self.target_of(folder))
+    def load_embedder(self, name: str, folder: Path) -> EmbeddingModel:
+        """The embedding model of that name in a setting."""
+        settings = self.settings
+        limit = settings.qwen_embed_max_length if is_qwen(folder) else settings.embed_max_length
+        return load_embedder(public_name(name), folder, limit, self.target_of(folder))
+
+    def load_dense(self, folder: Path | None) -> EmbeddingModel | None:
+        """The model for dense vectors, where it is one of its own."""
+        return None if folder is None else self.load_embedder(self.settings.dense_model, folder)
 
     def load_reranker(self, folder: Path | None) -> CrossEncoder | QwenReranker | None:
         """The reranker, where it is a model of its own."""
         if folder is None:
             return None
-        settings, target = self.settings, self.target_of(folder)
-        name = public_name(settings.reranker_model)
-        if not _is_qwen(folder):
-            return load_cross_encoder(name, folder, settings.bge_rerank_max_length, target)
-        limit, batch = settings.qwen_rerank_max_length, settings.qwen_rerank_batch_size
-        return load_qwen_reranker(name, folder, limit, batch, target)
-
-
-def _is_qwen(folder: Path) -> bool:
-    return bool(read_config(folder).get("model_type") == "qwen3")
+        settings = self.settings
+        limit = settings.bge_rerank_max_length
+        if is_qwen(folder):
+            limit = settings.qwen_rerank_max_length
+        return load_reranker(
+            public_name(settings.reranker_model),
+            folder,
+            limit,
+            self.target_of(folder),
+            max_qwen_pairs=settings.qwen_rerank_batch_size,
+        )
 
 
 def _describe(device: torch.device, embedder: ModelInfo) -> DeviceInfo:

@@ -61,7 +61,8 @@ class FakeModel(HeldDevice):
     """A text's tokens are its characters; its vector is their sum."""
 
     colbert_width = 0
-
+    kinds = Outputs(dense=True, sparse=True, colbert=True, states=True)
+    normalizes = True
     dense_width = 4
     min_dimensions = None
     prompts: Mapping[str, str] = MappingProxyType({})

@@ -41,6 +41,7 @@ class FakeQwen(FakeM3):
     """Can be cut to two dimensions, and has prompts."""
 
     name = "fake-qwen"
+    normalizes = False
     min_dimensions = 2
     prompts = MappingProxyType({"query": "find: ", "document": "", "code": "x = "})
 

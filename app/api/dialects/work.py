@@ -6,6 +6,8 @@ from app.api.checks import check_passages, check_rerank_options, check_texts
 from app.api.handler import Call
 from app.api.model_catalogue import Role, ServedModel
 from app.engine import EmbeddingOptions, RerankRequest, TruncationOptions
+from app.engine.loaded_models import LoadedModels
+from app.engine.model import Embedder
 from app.engine.option_checks import has_prompt_for
 from app.engine.options import CUT_AT_END, NO_OPTIONS, InputType
 from app.engine.reranking import sigmoid
@@ -33,8 +35,11 @@ def input_type_of(call: Call, model: ServedModel, input_type: InputType) -> Inpu
     models = call.service.engine.models
     if models is None:
         return None  # The engine raises the error for that.
-    embedder = models.embedder if model.role is Role.EMBEDDER else models.dense_model
-    return input_type if has_prompt_for(embedder, input_type) else None
+    return input_type if has_prompt_for(_made_by(model, models), input_type) else None
+
+
+def _made_by(model: ServedModel, models: LoadedModels) -> Embedder:
+    return models.embedder if model.role is Role.EMBEDDER else models.dense_model
 
 
 async def embed(
@@ -50,7 +55,9 @@ async def embed(
     """Vectors of `texts`, which the request has in `field`; `model` makes the dense ones."""
     check_texts(texts, field, call.service.settings)
     embedder_only = model.role is Role.EMBEDDER
-    if embedder_only and not normalize:
+    models = call.service.engine.models
+    made_by = None if models is None else _made_by(model, models)
+    if made_by is not None and made_by.normalizes and not normalize:
         raise InvalidRequestError(
             f"the field normalize is false, and the vectors of {model.name} have unit length "
             "whatever is asked for: leave it out"

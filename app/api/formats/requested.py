@@ -3,6 +3,8 @@
 from app.api.checks import check_truncation
 from app.api.formats.answer import ModelNames, VectorOptions
 from app.api.schemas import EmbeddingFields
+from app.engine.loaded_models import LoadedModels
+from app.engine.option_checks import wanted_kinds
 from app.engine.types import Outputs
 from app.errors import InvalidRequestError
 from app.settings import Settings
@@ -11,19 +13,30 @@ from app.settings.model_names import public_name
 _NOT_IN_JSON = ("float16", "bfloat16")
 
 
-def vector_options(fields: EmbeddingFields) -> VectorOptions:
+def vector_options(fields: EmbeddingFields, models: LoadedModels | None) -> VectorOptions:
     """What is to be made of vectors; raises `InvalidRequestError` for what makes no sense."""
-    kinds = (fields.return_dense, fields.return_sparse, fields.return_colbert)
-    if not any((*kinds, fields.muvera)):
+    outputs = _kinds(fields, models)
+    if not (outputs or fields.muvera):
         raise InvalidRequestError(
             "nothing is asked for: set return_dense, return_sparse or return_colbert to true"
         )
     check_truncation(fields.truncate, fields.truncation_side)
-    options = VectorOptions(
-        Outputs(*kinds), fields.output_dtype, fields.colbert_pool_factor, fields.muvera
-    )
+    options = VectorOptions(outputs, fields.output_dtype, fields.colbert_pool_factor, fields.muvera)
     options.check(queries=fields.input_type == "query", tokens=fields.return_tokens)
     return options
+
+
+def _kinds(fields: EmbeddingFields, models: LoadedModels | None) -> Outputs:
+    """Those asked for, and where nothing is said of a kind, whether it is made."""
+    if models is None:  # The engine raises the error for that.
+        return Outputs(fields.return_dense, fields.return_sparse, fields.return_colbert)
+    said = fields.model_fields_set
+    return wanted_kinds(
+        models,
+        dense=fields.return_dense if "return_dense" in said else None,
+        sparse=fields.return_sparse if "return_sparse" in said else None,
+        colbert=fields.return_colbert if "return_colbert" in said else None,
+    )
 
 
 def check_numbers(fields: EmbeddingFields, media_type: str, binary: list[str]) -> None:

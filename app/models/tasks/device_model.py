@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Generic, TypeVar
+from copy import copy
+from typing import Generic, Self, TypeVar
 
 from app.engine.loaded_models import ModelInfo
 from app.engine.options import CUT_AT_END, TruncationOptions
@@ -58,6 +59,12 @@ class DeviceModel(ABC, Generic[Result]):
         """Launch small batches as CUDA graphs from now on, where those can be used."""
         self._backbone.capture_graphs()
 
+    def with_fewer_layers(self) -> tuple[Self, float]:
+        """One of fewer layers, for measuring only, and how many times as many this one has."""
+        fewer = copy(self)
+        fewer._backbone, times = self._backbone.with_fewer_layers()  # noqa: SLF001 - its own
+        return fewer, times
+
     def finish_loading(self) -> None:
         """Implement `app.engine.model.Model`: results are the same before and after."""
 
@@ -77,10 +84,18 @@ class DeviceModel(ABC, Generic[Result]):
 
 
 class EmbeddingModel(DeviceModel[TextEmbedding]):
-    """Implements `app.engine.model.Embedder` but for `launch` and `colbert_width`."""
+    """Implements `app.engine.model.Embedder` but for `launch` and the attributes without value."""
 
-    min_dimensions: int | None = None
+    kinds: Outputs
+    pooling: str
+    normalizes: bool
     prompts: Mapping[str, str]
+    min_dimensions: int | None = None
+
+    @property
+    def colbert_width(self) -> int:
+        """Numbers in each ColBERT vector."""
+        return 0
 
     @property
     def dense_width(self) -> int:

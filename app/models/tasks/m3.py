@@ -1,7 +1,6 @@
 """bge-m3, and any checkpoint of its shape: one packed forward, three kinds of vectors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from functools import cache, partial
 from pathlib import Path
 
@@ -33,6 +32,9 @@ _FRAME_TOKENS = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[U
 
 class M3Embedder(EmbeddingModel):
     """Implements `app.engine.model.Embedder` for checkpoints of bge-m3's shape."""
+
+    kinds = Outputs(dense=True, sparse=True, colbert=True, states=True)
+    normalizes = True
 
     def __init__(
         self,
@@ -69,12 +71,6 @@ class M3Embedder(EmbeddingModel):
     def finish_loading(self) -> None:
         """Implement `DeviceModel`."""
         self._backbone.finish_loading()
-
-    def with_fewer_layers(self) -> tuple["M3Embedder", float]:
-        """One of fewer layers, for measuring only, and how many times as many this one has."""
-        fewer = copy(self)
-        fewer._backbone, times = self._backbone.with_fewer_layers()  # noqa: SLF001 - its own
-        return fewer, times
 
     @torch.inference_mode()
     def launch(

@@ -32,7 +32,8 @@ DEFAULT_PROMPTS = {"query": f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:", "documen
 class QwenEmbedder(EmbeddingModel):
     """Implements `app.engine.model.Embedder` for dense vectors alone: the raw last-token state."""
 
-    colbert_width = 0
+    kinds = Outputs(dense=True, states=True)
+    normalizes = False
     pooling = "last_token"
     min_dimensions = 32
 
