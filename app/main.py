@@ -19,6 +19,7 @@ from app.api.dialects import (
     openai,
     tei,
     tei_info,
+    tei_predict,
     tei_tokens,
     vllm,
 )
@@ -111,6 +112,7 @@ def create_app(
         cohere_embed,
         vllm,
         tei,
+        tei_predict,
         tei_tokens,
         tei_info,
         embedding_server,

@@ -14,7 +14,7 @@ def check_texts(texts: Sequence[object], field: str, settings: Settings) -> None
 
 
 def check_passages(
-    query: str | Sequence[str], passages: Sequence[str], field: str, settings: Settings
+    query: str | Sequence[str], passages: Sequence[object], field: str, settings: Settings
 ) -> None:
     """The same for the passages of a query, or each of its own, none of which may be blank."""
     if not all(map(str.strip, [query] if isinstance(query, str) else query)):

@@ -28,7 +28,7 @@ from app.api.schemas import RequestModel
 from app.engine import DEFAULT_URGENCY, Engine
 from app.engine.concurrency import FairSemaphore
 from app.engine.download import DownloadStatus
-from app.engine.types import EmbeddingResult, RerankResult
+from app.engine.types import ClassificationResult, EmbeddingResult, RerankResult
 from app.errors import ClientGoneError, InferenceTimeoutError
 from app.observability.metrics import Metrics
 from app.observability.tracing import Stage, Tracer
@@ -36,7 +36,7 @@ from app.server.drain import Drain
 from app.settings import Settings
 
 Result = TypeVar("Result")
-WorkResult = TypeVar("WorkResult", EmbeddingResult, RerankResult)
+WorkResult = TypeVar("WorkResult", EmbeddingResult, RerankResult, ClassificationResult)
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 # To render them takes the event loop three milliseconds.

@@ -44,6 +44,7 @@ TEI_EMBED_SPARSE = Endpoint("/embed_sparse")
 TEI_SIMILARITY = Endpoint("/similarity")
 TEI_TOKENIZE = Endpoint("/tokenize")
 TEI_DECODE = Endpoint("/decode")
+TEI_PREDICT = Endpoint("/predict", Purpose.RERANKING)
 _TEI_ENDPOINTS = (
     TEI_EMBED,
     TEI_EMBED_ALL,
@@ -51,6 +52,7 @@ _TEI_ENDPOINTS = (
     TEI_SIMILARITY,
     TEI_TOKENIZE,
     TEI_DECODE,
+    TEI_PREDICT,
 )
 COHERE_EMBED = Endpoint("/v2/embed")
 EMBEDDING_SERVER = Endpoint("/api/v1/embed")

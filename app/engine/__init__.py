@@ -4,6 +4,7 @@ Knows nothing of HTTP.
 """
 
 from app.engine.batcher import DEFAULT_URGENCY
+from app.engine.classification import ClassificationRequest
 from app.engine.engine import Engine
 from app.engine.late_interaction import FusionWeights
 from app.engine.options import EmbeddingOptions, TruncationOptions
@@ -11,6 +12,7 @@ from app.engine.reranking import RerankRequest
 
 __all__ = [
     "DEFAULT_URGENCY",
+    "ClassificationRequest",
     "EmbeddingOptions",
     "Engine",
     "FusionWeights",

@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 
 from app.engine.admission import Admission
 from app.engine.batcher import DEFAULT_URGENCY
+from app.engine.classification import ClassificationPipeline, ClassificationRequest
 from app.engine.concurrency import ConcurrencyLimit
 from app.engine.device_pool import DevicePool, no_device_left
 from app.engine.embedding import EmbeddingPipeline
@@ -22,7 +23,7 @@ from app.engine.options import NO_OPTIONS, EmbeddingOptions
 from app.engine.queue import JobQueue
 from app.engine.reranking import RerankingPipeline, RerankRequest
 from app.engine.tokenizer_threads import TokenizerThreads
-from app.engine.types import EmbeddingResult, Outputs, RerankResult
+from app.engine.types import ClassificationResult, EmbeddingResult, Outputs, RerankResult
 from app.errors import (
     DrainingError,
     EmptyInputError,
@@ -60,7 +61,9 @@ class Engine:
             settings.rerank_max_queue, "rerank requests are in work (RERANK_MAX_QUEUE)"
         )
         self._embedding = EmbeddingPipeline(admission, waiting)
-        self._reranking = RerankingPipeline(admission, reranking, settings.rerank_gpu_timeout)
+        limit = settings.rerank_gpu_timeout
+        self._reranking = RerankingPipeline(admission, reranking, limit)
+        self._classification = ClassificationPipeline(admission, reranking, limit)
         self._show(waiting)
         self._models: LoadedModels | None = None
         self._active = 0
@@ -246,6 +249,17 @@ class Engine:
             raise EmptyInputError("the query is blank")
         with self._accepted() as models:
             return await self._reranking.run(models, request)
+
+    async def classify(self, request: ClassificationRequest) -> ClassificationResult:
+        """The logits of each input's labels, by the reranker where that is a classifier.
+
+        Raises `EmptyInputError` without inputs, `InvalidRequestError` where no model has labels,
+        and else as `rerank`.
+        """
+        if not request.inputs:
+            raise EmptyInputError("there are no texts to classify")
+        with self._accepted() as models:
+            return await self._classification.run(models, request)
 
     @contextmanager
     def _accepted(self) -> Iterator[LoadedModels]:

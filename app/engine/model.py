@@ -1,7 +1,7 @@
 """What the engine needs of a model; `app.models` implements it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from app.engine.options import CUT_AT_END, TruncationOptions
 from app.engine.types import (
@@ -110,6 +110,10 @@ class Reranker(Model, Protocol):
     def scores_are_logits(self) -> bool:
         """Whether a sigmoid makes probabilities of the scores."""
 
+    @property
+    def refusal(self) -> str | None:
+        """Why it cannot score passages, if it cannot: a classifier may have no label for that."""
+
     def tokenize_pairs(
         self,
         query: str,
@@ -118,3 +122,17 @@ class Reranker(Model, Protocol):
         truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
         """Token ids of the query with each passage; safe to call from several threads."""
+
+
+@runtime_checkable
+class Classifier(Model, Protocol):
+    """A model whose results are `[labels]` float32 logits where `Outputs.logits` asks for them."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the logits are called."""
+
+    def tokenize_input(
+        self, text: str, other: str | None, truncation: TruncationOptions = CUT_AT_END
+    ) -> TokenizedText:
+        """Token ids of a text alone, or of two together; safe to call from several threads."""

@@ -80,6 +80,8 @@ class RerankingPipeline:
             if models.reranker is None:
                 # No Retry-After: only another setting changes this.
                 raise RerankerDisabledError("reranking is switched off: RERANKER_MODEL is none")
+            if models.reranker.refusal is not None:
+                raise RerankerDisabledError(models.reranker.refusal)
             return await self._rerank(models.reranker, request)
 
     async def _rerank(self, model: Reranker, request: RerankRequest) -> RerankResult:

@@ -1,6 +1,6 @@
 """Which texts of a request a model did not read whole; they are reported, or refused."""
 
-from app.engine.model import Embedder, Reranker
+from app.engine.model import Model, Reranker
 from app.engine.options import Side
 from app.engine.types import TokenizedPair, TokenizedText, Truncation
 from app.errors import TextTooLongError
@@ -9,7 +9,7 @@ _MOST_NAMED = 10
 
 
 def text_truncations(
-    model: Embedder, texts: list[TokenizedText], field: str, side: Side
+    model: Model, texts: list[TokenizedText], field: str, side: Side
 ) -> list[Truncation]:
     """The texts of `field` that were cut, from `side`."""
     return [

@@ -14,12 +14,16 @@ TokenIds = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """Which kinds of vectors are wanted; `states` are the last hidden states of all tokens."""
+    """What of a model is wanted: kinds of vectors, or all logits of a classifier.
+
+    `states` are the last hidden states of all tokens.
+    """
 
     dense: bool = False
     sparse: bool = False
     colbert: bool = False
     states: bool = False
+    logits: bool = False
 
     def __bool__(self) -> bool:
         return self.dense or self.sparse or self.colbert or self.states
@@ -118,8 +122,8 @@ class TokenizedPair:
 class Truncation:
     """A text of the request had `original_tokens`; `model` read only `max_tokens` of them.
 
-    `field` is `sentences`, `query` or `passages`; `index` is the place in a list, 0 for a query.
-    The text was cut from `side`. Where not `exact`, `original_tokens` is a lower bound.
+    `field` is `sentences`, `query`, `passages` or `inputs`; `index` is the place in a list, 0 for a
+    query. The text was cut from `side`. Where not `exact`, `original_tokens` is a lower bound.
     """
 
     field: str
@@ -204,6 +208,17 @@ class RerankResult:
 
     scores: list[float]
     parts: list[PartScores] | None
+    truncations: list[Truncation]
+    tokens: int
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationResult:
+    """What `Engine.classify` returns: `logits` `[labels]` of each input, in the order given."""
+
+    labels: tuple[str, ...]
+    logits: list[FloatArray]
     truncations: list[Truncation]
     tokens: int
     timings: Timings

@@ -98,7 +98,8 @@ class Backbone:
     """A transformer that maps a packed batch to the hidden state of every token.
 
     `max_length` is the most tokens that have a position, RoBERTa counts positions from
-    `padding` + 1, and `parameters` are the weights that every token is multiplied with.
+    `padding` + 1, and `parameters` are the weights that every token is multiplied with. Where
+    `reads_segments`, the second text of a pair is to be marked as such.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class Backbone:
         max_length: int,
         parameters: int,
         padding: int | None = None,
+        reads_segments: bool = False,
     ) -> None:
         self.target = target
         self.device = target.device
@@ -117,6 +119,7 @@ class Backbone:
         self.backend = target.backend
         self.hidden_size = hidden_size
         self.max_length = max_length
+        self.reads_segments = reads_segments
         self._transformer = transformer
         self._padding = padding
         self._graphs: GraphedForwards | None = None
@@ -134,6 +137,7 @@ class Backbone:
             sequences,
             device=self.device,
             roberta_padding=self._padding,
+            segment_positions=self.max_length if self.reads_segments else 0,
             multiple=self._multiple(sum(map(len, sequences))),
             causal=isinstance(self._transformer, Decoder),
         )
@@ -206,6 +210,7 @@ def load_encoder(
         max_length=config.max_length,
         parameters=config.parameters,
         padding=config.padding,
+        reads_segments=config.reads_segments,
     )
 
 

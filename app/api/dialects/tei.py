@@ -21,7 +21,13 @@ from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import Dialect
 from app.api.rendering import OPTIONS, by_falling_score, estimate_bytes, render_matrix
 from app.api.schemas import ForeignRequest
-from app.engine.types import EmbeddingResult, Outputs, RerankResult, TextEmbedding
+from app.engine.types import (
+    ClassificationResult,
+    EmbeddingResult,
+    Outputs,
+    RerankResult,
+    TextEmbedding,
+)
 from app.errors import InvalidRequestError
 
 router = APIRouter(dependencies=[BEARER])
@@ -128,14 +134,14 @@ def _render_cosines(result: EmbeddingResult) -> list[bytes]:
 
 async def _rerank(body: schemas.RerankTextsRequest, call: Call) -> Response:
     passages = Passages(body.query, body.texts, "texts", body.truncation)
-    _require_reranker(call)
+    require_reranker(call)
     result = await rerank(call, passages, raw=bool(body.raw_scores))
     render = partial(_render_ranks, body, result)
     response = await call.render(render, sum(map(len, body.texts)))
     return add_headers(response, call, [body.query, *body.texts], result)
 
 
-def _require_reranker(call: Call) -> None:
+def require_reranker(call: Call) -> None:
     """Raise `InvalidRequestError` where the model in the request's path is none."""
     name = call.request.path_params.get("model")
     if name is not None:
@@ -172,7 +178,10 @@ def _render_list(result: EmbeddingResult, render: Render) -> Iterator[bytes]:
 
 
 def add_headers(
-    response: Response, call: Call, texts: list[str], result: EmbeddingResult | RerankResult
+    response: Response,
+    call: Call,
+    texts: list[str],
+    result: EmbeddingResult | RerankResult | ClassificationResult,
 ) -> Response:
     """TEI's headers: what was computed, and how many milliseconds each stage took."""
     models = call.service.engine.models

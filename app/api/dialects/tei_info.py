@@ -20,8 +20,7 @@ from app.settings import Settings
 
 router = APIRouter()
 
-_LABEL = "LABEL_0"
-_RERANKER = {"id2label": {"0": _LABEL}, "label2id": {_LABEL: 0}}
+_ONE_LABEL = ("LABEL_0",)
 
 _INFO: dict[str, Any] = {
     "summary": "What is served",
@@ -101,7 +100,11 @@ def _describe(service: Service, model: ServedModel) -> Response:
 
 def _kind(model: ServedModel, models: LoadedModels) -> dict[str, Any]:
     if model.role is Role.RERANKER:
-        return {"reranker": _RERANKER}
+        labels = getattr(models.reranker, "labels", _ONE_LABEL)
+        kind = "reranker" if len(labels) == 1 else "classifier"
+        named = {str(place): label for place, label in enumerate(labels)}
+        places = {label: place for place, label in enumerate(labels)}
+        return {kind: {"id2label": named, "label2id": places}}
     embedder = models.embedder if model.role is Role.EMBEDDER else models.dense_model
     return {"embedding": {"pooling": embedder.pooling}}
 

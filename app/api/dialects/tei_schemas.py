@@ -2,7 +2,17 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue, RootModel
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    JsonValue,
+    RootModel,
+    WithJsonSchema,
+)
+from pydantic_core import PydanticCustomError
 
 from app.api.dialects.fields import TextsOrText
 from app.api.schemas import ForeignRequest
@@ -20,6 +30,7 @@ _SIMILAR: dict[str, JsonValue] = {
     }
 }
 _IDS: dict[str, JsonValue] = {"ids": [101, 2054]}
+_CLASSIFIED: dict[str, JsonValue] = {"inputs": ["It rains.", "The ground is wet."]}
 
 
 def _fold(value: Any) -> Any:
@@ -120,6 +131,54 @@ class RerankTextsRequest(_Reading):
     return_text: Annotated[bool | None, Field(description="Repeat the texts.")] = None
 
 
+def _is_input(value: Any) -> bool:
+    """Whether it is a list of one text or two."""
+    return (
+        isinstance(value, list)
+        and 1 <= len(value) <= 2  # noqa: PLR2004
+        and all(isinstance(each, str) for each in value)
+    )
+
+
+def _require_inputs(value: Any) -> Any:
+    many = isinstance(value, list) and all(map(_is_input, value))
+    if not (many or isinstance(value, str) or _is_input(value)):
+        raise PydanticCustomError(
+            "inputs", "send a text, a pair of texts, or a list of lists of one text or two"
+        )
+    return value
+
+
+_PAIR_SCHEMA = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2}
+_INPUTS = {
+    "anyOf": [{"type": "string"}, _PAIR_SCHEMA, {"type": "array", "items": _PAIR_SCHEMA}],
+    "description": "A text, a pair of texts, or a list of lists of one text or two.",
+}
+
+
+class PredictRequest(_Reading):
+    """Classify texts, or pairs of them."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_CLASSIFIED]})
+    example = _CLASSIFIED
+
+    inputs: Annotated[Any, BeforeValidator(_require_inputs), WithJsonSchema(_INPUTS)]
+    raw_scores: Annotated[bool | None, Field(description="The model's logits.")] = None
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one text or one pair was sent, and not a list of them."""
+        return isinstance(self.inputs, str) or _is_input(self.inputs)
+
+    @property
+    def pairs(self) -> list[tuple[str, str | None]]:
+        """Every text, with the one that it is classified together with."""
+        if isinstance(self.inputs, str):
+            return [(self.inputs, None)]
+        lists = [self.inputs] if self.is_single else self.inputs
+        return [(first, *second) if second else (first, None) for first, *second in lists]
+
+
 class TokenizeRequest(ForeignRequest):
     """Tokenise texts."""
 
@@ -181,6 +240,17 @@ class Rank(BaseModel):
 
 class Ranks(RootModel[list[Rank]]):
     """The texts by falling score."""
+
+
+class Prediction(BaseModel):
+    """One label and its score."""
+
+    score: float
+    label: str
+
+
+class Predictions(RootModel[list[Prediction] | list[list[Prediction]]]):
+    """The labels by falling score; a list of them for each of several inputs."""
 
 
 class Token(BaseModel):

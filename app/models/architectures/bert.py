@@ -39,7 +39,8 @@ def plain_add_norm(states: Tensor, other: Tensor, norm: LayerNorm) -> Tensor:
 class Embeddings:
     """On a CPU the normalised sum of the embeddings of a token, its position and its type.
 
-    `positions` is `[positions, width]` and `type` `[width]`, that of type 0, which all tokens have.
+    `positions` is `[types x positions, width]`: below the positions those of the second segment's
+    tokens, with what its type differs in from type 0; `type` `[width]` is type 0, added to all.
     """
 
     tokens: TokenEmbedding
@@ -61,7 +62,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class GpuEmbeddings:
-    """The same on a GPU: `tokens` is `[vocabulary, width]`, and `positions` contains the type."""
+    """The same on a GPU: `tokens` is `[vocabulary, width]`, and `positions` contains the types."""
 
     backend: Backend
     tokens: Tensor
@@ -107,21 +108,21 @@ class EncoderParameters(Parameters):
 
     def embeddings(self, add_norm: AddNorm = plain_add_norm) -> Embeddings:
         """What the first layer's input is looked up in on a CPU."""
-        positions, of_type = self._positions_and_type()
+        positions, types = self._positions_and_types()
         return Embeddings(
             tokens=self._token_embedding(self.config.vocabulary, self.config.width),
-            positions=positions.to(self.device, self.dtype),
-            type=of_type.to(self.device, self.dtype),
+            positions=_of_each_type(positions, types).to(self.device, self.dtype),
+            type=types[0].to(self.device, self.dtype),
             norm=self._norm("embeddings"),
             add_norm=add_norm,
         )
 
     def gpu_embeddings(self, backend: Backend) -> GpuEmbeddings:
         """What it is looked up in on a GPU."""
-        positions, of_type = self._positions_and_type()
+        positions, types = self._positions_and_types()
         tokens = self._weights.get(_TOKENS, self.config.vocabulary, self.config.width)
         # Not in the order of transformers: one pass less counts for more.
-        positions = positions.float() + of_type.float()
+        positions = _of_each_type(positions.float() + types[0].float(), types)
         return GpuEmbeddings(
             backend,
             tokens.to(self.device, self.dtype),
@@ -129,12 +130,13 @@ class EncoderParameters(Parameters):
             self._norm("embeddings"),
         )
 
-    def _positions_and_type(self) -> tuple[Tensor, Tensor]:
+    def _positions_and_types(self) -> tuple[Tensor, Tensor]:
         self._weights.give_back_pages()
         config, get = self.config, self._weights.get
         types = get("embeddings.token_type_embeddings.weight", config.types, config.width)
+        types = types if config.reads_segments else types[:1]
         positions = get("embeddings.position_embeddings.weight", config.positions, config.width)
-        return positions, types[0]
+        return positions, types
 
     def layer(self, index: int) -> EncoderLayerParameters:
         """The layer number `index`."""
@@ -160,6 +162,14 @@ class EncoderParameters(Parameters):
             for part in ("weight", "bias")
         )
         return LayerNorm(weight, bias, self.config.epsilon)
+
+
+def _of_each_type(positions: Tensor, types: Tensor) -> Tensor:
+    """`[types x positions, width]`: `positions`, and then as they are with each type but type 0."""
+    if len(types) == 1:
+        return positions
+    types = types.float()
+    return torch.cat([positions.float() + (each - types[0]) for each in types])
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,11 @@ class EncoderConfig:
         return self.positions - (0 if self.padding is None else self.padding + 1)
 
     @property
+    def reads_segments(self) -> bool:
+        """Whether the second text of a pair has an embedding of its own; RoBERTa uses none."""
+        return self.padding is None and self.types > 1
+
+    @property
     def parameters(self) -> int:
         """Weights that every token is multiplied with."""
         return self.layers * self.width * (4 * self.width + 2 * self.inner_width)

@@ -17,6 +17,7 @@ import torch
 
 from app.engine.types import TokenIds
 from app.models.batch.length_classes import LengthClass, divide_lengths
+from app.models.batch.marks import SECOND_SEGMENT, marked, without_marks
 from app.models.batch.shared_prefix import Sharing, shared_places
 
 # A call for every length costs more than padding does while sequences are this short.
@@ -156,14 +157,16 @@ def pack(
     *,
     device: torch.device,
     roberta_padding: int | None = None,
+    segment_positions: int = 0,
     multiple: int = 1,
     causal: bool = False,
 ) -> PackedBatch:
     """Join non-empty token sequences end to end; positions restart in each.
 
-    Positions count from 0, or as RoBERTa's do where its padding id is given. T is rounded up to a
-    multiple of `multiple` by one more sequence at the end, which `unpack_order` does not name. In a
-    `causal` model sequences share what they begin with.
+    Positions count from 0, or as RoBERTa's do where its padding id is given. Those of tokens that
+    are marked as of a second segment have `segment_positions` added. T is rounded up to a multiple
+    of `multiple` by one more sequence at the end, which `unpack_order` does not name. In a `causal`
+    model sequences share what they begin with.
     """
     order = np.argsort([len(ids) for ids in sequences], kind="stable")
     rows = [sequences[i] for i in order]
@@ -171,11 +174,14 @@ def pack(
     if filler:
         rows.append(np.zeros(filler, np.int64))
     offsets = np.concatenate(([0], np.cumsum([len(row) for row in rows])))
-    input_ids = np.concatenate(rows)
+    joined = np.concatenate(rows)
+    input_ids = without_marks(joined)
     if roberta_padding is None:
         position_ids = _count(np.ones_like(input_ids), offsets) - 1
     else:
         position_ids = _roberta_positions(input_ids, offsets, roberta_padding)
+    if segment_positions:
+        position_ids += segment_positions * marked(joined, SECOND_SEGMENT)
     return PackedBatch(
         input_ids=to_device(device, input_ids)[None],
         position_ids=to_device(device, position_ids)[None],

@@ -1,6 +1,7 @@
-"""bge-reranker-v2-m3: query and passage read together by a classifier with one logit.
+"""Cross-encoders: query and passage read together by a classifier with one logit or several.
 
-The pair's layout and the way it is cut follow FlagEmbedding's `FlagReranker`.
+The pair's layout is that of the tokenizer's own template; the way it is cut follows FlagEmbedding's
+`FlagReranker`.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,36 +9,58 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from app.engine.options import CUT_AT_END, TruncationOptions
-from app.engine.types import JoinedIds, Outputs, TokenIds, TokenizedPair
-from app.errors import InferenceError, StartupError
+from app.engine.types import (
+    FloatArray,
+    JoinedIds,
+    Outputs,
+    TokenIds,
+    TokenizedPair,
+    TokenizedText,
+)
+from app.errors import InferenceError
 from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
+from app.models.batch.marks import SECOND_SEGMENT
 from app.models.batch.packing import PackedBatch
-from app.models.checkpoint.config import read_config
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
+from app.models.tasks.classification_head import (
+    ClassificationHead,
+    load_classification_head,
+    require_classifier,
+)
 from app.models.tasks.device_model import DeviceModel
 from app.models.text.template import NO_IDS
 from app.models.text.tokenizer import TextTokenizer, TruncatedTokens
 
-_CLASSIFIER_TYPES = ("xlm-roberta", "roberta")
-_LOGITS = "classifier.out_proj.weight"
+# What the label that speaks for a passage is called, in the order in which they are looked for:
+# in natural language inference, and by those who train rerankers with two labels.
+_RANKING_LABELS = ("entailment", "relevant", "yes", "true")
+_SECOND_OF_TWO = "label_1"
 
 
-class CrossEncoder(DeviceModel[float]):
-    """Implements `app.engine.model.Reranker`; a score is the raw logit."""
+class CrossEncoder(DeviceModel[float | FloatArray]):
+    """Implements `app.engine.model.Reranker` and `Classifier`.
+
+    A score is the raw logit; of several labels it is the logarithm of the odds of `ranking_label`,
+    whose sigmoid is its probability beside the others.
+    """
 
     scores_are_logits = True
     reads_instruction = False
 
     def __init__(
-        self, name: str, backbone: Backbone, classifier: nn.Module, tokenizer: TextTokenizer
+        self, name: str, backbone: Backbone, head: ClassificationHead, tokenizer: TextTokenizer
     ) -> None:
         super().__init__(name, backbone, tokenizer)
-        self._classifier = classifier
+        self.labels = head.labels
+        self.ranking_label = _ranking_label(head.labels)
+        self._head = head
         self._template = tokenizer.pair_template()
+        # FlagReranker reads a query whose passage is empty as a text alone.
+        self._drops_empty = len(head.labels) == 1 and not backbone.reads_segments
 
     def tokenize_pairs(
         self,
@@ -59,14 +82,28 @@ class CrossEncoder(DeviceModel[float]):
         head = np.concatenate((self._template.prefix, query_tokens.ids))
         return [self._join(head, query_tokens, passage) for passage in ends]
 
+    def tokenize_input(
+        self, text: str, other: str | None, truncation: TruncationOptions = CUT_AT_END
+    ) -> TokenizedText:
+        """Token ids of a text alone, or of a pair, which is cut as that of a query is."""
+        if other is None:
+            return self._tokenizer.encode([text], truncation=truncation)[0]
+        (pair,) = self.tokenize_pairs(text, [other], None, truncation)
+        cut = pair.query_tokens - pair.query_kept + pair.passage_tokens - pair.passage_kept
+        exact = pair.query_exact and pair.passage_exact
+        return TokenizedText(pair.ids, len(pair.sequence) + cut, exact)
+
     def _join(
         self, head: TokenIds, query: TruncatedTokens, passage: TruncatedTokens
     ) -> TokenizedPair:
         template = self._template
-        # FlagReranker reads a query whose passage is empty as a text alone.
-        middle = template.middle if passage.total else NO_IDS
+        alone = self._drops_empty and not passage.total
+        middle = NO_IDS if alone else template.middle
+        end = passage.take(middle, template.suffix)
+        if self._backbone.reads_segments:
+            end[len(middle) :] |= SECOND_SEGMENT
         return TokenizedPair(
-            sequence=JoinedIds(head, passage.take(middle, template.suffix)),
+            sequence=JoinedIds(head, end),
             query_tokens=query.total,
             query_kept=query.kept,
             passage_tokens=passage.total,
@@ -79,54 +116,65 @@ class CrossEncoder(DeviceModel[float]):
         """Implement `DeviceModel`."""
         self._backbone.finish_loading()
 
+    @property
+    def refusal(self) -> str | None:
+        """Implement `app.engine.model.Reranker`."""
+        if self.ranking_label is not None:
+            return None
+        return (
+            f"{self.name} cannot rerank: none of its labels, {', '.join(self.labels)}, says that a "
+            "passage answers a query; /predict tells their probabilities"
+        )
+
     @torch.inference_mode()
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
-    ) -> Callable[[], list[float | InferenceError]]:
-        """Implement `DeviceModel`: the logit of each pair."""
-        del outputs
+    ) -> Callable[[], list[float | FloatArray | InferenceError]]:
+        """Implement `DeviceModel`: the score of each pair, or where asked for all its logits."""
         packed = self._backbone.pack(sequences)
-        logits = self._classify(self._backbone.forward(packed), packed)
-        return start_scores(logits, packed)
+        logits = self._head(self._backbone.forward(packed), packed)
+        copies = start_copies([DeviceRows.of(logits)])
 
-    def _classify(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
-        first = hidden[packed.cu_seqlens[:-1].long()]
-        return self._classifier(first).float().squeeze(-1)  # type: ignore[no-any-return]
+        def collect() -> list[float | FloatArray | InferenceError]:
+            (rows,) = copies()
+            scores = self._scores(rows.values)
+            return [
+                (rows.values[place] if outputs[index].logits else scores[place])
+                if rows.finite[place]
+                else not_finite()
+                for index, place in enumerate(packed.unpack_order)
+            ]
+
+        return collect
+
+    def _scores(self, logits: FloatArray) -> list[float]:
+        """Of each row of `[N, labels]`; zeros where no label ranks, which nobody asks for then."""
+        if logits.shape[1] == 1:
+            return logits[:, 0].tolist()  # type: ignore[no-any-return]
+        if self.ranking_label is None:
+            return [0.0] * len(logits)
+        # PyTorch's, because numpy warns of numbers that are not finite.
+        others = torch.from_numpy(np.delete(logits, self.ranking_label, axis=1))
+        odds = torch.from_numpy(logits[:, self.ranking_label]) - others.logsumexp(dim=1)
+        return odds.tolist()
 
 
 def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target) -> CrossEncoder:
-    """Load a one-logit classifier; raise `StartupError` where the folder holds something else."""
-    if read_config(folder).get("model_type") not in _CLASSIFIER_TYPES:
-        raise StartupError(
-            f"{folder} is no reranker known here: use bge-reranker or Qwen3-Reranker"
-        )
+    """Load a classifier; raise `StartupError` where the folder holds something else."""
     weights = Weights.read(folder)
-    _require_one_logit(weights)
+    require_classifier(folder, weights)
     tokenizer = load_tokenizer(folder, max_length)
     backbone = load_encoder(folder, target, tokenizer, weights)
-    return CrossEncoder(name, backbone, _classifier(weights, backbone), tokenizer)
+    head = load_classification_head(folder, weights, backbone)
+    return CrossEncoder(name, backbone, head, tokenizer)
 
 
-def _require_one_logit(weights: Weights) -> None:
-    if _LOGITS not in weights:
-        raise StartupError(
-            f"{weights.folder} holds an embedding model and not a reranker: it has no "
-            "classification head"
-        )
-    logits = len(weights.tensors[_LOGITS])
-    if logits != 1:
-        raise StartupError(f"{weights.folder} gives {logits} logits; a reranker gives one")
-
-
-def _classifier(weights: Weights, backbone: Backbone) -> nn.Module:
-    """From the state of a pair's first token to its logit."""
-    width = backbone.hidden_size
-    layers = (
-        weights.linear("classifier.dense", width, width),
-        nn.Tanh(),
-        weights.linear("classifier.out_proj", width, 1),
-    )
-    return nn.Sequential(*layers).to(backbone.device, backbone.dtype)
+def _ranking_label(labels: tuple[str, ...]) -> int | None:
+    """Which of several labels speaks for a passage; None where no name says so."""
+    names = [label.lower() for label in labels]
+    known = (*_RANKING_LABELS, _SECOND_OF_TWO) if len(labels) <= 2 else _RANKING_LABELS  # noqa: PLR2004
+    found = (names.index(name) for name in known if name in names)
+    return 0 if len(labels) == 1 else next(found, None)
 
 
 def start_scores(

@@ -84,6 +84,7 @@ class QwenReranker(DeviceModel[float]):
 
     scores_are_logits = False
     reads_instruction = True
+    refusal: str | None = None
 
     def __init__(
         self,

@@ -8,7 +8,6 @@ import pytest
 import torch
 from FlagEmbedding import FlagReranker
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification
 
 from app.engine.types import Outputs
 from app.errors import StartupError
@@ -95,15 +94,6 @@ def test_the_passage_is_cut_from_its_end_to_what_is_left(ours: CrossEncoder, wor
 def test_a_folder_with_an_embedding_model_is_no_reranker(tiny_m3: Path, float32_target) -> None:
     with pytest.raises(StartupError, match="holds an embedding model and not a reranker"):
         load_cross_encoder("m3", tiny_m3, LIMIT, float32_target)
-
-
-def test_a_classifier_with_several_logits_is_no_reranker(folder, float32_target, tmp_path) -> None:
-    model = AutoModelForSequenceClassification.from_pretrained(
-        folder, num_labels=3, ignore_mismatched_sizes=True
-    )
-    model.save_pretrained(tmp_path)
-    with pytest.raises(StartupError, match="gives 3 logits; a reranker gives one"):
-        load_cross_encoder("three", tmp_path, LIMIT, float32_target)
 
 
 def test_a_missing_layer_is_named(folder, float32_target, tmp_path: Path) -> None:

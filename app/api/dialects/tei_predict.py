@@ -1,0 +1,65 @@
+"""text-embeddings-inference: the labels of texts, or of pairs of texts, from a cross-encoder."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import orjson
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from app.api import paths
+from app.api.checks import check_passages
+from app.api.dialects import tei_schemas as schemas
+from app.api.dialects.tei import add_headers, add_operation, require_reranker
+from app.api.handler import Call, Operation
+from app.api.openapi import BEARER
+from app.api.paths import Dialect
+from app.api.rendering import OPTIONS, by_falling_score
+from app.engine import ClassificationRequest
+from app.engine.reranking import sigmoid
+from app.engine.types import ClassificationResult, FloatArray
+
+router = APIRouter(dependencies=[BEARER])
+
+_BYTES_PER_LABEL = 50
+
+
+async def _predict(body: schemas.PredictRequest, call: Call) -> Response:
+    pairs = body.pairs
+    check_passages([], pairs, "inputs", call.service.settings)
+    require_reranker(call)
+    request = ClassificationRequest(pairs, body.truncation, call.urgency, call.context.client)
+    work = call.service.engine.classify(request)
+    result = await call.run(work, passages=len(pairs))
+    call.service.metrics.pairs.inc(len(pairs))
+    render = partial(_render, body, result)
+    response = await call.render(render, _BYTES_PER_LABEL * len(result.labels) * len(pairs))
+    texts = [text for pair in pairs for text in pair if text is not None]
+    return add_headers(response, call, texts, result)
+
+
+def _render(body: schemas.PredictRequest, result: ClassificationResult) -> Iterator[bytes]:
+    yield b"" if body.is_single else b"["
+    for place, logits in enumerate(result.logits):
+        scores = logits.tolist() if body.raw_scores else probabilities(logits)
+        ranked = by_falling_score(scores)
+        items = [{"score": score, "label": result.labels[label]} for label, score in ranked]
+        yield (b"," if place else b"") + orjson.dumps(items, option=OPTIONS)
+    yield b"" if body.is_single else b"]"
+
+
+def probabilities(logits: FloatArray) -> list[float]:
+    """The sigmoid of one label's logit, the softmax of several."""
+    if len(logits) == 1:
+        return sigmoid(logits.tolist())
+    powers = np.exp(logits - logits.max())
+    return (powers / powers.sum()).tolist()  # type: ignore[no-any-return]
+
+
+add_operation(
+    router,
+    Operation(Dialect.TEI, paths.TEI_PREDICT, "inputs", schemas.PredictRequest, _predict),
+    schemas.Predictions,
+    "The labels of each text, or pair of texts, by falling probability.",
+)

@@ -1,0 +1,152 @@
+"""Cross-encoders of any family and number of labels against sentence-transformers' own."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import CrossEncoder as Reference
+from transformers import (
+    BertForSequenceClassification,
+    BertModel,
+    RobertaForSequenceClassification,
+    XLMRobertaForSequenceClassification,
+)
+
+from app.engine.options import TruncationOptions
+from app.engine.types import Outputs
+from app.errors import InferenceError, StartupError
+from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
+from tests.support.wordpiece import save_model
+
+LIMIT = 128
+QUERY = "hybrid search"
+PASSAGES = [
+    *["vector", "memory, rank!", "[SEP] query [MASK]", "rank " * 40, "unknown жизнь", "  "],
+    *["search " * length for length in (3, 17, 64)],
+]
+LOGITS = Outputs(logits=True)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("classifiers")
+    bert, roberta = BertForSequenceClassification, RobertaForSequenceClassification
+    like_bge = {"tokenizer_of": tiny_reranker, "pad_token_id": 1, "type_vocab_size": 1}
+    nli = {"id2label": {0: "contradiction", 1: "Entailment", 2: "neutral"}}
+    return {
+        "bert": save_model(root / "bert", bert, num_labels=1),
+        "bert, three labels": save_model(root / "three", bert, **nli),
+        "roberta, two labels": save_model(root / "two", roberta, num_labels=2, **like_bge),
+        "xlm-roberta, four labels": save_model(
+            root / "four", XLMRobertaForSequenceClassification, num_labels=4, **like_bge
+        ),
+    }
+
+
+FAMILIES = ["bert", "bert, three labels", "roberta, two labels", "xlm-roberta, four labels"]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def case(request, folders, float32_target) -> tuple[CrossEncoder, Reference]:
+    folder = folders[request.param]
+    ours = load_cross_encoder("tiny", folder, LIMIT, float32_target)
+    return ours, Reference(str(folder), device="cpu", activation_fn=torch.nn.Identity())
+
+
+@pytest.fixture(scope="module")
+def nli(folders, float32_target) -> CrossEncoder:
+    return load_cross_encoder("nli", folders["bert, three labels"], LIMIT, float32_target)
+
+
+def logits_of(model: CrossEncoder, passages: list[str]) -> np.ndarray:
+    pairs = [model.tokenize_input(QUERY, passage) for passage in passages]
+    return np.array(model.forward([pair.ids for pair in pairs], LOGITS))
+
+
+def test_logits_are_those_of_sentence_transformers(case) -> None:
+    ours, theirs = case
+    expected = theirs.predict([(QUERY, passage) for passage in PASSAGES])
+    actual = logits_of(ours, PASSAGES).reshape(expected.shape)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+
+
+def test_logits_do_not_depend_on_batch_mates(case) -> None:
+    ours, _ = case
+    together = logits_of(ours, PASSAGES)
+    alone = np.concatenate([logits_of(ours, [passage]) for passage in PASSAGES])
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-5)
+
+
+def test_a_text_alone_is_classified_as_transformers_does(case) -> None:
+    ours, theirs = case
+    inputs = theirs.tokenizer(PASSAGES, padding=True, truncation=True, return_tensors="pt")
+    with torch.inference_mode():
+        expected = theirs.model(**inputs).logits
+    ids = [ours.tokenize_input(passage, None).ids for passage in PASSAGES]
+    np.testing.assert_allclose(ours.forward(ids, LOGITS), expected, rtol=0, atol=1e-5)
+
+
+def test_a_score_is_the_logit_of_the_probability_that_a_label_has(nli: CrossEncoder) -> None:
+    pairs = [pair.ids for pair in nli.tokenize_pairs(QUERY, PASSAGES, None)]
+    logits = torch.tensor(np.array(nli.forward(pairs, LOGITS)))
+    assert nli.labels[nli.ranking_label] == "Entailment"
+    scores = torch.tensor(nli.forward(pairs, Outputs()))
+    torch.testing.assert_close(scores.sigmoid(), logits.softmax(dim=1)[:, 1], rtol=0, atol=1e-6)
+
+
+def test_scores_and_logits_may_be_asked_for_in_one_batch(nli: CrossEncoder) -> None:
+    pairs = [pair.ids for pair in nli.tokenize_pairs(QUERY, PASSAGES, None)]
+    wanted = [LOGITS if place % 2 else Outputs() for place in range(len(pairs))]
+    mixed = nli.launch(pairs, wanted)()
+    scores, logits = nli.forward(pairs, Outputs()), nli.forward(pairs, LOGITS)
+    for place, result in enumerate(mixed):
+        expected = logits[place] if place % 2 else scores[place]
+        np.testing.assert_allclose(result, expected, rtol=0, atol=1e-6)
+
+
+def test_of_two_labels_the_second_speaks_for_a_passage(folders, float32_target) -> None:
+    two = load_cross_encoder("two", folders["roberta, two labels"], LIMIT, float32_target)
+    assert (two.labels, two.ranking_label) == (("LABEL_0", "LABEL_1"), 1)
+    assert two.refusal is None
+
+
+def test_labels_of_which_none_ranks_are_named(folders, float32_target) -> None:
+    four = load_cross_encoder("four", folders["xlm-roberta, four labels"], LIMIT, float32_target)
+    assert four.ranking_label is None
+    assert four.refusal is not None
+    assert "LABEL_0, LABEL_1, LABEL_2, LABEL_3" in four.refusal
+
+
+def test_a_pair_is_cut_to_the_limit_and_its_tokens_are_counted(nli: CrossEncoder) -> None:
+    long = "rank " * 500
+    pair = nli.tokenize_input(QUERY, long)
+    assert (len(pair.ids), pair.original_tokens) == (LIMIT, 500 + 2 + 3)
+    alone = nli.tokenize_input(long, None, TruncationOptions(side="left"))
+    assert (len(alone.ids), alone.original_tokens) == (LIMIT, 502)
+
+
+def test_a_pair_with_a_number_that_is_not_finite_fails_alone(nli: CrossEncoder) -> None:
+    pairs = [pair.ids for pair in nli.tokenize_pairs(QUERY, PASSAGES, None)]
+    expected = nli.forward(pairs, LOGITS)
+    head = nli._head
+
+    def spoil(hidden: torch.Tensor, packed) -> torch.Tensor:
+        logits = head(hidden, packed)
+        logits[packed.unpack_order[1], 0] = torch.nan
+        return logits
+
+    nli._head = spoil
+    try:
+        results = nli.forward(pairs, LOGITS)
+    finally:
+        nli._head = head
+    assert isinstance(results.pop(1), InferenceError)
+    expected.pop(1)
+    np.testing.assert_allclose(results, expected, rtol=0, atol=1e-6)
+
+
+def test_a_model_without_a_head_is_no_reranker(float32_target, tmp_path: Path) -> None:
+    folder = save_model(tmp_path, BertModel)
+    with pytest.raises(StartupError, match="an embedding model and not a reranker"):
+        load_cross_encoder("bert", folder, LIMIT, float32_target)

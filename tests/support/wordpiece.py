@@ -1,0 +1,56 @@
+"""Tiny random checkpoints of BERT's family, with a WordPiece tokenizer trained on the spot."""
+
+import shutil
+import string
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer, BertTokenizerFast, PreTrainedModel
+
+from tests.support.checkpoints import plain_corpus, spread_weights
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", "[unused1]"]
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "max_position_embeddings": 128,
+}
+
+
+def save_wordpiece_tokenizer(folder: Path) -> int:
+    """Train a tokenizer as BERT has it, punctuation included; return its vocabulary's size."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=SPECIAL, show_progress=False)
+    tokenizer.train_from_iterator([*plain_corpus(300), *[string.punctuation] * 9], trainer)
+    ids = {token: tokenizer.token_to_id(token) for token in SPECIAL}
+    tokenizer.post_processor = processors.BertProcessing(
+        ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
+    )
+    BertTokenizerFast(tokenizer_object=tokenizer, model_max_length=128).save_pretrained(folder)
+    return int(tokenizer.get_vocab_size())
+
+
+def save_model(
+    folder: Path, model: type[PreTrainedModel], *, tokenizer_of: Path | None = None, **changes
+) -> Path:
+    """A checkpoint of that class of transformers, 64 wide and two layers deep.
+
+    Its tokenizer is that of the folder `tokenizer_of`, or else a new one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if tokenizer_of is None:
+        vocabulary = save_wordpiece_tokenizer(folder)
+    else:
+        for path in tokenizer_of.glob("*token*"):
+            shutil.copy(path, folder)
+        vocabulary = len(AutoTokenizer.from_pretrained(folder))
+    torch.manual_seed(3)
+    config = model.config_class(vocab_size=vocabulary, **SIZES | changes)
+    model(config).save_pretrained(folder)
+    spread_weights(folder)
+    return folder
