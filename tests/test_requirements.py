@@ -20,7 +20,9 @@ SERVICE, DEV = "requirements.lock", "requirements-dev.lock"
 TORCH = {"cpu": "requirements-torch-cpu.lock", "gpu": "requirements-torch-gpu.lock"}
 DOCS = "requirements-docs.lock"
 LOCKS = [SERVICE, DEV, DOCS, *TORCH.values()]
-OTHER_ENVIRONMENTS = [f"requirements-{name}.txt" for name in ("clients", "examples", "references")]
+OTHER_ENVIRONMENTS = [
+    f"requirements-{name}.txt" for name in ("clients", "examples", "mteb", "references")
+]
 PYTORCH_INDEX = "--index-url https://download.pytorch.org/whl/cpu"
 ENTRY = re.compile(r"(?m)^([a-z0-9][a-z0-9._-]*)==([^ ;]+)( ; [^\\\n]+)? \\\n((?: +--hash=.*\n)+)")
 # What run_tests.sh installs, in its order.

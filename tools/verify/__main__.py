@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
@@ -19,10 +18,10 @@ from app.engine import Engine, RerankRequest
 from app.engine.loaded_models import ModelInfo
 from app.engine.types import EmbeddingResult, FloatArray, RerankResult
 from app.errors import StartupError
-from app.models.checkpoint.config import read_config, read_pooling
+from app.models.checkpoint.config import read_pooling
 from app.models.load import load_models
 from app.models.runtime import ModelFolders, locate_models
-from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
+from app.settings import NO_RERANKER, Settings
 from app.settings.sources import load_settings
 from tools.verify import references
 from tools.verify.paths import path_rows, print_paths
@@ -85,7 +84,7 @@ class Verification:
 
     def _m3_rows(self) -> Iterator[Row]:
         folder = self.folders.embedding
-        limit = _m3_limit(self.settings, folder)
+        limit = references.m3_limit(self.settings, folder)
         theirs = references.m3_vectors(folder, TEXTS, limit, read_pooling(folder))
         ours = self.ours.embedding.embeddings
         if self.settings.dense_model == self.settings.embedding_model:
@@ -114,23 +113,9 @@ class Verification:
         return self._row("dense", "transformers", difference, len(ours))
 
     def _rerank_row(self, result: RerankResult) -> Row:
-        reference, theirs = self._reference_scores()
+        reference, theirs = references.rerank_scores(self.settings, self.folders, QUERY, PASSAGES)
         difference = _largest(np.array(result.scores), np.array(theirs))
         return self._row("rerank score", reference, difference, len(theirs))
-
-    def _reference_scores(self) -> tuple[str, list[float]]:
-        settings = self.settings
-        folder = self.folders.reranker or self.folders.embedding
-        if settings.reranker_model == LATE_INTERACTION:
-            limit, pooling = _m3_limit(settings, folder), read_pooling(folder)
-            return "FlagEmbedding", references.late_interaction_scores(
-                folder, QUERY, PASSAGES, limit, pooling
-            )
-        if read_config(folder).get("model_type") == "qwen3":
-            limit = min(settings.qwen_rerank_max_length, _LONGEST)
-            return "transformers", references.qwen_scores(folder, QUERY, PASSAGES, limit)
-        limit = min(settings.bge_rerank_max_length, _LONGEST)
-        return "FlagEmbedding", references.reranker_logits(folder, QUERY, PASSAGES, limit)
 
     def _row(self, output: str, reference: str, difference: float, compared: int) -> Row:
         return Row(output, reference, compared, difference, self.tolerance)
@@ -195,13 +180,6 @@ def main() -> int:
         return 2
     print_table(rows)
     return 0 if all(row.agrees for row in rows) else 1
-
-
-def _m3_limit(settings: Settings, folder: Path) -> int:
-    """The limit in force, which a model with fewer positions lowers."""
-    config = read_config(folder)
-    reserved = config["pad_token_id"] + 1 if "roberta" in config["model_type"] else 0
-    return min(settings.embed_max_length, int(config["max_position_embeddings"]) - reserved)
 
 
 def _largest(ours: FloatArray, theirs: FloatArray) -> float:

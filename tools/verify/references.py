@@ -5,6 +5,7 @@ Written for plainness: one padded batch after the other, in float32.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,11 @@ from transformers import (
 )
 
 from app.engine.types import FloatArray
+from app.models.checkpoint.config import read_config, read_pooling
+from app.models.runtime import ModelFolders
 from app.models.tasks.qwen3 import END_TOKEN
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
+from app.settings import LATE_INTERACTION, Settings
 
 _BATCH = 8
 
@@ -35,6 +39,28 @@ class M3Vectors:
     dense: FloatArray
     sparse: list[dict[int, float]]
     colbert: list[FloatArray]
+
+
+def m3_limit(settings: Settings, folder: Path) -> int:
+    """The limit in force, which a model with fewer positions lowers."""
+    config = read_config(folder)
+    reserved = config["pad_token_id"] + 1 if "roberta" in config["model_type"] else 0
+    return min(settings.embed_max_length, int(config["max_position_embeddings"]) - reserved)
+
+
+def rerank_scores(
+    settings: Settings, folders: ModelFolders, query: str, passages: list[str]
+) -> tuple[str, list[float]]:
+    """The configured reranker's scores, and whose implementation computed them."""
+    folder = folders.reranker or folders.embedding
+    if settings.reranker_model == LATE_INTERACTION:
+        limit, pooling = m3_limit(settings, folder), read_pooling(folder)
+        return "FlagEmbedding", late_interaction_scores(folder, query, passages, limit, pooling)
+    if read_config(folder).get("model_type") == "qwen3":
+        limit = settings.qwen_rerank_max_length
+        return "transformers", qwen_scores(folder, query, passages, limit)
+    limit = settings.bge_rerank_max_length
+    return "FlagEmbedding", reranker_logits(folder, query, passages, limit)
 
 
 def m3_vectors(folder: Path, texts: list[str], max_length: int, pooling: str) -> M3Vectors:
@@ -79,8 +105,7 @@ def reranker_logits(folder: Path, query: str, passages: list[str], max_length: i
     (FlagEmbedding's `FlagReranker` gives the same, but turns ids back into text and tokenises again
     where transformers 5 runs, which changes some texts.)
     """
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+    tokenizer, model = _loaded(AutoModelForSequenceClassification, folder)
     logits: list[float] = []
     for begin in range(0, len(passages), _BATCH):
         batch = passages[begin : begin + _BATCH]
@@ -99,14 +124,13 @@ def reranker_logits(folder: Path, query: str, passages: list[str], max_length: i
 
 def qwen_states(folder: Path, texts: list[str], max_length: int) -> FloatArray:
     """`[N, width]`: the last token's state, each text closed by one end token."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer, model = _loaded(AutoModel, folder, attn_implementation="eager")
     end = tokenizer.convert_tokens_to_ids(END_TOKEN)
     rows = [
         [*tokenizer(text, add_special_tokens=False)["input_ids"][: max_length - 1], end]
         for text in texts
     ]
-    model = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    states = [output.last_hidden_state[:, -1] for output in padded(model.eval(), rows)]
+    states = [output.last_hidden_state[:, -1] for output in padded(model, rows)]
     return torch.cat(states).numpy()
 
 
@@ -118,13 +142,10 @@ def qwen_scores(
     instruction: str = DEFAULT_INSTRUCTION,
 ) -> list[float]:
     """The probability of yes, from the whole vocabulary's logits as the model card does it."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer, model = _loaded(AutoModelForCausalLM, folder, attn_implementation="eager")
     rows = qwen_rows(tokenizer, query, passages, max_length, instruction)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
     answers = yes_and_no(tokenizer)
-    logits = [output.logits[:, -1, answers] for output in padded(model.eval(), rows)]
+    logits = [output.logits[:, -1, answers] for output in padded(model, rows)]
     scores: list[float] = torch.cat(logits).softmax(dim=1)[:, 0].tolist()
     return scores
 
@@ -160,6 +181,14 @@ def padded(model: Any, rows: list[list[int]], **inputs: Any) -> Iterator[Any]:
             yield model(input_ids=ids, attention_mask=mask, position_ids=positions, **inputs)
 
 
+@lru_cache(maxsize=1)
+def _loaded(kind: Any, folder: Path, **options: str) -> tuple[Any, Any]:
+    """The tokenizer and the model in float32; the last one stays loaded."""
+    model = kind.from_pretrained(folder, dtype=torch.float32, **options)
+    return AutoTokenizer.from_pretrained(folder), model.eval()
+
+
+@lru_cache(maxsize=1)
 def _m3(folder: Path, pooling: str) -> Any:
     return BGEM3FlagModel(str(folder), use_fp16=False, devices="cpu", pooling_method=pooling)
 

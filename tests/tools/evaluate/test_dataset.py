@@ -1,0 +1,99 @@
+"""Data sets are read from the disk piece by piece, and a bad line is one sentence."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tools.evaluate import dataset
+from tools.evaluate.dataset import Dataset, DatasetError, Document, read_beir
+
+
+def test_the_demos_questions(demo_questions: Path) -> None:
+    read = read_beir(demo_questions, "test")
+    assert (read.name, len(read.corpus), len(read.queries)) == ("questions", 120, 120)
+    assert all(list(grades.values()) == [1] for grades in read.qrels.values())
+    (first, last) = read.corpus.read([0, 119])
+    assert (first.id, last.id) == ("astronomy-0", "music-and-art-119")
+    assert first.text.startswith("The Moon keeps the same face")
+
+
+class Texts:
+    """A corpus in memory."""
+
+    def __init__(self, texts: list[str]) -> None:
+        self._texts = texts
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def read(self, places) -> list[Document]:
+        return [Document(str(place), self._texts[place]) for place in places]
+
+
+@given(st.lists(st.integers(0, 300), max_size=60))
+def test_the_pieces_are_the_corpus_in_order_and_bounded(lengths: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset, "PIECE_CHARACTERS", 400)
+        patch.setattr(dataset, "PIECE_DOCUMENTS", 7)
+        pieces = list(Dataset("", Texts(["x" * n for n in lengths]), {}, {}).pieces())
+    ids = [document.id for _, documents in pieces for document in documents]
+    assert ids == [str(place) for place in range(len(lengths))]
+    for begin, documents in pieces:
+        assert documents[0].id == str(begin)
+        assert len(documents) <= 7
+        assert len(documents) == 1 or sum(len(each.text) for each in documents) <= 400
+
+
+def test_a_title_belongs_to_its_text(demo_questions: Path, tmp_path: Path) -> None:
+    folder = copied(demo_questions, tmp_path)
+    records = [{"_id": "a", "title": "Moon", "text": "It turns."}, {"_id": "b", "text": "Sun"}]
+    # The last line may lack its end, and a line may be blank.
+    lines = "\n\n".join(map(json.dumps, records))
+    (folder / "corpus.jsonl").write_text(lines)
+    (folder / "qrels" / "test.tsv").write_text("q1\ta\t2\nq1\tb\t0\nq2\tb\t0\n")
+    read = read_beir(folder, "test")
+    assert [each.text for each in read.corpus.read([1, 0])] == ["Sun", "Moon It turns."]
+    assert read.qrels == {"q1": {"a": 2, "b": 0}}
+    assert list(read.queries) == ["q1"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("corpus.jsonl", '{"_id": 1', "document 1 of .* is no JSON"),
+        ("corpus.jsonl", '{"_id": 1, "text": ""}\n', "has no text in '_id'"),
+        ("queries.jsonl", '{"_id": "q0", "text": ""}\n[]\n', "line 2 of .* is no JSON object"),
+        ("queries.jsonl", '{"_id": "q0"}\n', "has no text in 'text'"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq0\tp0\n", "line 2 of .* whole number"),
+        ("qrels/test.tsv", "q0\tp0\t0\n", "no query with a relevant document"),
+    ],
+)
+def test_a_bad_line_is_named(
+    demo_questions: Path, tmp_path: Path, file: str, content: str, message: str
+) -> None:
+    folder = copied(demo_questions, tmp_path)
+    (folder / file).write_text(content)
+    with pytest.raises(DatasetError, match=message):
+        read_beir(folder, "test").corpus.read([0])
+
+
+def test_a_missing_file_or_split_is_named(demo_questions: Path, tmp_path: Path) -> None:
+    folder = copied(demo_questions, tmp_path)
+    assert read_beir(folder, "dev").qrels  # The only one that there is.
+    (folder / "qrels" / "train.tsv").write_text("")
+    with pytest.raises(DatasetError, match=r"dev\.tsv is missing; splits .*: test, train"):
+        read_beir(folder, "dev")
+    (folder / "queries.jsonl").unlink()
+    with pytest.raises(DatasetError, match=r"queries\.jsonl is missing"):
+        read_beir(folder, "test")
+
+
+def copied(source: Path, folder: Path) -> Path:
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels/test.tsv"):
+        target = folder / name
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes((source / name).read_bytes())
+    return folder

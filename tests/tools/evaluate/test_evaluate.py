@@ -1,0 +1,125 @@
+"""`python -m tools.evaluate` as a user runs it: quality in every form, beside the reference."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.server import RunningServer
+from tools.evaluate import __main__ as tool
+from tools.evaluate.evaluation import Evaluation
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Run it in a folder without .env."""
+    monkeypatch.chdir(tmp_path)
+    settings = {"DEVICE": "cpu", "DTYPE": "float32", "RERANKER_MODEL": "late-interaction"}
+
+    def run_tool(*arguments: str | Path, **environment: str | Path) -> list[Evaluation]:
+        for name, value in (settings | environment).items():
+            monkeypatch.setenv(name, str(value))
+        return tool.run(tool.parse(list(map(str, arguments))))
+
+    return run_tool
+
+
+def ndcg(evaluation: Evaluation) -> dict[str, float]:
+    return {row.representation: row.quality.ndcg_10 for row in evaluation.rows}
+
+
+def test_the_demo_finds_its_passages_in_every_form(
+    demo_checkpoint: Path, demo_questions: Path, run, tmp_path: Path, capsys
+) -> None:
+    file = tmp_path / "figures.json"
+    (ours,) = run(demo_questions, "--rerank", "2", "--json", file, EMBEDDING_MODEL=demo_checkpoint)
+    found = ndcg(ours)
+    names = [each.name for each in tool.all_representations()]
+    assert list(found) == [*names, "reranked"]
+    assert all(value > 0.85 for value in found.values())
+    assert found["fused"] >= max(found[kind] for kind in ("dense", "sparse", "colbert"))
+    assert found["colbert, pooled by 2, int8"] >= 0.99 * found["colbert"]
+    assert found["muvera, best by colbert"] == pytest.approx(found["colbert"], abs=1e-3)
+    assert all(row.quality.recall_100 > 0.99 for row in ours.rows)
+    printed = capsys.readouterr().out
+    assert "questions: 120 documents, 120 queries." in printed
+    assert f"{found['fused']:.4f}" in printed
+    told = json.loads(file.read_text())
+    assert told["documents"] == told["queries"] == 120
+    (same,) = told["evaluations"]
+    assert [row["quality"]["ndcg_10"] for row in same["rows"]] == list(found.values())
+    assert all(value is not None for value in same["speed"].values())
+
+
+def test_the_reference_finds_the_same(demo_checkpoint: Path, few_questions, run, capsys) -> None:
+    ours, theirs = run(
+        few_questions(4), "--reference", "--rerank", "2", EMBEDDING_MODEL=demo_checkpoint
+    )
+    basic = ("dense", "sparse", "colbert", "fused", "reranked")
+    assert tuple(ndcg(theirs)) == basic
+    assert {name: ndcg(ours)[name] for name in basic} == pytest.approx(ndcg(theirs), abs=1e-6)
+    assert theirs.speed.tokens_per_second is None
+    assert "nDCG@10 of the reference" in capsys.readouterr().out
+
+
+def test_a_qwen_model_is_compared_with_transformers(
+    tiny_m3: Path, tiny_qwen: Path, few_questions, run
+) -> None:
+    models = {"DENSE_EMBEDDING_MODEL": tiny_qwen, "RERANKER_MODEL": tiny_qwen}
+    ours, theirs = run(
+        *(few_questions(2), "--reference", "--only", "dense;fused", "--rerank", "2"),
+        *("--query-prompt", "Instruct: find it\nQuery: "),
+        EMBEDDING_MODEL=tiny_m3,
+        **models,
+    )
+    assert ndcg(ours) == pytest.approx(ndcg(theirs), abs=1e-6)
+
+
+def test_a_service_finds_what_the_engine_finds(
+    tiny_m3: Path, server: RunningServer, few_questions, run
+) -> None:
+    folder = few_questions(10)
+    (engine,) = run(folder, "--rerank", "0", EMBEDDING_MODEL=tiny_m3)
+    (service,) = run(folder, "--rerank", "0", "--url", server.url)
+    assert ndcg(service) == pytest.approx(ndcg(engine), abs=1e-6)
+    assert [row.bytes_per_document for row in service.rows] == [
+        row.bytes_per_document for row in engine.rows
+    ]
+
+
+def test_only_what_is_asked_for_is_computed(tiny_m3: Path, few_questions, run) -> None:
+    (dense,) = run(
+        *(few_questions(4), "--kinds", "dense", "--rerank", "0"), EMBEDDING_MODEL=tiny_m3
+    )
+    assert all(name.startswith("dense") for name in ndcg(dense))
+    assert dense.speed.pairs_per_second is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "corpus.jsonl is missing"),
+        ([".", "--kinds", "dense,colour"], "'colour' is no kind of vector: colbert; dense; sparse"),
+        ([".", "--kinds", "dense", "--only", "sparse"], "'sparse' is no representation"),
+        ([".", "--only", "dense", "--candidates", "fused"], "'fused' is no representation that"),
+    ],
+)
+def test_what_cannot_run_is_one_sentence(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["evaluate", *arguments])
+    assert tool.main() == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_service_that_is_away_is_one_sentence(few_questions, run) -> None:
+    with pytest.raises(tool.SourceError, match="does not answer"):
+        run(few_questions(2), "--url", "http://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("arguments", [[], ["folder", "--rerank", "101"]])
+def test_a_wrong_command_line_is_refused(arguments: list[str], capsys) -> None:
+    with pytest.raises(SystemExit):
+        tool.parse(arguments)
+    assert "python -m tools.evaluate: error:" in capsys.readouterr().err

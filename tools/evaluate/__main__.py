@@ -1,0 +1,152 @@
+"""`python -m tools.evaluate FOLDER`: how well your documents are found, in every representation.
+
+FOLDER is a data set as BEIR has them: corpus.jsonl, queries.jsonl, qrels/*.tsv; with --mteb a task
+of mteb instead. The models are those of the settings (the environment, .env), run in this process,
+or those of a running service (--url). --reference runs the reference implementations beside it.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+from tqdm import tqdm
+
+from app.errors import SmartEmbedderError
+from app.settings import Settings
+from app.settings.sources import load_settings
+from tools.evaluate.dataset import Dataset, DatasetError, read_beir
+from tools.evaluate.evaluation import Evaluation, Evaluator, Plan
+from tools.evaluate.ranking import MOST_RANKED
+from tools.evaluate.report import print_report, write_json
+from tools.evaluate.representations import KINDS, Representation, all_representations
+from tools.evaluate.sources import Source, SourceError, engine_source, service_source
+
+# One request may take as long as it needs: nobody waits for the answer.
+_PATIENT = {"gpu_process_timeout": 3600.0, "rerank_gpu_timeout": 3600.0, "request_timeout": 7200.0}
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.evaluate", description=(__doc__ or "").partition("\n\n")[2]
+    )
+    add = parser.add_argument
+    add("folder", type=Path, nargs="?", help="the data set; of --mteb a snapshot of its repository")
+    add("--mteb", metavar="TASK", help="a retrieval task of mteb, which must be installed")
+    add("--subset", default="default", help="of the task (%(default)s)")
+    add("--split", default="test", help="which judgements (%(default)s)")
+    add("--url", help="a running service, in the place of the engine in this process")
+    add("--token", help="its access token")
+    add("--reference", action="store_true", help="run the reference implementations, too")
+    add("--kinds", default=",".join(KINDS), help="the kinds of vectors (%(default)s)")
+    add("--only", metavar="NAMES", help="these representations, with ; between them")
+    add("--query-prompt", default="", help="what the dense model reads before each query")
+    add(
+        "--rerank",
+        type=int,
+        default=20,
+        metavar="N",
+        help="rerank the best N (%(default)s; 0: none)",
+    )
+    add("--candidates", help="of this representation (the first)")
+    add("--json", type=Path, metavar="FILE", help="write the figures to this file")
+    given = parser.parse_args(arguments)
+    if given.folder is None and given.mteb is None:
+        parser.error("name a folder, or a task with --mteb")
+    if not 0 <= given.rerank <= MOST_RANKED:
+        parser.error(f"--rerank must be between 0 and {MOST_RANKED}")
+    return given
+
+
+def plan_of(given: argparse.Namespace) -> Plan:
+    """What is evaluated; raises `DatasetError` where a name is not known."""
+    kinds = set(given.kinds.split(","))
+    _known(kinds, set(KINDS), "kind of vector")
+    possible = [each for each in all_representations() if each.kinds <= kinds]
+    names = {each.name for each in possible}
+    only = names if given.only is None else {name.strip() for name in given.only.split(";")}
+    _known(only, names, "representation of these kinds")
+    chosen = [each for each in possible if each.name in only]
+    candidates = given.candidates or chosen[0].name
+    _known({candidates}, only, "representation that is evaluated")
+    return Plan(chosen, given.rerank, candidates, given.query_prompt)
+
+
+def _known(names: set[str], there: set[str], what: str) -> None:
+    unknown = sorted(names - there)
+    if unknown or not names:
+        raise DatasetError(f"{', '.join(unknown)!r} is no {what}: {'; '.join(sorted(there))}")
+
+
+def read_dataset(given: argparse.Namespace) -> Dataset:
+    """The data set that is named; raises `DatasetError`."""
+    if given.mteb is None:
+        return read_beir(given.folder, given.split)
+    try:
+        from tools.evaluate.mteb_task import read_mteb  # noqa: PLC0415 - an optional package
+    except ImportError as error:
+        raise DatasetError(f"--mteb needs the package mteb: {error}") from None
+    return read_mteb(given.mteb, given.folder, given.split, given.subset)
+
+
+@asynccontextmanager
+async def _reference(settings: Settings) -> AsyncIterator[Source]:
+    try:
+        from tools.evaluate.reference import ReferenceSource  # noqa: PLC0415 - optional packages
+    except ImportError as error:
+        raise SourceError(f"--reference needs the extra verify: {error}") from None
+    yield ReferenceSource(settings)
+
+
+async def evaluate(
+    opened: AbstractAsyncContextManager[Source], dataset: Dataset, plan: Plan
+) -> Evaluation:
+    """Evaluate one source."""
+    async with opened as source:
+        bar = tqdm(total=len(dataset.corpus), desc=source.name, unit="documents")
+        with bar:
+            return await Evaluator(source, dataset, plan, bar.update).run()
+
+
+def _basic(plan: Plan) -> Plan:
+    """What a reference has, too."""
+    basic: list[Representation] = [each for each in plan.representations if each.basic]
+    candidates = plan.candidates if plan.candidates in {each.name for each in basic} else None
+    if not basic:
+        raise SourceError("--reference needs dense, sparse, colbert or fused among --only")
+    return Plan(basic, plan.rerank_depth, candidates or basic[0].name, plan.query_prompt)
+
+
+def run(given: argparse.Namespace) -> list[Evaluation]:
+    """Evaluate what the command line asks for, and report it."""
+    plan, dataset = plan_of(given), read_dataset(given)
+    settings = load_settings().model_copy(update=_PATIENT)
+    opened: AbstractAsyncContextManager[Source] = (
+        service_source(given.url, given.token) if given.url else engine_source(settings)
+    )
+    evaluations = [asyncio.run(evaluate(opened, dataset, plan))]
+    if given.reference:
+        evaluations.append(asyncio.run(evaluate(_reference(settings), dataset, _basic(plan))))
+    print_report(dataset, evaluations)
+    if given.json is not None:
+        options = {name: str(value) for name, value in vars(given).items() if value is not None}
+        options.pop("token", None)
+        write_json(given.json, dataset, evaluations, options)
+    return evaluations
+
+
+def main() -> int:
+    """Evaluate, print, and return the exit status."""
+    try:
+        run(parse())
+    except (DatasetError, SourceError, SmartEmbedderError) as error:
+        print(f"The evaluation cannot run: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""A retrieval data set: documents, queries, and which documents answer which query.
+
+Documents stay on the disk; only where they begin is kept.
+"""
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+Qrels = dict[str, dict[str, int]]
+# What is embedded at once: the ColBERT vectors of so many characters are some 800 MB at most.
+PIECE_CHARACTERS = 200_000
+PIECE_DOCUMENTS = 256
+
+
+class DatasetError(Exception):
+    """The data set cannot be read; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A document of the corpus; `text` is its title and its text."""
+
+    id: str
+    text: str
+
+
+class Corpus(Protocol):
+    """Documents by their place."""
+
+    def __len__(self) -> int:
+        """How many there are."""
+
+    def read(self, places: Iterable[int]) -> list[Document]:
+        """The documents at these places."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """`queries` are texts by id; `qrels` tells how relevant a document is, by query and document.
+
+    Only queries with a relevant document are in it.
+    """
+
+    name: str
+    corpus: Corpus
+    queries: dict[str, str]
+    qrels: Qrels
+
+    def pieces(self) -> Iterator[tuple[int, list[Document]]]:
+        """All documents in pieces of bounded size, each with the place of its first document."""
+        total = len(self.corpus)
+        for begin in range(0, total, PIECE_DOCUMENTS):
+            read = self.corpus.read(range(begin, min(begin + PIECE_DOCUMENTS, total)))
+            place = begin
+            for piece in _of_bounded_size(read):
+                yield place, piece
+                place += len(piece)
+
+
+def _of_bounded_size(documents: list[Document]) -> Iterator[list[Document]]:
+    piece, characters = list[Document](), 0
+    for document in documents:
+        if piece and characters + len(document.text) > PIECE_CHARACTERS:
+            yield piece
+            piece, characters = [], 0
+        piece.append(document)
+        characters += len(document.text)
+    yield piece
+
+
+class JsonLinesCorpus:
+    """BEIR's corpus.jsonl: `_id`, `title`, `text`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with path.open("rb") as file:
+            lengths = np.fromiter(map(len, file), np.int64)
+        ends = np.cumsum(lengths)
+        # A line of white space is no document.
+        self._starts = (ends - lengths)[lengths > 1]
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def read(self, places: Iterable[int]) -> list[Document]:
+        """The documents at these places."""
+        with self._path.open("rb") as file:
+            return [self._read_one(file, place) for place in places]
+
+    def _read_one(self, file: Any, place: int) -> Document:
+        file.seek(self._starts[place])
+        record = _parse(file.readline(), f"document {place + 1} of {self._path}")
+        return Document(_text(record, "_id", self._path), document_text(record))
+
+
+def document_text(record: dict[str, Any]) -> str:
+    """What is embedded of a document: its title, if it has one, and its text, as BEIR does it."""
+    return f"{record.get('title') or ''} {record.get('text') or ''}".strip()
+
+
+def make_dataset(name: str, corpus: Corpus, queries: dict[str, str], qrels: Qrels) -> Dataset:
+    """The data set of the queries that have a relevant document.
+
+    Raises `DatasetError` where there is none.
+    """
+    judged = {
+        query: grades
+        for query, grades in qrels.items()
+        if query in queries and max(grades.values(), default=0) > 0
+    }
+    if not judged or not len(corpus):
+        raise DatasetError(f"{name} has no document, or no query with a relevant document")
+    return Dataset(name, corpus, {query: queries[query] for query in judged}, judged)
+
+
+def read_beir(folder: Path, split: str) -> Dataset:
+    """Read a folder of corpus.jsonl, queries.jsonl and qrels/*.tsv.
+
+    Raises `DatasetError` where a file is missing or a line is not as it should be.
+    """
+    corpus, queries = folder / "corpus.jsonl", folder / "queries.jsonl"
+    for file in (corpus, queries):
+        if not file.is_file():
+            raise DatasetError(f"{file} is missing: a data set has corpus.jsonl and queries.jsonl")
+    texts = dict(_read_queries(queries))
+    qrels = _read_qrels(_find_qrels(folder / "qrels", split))
+    return make_dataset(folder.resolve().name, JsonLinesCorpus(corpus), texts, qrels)
+
+
+def _find_qrels(folder: Path, split: str) -> Path:
+    """The split's file, or the only one that there is."""
+    chosen = folder / f"{split}.tsv"
+    files = sorted(folder.glob("*.tsv"))
+    if chosen in files:
+        return chosen
+    if len(files) == 1:
+        return files[0]
+    there = ", ".join(file.stem for file in files) or "none"
+    raise DatasetError(f"{chosen} is missing; splits that are there: {there}")
+
+
+def _read_queries(path: Path) -> Iterator[tuple[str, str]]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                record = _parse(line, f"line {number} of {path}")
+                yield _text(record, "_id", path), _text(record, "text", path)
+
+
+def _read_qrels(path: Path) -> Qrels:
+    """Columns query-id, corpus-id and score, with or without a line that names them."""
+    qrels: Qrels = {}
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.reader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
+        for number, row in enumerate(rows, 1):
+            if row and not (number == 1 and row[0] == "query-id"):
+                query, document, score = _judgement(row, f"line {number} of {path}")
+                qrels.setdefault(query, {})[document] = score
+    return qrels
+
+
+def _judgement(row: Sequence[str], where: str) -> tuple[str, str, int]:
+    try:
+        query, document, score = row
+        return query, document, int(score)
+    except ValueError:
+        raise DatasetError(f"{where} has no query id, document id and whole number") from None
+
+
+def _parse(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise DatasetError(f"{where} is no JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise DatasetError(f"{where} is no JSON object")
+    return record
+
+
+def _text(record: dict[str, Any], field: str, path: Path) -> str:
+    value = record.get(field)
+    if not isinstance(value, str):
+        raise DatasetError(f"a record of {path} has no text in {field!r}")
+    return value

@@ -1,0 +1,199 @@
+"""One source on one data set: embed all of it once, rank with every representation, rerank."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from app.engine.types import TextEmbedding
+from tools.evaluate.dataset import Dataset
+from tools.evaluate.ranking import Quality, Ranking, measure, run_of
+from tools.evaluate.representations import Piece, Queries, Representation
+from tools.evaluate.sources import Embedded, Source
+
+RERANKED = "reranked"
+# Documents of one request, and requests under way: the next is tokenised while one is computed.
+_REQUEST = 32
+_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How fast a source was; what was not measured is None.
+
+    Queries were embedded one after the other, documents several requests at a time. The latency of
+    reranking is that of one query with all of its candidates.
+    """
+
+    documents_per_second: float
+    tokens_per_second: float | None
+    query_p50_ms: float
+    query_p99_ms: float
+    pairs_per_second: float | None = None
+    rerank_p50_ms: float | None = None
+    rerank_p99_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a representation is worth, and the bytes of a document's vectors on average."""
+
+    representation: str
+    quality: Quality
+    bytes_per_document: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Everything that was seen of a source."""
+
+    source: str
+    rows: list[Row]
+    speed: Speed
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is evaluated: these representations, and reranking of the best `rerank_depth`.
+
+    Candidates are those of the representation `candidates`. `query_prompt` is read before queries.
+    """
+
+    representations: Sequence[Representation]
+    rerank_depth: int
+    candidates: str
+    query_prompt: str = ""
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of vectors that are needed."""
+        return frozenset().union(*(each.kinds for each in self.representations))
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Seconds, texts and tokens of the documents; no tokens where the source does not tell."""
+
+    seconds: float = 0.0
+    texts: int = 0
+    tokens: int = 0
+
+    def add(self, seconds: float, answers: Sequence[Embedded]) -> None:
+        self.seconds += seconds
+        for each in answers:
+            self.texts += len(each.embeddings)
+            self.tokens += each.tokens or 0
+
+
+@dataclass(slots=True)
+class Evaluator:
+    """Evaluates one source; `on_progress` hears how many documents or queries are done."""
+
+    source: Source
+    dataset: Dataset
+    plan: Plan
+    on_progress: Callable[[int], object] = lambda _: None
+    _clock: _Clock = field(default_factory=_Clock)
+
+    async def run(self) -> Evaluation:
+        """Embed, rank, rerank and measure."""
+        queries, query_seconds = await self._embed_queries()
+        rankings, num_bytes = await self._rank(Queries(queries))
+        rows = [
+            self._row(each.name, self._ranked(rankings[each.name]), num_bytes[each.name])
+            for each in self.plan.representations
+        ]
+        reranked: list[float] = []
+        pairs = 0
+        if self.source.reranks and self.plan.rerank_depth:
+            candidates = self._ranked(rankings[self.plan.candidates])
+            ordered, reranked, pairs = await self._rerank(candidates)
+            rows.append(self._row(RERANKED, ordered, None))
+        speed = self._speed(query_seconds, reranked, pairs)
+        return Evaluation(self.source.name, rows, speed)
+
+    async def _embed_queries(self) -> tuple[list[TextEmbedding], list[float]]:
+        """Their vectors, and the seconds of each; a first one is asked twice, to warm up."""
+        embeddings, seconds = [], []
+        texts = list(self.dataset.queries.values())
+        for place, text in enumerate([texts[0], *texts]):
+            answer = await self.source.embed([text], self.plan.kinds, self.plan.query_prompt)
+            if place:
+                embeddings += answer.embeddings
+                seconds.append(answer.seconds)
+        return embeddings, seconds
+
+    async def _rank(self, queries: Queries) -> tuple[dict[str, Ranking], dict[str, int]]:
+        """The ranking of each representation, and the bytes of all documents."""
+        named = {each.name: each for each in self.plan.representations}
+        rankings = {name: Ranking(len(self.dataset.queries)) for name in named}
+        num_bytes = dict.fromkeys(named, 0)
+        for begin, documents in self.dataset.pieces():
+            piece = Piece(queries, await self._embed_documents([each.text for each in documents]))
+            for name, representation in named.items():
+                scored = representation.score(piece)
+                order_by = representation.order_by
+                others = None if order_by is None else order_by(piece).scores
+                rankings[name].add(begin, scored.scores, others)
+                num_bytes[name] += scored.num_bytes
+            self.on_progress(len(documents))
+        return rankings, num_bytes
+
+    async def _embed_documents(self, texts: list[str]) -> list[TextEmbedding]:
+        places = asyncio.Semaphore(_AT_ONCE)
+
+        async def embed(some: list[str]) -> Embedded:
+            async with places:
+                return await self.source.embed(some, self.plan.kinds, "")
+
+        began = time.perf_counter()
+        requests = (texts[begin : begin + _REQUEST] for begin in range(0, len(texts), _REQUEST))
+        answers = await asyncio.gather(*map(embed, requests))
+        self._clock.add(time.perf_counter() - began, answers)
+        return [embedding for answer in answers for embedding in answer.embeddings]
+
+    def _ranked(self, ranking: Ranking) -> dict[str, list[int]]:
+        """The places of each query's documents, the best first."""
+        return {query: ranking.of_query(row) for row, query in enumerate(self.dataset.queries)}
+
+    async def _rerank(
+        self, candidates: dict[str, list[int]]
+    ) -> tuple[dict[str, list[int]], list[float], int]:
+        """The candidates in the reranker's order, the seconds of each query, and the pairs."""
+        ordered, seconds, pairs = {}, [], 0
+        for query, places in candidates.items():
+            chosen, rest = places[: self.plan.rerank_depth], places[self.plan.rerank_depth :]
+            passages = [document.text for document in self.dataset.corpus.read(chosen)]
+            began = time.perf_counter()
+            scores = await self.source.rerank(self.dataset.queries[query], passages)
+            seconds.append(time.perf_counter() - began)
+            pairs += len(passages)
+            order = np.argsort(-np.array(scores), kind="stable")
+            ordered[query] = [*(chosen[place] for place in order), *rest]
+        return ordered, seconds, pairs
+
+    def _row(self, name: str, ranked: dict[str, list[int]], num_bytes: int | None) -> Row:
+        quality = measure(run_of(ranked, self.dataset.corpus), self.dataset.qrels)
+        mean = None if num_bytes is None else num_bytes / len(self.dataset.corpus)
+        return Row(name, quality, mean)
+
+    def _speed(self, queries: list[float], reranked: list[float], pairs: int) -> Speed:
+        clock = self._clock
+        query_p50, query_p99 = _percentiles_ms(queries)
+        rerank_p50, rerank_p99 = _percentiles_ms(reranked) if reranked else (None, None)
+        return Speed(
+            documents_per_second=clock.texts / clock.seconds,
+            tokens_per_second=clock.tokens / clock.seconds if clock.tokens else None,
+            query_p50_ms=query_p50,
+            query_p99_ms=query_p99,
+            pairs_per_second=pairs / sum(reranked) if reranked else None,
+            rerank_p50_ms=rerank_p50,
+            rerank_p99_ms=rerank_p99,
+        )
+
+
+def _percentiles_ms(seconds: list[float]) -> tuple[float, float]:
+    p50, p99 = np.percentile(seconds, [50, 99]) * 1000
+    return float(p50), float(p99)

@@ -1,0 +1,48 @@
+"""A retrieval task of mteb that lies on the disk. mteb is imported here alone."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import mteb
+from mteb.abstasks import AbsTaskRetrieval
+
+from tools.evaluate.dataset import Dataset, DatasetError, Document, document_text, make_dataset
+
+
+class MtebCorpus:
+    """A corpus as mteb loads it: a table in a file that is mapped into memory."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def read(self, places: Iterable[int]) -> list[Document]:
+        """The documents at these places."""
+        rows = (self._table[place] for place in places)
+        return [Document(str(row["id"]), document_text(row)) for row in rows]
+
+
+def read_mteb(name: str, folder: Path | None, split: str, subset: str) -> Dataset:
+    """The task `name`, from `folder`, a snapshot of its repository, or from the hub's cache.
+
+    Raises `DatasetError` where mteb has no such retrieval task, or cannot load it.
+    """
+    try:
+        task = mteb.get_task(name)
+    except KeyError as error:
+        raise DatasetError(f"mteb has no task {name}: {error}") from None
+    if not isinstance(task, AbsTaskRetrieval) or "text" not in task.metadata.modalities:
+        raise DatasetError(f"the task {name} is no retrieval task of texts")
+    if folder is not None:
+        place = {"path": str(folder.resolve()), "revision": None}
+        task.metadata = task.metadata.model_copy(update={"dataset": place})
+    try:
+        task.load_data()
+        data = task.dataset[subset][split]
+    except Exception as error:  # Whatever its libraries raise, the task is not there.
+        raise DatasetError(f"the task {name} cannot be loaded: {error!r}") from error
+    queries = {str(row["id"]): row["text"] for row in data["queries"]}
+    return make_dataset(name, MtebCorpus(data["corpus"]), queries, data["relevant_docs"])

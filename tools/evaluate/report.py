@@ -1,0 +1,97 @@
+"""What an evaluation says: tables for a person, JSON for a program."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from app import __version__
+from tools.evaluate.dataset import Dataset
+from tools.evaluate.evaluation import Evaluation, Row, Speed
+
+_SPEEDS = (
+    ("documents/s", "documents_per_second"),
+    ("tokens/s", "tokens_per_second"),
+    ("query P50 ms", "query_p50_ms"),
+    ("query P99 ms", "query_p99_ms"),
+    ("pairs/s", "pairs_per_second"),
+    ("rerank P50 ms", "rerank_p50_ms"),
+    ("rerank P99 ms", "rerank_p99_ms"),
+)
+
+
+def print_report(dataset: Dataset, evaluations: Sequence[Evaluation]) -> None:
+    """Quality by representation, a reference's beside ours, and how fast each source was."""
+    ours, *others = evaluations
+    print(f"{dataset.name}: {len(dataset.corpus)} documents, {len(dataset.queries)} queries.\n")
+    for line in _table(*_quality(ours, others)):
+        print(line)
+    print()
+    for line in _table(*_speeds(evaluations)):
+        print(line)
+
+
+def write_json(
+    path: Path,
+    dataset: Dataset,
+    evaluations: Sequence[Evaluation],
+    options: dict[str, Any],
+) -> None:
+    """The same figures, unrounded, and what they were made with."""
+    told = {
+        "version": __version__,
+        "dataset": dataset.name,
+        "documents": len(dataset.corpus),
+        "queries": len(dataset.queries),
+        "options": options,
+        "evaluations": [asdict(each) for each in evaluations],
+    }
+    path.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+
+
+def _quality(ours: Evaluation, others: Sequence[Evaluation]) -> tuple[list[str], list[list[str]]]:
+    heads = ["representation", "bytes", "nDCG@10", "recall@100", "first"]
+    heads += [f"nDCG@10 of {each.source}" for each in others]
+    references = [{row.representation: row for row in each.rows} for each in others]
+    rows = []
+    for row in ours.rows:
+        theirs = [_ndcg(reference.get(row.representation)) for reference in references]
+        size = "" if row.bytes_per_document is None else f"{row.bytes_per_document:,.0f}"
+        figures = (row.quality.recall_100, row.quality.success_1)
+        own = [_ndcg(row), *(f"{figure:.3f}" for figure in figures)]
+        rows.append([row.representation, size, *own, *theirs])
+    return heads, rows
+
+
+def _ndcg(row: Row | None) -> str:
+    return "" if row is None else f"{row.quality.ndcg_10:.4f}"
+
+
+def _speeds(evaluations: Iterable[Evaluation]) -> tuple[list[str], list[list[str]]]:
+    rows = [
+        [each.source, *(_figure(each.speed, name) for _, name in _SPEEDS)] for each in evaluations
+    ]
+    return ["source", *(head for head, _ in _SPEEDS)], rows
+
+
+def _figure(speed: Speed, name: str) -> str:
+    value = getattr(speed, name)
+    return "" if value is None else f"{value:,.1f}"
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
+    """Markdown, in columns."""
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    rule = ["-" * width for width in widths]
+    rule[1:] = [f"{line[:-1]}:" for line in rule[1:]]
+    lines = [heads, rule, *rows]
+    return [
+        "| "
+        + " | ".join(
+            cell.ljust(width) if not place else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        + " |"
+        for line in lines
+    ]

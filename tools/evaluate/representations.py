@@ -1,0 +1,241 @@
+"""What is compared: each kind of vector, in each form that it may travel in, and what it scores.
+
+A form is what the service answers with: the documents' vectors are made smaller and restored as a
+client restores them, and the queries' stay whole, but for dense ones, whose forms are compared with
+each other.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from scipy.sparse import csr_matrix
+
+from app.engine.types import FloatArray, SparseVector, TextEmbedding
+from app.vectors.muvera import MuveraSide, muvera_of
+from app.vectors.pooling import pool
+from app.vectors.quantization import OUTPUT_DTYPES, OutputDtype, QuantizedVectors, quantize
+
+Scores = npt.NDArray[np.float32]
+Vectors = TypeVar("Vectors", FloatArray, SparseVector)
+
+DENSE, SPARSE, COLBERT = "dense", "sparse", "colbert"
+KINDS = (DENSE, SPARSE, COLBERT)
+_POOL_FACTORS = (2, 3, 4)
+# More than any vocabulary has.
+_TOKEN_IDS = 2**24
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Scores `[queries, documents]`, and the bytes of the documents' vectors."""
+
+    scores: Scores
+    num_bytes: int
+
+
+def restore(made: QuantizedVectors, width: int) -> FloatArray:
+    """The vectors as a client restores them; of bits, 1 and -1."""
+    values = made.values
+    if made.dtype in {"binary", "ubinary"}:
+        bits = values if made.dtype == "ubinary" else values.view(np.uint8) + np.uint8(128)
+        return np.unpackbits(bits, axis=-1, count=width) * np.float32(2) - 1
+    if made.dtype == "bfloat16":
+        return (values.astype(np.uint32) << 16).view(np.float32)
+    numbers = values.astype(np.float32) - (128 if made.dtype == "uint8" else 0)
+    return numbers if made.scales is None else numbers * made.scales[..., None]
+
+
+def _size_of(made: QuantizedVectors) -> int:
+    return made.values.nbytes + (0 if made.scales is None else made.scales.nbytes)
+
+
+class Queries:
+    """The vectors of all queries, in the forms that documents are compared with."""
+
+    def __init__(self, embeddings: Sequence[TextEmbedding]) -> None:
+        self._embeddings = embeddings
+        self.dense = cache(self._make_dense)
+
+    def _make_dense(self, dtype: OutputDtype) -> FloatArray:
+        """`[queries, width]`."""
+        vectors = _dense(self._embeddings)
+        return restore(quantize(vectors, dtype), vectors.shape[1])
+
+    @cached_property
+    def sparse(self) -> csr_matrix:
+        """`[queries, token ids]`."""
+        return _sparse_matrix(self._embeddings)
+
+    @cached_property
+    def colbert(self) -> FloatArray:
+        """`[tokens of all queries, width]`."""
+        return np.concatenate([_colbert(each) for each in self._embeddings])
+
+    @cached_property
+    def colbert_starts(self) -> npt.NDArray[np.int64]:
+        """The first row of each query in `colbert`."""
+        lengths = [len(_colbert(each)) for each in self._embeddings]
+        return np.cumsum([0, *lengths[:-1]])
+
+    @cached_property
+    def muvera(self) -> FloatArray:
+        """`[queries, 10240]`."""
+        return _muvera(self._embeddings, "query")
+
+
+class Piece:
+    """The vectors of some documents, and their scores for all queries, computed once each."""
+
+    def __init__(self, queries: Queries, embeddings: Sequence[TextEmbedding]) -> None:
+        self._queries = queries
+        self._embeddings = embeddings
+        self.dense = cache(self._score_dense)
+        self.colbert = cache(self._score_colbert)
+        self._pooled = cache(self._pool)
+
+    def _score_dense(self, dtype: OutputDtype = "float32") -> Scored:
+        """Dot products."""
+        vectors = _dense(self._embeddings)
+        made = quantize(vectors, dtype)
+        documents = restore(made, vectors.shape[1])
+        return Scored(self._queries.dense(dtype) @ documents.T, _size_of(made))
+
+    @cached_property
+    def sparse(self) -> Scored:
+        """Sums of products over shared tokens."""
+        documents = _sparse_matrix(self._embeddings)
+        scores = (self._queries.sparse @ documents.T).toarray()
+        return Scored(scores, 2 * documents.data.nbytes)
+
+    def _score_colbert(self, dtype: OutputDtype = "float32", factor: int = 1) -> Scored:
+        """Means of the best document vector for each query vector (MaxSim)."""
+        scores, num_bytes = [], 0
+        for vectors in self._pooled(factor):
+            made = quantize(vectors, dtype)
+            num_bytes += _size_of(made)
+            scores.append(self._maxsim(restore(made, vectors.shape[1])))
+        return Scored(np.stack(scores, axis=1), num_bytes)
+
+    def _pool(self, factor: int) -> list[FloatArray]:
+        return [pool(_colbert(each), factor) for each in self._embeddings]
+
+    def _maxsim(self, document: FloatArray) -> Scores:
+        """`[queries]`."""
+        queries, starts = self._queries.colbert, self._queries.colbert_starts
+        best = (queries @ document.T).max(axis=1)
+        lengths = np.diff([*starts, len(queries)]).astype(np.float32)
+        return np.asarray(np.add.reduceat(best, starts) / lengths, np.float32)
+
+    @cached_property
+    def muvera(self) -> Scored:
+        """Dot products of the fixed-dimensional encodings."""
+        documents = _muvera(self._embeddings, "document")
+        return Scored(self._queries.muvera @ documents.T, documents.nbytes)
+
+    @property
+    def fused(self) -> Scored:
+        """The mean of the three, as FlagEmbedding has it."""
+        dense, sparse, colbert = self.dense(), self.sparse, self.colbert()
+        mean = (dense.scores + sparse.scores + colbert.scores) / np.float32(3)
+        return Scored(mean, dense.num_bytes + sparse.num_bytes + colbert.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Representation:
+    """A name, the kinds of vectors that it needs, and how a piece is scored.
+
+    With `order_by` the best documents are found by `score` and then ordered by that. `basic` ones
+    are what a reference implementation has, too.
+    """
+
+    name: str
+    kinds: frozenset[str]
+    score: Callable[[Piece], Scored]
+    order_by: Callable[[Piece], Scored] | None = None
+    basic: bool = False
+
+
+def all_representations() -> list[Representation]:
+    """Every one, the basic ones first."""
+    return [*_basic(), *_smaller_dense(), *_smaller_colbert(), *_muveras()]
+
+
+def _basic() -> list[Representation]:
+    scores: Mapping[str, Callable[[Piece], Scored]] = {
+        DENSE: lambda piece: piece.dense(),
+        SPARSE: lambda piece: piece.sparse,
+        COLBERT: lambda piece: piece.colbert(),
+    }
+    each = [Representation(kind, frozenset({kind}), scores[kind], basic=True) for kind in KINDS]
+    fused = Representation("fused", frozenset(KINDS), lambda p: p.fused, basic=True)
+    return [*each, fused]
+
+
+def _smaller_dense() -> list[Representation]:
+    def scored(dtype: OutputDtype) -> Callable[[Piece], Scored]:
+        return lambda piece: piece.dense(dtype)
+
+    return [
+        Representation(f"dense, {dtype}", frozenset({DENSE}), scored(dtype))
+        for dtype in OUTPUT_DTYPES[1:]
+    ]
+
+
+def _smaller_colbert() -> list[Representation]:
+    def scored(dtype: OutputDtype, factor: int) -> Callable[[Piece], Scored]:
+        return lambda piece: piece.colbert(dtype, factor)
+
+    kinds = frozenset({COLBERT})
+    types = [
+        Representation(f"colbert, {dtype}", kinds, scored(dtype, 1)) for dtype in OUTPUT_DTYPES[1:]
+    ]
+    pooled_types: tuple[OutputDtype, ...] = ("float32", "int8")
+    pooled = [
+        Representation(f"colbert, pooled by {factor}, {dtype}", kinds, scored(dtype, factor))
+        for factor in _POOL_FACTORS
+        for dtype in pooled_types
+    ]
+    return types + pooled
+
+
+def _muveras() -> list[Representation]:
+    kinds = frozenset({COLBERT})
+
+    def score(piece: Piece) -> Scored:
+        return piece.muvera
+
+    return [
+        Representation("muvera", kinds, score),
+        Representation("muvera, best by colbert", kinds, score, lambda piece: piece.colbert()),
+    ]
+
+
+def _dense(embeddings: Sequence[TextEmbedding]) -> FloatArray:
+    return np.stack([_given(each.dense) for each in embeddings])
+
+
+def _colbert(embedding: TextEmbedding) -> FloatArray:
+    return _given(embedding.colbert)
+
+
+def _given(vectors: Vectors | None) -> Vectors:
+    if vectors is None:
+        raise ValueError("a kind of vector is missing that was asked for")
+    return vectors
+
+
+def _muvera(embeddings: Sequence[TextEmbedding], side: MuveraSide) -> FloatArray:
+    vectors = [_colbert(each) for each in embeddings]
+    return np.stack([muvera_of(each.shape[1]).encode(each, side) for each in vectors])
+
+
+def _sparse_matrix(embeddings: Sequence[TextEmbedding]) -> csr_matrix:
+    vectors = [_given(each.sparse) for each in embeddings]
+    ends = np.cumsum([0, *(len(each.indices) for each in vectors)])
+    indices = np.concatenate([each.indices for each in vectors])
+    values = np.concatenate([each.values for each in vectors])
+    return csr_matrix((values, indices, ends), shape=(len(vectors), _TOKEN_IDS))

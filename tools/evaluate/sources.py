@@ -1,0 +1,191 @@
+"""Where vectors and scores come from: this engine in this process, or a running service."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Protocol
+
+import httpx2
+import msgpack
+import numpy as np
+import numpy.typing as npt
+
+from app.engine import Engine, RerankRequest
+from app.engine.options import EmbeddingOptions
+from app.engine.types import SparseVector, TextEmbedding
+from app.models.load import load_models
+from app.settings import NO_RERANKER, Settings
+from tools.evaluate.representations import COLBERT, DENSE, SPARSE
+
+# Passages of one rerank request; the service takes 1,024.
+_PASSAGES = 256
+_TRIES = 20
+
+
+class SourceError(Exception):
+    """A source cannot give what was asked for; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Vectors of some texts, the tokens that were read, and the seconds that the answer took.
+
+    `tokens` is None where the source does not tell.
+    """
+
+    embeddings: list[TextEmbedding]
+    tokens: int | None
+    seconds: float
+
+
+class Source(Protocol):
+    """Gives vectors, and scores of passages; several calls may be under way."""
+
+    @property
+    def name(self) -> str:
+        """What stands in the report."""
+
+    @property
+    def reranks(self) -> bool:
+        """Whether it has a reranker."""
+
+    async def embed(self, texts: list[str], kinds: frozenset[str], prompt: str) -> Embedded:
+        """The vectors of the kinds asked for; `prompt` is read before each text."""
+
+    async def rerank(self, query: str, passages: list[str]) -> list[float]:
+        """A score of each passage."""
+
+
+class EngineSource:
+    """The engine in this process."""
+
+    name = "this engine"
+
+    def __init__(self, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self.reranks = settings.reranker_model != NO_RERANKER
+
+    async def embed(self, texts: list[str], kinds: frozenset[str], prompt: str) -> Embedded:
+        """As `Source.embed`; dense vectors have unit length."""
+        began = time.perf_counter()
+        result = await self._engine.embed(
+            texts,
+            dense=DENSE in kinds,
+            sparse=SPARSE in kinds,
+            colbert=COLBERT in kinds,
+            normalize_dense=True,
+            options=EmbeddingOptions(prompt=prompt or None),
+        )
+        return Embedded(result.embeddings, result.tokens, time.perf_counter() - began)
+
+    async def rerank(self, query: str, passages: list[str]) -> list[float]:
+        """As `Source.rerank`."""
+        scores: list[float] = []
+        for begin in range(0, len(passages), _PASSAGES):
+            some = passages[begin : begin + _PASSAGES]
+            result = await self._engine.rerank(RerankRequest(query, some))
+            scores += result.scores
+        return scores
+
+
+@asynccontextmanager
+async def engine_source(settings: Settings) -> AsyncIterator[EngineSource]:
+    """The engine with its models loaded; raises `StartupError` where they cannot be."""
+    async with Engine(settings, load_models) as engine:
+        yield EngineSource(engine, settings)
+
+
+class ServiceSource:
+    """A running service."""
+
+    def __init__(self, client: httpx2.AsyncClient) -> None:
+        self._client = client
+        self.name = f"the service at {client.base_url}"
+        self.reranks = False
+
+    async def identify(self) -> None:
+        """Look what it serves; raises `SourceError` where it is not ready."""
+        try:
+            health = (await self._client.get("/health")).json()
+        except (httpx2.HTTPError, ValueError) as error:
+            raise SourceError(f"{self.name} does not answer: {error}") from None
+        if health.get("status") != "healthy":
+            raise SourceError(f"{self.name} is not ready: {health.get('reason')}")
+        self.reranks = health["reranker_model"] != NO_RERANKER
+
+    async def embed(self, texts: list[str], kinds: frozenset[str], prompt: str) -> Embedded:
+        """As `Source.embed`; dense vectors have unit length."""
+        wanted = {f"return_{kind}": kind in kinds for kind in (DENSE, SPARSE, COLBERT)}
+        body = {"sentences": texts, "normalize_dense": True, **wanted}
+        if prompt:
+            body["prompt"] = prompt
+        answer, seconds = await self._post("/embeddings/", body, "application/msgpack")
+        data = msgpack.unpackb(answer, object_hook=_array)
+        embeddings = [_embedding(item["embeddings"]) for item in data["data"]]
+        return Embedded(embeddings, data["usage"]["total_tokens"], seconds)
+
+    async def rerank(self, query: str, passages: list[str]) -> list[float]:
+        """As `Source.rerank`."""
+        scores = [0.0] * len(passages)
+        for begin in range(0, len(passages), _PASSAGES):
+            some = passages[begin : begin + _PASSAGES]
+            body = {"query": query, "passages": some}
+            answer, _ = await self._post("/rerank", body, "application/json")
+            for each in json.loads(answer)["results"]:
+                scores[begin + each["index"]] = each["score"]
+        return scores
+
+    async def _post(self, path: str, body: Any, accept: str) -> tuple[bytes, float]:
+        """The answer and its seconds; waits as the service asks where it has no room now."""
+        answer = None
+        for _ in range(_TRIES):
+            began = time.perf_counter()
+            try:
+                answer = await self._client.post(path, json=body, headers={"Accept": accept})
+            except httpx2.HTTPError as error:
+                raise SourceError(f"{self.name} does not answer: {error!r}") from None
+            if answer.status_code not in {
+                HTTPStatus.TOO_MANY_REQUESTS,
+                HTTPStatus.SERVICE_UNAVAILABLE,
+            }:
+                break
+            await asyncio.sleep(float(answer.headers.get("Retry-After", 1)))
+        if answer is None or answer.status_code != HTTPStatus.OK:
+            told = "" if answer is None else f"{answer.status_code}: {answer.text}"
+            raise SourceError(f"{self.name} answered {told}")
+        return answer.content, time.perf_counter() - began
+
+
+@asynccontextmanager
+async def service_source(url: str, token: str | None) -> AsyncIterator[ServiceSource]:
+    """The service at `url`; raises `SourceError` where it is not ready."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=None) as client:
+        source = ServiceSource(client)
+        await source.identify()
+        yield source
+
+
+def _array(record: dict[Any, Any]) -> Any:
+    """An array as msgpack-numpy writes it; any other map as it is."""
+    if b"nd" not in record:
+        return record
+    # PyTorch, which rounds to half precision, warns of arrays that cannot be written.
+    return np.array(np.frombuffer(record[b"data"], record[b"type"]).reshape(record[b"shape"]))
+
+
+def _embedding(vectors: dict[str, Any]) -> TextEmbedding:
+    sparse = vectors["sparse"]
+    return TextEmbedding(
+        dense=vectors["dense"],
+        sparse=None if sparse is None else SparseVector(_ids(sparse["indices"]), sparse["values"]),
+        colbert=vectors["colbert"],
+    )
+
+
+def _ids(indices: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    return indices.astype(np.int64)
