@@ -187,14 +187,18 @@ def _unit(vector: FloatArray) -> FloatArray:
 def _token_strings(
     model: Embedder, sequences: list[TokenIds], embeddings: list[TextEmbedding]
 ) -> list[TokenStrings]:
+    behind = [
+        None if made.colbert is None else model.colbert_tokens(sequence)
+        for sequence, made in zip(sequences, embeddings, strict=True)
+    ]
+    weighted = [None if made.sparse is None else made.sparse.indices for made in embeddings]
     # Each token is looked up once: the strings of equal tokens are one object.
-    ids = np.unique(np.concatenate(sequences))
+    ids = np.unique(np.concatenate([each for each in (*behind, *weighted) if each is not None]))
     names = dict(zip(ids.tolist(), model.token_strings(ids), strict=True))
     return [
         TokenStrings(
-            sparse=None if made.sparse is None else [names[i] for i in made.sparse.indices],
-            # The first token has no row.
-            colbert=None if made.colbert is None else [names[i] for i in sequence[1:].tolist()],
+            sparse=None if sparse is None else [names[each] for each in sparse.tolist()],
+            colbert=None if colbert is None else [names[each] for each in colbert.tolist()],
         )
-        for sequence, made in zip(sequences, embeddings, strict=True)
+        for sparse, colbert in zip(weighted, behind, strict=True)
     ]

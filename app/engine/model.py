@@ -95,6 +95,9 @@ class Embedder(Model, Protocol):
     ) -> list[TokenizedText]:
         """Token ids of each text behind `prompt`; safe to call from several threads."""
 
+    def colbert_tokens(self, ids: TokenIds) -> TokenIds:
+        """The token behind each ColBERT vector of the sequence `ids`."""
+
     def token_strings(self, ids: TokenIds) -> list[str]:
         """What the vocabulary calls these tokens."""
 

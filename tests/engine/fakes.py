@@ -76,6 +76,9 @@ class FakeModel(HeldDevice):
         kept = text[:100] if truncation.side == "right" else text[-100:]
         return TokenizedText(np.array([ord(c) for c in kept], np.int64), len(text))
 
+    def colbert_tokens(self, ids: np.ndarray) -> np.ndarray:
+        return ids[1:]
+
     def token_strings(self, ids: np.ndarray) -> list[str]:
         return [chr(token_id) for token_id in ids]
 

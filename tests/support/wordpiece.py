@@ -1,23 +1,28 @@
 """Tiny random checkpoints of BERT's family, with a WordPiece tokenizer trained on the spot."""
 
-import shutil
 import string
 from pathlib import Path
 
 import torch
+from sentence_transformers import SparseEncoder
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, BertTokenizerFast, PreTrainedModel
 
 from tests.support.checkpoints import plain_corpus, spread_weights
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", "[unused1]"]
+MAX_LENGTH = 128
 SIZES = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 128,
-    "max_position_embeddings": 128,
+    "max_position_embeddings": MAX_LENGTH,
 }
+
+
+# Of RoBERTa's family, whose positions begin behind that of the padding.
+ROBERTA = {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": MAX_LENGTH + 2}
 
 
 def save_wordpiece_tokenizer(folder: Path) -> int:
@@ -31,7 +36,9 @@ def save_wordpiece_tokenizer(folder: Path) -> int:
     tokenizer.post_processor = processors.BertProcessing(
         ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
     )
-    BertTokenizerFast(tokenizer_object=tokenizer, model_max_length=128).save_pretrained(folder)
+    BertTokenizerFast(tokenizer_object=tokenizer, model_max_length=MAX_LENGTH).save_pretrained(
+        folder
+    )
     return int(tokenizer.get_vocab_size())
 
 
@@ -46,11 +53,19 @@ def save_model(
     if tokenizer_of is None:
         vocabulary = save_wordpiece_tokenizer(folder)
     else:
-        for path in tokenizer_of.glob("*token*"):
-            shutil.copy(path, folder)
-        vocabulary = len(AutoTokenizer.from_pretrained(folder))
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_of)
+        tokenizer.model_max_length = MAX_LENGTH
+        tokenizer.save_pretrained(folder)
+        vocabulary = len(tokenizer)
     torch.manual_seed(3)
     config = model.config_class(vocab_size=vocabulary, **SIZES | changes)
     model(config).save_pretrained(folder)
     spread_weights(folder)
+    return folder
+
+
+def save_splade(folder: Path, model: type[PreTrainedModel], **changes) -> Path:
+    """A masked language model with sentence-transformers' SpladePooling behind it."""
+    save_model(folder, model, **changes)
+    SparseEncoder(str(folder), device="cpu").save_pretrained(str(folder))
     return folder

@@ -2,12 +2,17 @@
 
 from pathlib import Path
 
+from app.errors import StartupError
 from app.models.backbone import Target
 from app.models.checkpoint.config import read_config
+from app.models.checkpoint.modules import read_modules
 from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
 from app.models.tasks.device_model import EmbeddingModel
 from app.models.tasks.m3 import load_m3_embedder
 from app.models.tasks.qwen3 import QwenReranker, load_qwen_embedder, load_qwen_reranker
+from app.models.tasks.splade import load_splade_embedder
+
+_SPARSE_ALONE = {"Router", "Asym", "SparseAutoEncoder", "SparseStaticEmbedding"}
 
 
 def is_qwen(folder: Path) -> bool:
@@ -20,6 +25,14 @@ def load_embedder(name: str, folder: Path, max_length: int, target: Target) -> E
 
     Raises `StartupError` for whatever is wrong with the folder.
     """
+    for module in read_modules(folder):
+        if module.kind in _SPARSE_ALONE:
+            raise StartupError(
+                f"{folder} makes sparse vectors by {module.kind}, which is not computed here; "
+                "SpladePooling is"
+            )
+        if module.kind == "SpladePooling":
+            return load_splade_embedder(name, folder, max_length, target, pooling=module.folder)
     load = load_qwen_embedder if is_qwen(folder) else load_m3_embedder
     return load(name, folder, max_length, target)
 

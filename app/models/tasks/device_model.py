@@ -108,6 +108,10 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         """Token ids of each text behind `prompt`, cut to `max_length`; special tokens stay."""
         return self._tokenizer.encode(texts, prompt, truncation)
 
+    def colbert_tokens(self, ids: TokenIds) -> TokenIds:
+        """The token behind each ColBERT vector: bge-m3's first one has none."""
+        return ids[1:]
+
     def token_strings(self, ids: TokenIds) -> list[str]:
         """What the vocabulary calls these tokens."""
         return self._tokenizer.token_strings(ids)

@@ -6,38 +6,18 @@ import httpx2
 import numpy as np
 import pytest
 import torch
-from transformers import BertForSequenceClassification, pipeline
+from transformers import pipeline
 
+from tests.api.dialects.conftest import LABELS
 from tests.api.dialects.test_tei import assert_error, post
-from tests.support.server import run_server
-from tests.support.wordpiece import save_model
 
-LABELS = ("contradiction", "entailment", "neutral")
 PAIRS = [["hybrid search", "vector rank"], ["memory", "!"], ["naïve"], ["sea", "river " * 20]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    nli = {"id2label": dict(enumerate(LABELS))}
-    return save_model(
-        tmp_path_factory.mktemp("models") / "tiny-nli", BertForSequenceClassification, **nli
-    )
-
-
-@pytest.fixture(scope="module")
-def nli(folder: Path, tiny_m3: Path, tmp_path_factory):
-    """A client of a server whose reranker tells entailment."""
-    settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": str(folder)}
-    with run_server(tmp_path_factory.mktemp("nli"), **settings) as running:
-        running.wait_until_healthy()
-        with running.client() as client:
-            yield client
-
-
-@pytest.fixture(scope="module")
-def expected(folder: Path) -> list[dict[str, float]]:
+def expected(tiny_nli: Path) -> list[dict[str, float]]:
     """What transformers' own pipeline says of each pair."""
-    classify = pipeline("text-classification", str(folder), device="cpu", top_k=None)
+    classify = pipeline("text-classification", str(tiny_nli), device="cpu", top_k=None)
     inputs = [dict(zip(("text", "text_pair"), pair, strict=False)) for pair in PAIRS]
     return [{each["label"]: each["score"] for each in classify(one)} for one in inputs]
 
@@ -51,42 +31,42 @@ def scores_of(predictions: list[dict]) -> list[float]:
 
 
 @pytest.mark.parametrize("path", ["/predict", "/models/tiny-nli/predict/"])
-def test_probabilities_are_those_of_transformers(nli: httpx2.Client, expected, path) -> None:
-    together = post(nli, path, inputs=PAIRS)
+def test_probabilities_are_those_of_transformers(heads: httpx2.Client, expected, path) -> None:
+    together = post(heads, path, inputs=PAIRS)
     for predictions, of_pair in zip(together, expected, strict=True):
         theirs = [of_pair[label] for label in LABELS]
         np.testing.assert_allclose(scores_of(predictions), theirs, rtol=0, atol=1e-5)
 
 
-def test_a_text_and_a_pair_are_answered_without_a_list_around(nli: httpx2.Client) -> None:
-    together = post(nli, "/predict", inputs=PAIRS)
+def test_a_text_and_a_pair_are_answered_without_a_list_around(heads: httpx2.Client) -> None:
+    together = post(heads, "/predict", inputs=PAIRS)
     for pair, predictions in zip(PAIRS, together, strict=True):
-        alone = post(nli, "/predict", inputs=pair)
+        alone = post(heads, "/predict", inputs=pair)
         np.testing.assert_allclose(scores_of(alone), scores_of(predictions), rtol=0, atol=1e-6)
-    assert post(nli, "/predict", inputs="naïve") == post(nli, "/predict", inputs=["naïve"])
+    assert post(heads, "/predict", inputs="naïve") == post(heads, "/predict", inputs=["naïve"])
 
 
-def test_raw_scores_are_logits(nli: httpx2.Client) -> None:
-    raw = torch.tensor(scores_of(post(nli, "/predict", inputs=PAIRS[0], raw_scores=True)))
-    shown = torch.tensor(scores_of(post(nli, "/predict", inputs=PAIRS[0])))
+def test_raw_scores_are_logits(heads: httpx2.Client) -> None:
+    raw = torch.tensor(scores_of(post(heads, "/predict", inputs=PAIRS[0], raw_scores=True)))
+    shown = torch.tensor(scores_of(post(heads, "/predict", inputs=PAIRS[0])))
     torch.testing.assert_close(raw.softmax(dim=0), shown, rtol=0, atol=1e-6)
 
 
-def test_passages_are_ranked_by_the_probability_of_entailment(nli: httpx2.Client) -> None:
+def test_passages_are_ranked_by_the_probability_of_entailment(heads: httpx2.Client) -> None:
     query, passages = "hybrid search", ["vector", "memory rank", "", "sea " * 30]
-    predicted = post(nli, "/predict", inputs=[[query, passage] for passage in passages])
+    predicted = post(heads, "/predict", inputs=[[query, passage] for passage in passages])
     probability = [scores_of(each)[1] for each in predicted]
-    answer = nli.post("/rerank", json={"query": query, "passages": passages, "normalize": True})
+    answer = heads.post("/rerank", json={"query": query, "passages": passages, "normalize": True})
     ranked = answer.json()["results"]
     scores = [each["score"] for each in ranked]
     np.testing.assert_allclose(scores, sorted(probability, reverse=True), rtol=0, atol=1e-6)
     assert [each["index"] for each in ranked] == np.argsort(-np.array(probability)).tolist()
-    raw = nli.post("/rerank", json={"query": query, "passages": passages}).json()["results"]
+    raw = heads.post("/rerank", json={"query": query, "passages": passages}).json()["results"]
     assert [each["index"] for each in raw] == [each["index"] for each in ranked]
 
 
-def test_info_names_the_labels(nli: httpx2.Client) -> None:
-    kind = nli.get("/models/tiny-nli/info").json()["model_type"]["classifier"]
+def test_info_names_the_labels(heads: httpx2.Client) -> None:
+    kind = heads.get("/models/tiny-nli/info").json()["model_type"]["classifier"]
     assert kind["id2label"] == {"0": LABELS[0], "1": LABELS[1], "2": LABELS[2]}
     assert kind["label2id"] == {label: place for place, label in enumerate(LABELS)}
 
@@ -99,36 +79,36 @@ def test_one_logit_is_the_sigmoid_of_reranking(full: httpx2.Client) -> None:
     assert one["score"] == pytest.approx(ranked["score"], abs=1e-6)
 
 
-def test_a_text_that_is_too_long_is_an_error_unless_it_may_be_cut(nli: httpx2.Client) -> None:
+def test_a_text_that_is_too_long_is_an_error_unless_it_may_be_cut(heads: httpx2.Client) -> None:
     for inputs in ("rank " * 500, ["sea", "rank " * 500]):
-        refused = nli.post("/predict", json={"inputs": [["sea"], inputs]})
+        refused = heads.post("/predict", json={"inputs": [["sea"], inputs]})
         assert_error(refused, 422, "Validation")
-        refused = nli.post("/predict", json={"inputs": inputs})
+        refused = heads.post("/predict", json={"inputs": inputs})
         assert "128" in assert_error(refused, 422, "Validation")
-        assert len(post(nli, "/predict", inputs=inputs, truncate=True)) == len(LABELS)
+        assert len(post(heads, "/predict", inputs=inputs, truncate=True)) == len(LABELS)
 
 
 @pytest.mark.parametrize("inputs", [1, [1], ["a", "b", "c"], [["a"], "b"], [[]], [["a", 1]], {}])
-def test_inputs_of_another_shape_are_refused(nli: httpx2.Client, inputs) -> None:
-    refused = nli.post("/predict", json={"inputs": inputs})
+def test_inputs_of_another_shape_are_refused(heads: httpx2.Client, inputs) -> None:
+    refused = heads.post("/predict", json={"inputs": inputs})
     assert "a text, a pair of texts, or a list" in assert_error(refused, 422, "Validation")
 
 
-def test_no_inputs_and_a_server_without_labels_are_told_apart(nli, client, full) -> None:
-    assert_error(nli.post("/predict", json={"inputs": []}), 400, "Empty")
+def test_no_inputs_and_a_server_without_labels_are_told_apart(heads, client, full) -> None:
+    assert_error(heads.post("/predict", json={"inputs": []}), 400, "Empty")
     without = client.post("/predict", json={"inputs": "a"})
     assert "RERANKER_MODEL" in assert_error(without, 424, "Backend")
-    refused = nli.post("/models/tiny-m3/predict", json={"inputs": "a"})
+    refused = heads.post("/models/tiny-splade/predict", json={"inputs": "a"})
     assert "no reranker" in assert_error(refused, 422, "Validation")
 
 
-def test_predictions_count_as_reranked_pairs(nli: httpx2.Client) -> None:
+def test_predictions_count_as_reranked_pairs(heads: httpx2.Client) -> None:
     def counted() -> tuple[float, float]:
-        lines = nli.get("/metrics").text.splitlines()
+        lines = heads.get("/metrics").text.splitlines()
         values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         names = 'rerank_requests_total{status="success"}', "rerank_pairs_processed_total"
         return tuple(float(values[name]) for name in names)
 
     requests, pairs = counted()
-    post(nli, "/predict", inputs=PAIRS)
+    post(heads, "/predict", inputs=PAIRS)
     assert counted() == (requests + 1, pairs + len(PAIRS))

@@ -17,7 +17,7 @@ from app.engine.options import TruncationOptions
 from app.engine.types import Outputs
 from app.errors import InferenceError, StartupError
 from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
-from tests.support.wordpiece import save_model
+from tests.support.wordpiece import ROBERTA, save_model
 
 LIMIT = 128
 QUERY = "hybrid search"
@@ -32,7 +32,7 @@ LOGITS = Outputs(logits=True)
 def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("classifiers")
     bert, roberta = BertForSequenceClassification, RobertaForSequenceClassification
-    like_bge = {"tokenizer_of": tiny_reranker, "pad_token_id": 1, "type_vocab_size": 1}
+    like_bge = {"tokenizer_of": tiny_reranker, **ROBERTA}
     nli = {"id2label": {0: "contradiction", 1: "Entailment", 2: "neutral"}}
     return {
         "bert": save_model(root / "bert", bert, num_labels=1),

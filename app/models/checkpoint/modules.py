@@ -1,0 +1,51 @@
+"""What a folder's `modules.json` is made of: sentence-transformers' modules, in their order."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.errors import StartupError
+
+# Whose classes are known by what they compute; none of them is imported.
+_PACKAGES = ("sentence_transformers", "pylate")
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """The class that an entry names, without its package, and the folder of its files."""
+
+    kind: str
+    folder: Path
+
+
+def read_modules(folder: Path) -> list[Module]:
+    """All modules; none where there is no `modules.json`.
+
+    Raises `StartupError` for a file that makes no sense, and for code of the checkpoint's own.
+    """
+    path = folder / "modules.json"
+    if not path.is_file():
+        return []
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{path} cannot be read: {error}") from error
+    if not isinstance(entries, list):
+        raise StartupError(f"{path} is not a list of modules")
+    return list(_modules(folder, entries))
+
+
+def _modules(folder: Path, entries: list[Any]) -> Iterator[Module]:
+    path = folder / "modules.json"
+    for entry in entries:
+        kind = entry.get("type") if isinstance(entry, dict) else None
+        if not isinstance(kind, str):
+            raise StartupError(f"{path} has a module without a type")
+        if kind.partition(".")[0] not in _PACKAGES:
+            raise StartupError(f"{path} names {kind}: code of a checkpoint is never run")
+        place = folder / str(entry.get("path") or "")
+        if not place.resolve().is_relative_to(folder.resolve()):
+            raise StartupError(f"{path} names a folder outside the model: {entry['path']}")
+        yield Module(kind.rpartition(".")[2], place)

@@ -1,0 +1,135 @@
+"""The heads of transformers' masked language models: from hidden states to the vocabulary."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from app.errors import StartupError
+from app.models.backbone import Backbone
+from app.models.checkpoint.config import number, read_config
+from app.models.checkpoint.weights import Weights, linear_of
+from app.models.ops.arguments import ACTIVATIONS, LayerNorm, Linear
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The parameters of a family's head, and where `config.json` says its activation and epsilon.
+
+    `decoder` is left out of a file where it is `tokens`, the table that tokens are looked up in.
+    Its bias has one of two names, of which the first counts.
+    """
+
+    dense: str
+    norm: str
+    decoder: str
+    bias: tuple[str, ...]
+    tokens: str
+    activation: str | None
+    epsilon: str | None = "layer_norm_eps"
+
+
+_WORDS = "embeddings.word_embeddings.weight"
+_BERT = "cls.predictions"
+_ROBERTA = _Names(
+    dense="lm_head.dense",
+    norm="lm_head.layer_norm",
+    decoder="lm_head.decoder.weight",
+    bias=("lm_head.decoder.bias", "lm_head.bias"),
+    tokens=_WORDS,
+    activation=None,
+)
+# By the type of the model.
+_NAMES = {
+    "bert": _Names(
+        dense=f"{_BERT}.transform.dense",
+        norm=f"{_BERT}.transform.LayerNorm",
+        decoder=f"{_BERT}.decoder.weight",
+        bias=(f"{_BERT}.decoder.bias", f"{_BERT}.bias"),
+        tokens=_WORDS,
+        activation="hidden_act",
+    ),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+}
+_DEFAULT_EPSILON = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class MaskedLanguageHead:
+    """The logit of every token of the `vocabulary`, from the state of a token."""
+
+    to_transformed: Linear
+    norm: LayerNorm
+    to_logits: Linear
+    vocabulary: int
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """`[rows, vocabulary]` of states `[rows, hidden]`, in their dtype."""
+        return self.to_logits(self.norm(self.to_transformed(states)))
+
+
+def load_masked_language_head(
+    folder: Path, weights: Weights, backbone: Backbone
+) -> MaskedLanguageHead:
+    """The head in the model's `folder`, on the backbone's device and in its dtype.
+
+    Raises `StartupError` where it has none, or one of a family that is not known here.
+    """
+    config = read_config(folder)
+    names = _names(folder, config, weights)
+    decoder = names.decoder if names.decoder in weights else names.tokens
+    decoded = weights.before(decoder)
+    # The table has as many columns as a token's embedding, and the head's states.
+    vocabulary, width = decoded.tensors[decoded.prefix + decoder].shape
+    bias = next((each for each in names.bias if each in weights), names.bias[0])
+    where = backbone.device, backbone.dtype
+    dense = weights.linear(
+        names.dense, backbone.hidden_size, width, bias=f"{names.dense}.bias" in weights
+    )
+    to_logits = linear_of(decoded.get(decoder, vocabulary, width), weights.get(bias, vocabulary))
+    backend = backbone.backend
+    return MaskedLanguageHead(
+        backend.linear([dense.to(*where)], _activation(folder, config, names)),
+        _norm(weights, names.norm, width, _epsilon(folder, config, names), backbone),
+        backend.linear([to_logits.to(*where)]),
+        vocabulary,
+    )
+
+
+def _names(folder: Path, config: dict[str, Any], weights: Weights) -> _Names:
+    kind = config.get("model_type")
+    names = _NAMES.get(str(kind))
+    if names is None:
+        raise StartupError(
+            f"{folder} holds a masked language model of type {kind}; known here: "
+            f"{', '.join(_NAMES)}"
+        )
+    if f"{names.dense}.weight" not in weights:
+        raise StartupError(f"{folder} lacks the head of a masked language model: {names.dense}")
+    return names
+
+
+def _activation(folder: Path, config: dict[str, Any], names: _Names) -> str:
+    name = "gelu" if names.activation is None else config.get(names.activation, "gelu")
+    if name not in ACTIVATIONS:
+        raise StartupError(f"{folder} has the activation {name}, which is not known here")
+    return str(name)
+
+
+def _epsilon(folder: Path, config: dict[str, Any], names: _Names) -> float:
+    if names.epsilon is None:
+        return _DEFAULT_EPSILON
+    return number(folder, config, names.epsilon, _DEFAULT_EPSILON)
+
+
+def _norm(weights: Weights, name: str, width: int, epsilon: float, backbone: Backbone) -> LayerNorm:
+    # PyTorch takes parameters that are more exact than the states on a CPU alone.
+    dtype = torch.float32 if backbone.device.type == "cpu" else backbone.dtype
+    weight = weights.get(f"{name}.weight", width)
+    has_bias = f"{name}.bias" in weights
+    bias = weights.get(f"{name}.bias", width) if has_bias else torch.zeros(width)
+    where = backbone.device, dtype
+    return LayerNorm(weight.to(*where, copy=True), bias.to(*where, copy=True), epsilon)

@@ -1,0 +1,221 @@
+"""SPLADE's weights against sentence-transformers' SparseEncoder on the same files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SparseEncoder
+from transformers import BertForMaskedLM, BertModel, RobertaForMaskedLM, XLMRobertaForMaskedLM
+
+from app.engine import Engine
+from app.engine.loaded_models import DeviceInfo, LoadedModels
+from app.engine.types import Outputs, TextEmbedding
+from app.errors import InferenceError, StartupError
+from app.models.tasks import splade
+from app.models.tasks.choose import load_embedder
+from app.models.tasks.m3 import M3Embedder
+from app.models.tasks.splade import SpladeEmbedder
+from app.settings import Settings
+from tests.support.wordpiece import ROBERTA, save_model, save_splade
+
+SPARSE = Outputs(sparse=True)
+TEXTS = [
+    *["vector", "memory, rank!", "[SEP] query [MASK]", "", "unknown жизнь", "rank " * 300],
+    *["search sea " * length for length in (1, 5, 9, 30)],
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("splade")
+    like_bge = {"tokenizer_of": tiny_reranker, **ROBERTA}
+    return {
+        "bert": save_splade(root / "bert", BertForMaskedLM, hidden_act="relu"),
+        "roberta": save_splade(root / "roberta", RobertaForMaskedLM, **like_bge),
+        "xlm-roberta": save_splade(
+            root / "xlm-roberta", XLMRobertaForMaskedLM, tie_word_embeddings=False, **like_bge
+        ),
+    }
+
+
+@pytest.fixture(scope="module")
+def load(float32_target):
+    return lambda folder: load_embedder("tiny-splade", folder, 8192, float32_target)
+
+
+@pytest.fixture(scope="module")
+def bert(folders, load) -> SpladeEmbedder:
+    return load(folders["bert"])
+
+
+def weights_of(model: SpladeEmbedder, texts: list[str]) -> np.ndarray:
+    results = model.forward([each.ids for each in model.tokenize(texts)], SPARSE)
+    return np.stack([as_row(each, model) for each in results])
+
+
+def as_row(made: TextEmbedding, model: SpladeEmbedder) -> np.ndarray:
+    indices, values = made.sparse.indices, made.sparse.values
+    assert (values > 0).all()
+    assert (np.diff(indices) > 0).all()
+    assert values.dtype == np.float32
+    row = np.zeros(model._head.vocabulary, np.float32)
+    row[indices] = values
+    return row
+
+
+def reference(folder: Path, texts: list[str]) -> np.ndarray:
+    return SparseEncoder(str(folder), device="cpu").encode(texts).to_dense().numpy()
+
+
+@pytest.fixture(params=[2**24, 3000, 1], ids=["one slice", "small slices", "slices of a token"])
+def slices(request, monkeypatch) -> None:
+    monkeypatch.setattr(splade, "_MOST_LOGITS", request.param)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
+def test_weights_are_those_of_sentence_transformers(folders, load, family, slices) -> None:
+    actual = weights_of(load(folders[family]), TEXTS)
+    expected = reference(folders[family], TEXTS)
+    assert ((actual > 0).sum(1) > 5).all()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["max", "sum"])
+@pytest.mark.parametrize("activation", ["relu", "log1p_relu"])
+def test_every_pooling_and_activation_is_computed(
+    folders, load, tmp_path, pooling, activation, slices
+) -> None:
+    folder = copy_with_pooling(
+        folders["bert"], tmp_path, pooling_strategy=pooling, activation_function=activation
+    )
+    # A sum over a hundred tokens is a hundred times as large.
+    np.testing.assert_allclose(
+        weights_of(load(folder), TEXTS), reference(folder, TEXTS), rtol=1e-5, atol=1e-5
+    )
+
+
+def copy_with_pooling(source: Path, target: Path, **pooling: str) -> Path:
+    for path in source.iterdir():
+        if path.is_file():
+            (target / path.name).write_bytes(path.read_bytes())
+    (target / "1_SpladePooling").mkdir()
+    (target / "1_SpladePooling" / "config.json").write_text(json.dumps(pooling))
+    return target
+
+
+def test_weights_do_not_depend_on_batch_mates(bert: SpladeEmbedder, slices) -> None:
+    alone = np.concatenate([weights_of(bert, [text]) for text in TEXTS])
+    np.testing.assert_allclose(weights_of(bert, TEXTS), alone, rtol=0, atol=1e-5)
+    some = [0, 5, 8, 3]
+    picked = weights_of(bert, [TEXTS[place] for place in some])
+    np.testing.assert_allclose(picked, alone[some], rtol=0, atol=1e-5)
+
+
+def test_a_text_that_asks_for_nothing_gets_nothing(bert: SpladeEmbedder) -> None:
+    ids = [each.ids for each in bert.tokenize(TEXTS)]
+    wanted = [place % 3 == 0 for place in range(len(TEXTS))]
+    results = bert.launch(ids, [SPARSE if want else Outputs() for want in wanted])()
+    expected = weights_of(bert, TEXTS)
+    for made, want, row in zip(results, wanted, expected, strict=True):
+        if want:
+            np.testing.assert_allclose(as_row(made, bert), row, rtol=0, atol=1e-5)
+        else:
+            assert made == TextEmbedding()
+
+
+def test_never_more_logits_at_once_than_a_slice(bert: SpladeEmbedder, monkeypatch) -> None:
+    monkeypatch.setattr(splade, "_MOST_LOGITS", most := 3000)
+    head, rows = bert._head, []
+
+    def watch(states: torch.Tensor) -> torch.Tensor:
+        rows.append(len(states))
+        return head(states)
+
+    monkeypatch.setattr(bert, "_head", _Head(watch, head.vocabulary))
+    weights_of(bert, TEXTS)
+    assert max(rows) * head.vocabulary <= most
+    assert sum(rows) == sum(len(each.ids) for each in bert.tokenize(TEXTS))
+    # Short texts share a slice.
+    assert len(rows) < sum(rows) / 2
+
+
+class _Head:
+    """Another function in the place of a head's."""
+
+    def __init__(self, function, vocabulary: int) -> None:
+        self._function = function
+        self.vocabulary = vocabulary
+
+    def __call__(self, states: torch.Tensor) -> torch.Tensor:
+        return self._function(states)
+
+
+def test_a_text_with_a_number_that_is_not_finite_fails_alone(
+    bert: SpladeEmbedder, monkeypatch
+) -> None:
+    expected = weights_of(bert, TEXTS)
+    head, spoiled = bert._head, "search sea " * 5
+    (text,) = bert.tokenize([spoiled])
+
+    def spoil(states: torch.Tensor) -> torch.Tensor:
+        logits = head(states)
+        if len(states) == len(text.ids):
+            logits[3, 7] = torch.nan
+        return logits
+
+    monkeypatch.setattr(splade, "_MOST_LOGITS", 1 << 12)
+    monkeypatch.setattr(bert, "_head", _Head(spoil, head.vocabulary))
+    results = bert.forward([each.ids for each in bert.tokenize(TEXTS)], SPARSE)
+    for made, text, row in zip(results, TEXTS, expected, strict=True):
+        if text == spoiled:
+            assert isinstance(made, InferenceError)
+        else:
+            np.testing.assert_allclose(as_row(made, bert), row, rtol=0, atol=1e-5)
+
+
+async def test_a_batch_beyond_the_memory_is_halved_beside_a_dense_model(
+    bert: SpladeEmbedder, embedder: M3Embedder, monkeypatch
+) -> None:
+    monkeypatch.setattr(splade, "_MOST_LOGITS", 2**24)
+    head = bert._head
+
+    def fill(states: torch.Tensor) -> torch.Tensor:
+        if len(states) > 200:
+            raise MemoryError
+        return head(states)
+
+    dense = embedder.forward([each.ids for each in embedder.tokenize(TEXTS)], Outputs(dense=True))
+    expected = weights_of(bert, TEXTS)
+    monkeypatch.setattr(bert, "_head", _Head(fill, head.vocabulary))
+    device = DeviceInfo("cpu", "a test", "float32", "sdpa")
+    models = LoadedModels(bert, device, max_batch_tokens=10_000, dense=embedder)
+    async with Engine(Settings(), lambda _: models) as engine:
+        answer = await engine.embed(TEXTS)
+    for made, of_text, row in zip(answer.embeddings, dense, expected, strict=True):
+        np.testing.assert_allclose(made.dense, of_text.dense, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(as_row(made, bert), row, rtol=0, atol=1e-5)
+        assert made.colbert is None
+
+
+def test_an_unknown_pooling_is_named(folders, load, tmp_path: Path) -> None:
+    folder = copy_with_pooling(folders["bert"], tmp_path, pooling_strategy="mean")
+    with pytest.raises(StartupError, match="the pooling mean of relu; known here: max and sum"):
+        load(folder)
+
+
+def test_a_model_without_the_head_is_named(folders, load, tmp_path: Path) -> None:
+    folder = copy_with_pooling(folders["bert"], tmp_path)
+    save_model(folder, BertModel)
+    with pytest.raises(StartupError, match="lacks the head of a masked language model"):
+        load(folder)
+
+
+@pytest.mark.parametrize("kind", ["Router", "SparseAutoEncoder"])
+def test_other_sparse_modules_are_refused(folders, load, tmp_path: Path, kind) -> None:
+    folder = copy_with_pooling(folders["bert"], tmp_path)
+    modules = [{"type": f"sentence_transformers.sparse_encoder.modules.{kind}", "path": ""}]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(StartupError, match=f"by {kind}, which is not computed here"):
+        load(folder)
