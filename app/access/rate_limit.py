@@ -4,13 +4,11 @@ It uses the library's GCRA, which is a token bucket that is refilled continuousl
 "token bucket" counts in whole seconds, and so admits too few requests and waits too long.
 """
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Protocol
 
-import structlog
 from throttled.asyncio import (
     BaseStore,
     MemoryStore,
@@ -21,20 +19,13 @@ from throttled.asyncio import (
 )
 from throttled.exceptions import StoreUnavailableError
 
+from app.access import circuit_breaker
 from app.errors import StartupError
-
-log = structlog.get_logger(__name__)
 
 NAMESPACE = "smart-embedder"
 
 # About 270 bytes each.
 MAX_CLIENTS = 100_000
-
-# The most that a Redis which does not answer may cost a request, and how long it is then not asked.
-REDIS_TIMEOUT = 0.25
-REDIS_PAUSE = 1.0
-# More concurrent calls would be no faster, and each would take longer than Redis needs.
-_REDIS_CONCURRENCY = 16
 
 
 class Buckets(Protocol):
@@ -104,10 +95,8 @@ class MemoryBuckets(StoredBuckets):
 class SharedBuckets(StoredBuckets):
     """Buckets in a Redis that several processes share; while Redis fails, nobody is limited.
 
-    The first request connects. After a failure every request passes without asking Redis until the
-    pause is over; then one request tries again while the others still pass. `on_error` is called
-    for each failure; the log holds only the changes between working and failing. Neither the
-    address nor its password is ever logged.
+    The first request connects. `on_error` is called for each failure. Neither the address nor its
+    password is ever logged.
     """
 
     def __init__(
@@ -119,65 +108,29 @@ class SharedBuckets(StoredBuckets):
                 "pip install 'smart-embedder[cluster]'"
             )
         timeouts = {
-            "SOCKET_TIMEOUT": REDIS_TIMEOUT,
-            "SOCKET_CONNECT_TIMEOUT": REDIS_TIMEOUT,
+            "SOCKET_TIMEOUT": circuit_breaker.REDIS_TIMEOUT,
+            "SOCKET_CONNECT_TIMEOUT": circuit_breaker.REDIS_TIMEOUT,
         }
         self._store = RedisStore(server=url, options=timeouts)
         super().__init__(self._store, requests_per_minute, burst)
-        self._on_error = on_error
-        self._concurrency = asyncio.Semaphore(_REDIS_CONCURRENCY)
-        self._failing = False
-        self._retry_at = 0.0
+        self._breaker = circuit_breaker.CircuitBreaker(
+            "rate_limit_store",
+            on_error,
+            (StoreUnavailableError,),
+            while_gone="requests are not limited",
+            when_back="requests are limited again",
+        )
 
     async def take(self, key: str) -> float:
         """Take a token: 0, or the seconds until there is one; 0 where Redis fails."""
-        return await self._query(super().take, key)
+        return await self._breaker.call(partial(super().take, key)) or 0.0
 
     async def peek(self, key: str) -> float:
         """The seconds until there is a token; 0 where there is one or Redis fails."""
-        return await self._query(super().peek, key)
-
-    async def _query(self, call: Callable[[str], Awaitable[float]], key: str) -> float:
-        # The timeout does not include the wait for the semaphore: otherwise a flood, which waits
-        # there, would look like a failure of Redis and lift the limit.
-        async with self._concurrency:
-            if not self._may_try():
-                return 0.0
-            try:
-                async with asyncio.timeout(REDIS_TIMEOUT):
-                    wait = await call(key)
-            # uvloop raises RuntimeError where a transport was closed under the client.
-            except (StoreUnavailableError, OSError, RuntimeError) as error:
-                self._record_failure(error)
-                return 0.0
-        self._record_success()
-        return wait
+        return await self._breaker.call(partial(super().peek, key)) or 0.0
 
     async def close(self) -> None:
         """Close the connections."""
         # The library has no public way to close its client.
         client = self._store._backend.get_client()  # noqa: SLF001
         await client.aclose(close_connection_pool=True)  # type: ignore[attr-defined]
-
-    def _may_try(self) -> bool:
-        if not self._failing:
-            return True
-        now = time.monotonic()
-        if now < self._retry_at:
-            return False
-        # Before the call, so that only one request tries.
-        self._retry_at = now + REDIS_PAUSE
-        return True
-
-    def _record_failure(self, error: Exception) -> None:
-        self._on_error()
-        self._retry_at = time.monotonic() + REDIS_PAUSE
-        if not self._failing:
-            self._failing = True
-            reason = str(error.__cause__ or error) or f"no answer in {REDIS_TIMEOUT} s"
-            log.warning("rate_limit_store_gone", reason=reason, effect="requests are not limited")
-
-    def _record_success(self) -> None:
-        if self._failing:
-            self._failing = False
-            log.info("rate_limit_store_back", effect="requests are limited again")

@@ -110,6 +110,10 @@ class ConcurrencyLimit:
         """How many requests hold a permit."""
         return self._permits.held
 
+    def held_by(self, client: str) -> int:
+        """How many of them are one client's."""
+        return self._permits.held_by(client)
+
     @asynccontextmanager
     async def hold(self, client: str) -> AsyncIterator[None]:
         """Hold a permit; raise `QueueFullError` if none is free in time or it is taken away."""

@@ -11,12 +11,14 @@ from typing import Self, TypeVar
 
 from app.engine.admission import Admission
 from app.engine.batcher import DEFAULT_URGENCY
+from app.engine.cached_forwards import with_cache
 from app.engine.classification import ClassificationPipeline, ClassificationRequest
 from app.engine.concurrency import ConcurrencyLimit
 from app.engine.device_pool import DevicePool, no_device_left
 from app.engine.embedding import EmbeddingPipeline
 from app.engine.executor import consumer_ended
 from app.engine.file_watch import FileWatch
+from app.engine.forwards import Forwards
 from app.engine.loaded_models import LoadedModels, Loader
 from app.engine.option_checks import check_options, find_prompt, wanted_kinds
 from app.engine.options import NO_OPTIONS, EmbeddingOptions
@@ -24,6 +26,7 @@ from app.engine.queue import JobQueue
 from app.engine.reranking import RerankingPipeline, RerankRequest
 from app.engine.tokenizer_threads import TokenizerThreads
 from app.engine.types import ClassificationResult, EmbeddingResult, Outputs, RerankResult
+from app.engine.vector_cache import make_cache
 from app.errors import (
     DrainingError,
     EmptyInputError,
@@ -60,7 +63,9 @@ class Engine:
         reranking = self._limit(
             settings.rerank_max_queue, "rerank requests are in work (RERANK_MAX_QUEUE)"
         )
-        self._embedding = EmbeddingPipeline(admission, waiting)
+        self._cache = make_cache(settings, self._metrics)
+        source = with_cache(Forwards(admission, waiting), self._cache, admission, self._metrics)
+        self._embedding = EmbeddingPipeline(admission, source)
         limit = settings.rerank_gpu_timeout
         self._reranking = RerankingPipeline(admission, reranking, limit)
         self._classification = ClassificationPipeline(admission, reranking, limit)
@@ -164,6 +169,8 @@ class Engine:
             await self._idle.wait()
         await self._devices.close(0 if self._aborted else self._settings.shutdown_timeout)
         self._tokenizer_threads.close()
+        if self._cache is not None:
+            await self._cache.close()
 
     def abort(self) -> None:
         """Fail every accepted request: each waiting caller gets a `DrainingError`."""

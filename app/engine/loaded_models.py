@@ -1,9 +1,10 @@
 """What a loader returns: warm models, their device, and the token budget of a forward."""
 
 import gc
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+from app import __version__
 from app.engine.file_watch import WatchedFiles
 from app.engine.model import Embedder, Model, Reranker
 from app.engine.types import Outputs
@@ -55,6 +56,7 @@ class LoadedModels:
     `seconds_per_token` was measured at the start, and `free_memory` gives back what the device's
     allocator keeps without using it. `files` are those that the models read from while they serve.
     `replicas` are the same models on further devices. `infos` say how each model is computed.
+    `fingerprints` tell the files of models apart, where that is needed.
     `prepare_thread` is called first in every thread that computes on the device.
     """
 
@@ -70,6 +72,7 @@ class LoadedModels:
     files: WatchedFiles | None = None
     replicas: "tuple[LoadedModels, ...]" = ()
     infos: tuple[ModelInfo, ...] = ()
+    fingerprints: Mapping[Model, str] = field(default_factory=dict)
     prepare_thread: Callable[[], None] | None = None
 
     @property
@@ -93,6 +96,11 @@ class LoadedModels:
         """The number format of one of them."""
         own = (info.dtype for info in self.infos if info.name == model.name)
         return next(own, self.device.dtype)
+
+    def identity_of(self, model: Model) -> str:
+        """What tells one of them from every other that may make different vectors of a text."""
+        files = self.fingerprints.get(model, "")
+        return f"{__version__} {model.name} {files} {self.dtype_of(model)} {model.max_length}"
 
     @property
     def names(self) -> list[str]:

@@ -18,6 +18,7 @@ from app.engine.model import Model
 from app.errors import StartupError
 from app.models.backbone import Target
 from app.models.checkpoint.config import DEMO_KEY, read_config
+from app.models.checkpoint.fingerprint import start_fingerprints
 from app.models.checkpoint.hub import Hub, local_folder, locate
 from app.models.checkpoint.mapped_files import MappedFiles
 from app.models.checkpoint.weights import weight_files
@@ -45,6 +46,15 @@ from app.settings.model_names import public_name
 log = structlog.get_logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFolders:
+    """Where the models lie; None for one that is not a model of its own."""
+
+    embedding: Path
+    dense: Path | None
+    reranker: Path | None
+
+
 def load(settings: Settings, status: DownloadStatus | None = None) -> LoadedModels:
     """Load and warm what the settings name; raise `StartupError` for whatever stands in the way.
 
@@ -58,19 +68,14 @@ def load(settings: Settings, status: DownloadStatus | None = None) -> LoadedMode
         log.warning("torch_compile_has_no_effect", reason="kernels of the service took its place")
     folders = locate_models(settings, status)
     files = MappedFiles(_files_of(settings, folders))
+    cached = (folders.embedding, folders.dense) if settings.caches_embeddings else ()
+    fingerprints = start_fingerprints([folder for folder in cached if folder is not None])
     first, *others = _load_workers(settings, folders)
+    embedders = [model for model in (first.embedder, first.dense) if model is not None]
+    prints = dict(zip(embedders, fingerprints(), strict=False))
     files.require_unchanged()
     _finish_in_background([first, *others], files)
-    return replace(first, files=files, replicas=tuple(others))
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFolders:
-    """Where the models lie; None for one that is not a model of its own."""
-
-    embedding: Path
-    dense: Path | None
-    reranker: Path | None
+    return replace(first, files=files, replicas=tuple(others), fingerprints=prints)
 
 
 def locate_models(settings: Settings, status: DownloadStatus | None = None) -> ModelFolders:

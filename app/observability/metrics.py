@@ -36,6 +36,8 @@ REJECTION_REASONS: Final = (
 )
 EMBEDDING_ENDPOINT: Final = "/embeddings/"
 RERANK_ENDPOINT: Final = "/rerank"
+# Where a vector was found: kept here, shared by another process, or being computed already.
+CACHE_SOURCES: Final = ("memory", "redis", "in_flight")
 # The values of the label `endpoint`: the native one, and one for each operation of another dialect.
 EMBEDDING_ENDPOINTS: Final = (
     EMBEDDING_ENDPOINT,
@@ -74,6 +76,7 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._make_request_metrics()
         self._make_engine_metrics()
+        self._make_cache_metrics()
         self._make_memory_metrics()
         self._make_info()
         # Memory, CPU time, open files and start time of this process, on Linux.
@@ -156,6 +159,29 @@ class Metrics:
             "device_stuck_seconds", "How long a forward has been overdue by far; 0 where none is"
         )
 
+    def _make_cache_metrics(self) -> None:
+        counter, gauge = self._counter, self._gauge
+        self.embedding_cache_hits = counter(
+            "embedding_cache_hits_total",
+            "Kinds of vectors of texts that were not computed again",
+            "source",
+        )
+        for source in CACHE_SOURCES:
+            self.embedding_cache_hits.labels(source)
+        self.embedding_cache_misses = counter(
+            "embedding_cache_misses_total",
+            "Kinds of vectors of texts that the cache did not have",
+        )
+        self.embedding_cache_bytes = gauge(
+            "embedding_cache_bytes", "Memory that the embedding cache takes"
+        )
+        self.embedding_cache_entries = gauge(
+            "embedding_cache_entries", "Kinds of vectors of texts in the embedding cache"
+        )
+        self.embedding_cache_store_errors = counter(
+            "embedding_cache_store_errors_total", "Times the embedding cache's Redis did not answer"
+        )
+
     def _make_memory_metrics(self) -> None:
         """`self.memory` holds the gauges for each kind of memory; the older names first."""
         gauge = self._gauge
@@ -209,6 +235,11 @@ class Metrics:
     def watch_queue(self, waiting: Callable[[], int]) -> None:
         """Let the queue's gauge read `waiting` whenever it is scraped."""
         self.queue_size.set_function(waiting)
+
+    def watch_embedding_cache(self, size: Callable[[], float], entries: Callable[[], int]) -> None:
+        """Let the cache's gauges read `size`, in bytes, and `entries` whenever they are scraped."""
+        self.embedding_cache_bytes.set_function(size)
+        self.embedding_cache_entries.set_function(entries)
 
     def watch_device(self, stuck_seconds: Callable[[], float]) -> None:
         """Let the gauge of a stuck device read `stuck_seconds` whenever it is scraped."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from app.settings import types
-from app.settings.types import IN_MEMORY
+from app.settings.types import IN_MEMORY, OFF
 
 # The groups that settings are shown in, each by its first setting.
 SECTIONS = {
@@ -18,6 +18,7 @@ SECTIONS = {
     "device": "Hardware",
     "bge_embed_max_length": "Lengths, in tokens",
     "max_batch_tokens": "Batching",
+    "embedding_cache": "Cache",
     "max_queue_size": "Limits",
     "api_token": "Access",
     "rate_limit_burst_size": "Rate limit",
@@ -150,6 +151,18 @@ class DeclaredSettings(BaseModel):
         description="the most pairs in one forward of Qwen3-Reranker, which computes once what "
         "they begin with: with more a request takes less time and more memory. The launcher fits "
         "it to the memory where it is not set",
+    )
+
+    embedding_cache: types.Cache = Field(
+        SecretStr(OFF),
+        description="where vectors are kept, so that a text is not computed twice: `off`, "
+        "`memory`, or a Redis that several processes share, with the memory before it, "
+        "`redis://user:password@host:6379/0` or `rediss://host`",
+    )
+    embedding_cache_bytes: types.Bytes = Field(
+        268_435_456,
+        description="the most bytes of vectors that a process keeps in memory; those that were "
+        "not used for longest are dropped",
     )
 
     max_queue_size: types.Requests = Field(

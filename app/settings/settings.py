@@ -6,7 +6,7 @@ from pydantic import model_validator
 
 from app.errors import StartupError
 from app.settings.declaration import DeclaredSettings
-from app.settings.types import IN_MEMORY, INT8, LATE_INTERACTION
+from app.settings.types import IN_MEMORY, INT8, LATE_INTERACTION, OFF
 
 
 class Settings(DeclaredSettings):
@@ -51,6 +51,17 @@ class Settings(DeclaredSettings):
         """The address of the Redis that replicas share; None where each counts for itself."""
         store = self.rate_limit_store.get_secret_value()
         return None if store == IN_MEMORY else store
+
+    @property
+    def caches_embeddings(self) -> bool:
+        """Whether vectors are kept."""
+        return self.embedding_cache.get_secret_value() != OFF
+
+    @property
+    def shared_embedding_cache(self) -> str | None:
+        """The address of the Redis that processes share vectors through; None without one."""
+        store = self.embedding_cache.get_secret_value()
+        return None if store in {OFF, IN_MEMORY} else store
 
     @property
     def embed_max_length(self) -> int:

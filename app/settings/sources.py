@@ -29,7 +29,7 @@ _KNOWN = _SETTINGS | {variable.name for variable in COMPOSE_VARIABLES}
 _SHORT = 5
 # Two pairs of neighbours that are swapped in the shortest of the other names leave more alike.
 _ALIKE = 0.5
-_SECRETS = {"API_TOKEN", "RATE_LIMIT_STORE"}
+_SECRETS = {"API_TOKEN", "EMBEDDING_CACHE", "RATE_LIMIT_STORE"}
 _HIDDEN = "**********"
 # Of an address what can hold no password and no key: scheme, host and port.
 _PLAIN_ADDRESS = re.compile(r"(\w+://)?[\w.-]*(:\w*)?/?")

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 LATE_INTERACTION = "late-interaction"
 NO_RERANKER = "none"
 IN_MEMORY = "memory"
+OFF = "off"
 INT8 = "int8"
 # A name may be a web address by mistake, with a user's password or a key in it.
 _ADDRESS = re.compile(r"://|:[^/]*@")
@@ -78,9 +79,14 @@ def _as_origin(text: str) -> str:
     return f"{parts.scheme}://{parts.netloc.removesuffix(f':{default}')}"
 
 
+def _as_cache(secret: SecretStr) -> SecretStr:
+    """`off`, or what `_as_store` takes."""
+    return SecretStr(OFF) if _text(secret).lower() == OFF else _as_store(secret)
+
+
 def _as_store(secret: SecretStr) -> SecretStr:
     """`memory`, or redis[s]://[user:password@]host[:port][/number]."""
-    text = secret.get_secret_value().strip()
+    text = _text(secret)
     if text.lower() == IN_MEMORY:
         return SecretStr(IN_MEMORY)
     parts = _parts(text)
@@ -94,6 +100,10 @@ def _as_store(secret: SecretStr) -> SecretStr:
     ):
         raise ValueError("no Redis address")
     return SecretStr(text)
+
+
+def _text(secret: SecretStr) -> str:
+    return secret.get_secret_value().strip()
 
 
 def _as_collector(text: str) -> str:
@@ -168,6 +178,11 @@ Store = Annotated[
     SecretStr,
     AfterValidator(_as_store),
     Allowed("memory, or an address such as redis://user:password@host:6379/0 or rediss://"),
+]
+Cache = Annotated[
+    SecretStr,
+    AfterValidator(_as_cache),
+    Allowed("off, memory, or an address such as redis://user:password@host:6379/0 or rediss://"),
 ]
 Proxies = Annotated[
     tuple[IPv4Network | IPv6Network, ...],

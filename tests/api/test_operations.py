@@ -22,6 +22,9 @@ COUNTERS = {
     "out_of_memory_splits_total": [],
     "abandoned_requests_total": [],
     "rate_limit_store_errors_total": [],
+    "embedding_cache_hits_total": ["source"],
+    "embedding_cache_misses_total": [],
+    "embedding_cache_store_errors_total": [],
 }
 HISTOGRAMS = {
     "embedding_request_duration_seconds": ["endpoint"],

@@ -128,13 +128,33 @@ def test_the_rate_limit_may_live_in_a_redis(monkeypatch, address: str) -> None:
         "redis://localhost?password=secret",
     ],
 )
-def test_a_wrong_rate_limit_store_is_refused_and_never_shown(monkeypatch, address: str) -> None:
-    monkeypatch.setenv("RATE_LIMIT_STORE", address)
+@pytest.mark.parametrize(
+    ("name", "words"), [("RATE_LIMIT_STORE", "memory"), ("EMBEDDING_CACHE", "off, memory")]
+)
+def test_a_wrong_store_is_refused_and_never_shown(monkeypatch, name, words, address) -> None:
+    monkeypatch.setenv(name, address)
     with pytest.raises(StartupError) as caught:
         load_settings()
     message = str(caught.value)
-    assert message.startswith("RATE_LIMIT_STORE=********** is not allowed: memory, or an address")
+    assert message.startswith(f"{name}=********** is not allowed: {words}, or an address")
     assert "sec" not in message
+
+
+@pytest.mark.parametrize(
+    ("value", "caches", "shared"),
+    [
+        ("Off", False, None),
+        (" memory", True, None),
+        ("redis://:secret@localhost/1", True, "redis://:secret@localhost/1"),
+    ],
+)
+def test_the_embedding_cache_is_off_in_memory_or_in_a_redis(
+    monkeypatch, value, caches, shared
+) -> None:
+    monkeypatch.setenv("EMBEDDING_CACHE", value)
+    settings = load_settings()
+    assert (settings.caches_embeddings, settings.shared_embedding_cache) == (caches, shared)
+    assert "secret" not in repr(settings)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,271 @@
+"""Vectors from a cache, from equal work under way, or else by computation.
+
+Each kind of each text stands for itself: a request computes what is missing, and nothing else. A
+text that two requests need at the same time is computed once, and the one that leaves first takes
+nothing from the other.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from app.engine.admission import Admission
+from app.engine.cached_vectors import CachedVectors, join, kinds_of, split
+from app.engine.forwards import (
+    Computed,
+    Forwards,
+    PartResult,
+    Reading,
+    Task,
+    VectorSource,
+    refuse_too_many_vectors,
+)
+from app.engine.job import Job
+from app.engine.types import Outputs
+from app.engine.vector_cache import KeyMaker, VectorCache
+from app.errors import InvalidRequestError, SmartEmbedderError, TextTooLongError
+from app.observability.metrics import Metrics
+from app.observability.tracing import Stage
+
+# To hash them takes a tenth of a millisecond; more are hashed off the event loop.
+_LARGE_CHARACTERS = 100_000
+# What a request may wait for although it is more than its own work: about 256 tokens.
+_SHORT_CHARACTERS = 1024
+_MUCH_MORE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is wanted of one text: the key of each kind. `task` is a place in the request."""
+
+    task: int
+    text: str
+    keys: dict[str, str]
+
+    def only(self, keys: Iterable[str]) -> "_Wanted":
+        """The same without the kinds whose keys are others."""
+        chosen = {kind: key for kind, key in self.keys.items() if key in keys}
+        return replace(self, keys=chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """Entries by key, and the work behind them."""
+
+    entries: Mapping[str, CachedVectors]
+    tokenized: list[Stage]
+    jobs: list[Job]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request in work, of so many characters."""
+
+    tasks: list[Task]
+    reading: Reading
+    characters: int
+
+
+class _SharedWork:
+    """Work of one request that others wait for, too; it ends when the last one leaves."""
+
+    def __init__(self, request: _Request, work: "asyncio.Task[_Filled]") -> None:
+        self.request = request
+        self._work = work
+        self._users = 0
+
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[None]:
+        """Keep the work going within the block."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users and not self._work.done():
+                self._work.cancel()
+                await asyncio.wait({self._work})
+
+    async def result(self) -> _Filled:
+        """What it made, for those who use it; raises what went wrong."""
+        return await asyncio.shield(self._work)
+
+
+class CachedForwards:
+    """A `VectorSource` that asks `forwards` only for what `cache` does not have.
+
+    What is found takes no place in the queue, and is not tokenised.
+    """
+
+    def __init__(
+        self, forwards: Forwards, cache: VectorCache, admission: Admission, metrics: Metrics
+    ) -> None:
+        self._forwards = forwards
+        self._cache = cache
+        self._admission = admission
+        self._metrics = metrics
+        self._in_flight: dict[str, _SharedWork] = {}
+
+    async def compute(self, tasks: list[Task], reading: Reading) -> Computed:
+        """Implement `VectorSource`."""
+        try:
+            computed = await self._find_or_compute(tasks, reading)
+        except (InvalidRequestError, TextTooLongError):
+            # It was found in some of the texts, and would be told of those alone.
+            return await self._forwards.compute(tasks, reading)
+        for part in computed.parts:
+            refuse_too_many_vectors(part.part, part.tokens)
+            if not reading.truncation.truncate and part.truncations(reading):
+                return await self._forwards.compute(tasks, reading)
+        return computed
+
+    async def _find_or_compute(self, tasks: list[Task], reading: Reading) -> Computed:
+        characters = sum(len(text) for task in tasks for text in task.texts)
+        request = _Request(tasks, reading, characters)
+        wanted = await self._wanted(request)
+        filled = await self._fill(request, list(wanted.values()))
+        parts = []
+        for index, task in enumerate(tasks):
+            made = [
+                join({kind: filled.entries[key] for kind, key in wanted[index, text].keys.items()})
+                for text in task.texts
+            ]
+            parts.append(
+                PartResult(task.part, [each[0] for each in made], [each[1] for each in made])
+            )
+        return Computed(parts, filled.tokenized, filled.jobs)
+
+    async def _wanted(self, request: _Request) -> dict[tuple[int, str], _Wanted]:
+        """What is wanted of each text; one that comes twice is wanted once."""
+        call = partial(_wanted_of, request)
+        if request.characters <= _LARGE_CHARACTERS:
+            return call()
+        texts = [text for task in request.tasks for text in task.texts]
+        return await self._admission.run_off_loop(call, texts, request.reading.client)
+
+    async def _fill(self, request: _Request, wanted: list[_Wanted]) -> _Filled:
+        """Every entry that is wanted."""
+        keys = [key for each in wanted for key in each.keys.values()]
+        entries = {key: entry for key in keys if (entry := self._cache.get(key)) is not None}
+        joined = {
+            key: work
+            for key in keys
+            if key not in entries and (work := self._work_to_join(key, request)) is not None
+        }
+        self._metrics.embedding_cache_hits.labels("memory").inc(len(entries))
+        self._metrics.embedding_cache_hits.labels("in_flight").inc(len(joined))
+        own = [each for each in _without(wanted, entries.keys() | joined.keys()) if each.keys]
+        async with AsyncExitStack() as used:
+            for work in set(joined.values()):
+                await used.enter_async_context(work.used())
+            made = _Filled({}, [], [])
+            if own:
+                begun = self._begin(request, own)
+                await used.enter_async_context(begun.used())
+                made = await begun.result()
+            entries |= made.entries
+            for work in set(joined.values()):
+                entries |= await _entries_of(work)
+        # What another request has failed at is tried once more, by itself.
+        failed = [each for each in _without(wanted, entries.keys()) if each.keys]
+        again = await self._compute(request, failed)
+        entries |= again.entries
+        return _Filled(entries, made.tokenized + again.tokenized, made.jobs + again.jobs)
+
+    def _work_to_join(self, key: str, request: _Request) -> _SharedWork | None:
+        """Work under way that makes this entry, if it is sure to be done as soon as one's own.
+
+        Else the request would wait for a bulk load's turn, and so lose its own place before it.
+        """
+        work = self._in_flight.get(key)
+        if work is None:
+            return None
+        own, other = request.reading, work.request.reading
+        similar = max(_SHORT_CHARACTERS, _MUCH_MORE * request.characters)
+        may_join = (
+            other.urgency <= own.urgency
+            and work.request.characters <= similar
+            # The device is shared between clients first: its own work alone has its turn at once.
+            and (other.client == own.client or self._forwards.waiting_requests(other.client) <= 1)
+        )
+        return work if may_join else None
+
+    def _begin(self, request: _Request, wanted: list[_Wanted]) -> _SharedWork:
+        """Start the computation of entries that others may join."""
+        task = asyncio.create_task(self._compute(request, wanted), name="shared-work")
+        work = _SharedWork(request, task)
+        keys = [key for each in wanted for key in each.keys.values() if key not in self._in_flight]
+        self._in_flight |= dict.fromkeys(keys, work)
+
+        def forget(_: object) -> None:
+            for key in keys:
+                del self._in_flight[key]
+
+        task.add_done_callback(forget)
+        return work
+
+    async def _compute(self, request: _Request, wanted: list[_Wanted]) -> _Filled:
+        """Entries from other processes, and what is then still missing by forwards."""
+        keys = [key for each in wanted for key in each.keys.values()]
+        found = await self._cache.fetch(keys)
+        missing = [each for each in _without(wanted, found.keys()) if each.keys]
+        self._metrics.embedding_cache_hits.labels("redis").inc(len(found))
+        self._metrics.embedding_cache_misses.inc(sum(len(each.keys) for each in missing))
+        if not missing:
+            return _Filled(found, [], [])
+        groups = _by_kinds(missing)
+        tasks = [_task_of(request, group) for group in groups]
+        computed = await self._forwards.compute(tasks, request.reading)
+        made = {
+            each.keys[kind]: entry
+            for group, part in zip(groups, computed.parts, strict=True)
+            for each, text, vectors in zip(group, part.texts, part.embeddings, strict=True)
+            for kind, entry in split(text, vectors).items()
+        }
+        await self._cache.put(made)
+        return _Filled(found | made, computed.tokenized, computed.jobs)
+
+
+def with_cache(
+    forwards: Forwards, cache: VectorCache | None, admission: Admission, metrics: Metrics
+) -> VectorSource:
+    """`forwards` behind a cache, where there is one."""
+    return forwards if cache is None else CachedForwards(forwards, cache, admission, metrics)
+
+
+def _wanted_of(request: _Request) -> dict[tuple[int, str], _Wanted]:
+    wanted = {}
+    for index, task in enumerate(request.tasks):
+        keys, kinds = KeyMaker(task.part, request.reading.truncation), kinds_of(task.part.outputs)
+        for text in dict.fromkeys(task.texts):
+            wanted[index, text] = _Wanted(index, text, keys.keys_of(text, kinds))
+    return wanted
+
+
+def _without(wanted: list[_Wanted], keys: Iterable[str]) -> list[_Wanted]:
+    had = set(keys)
+    return [each.only(set(each.keys.values()) - had) for each in wanted]
+
+
+def _by_kinds(wanted: list[_Wanted]) -> list[list[_Wanted]]:
+    """Those of one task that need the same kinds, together."""
+    groups: dict[tuple[int, tuple[str, ...]], list[_Wanted]] = {}
+    for each in wanted:
+        groups.setdefault((each.task, tuple(each.keys)), []).append(each)
+    return list(groups.values())
+
+
+def _task_of(request: _Request, group: list[_Wanted]) -> Task:
+    part = request.tasks[group[0].task].part
+    outputs = Outputs(**dict.fromkeys(group[0].keys, True))
+    return Task(replace(part, outputs=outputs), [each.text for each in group])
+
+
+async def _entries_of(work: _SharedWork) -> Mapping[str, CachedVectors]:
+    """What other requests' work made; nothing where it failed."""
+    try:
+        return (await work.result()).entries
+    except SmartEmbedderError:
+        return {}

@@ -1,0 +1,85 @@
+"""What a cache keeps of a text: one kind of its vectors, and the tokens that they were made of."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from app.engine.types import Outputs, SparseVector, TextEmbedding, TokenizedText
+
+Array = npt.NDArray[Any]
+
+KINDS: Final = ("dense", "sparse", "colbert", "states")
+# Python's objects around the arrays of an entry, and its places in the cache's dictionaries.
+_OVERHEAD_BYTES = 1200
+
+
+@dataclass(frozen=True, slots=True)
+class CachedVectors:
+    """One kind of vectors of one text: `arrays` by name, which nobody can write to.
+
+    `ids` are the tokens that were read, int32 `[tokens]`; the rest is as in `TokenizedText`.
+    """
+
+    ids: npt.NDArray[np.int32]
+    original_tokens: int
+    exact: bool
+    arrays: Mapping[str, Array]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it takes."""
+        arrays = sum(array.nbytes for array in self.arrays.values())
+        return arrays + self.ids.nbytes + _OVERHEAD_BYTES
+
+    def copied(self) -> "CachedVectors":
+        """The same in memory of its own: a result may be a view of what a whole batch made."""
+        arrays = {name: read_only(array.copy()) for name, array in self.arrays.items()}
+        return CachedVectors(read_only(self.ids.copy()), self.original_tokens, self.exact, arrays)
+
+
+def kinds_of(outputs: Outputs) -> list[str]:
+    """The names of the kinds that are wanted."""
+    return [kind for kind in KINDS if getattr(outputs, kind)]
+
+
+def split(text: TokenizedText, made: TextEmbedding) -> dict[str, CachedVectors]:
+    """An entry for each kind that was made of a text."""
+    ids = read_only(text.ids.astype(np.int32))
+    arrays: dict[str, dict[str, Array]] = {
+        kind: {kind: read_only(vectors)}
+        for kind in ("dense", "colbert", "states")
+        if (vectors := getattr(made, kind)) is not None
+    }
+    if made.sparse is not None:
+        indices, values = read_only(made.sparse.indices), read_only(made.sparse.values)
+        arrays["sparse"] = {"indices": indices, "values": values}
+    return {
+        kind: CachedVectors(ids, text.original_tokens, text.exact, own)
+        for kind, own in arrays.items()
+    }
+
+
+def join(entries: Mapping[str, CachedVectors]) -> tuple[TokenizedText, TextEmbedding]:
+    """What `split` was given, of the kinds in `entries`, at least one."""
+    first = next(iter(entries.values()))
+    arrays = {name: array for each in entries.values() for name, array in each.arrays.items()}
+    sparse = SparseVector(arrays["indices"], arrays["values"]) if "sparse" in entries else None
+    return (
+        TokenizedText(first.ids.astype(np.int64), first.original_tokens, first.exact),
+        TextEmbedding(
+            dense=arrays.get("dense"),
+            sparse=sparse,
+            colbert=arrays.get("colbert"),
+            states=arrays.get("states"),
+        ),
+    )
+
+
+def read_only(array: Array) -> Array:
+    """The same memory, to which nobody can write through it."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
