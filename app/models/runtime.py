@@ -71,7 +71,7 @@ def load(settings: Settings, status: DownloadStatus | None = None) -> LoadedMode
     cached = (folders.embedding, folders.dense) if settings.caches_embeddings else ()
     fingerprints = start_fingerprints([folder for folder in cached if folder is not None])
     first, *others = _load_workers(settings, folders)
-    embedders = [model for model in (first.embedder, first.dense) if model is not None]
+    embedders: list[Model] = [each for each in (first.embedder, first.dense) if each is not None]
     prints = dict(zip(embedders, fingerprints(), strict=False))
     files.require_unchanged()
     _finish_in_background([first, *others], files)
