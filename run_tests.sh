@@ -25,6 +25,8 @@ command -v promtool > /dev/null \
   || echo "nginx is not installed: the tests of the proxy that the guide shows are skipped."
 docker compose version > /dev/null 2>&1 || docker-compose version > /dev/null 2>&1 \
   || echo "docker compose is not installed: the tests of what it makes of its files are skipped."
+command -v kubectl > /dev/null \
+  || echo "kubectl is not installed: the tests of what kustomize makes of deploy/kubernetes are skipped."
 command -v qemu-aarch64 > /dev/null \
   || echo "qemu-user is not installed: the tests of the kernels for ARM are skipped."
 command -v chromium > /dev/null || command -v chromium-browser > /dev/null \

@@ -1,0 +1,199 @@
+"""What kustomize makes of deploy/kubernetes, against the published schemas and against the code."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from app import __version__
+from app.engine import engine
+from app.settings import Settings
+from tests.support.env_example import listed_settings
+from tests.support.server import RunningServer
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "deploy" / "kubernetes"
+OVERLAYS = ("cpu", "gpu")
+# The oldest whose `sleep` before a stop needs no feature gate, and the newest with a schema.
+VERSIONS = ("1.30", kubernetes_validate.latest_version())
+NAME = {"app.kubernetes.io/name": "smart-embedder"}
+
+pytestmark = pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+
+
+@pytest.fixture(scope="module", params=OVERLAYS)
+def overlay(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def objects(overlay: str) -> dict[str, dict[str, Any]]:
+    """By kind: there is one of each."""
+    done = subprocess.run(
+        ["kubectl", "kustomize", FOLDER / overlay], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    made = list(yaml.safe_load_all(done.stdout))
+    kinds = {each["kind"]: each for each in made}
+    assert len(kinds) == len(made)
+    return kinds
+
+
+@pytest.fixture(scope="module")
+def pod(objects: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    spec: dict[str, Any] = objects["Deployment"]["spec"]["template"]["spec"]
+    return spec
+
+
+@pytest.fixture(scope="module")
+def container(pod: dict[str, Any]) -> dict[str, Any]:
+    (only,) = pod["containers"]
+    return only
+
+
+def settings_of(objects, container) -> dict[str, str]:
+    """What the process finds in its environment."""
+    (source,) = container["envFrom"]
+    assert source["configMapRef"]["name"] == objects["ConfigMap"]["metadata"]["name"]
+    own = {each["name"]: each["value"] for each in container["env"]}
+    assert not own.keys() & objects["ConfigMap"]["data"].keys()
+    return objects["ConfigMap"]["data"] | own
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_object_is_valid_by_the_published_schema(objects, version: str) -> None:
+    assert set(objects) == {
+        *("ServiceAccount", "ConfigMap", "Service", "PersistentVolumeClaim", "Deployment"),
+        *("PodDisruptionBudget", "NetworkPolicy", "HorizontalPodAutoscaler"),
+    }
+    for each in objects.values():
+        kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_a_misspelt_field_would_be_noticed(objects) -> None:
+    wrong = objects["Service"] | {"spec": {"portz": []}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
+
+
+def test_everything_selects_these_pods_and_names_what_is_there(objects, pod) -> None:
+    deployment = objects["Deployment"]
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert labels == deployment["spec"]["selector"]["matchLabels"] == NAME
+    assert objects["Service"]["spec"]["selector"] == NAME
+    assert objects["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == NAME
+    assert objects["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"] == NAME
+    scaled = objects["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
+    assert (scaled["kind"], scaled["name"]) == ("Deployment", deployment["metadata"]["name"])
+    assert "replicas" not in deployment["spec"]
+    assert pod["serviceAccountName"] == objects["ServiceAccount"]["metadata"]["name"]
+    (claim,) = (each for each in pod["volumes"] if "persistentVolumeClaim" in each)
+    name = objects["PersistentVolumeClaim"]["metadata"]["name"]
+    assert claim["persistentVolumeClaim"]["claimName"] == name
+
+
+def test_others_than_these_pods_may_call_and_be_called(objects) -> None:
+    policy = objects["NetworkPolicy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    peers = [peer for rule in policy["ingress"] for peer in rule["from"]]
+    peers += [peer for rule in policy["egress"] for peer in rule["to"] if "podSelector" in peer]
+    assert len(peers) == 3
+    assert all(
+        peer["podSelector"]["matchLabels"].items().isdisjoint(NAME.items()) for peer in peers
+    )
+
+
+def test_every_setting_is_one_of_the_service_and_is_accepted(
+    objects, container, overlay: str
+) -> None:
+    given = settings_of(objects, container)
+    assert given.keys() <= listed_settings().keys()
+    settings = Settings.model_validate({name.lower(): value for name, value in given.items()})
+    assert settings.device == {"cpu": "cpu", "gpu": "cuda"}[overlay]
+
+
+def test_ports_and_paths_are_those_of_the_image(objects, container, pod, overlay: str) -> None:
+    image = (ROOT / f"Dockerfile.{overlay}").read_text()
+    given = settings_of(objects, container)
+    for name in ("HOST", "PORT", "HF_HOME"):
+        assert re.search(rf"^\s+{name}={re.escape(given[name])}\b", image, re.MULTILINE)
+    (port,) = container["ports"]
+    (served,) = objects["Service"]["spec"]["ports"]
+    assert str(port["containerPort"]) == str(served["port"]) == given["PORT"]
+    assert served["targetPort"] == port["name"]
+    mounts = {each["mountPath"]: each["name"] for each in container["volumeMounts"]}
+    assert mounts.keys() == {given["HF_HOME"], "/tmp", "/dev/shm", "/etc/smart-embedder"}
+    assert set(mounts.values()) == {each["name"] for each in pod["volumes"]}
+    assert Path(given["API_TOKENS_FILE"]).parent == Path("/etc/smart-embedder")
+    user = re.search(r"^USER (\d+):(\d+)$", image, re.MULTILINE)
+    assert user is not None
+    security = pod["securityContext"]
+    assert (str(security["runAsUser"]), str(security["runAsGroup"])) == user.groups()
+    assert container["image"].endswith(f":{__version__}-{overlay}")
+
+
+def test_the_pod_is_hardened(pod, container) -> None:
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert pod["automountServiceAccountToken"] is False
+    security = container["securityContext"]
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert "memory" in container["resources"]["limits"]
+    assert ("nvidia.com/gpu" in container["resources"]["limits"]) == ("tolerations" in pod)
+
+
+def test_the_grace_is_above_the_drain(objects, container, pod) -> None:
+    drain = float(settings_of(objects, container)["SHUTDOWN_TIMEOUT"])
+    pause = container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    # A forward that runs when the drain ends gets SHUTDOWN_TIMEOUT to return (`Engine.close`).
+    assert "SHUTDOWN_TIMEOUT" in str(engine.Engine.close.__doc__)
+    assert pod["terminationGracePeriodSeconds"] > pause + 2 * drain
+    ready = container["readinessProbe"]
+    assert pause >= ready["periodSeconds"]
+
+
+@pytest.mark.parametrize(
+    ("probe", "path"),
+    [
+        ("startupProbe", "/health/ready"),
+        ("readinessProbe", "/health/ready"),
+        ("livenessProbe", "/health/live"),
+    ],
+)
+def test_probes_ask_paths_that_answer(
+    container, server: RunningServer, probe: str, path: str
+) -> None:
+    asked = container[probe]["httpGet"]
+    assert (asked["path"], asked["port"]) == (path, "http")
+    with server.client() as client:
+        assert client.get(asked["path"]).status_code == 200
+
+
+def test_it_is_scaled_and_scraped_by_a_metric_that_the_service_has(
+    objects, server: RunningServer
+) -> None:
+    (metric,) = objects["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    name = metric["pods"]["metric"]["name"]
+    rules = yaml.safe_load((FOLDER / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    assert [rule["name"]["matches"] for rule in rules] == [name]
+    assert all(rule["seriesQuery"].startswith(f"{name}{{") for rule in rules)
+    notes = objects["Deployment"]["spec"]["template"]["metadata"]["annotations"]
+    assert notes["prometheus.io/port"] == "8000"
+    with server.client() as client:
+        told = client.get(notes["prometheus.io/path"]).text
+    assert re.search(rf"^{name} ", told, re.MULTILINE)
+
+
+def test_no_secret_lies_in_the_repository(objects, pod) -> None:
+    assert "Secret" not in objects
+    (secret,) = (each["secret"] for each in pod["volumes"] if "secret" in each)
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    assert f"create secret generic {secret['secretName']} --from-file=tokens" in page
