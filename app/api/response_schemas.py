@@ -155,11 +155,11 @@ class Base64Response(EmbeddingReport[Base64Sentence]):
 
 
 class PartScores(BaseModel):
-    """bge-m3's three scores behind a late-interaction score."""
+    """The scores behind a late-interaction score; null for a kind that the model does not make."""
 
-    dense: float
-    sparse: float
-    colbert: float
+    dense: float | None
+    sparse: float | None
+    colbert: float | None
 
 
 class RankedPassage(BaseModel):

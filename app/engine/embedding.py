@@ -11,7 +11,7 @@ from app.engine.forwards import Part, PartResult, Reading, Task, VectorSource
 from app.engine.loaded_models import LoadedModels
 from app.engine.model import Embedder
 from app.engine.option_checks import check_options, find_prompt
-from app.engine.options import EmbeddingOptions
+from app.engine.options import EmbeddingOptions, InputType
 from app.engine.types import (
     EmbeddingResult,
     FloatArray,
@@ -43,7 +43,8 @@ class EmbeddingPipeline:
         """Embed `texts` with as few models as `outputs` needs."""
         started = time.perf_counter()
         check_options(models, outputs, options)
-        work = assign_models(models, outputs, find_prompt(models, outputs, options))
+        prompt = find_prompt(models, outputs, options)
+        work = assign_models(models, outputs, prompt, options.input_type)
         reading = Reading(options.truncation, urgency, client)
         made = await self._source.compute([Task(part, texts) for part in work], reading)
         vectors = (part.embeddings for part in made.parts)
@@ -71,14 +72,20 @@ class EmbeddingPipeline:
         return await self._admission.run_off_loop(call, texts, client)
 
 
-def assign_models(models: LoadedModels, outputs: Outputs, prompt: str = "") -> list[Part]:
-    """Which model makes which kinds: a separate dense model leaves the rest to bge-m3.
+def assign_models(
+    models: LoadedModels,
+    outputs: Outputs,
+    prompt: str = "",
+    input_type: InputType | None = None,
+) -> list[Part]:
+    """Which model makes which kinds: a separate dense model leaves the rest to the embedder.
 
-    The model that makes dense vectors reads the prompt.
+    The model that makes dense vectors reads the prompt, and each that reads it the input type.
     """
 
     def part(model: Embedder, outputs: Outputs, prompt: str = "") -> Part:
-        return Part(model, outputs, prompt, models.identity_of(model))
+        read_type = input_type if model.reads_input_type else None
+        return Part(model, outputs, prompt, models.identity_of(model), read_type)
 
     if models.dense is None:
         return [part(models.embedder, outputs, prompt)]

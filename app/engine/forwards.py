@@ -9,7 +9,7 @@ from app.engine.batcher import weight_of
 from app.engine.concurrency import ConcurrencyLimit
 from app.engine.job import Job
 from app.engine.model import Embedder
-from app.engine.options import TruncationOptions
+from app.engine.options import InputType, TruncationOptions
 from app.engine.truncation import refuse_truncation, text_truncations
 from app.engine.types import Outputs, TextEmbedding, TokenizedText, Truncation
 from app.errors import InvalidRequestError
@@ -24,12 +24,14 @@ class Part:
     """The kinds of vectors that one model makes for a request, and what it reads before texts.
 
     `identity` tells models apart that make different vectors of one text, also across processes.
+    `input_type` is for a model that reads queries in another way than documents.
     """
 
     model: Embedder
     outputs: Outputs
     prompt: str = ""
     identity: str = ""
+    input_type: InputType | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,9 @@ class Forwards:
         part, texts = task.part, task.texts
         # A reference to the prompt for each text: what is counted is what will be read.
         read = [*texts, *([part.prompt] * len(texts))]
-        call = partial(part.model.tokenize, texts, part.prompt, reading.truncation)
+        call = partial(
+            part.model.tokenize, texts, part.prompt, reading.truncation, part.input_type
+        )
         tokenized = await self._admission.tokenize(part.model, call, read, reading.client)
         sequences = [text.ids for text in tokenized.value]
         refuse_too_many_vectors(part, sum(map(len, sequences)))

@@ -1,14 +1,15 @@
-"""bge-m3 as its own reranker: three scores of a passage for a query, and their weighted mean.
+"""An embedding model as its own reranker: a score by each kind of vectors, and their weighted mean.
 
 Source: FlagEmbedding's `BGEM3FlagModel.compute_score`. Knows nothing of models or devices.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
-from app.engine.types import FloatArray, PartScores, SparseVector, TextEmbedding
+from app.engine.types import FloatArray, Outputs, PartScores, SparseVector, TextEmbedding
 from app.errors import InvalidRequestError
 
 Vectors = TypeVar("Vectors", FloatArray, SparseVector)
@@ -27,21 +28,46 @@ class FusionWeights:
         if not all(np.isfinite(parts)) or min(parts) < 0 or not any(parts):
             raise InvalidRequestError("weights must be at least 0, and one of them above 0")
 
+    def require_one_of(self, kinds: Outputs) -> None:
+        """Raise `InvalidRequestError` where none of the kinds that are made counts."""
+        made = (kinds.dense, kinds.sparse, kinds.colbert)
+        if not any(weight for weight, is_made in zip(self._all, made, strict=True) if is_made):
+            raise InvalidRequestError(
+                "one of the weights must be above 0 of the kinds of vectors that the model makes"
+            )
+
+    @property
+    def _all(self) -> tuple[float, float, float]:
+        return self.dense, self.sparse, self.colbert
+
     def fuse(self, scores: PartScores) -> float:
-        """The weighted mean of the three."""
-        total = (
-            self.dense * scores.dense + self.sparse * scores.sparse + self.colbert * scores.colbert
-        )
-        return total / (self.dense + self.sparse + self.colbert)
+        """The weighted mean of those that there are."""
+        parts = (scores.dense, scores.sparse, scores.colbert)
+        counted = [
+            (weight, part)
+            for weight, part in zip(self._all, parts, strict=True)
+            if part is not None
+        ]
+        return sum(weight * part for weight, part in counted) / sum(weight for weight, _ in counted)
 
 
 def score(query: TextEmbedding, passage: TextEmbedding) -> PartScores:
-    """The three scores of one passage; both must hold all three kinds of vectors."""
+    """The scores of one passage by the kinds of vectors that both have."""
     return PartScores(
-        dense=float(_required(query.dense) @ _required(passage.dense)),
-        sparse=_lexical_score(_required(query.sparse), _required(passage.sparse)),
-        colbert=_colbert_score(_required(query.colbert), _required(passage.colbert)),
+        dense=_of_both(_dense_score, query.dense, passage.dense),
+        sparse=_of_both(_lexical_score, query.sparse, passage.sparse),
+        colbert=_of_both(_colbert_score, query.colbert, passage.colbert),
     )
+
+
+def _of_both(
+    score: Callable[[Vectors, Vectors], float], query: Vectors | None, passage: Vectors | None
+) -> float | None:
+    return None if query is None or passage is None else score(query, passage)
+
+
+def _dense_score(query: FloatArray, passage: FloatArray) -> float:
+    return float(query @ passage)
 
 
 def _lexical_score(query: SparseVector, passage: SparseVector) -> float:
@@ -54,9 +80,3 @@ def _lexical_score(query: SparseVector, passage: SparseVector) -> float:
 def _colbert_score(query: FloatArray, passage: FloatArray) -> float:
     """The best passage vector for each query vector, averaged."""
     return float((query @ passage.T).max(axis=1).mean())
-
-
-def _required(vectors: Vectors | None) -> Vectors:
-    if vectors is None:
-        raise ValueError("late interaction needs all three kinds of vectors")
-    return vectors

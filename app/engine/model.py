@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from app.engine.options import CUT_AT_END, TruncationOptions
+from app.engine.options import CUT_AT_END, InputType, TruncationOptions
 from app.engine.types import (
     Outputs,
     SpecialToken,
@@ -87,11 +87,16 @@ class Embedder(Model, Protocol):
     def prompts(self) -> Mapping[str, str]:
         """Its prompts by name, from its sentence-transformers configuration."""
 
+    @property
+    def reads_input_type(self) -> bool:
+        """Whether it reads queries in another way than documents, whatever their prompts."""
+
     def tokenize(
         self,
         texts: list[str],
         prompt: str = "",
         truncation: TruncationOptions = CUT_AT_END,
+        input_type: InputType | None = None,
     ) -> list[TokenizedText]:
         """Token ids of each text behind `prompt`; safe to call from several threads."""
 

@@ -91,6 +91,9 @@ def find_prompt(models: LoadedModels, outputs: Outputs, options: EmbeddingOption
     if len(given) > 1:
         raise InvalidRequestError(f"the options {' and '.join(given)} exclude each other: send one")
     model = models.dense_model
+    if options.input_type is not None and _embedder_reads_type(models, outputs):
+        reads_prompt = models.dense is None or outputs.dense
+        return _prompt_named(model, options.input_type) if reads_prompt else ""
     if models.dense is not None and not outputs.dense:
         raise InvalidRequestError(
             f"the option {given[0]} has no effect without dense vectors: it is for {model.name}, "
@@ -120,15 +123,28 @@ def _checked(prompt: str) -> str:
     return prompt
 
 
+def _embedder_reads_type(models: LoadedModels, outputs: Outputs) -> bool:
+    """Whether the type of texts changes the vectors that the embedder makes, beside prompts."""
+    asked = models.dense is None or outputs.sparse or outputs.colbert
+    return asked and models.embedder.reads_input_type
+
+
 def has_prompt_for(model: Embedder, input_type: InputType) -> bool:
-    """Whether it reads texts of this type behind a prompt, so that the option has an effect."""
-    return any(name in model.prompts for name in _PROMPT_NAMES[input_type])
+    """Whether it reads texts of this type in another way, so that the option has an effect."""
+    return model.reads_input_type or any(
+        name in model.prompts for name in _PROMPT_NAMES[input_type]
+    )
+
+
+def _prompt_named(model: Embedder, input_type: InputType) -> str:
+    """The prompt for texts of this type; empty where there is none."""
+    named = (model.prompts[name] for name in _PROMPT_NAMES[input_type] if name in model.prompts)
+    return next(named, "")
 
 
 def _prompt_of_type(model: Embedder, input_type: InputType) -> str:
-    for name in _PROMPT_NAMES[input_type]:
-        if name in model.prompts:
-            return model.prompts[name]
+    if has_prompt_for(model, input_type):
+        return _prompt_named(model, input_type)
     raise InvalidRequestError(
         f"the option input_type has no effect on {model.name}, which reads a {input_type} as any "
         "other text: leave it out"

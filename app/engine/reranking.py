@@ -1,8 +1,8 @@
-"""Rerank requests: to jobs for a reranker, or for bge-m3's late interaction, and back."""
+"""Rerank requests: to jobs for a reranker, or for late interaction, and back."""
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,6 @@ from app.engine.types import (
 )
 from app.errors import RerankerDisabledError
 
-_ALL_KINDS = Outputs(dense=True, sparse=True, colbert=True)
 _NO_VECTORS = Outputs()
 
 
@@ -106,6 +105,8 @@ class RerankingPipeline:
 
     async def _interact(self, model: Embedder, request: RerankRequest) -> RerankResult:
         started = time.perf_counter()
+        kinds = replace(model.kinds, states=False)
+        request.weights.require_one_of(kinds)
         both = [*request.places, *request.passages]
         call = partial(_tokenize_apart, model, request)
         texts = await self._admission.tokenize(model, call, both, request.client)
@@ -116,14 +117,14 @@ class RerankingPipeline:
         ]
         if not request.truncation.truncate:
             refuse_truncation(truncations)
-        query_job = self._job(model, [each.ids for each in queries], request, outputs=_ALL_KINDS)
+        query_job = self._job(model, [each.ids for each in queries], request, outputs=kinds)
         embeddings = dict(zip(request.places, await self._finish(query_job), strict=True))
         query_of = [embeddings[query] for query in request.queries]
         job = self._job(
             model,
             [passage.ids for passage in passages],
             request,
-            outputs=_ALL_KINDS,
+            outputs=kinds,
             time_spent=query_job.inference_seconds,
             # In the device thread, so that the token vectors of a passage are freed with its batch.
             reduce=lambda place, passage: score(query_of[place], passage),
@@ -177,8 +178,11 @@ def _tokenize_pairs(model: Reranker, request: RerankRequest) -> list[TokenizedPa
 
 def _tokenize_apart(model: Embedder, request: RerankRequest) -> list[TokenizedText]:
     """The queries, then the passages, for which alone the side of the cut is."""
-    queries = model.tokenize([*request.places])
-    return queries + model.tokenize(request.passages, truncation=request.truncation)
+    queries = model.tokenize([*request.places], input_type="query")
+    passages = model.tokenize(
+        request.passages, truncation=request.truncation, input_type="document"
+    )
+    return queries + passages
 
 
 def sigmoid(logits: list[float]) -> list[float]:

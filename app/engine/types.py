@@ -192,18 +192,18 @@ class EmbeddingResult:
 
 @dataclass(frozen=True, slots=True)
 class PartScores:
-    """bge-m3's three scores of one passage for one query."""
+    """The scores of one passage for one query; None for a kind that is not made."""
 
-    dense: float
-    sparse: float
-    colbert: float
+    dense: float | None
+    sparse: float | None
+    colbert: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class RerankResult:
     """What `Engine.rerank` returns: one score for each passage, in the order given.
 
-    `parts` holds the three scores behind each one where bge-m3 itself was the reranker.
+    `parts` holds the scores behind each one where the embedding model itself was the reranker.
     """
 
     scores: list[float]

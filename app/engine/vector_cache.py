@@ -82,7 +82,8 @@ class KeyMaker:
     """
 
     def __init__(self, part: Part, truncation: TruncationOptions) -> None:
-        depends_on = (part.identity, part.prompt, truncation.side, truncation.max_tokens)
+        how = (part.prompt, part.input_type, truncation.side, truncation.max_tokens)
+        depends_on = (part.identity, *how)
         self._begun = hashlib.blake2b(digest_size=32, person=b"smart-embedder")
         # Written as Python writes strings: no two of them look like one.
         self._begun.update(repr(depends_on).encode() + b"\0")

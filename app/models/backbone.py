@@ -20,6 +20,7 @@ from app.models.architectures.qwen3 import (
     DecoderParameters,
     make_decoder,
 )
+from app.models.attention.partly_attended import leaving_out
 from app.models.batch.packing import PackedBatch, pack
 from app.models.batch.selection import TokenSelection, select_tokens
 from app.models.checkpoint.weights import Weights
@@ -150,7 +151,8 @@ class Backbone:
         """`[T, hidden]`: the last hidden state of every token, in the model's dtype."""
         if self.device.type == "cpu":
             self._cpu_threads.set_for(packed.tokens)
-        graph = None if self._graphs is None else self._graphs.find(packed)
+        graphs = self._graphs if packed.partly_attended is None else None
+        graph = None if graphs is None else graphs.find(packed)
         return self._transformer(packed) if graph is None else graph(packed)
 
     def capture_graphs(self) -> None:
@@ -164,6 +166,10 @@ class Backbone:
     def select_tokens(self, packed: PackedBatch, selected: Sequence[bool]) -> TokenSelection:
         """The tokens of the sequences for which `selected` is true, rounded up as rows are."""
         return select_tokens(packed, selected, self._multiple)
+
+    def leave_out_unattended(self) -> None:
+        """Read the mark of tokens that are not attended to."""
+        self._transformer = self._transformer.with_attention(leaving_out)
 
     def finish_loading(self) -> None:
         """Copy what was left in the file; forwards may run beside it."""

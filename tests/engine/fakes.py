@@ -10,7 +10,7 @@ import numpy as np
 
 from app.engine.device_threads import run_preempting_call
 from app.engine.loaded_models import DeviceInfo, LoadedModels
-from app.engine.options import CUT_AT_END, TruncationOptions
+from app.engine.options import CUT_AT_END, InputType, TruncationOptions
 from app.engine.types import Outputs, TextEmbedding, TokenizedPair, TokenizedText
 
 
@@ -66,10 +66,16 @@ class FakeModel(HeldDevice):
     dense_width = 4
     min_dimensions = None
     prompts: Mapping[str, str] = MappingProxyType({})
+    reads_input_type = False
 
     def tokenize(
-        self, texts: list[str], prompt: str = "", truncation: TruncationOptions = CUT_AT_END
+        self,
+        texts: list[str],
+        prompt: str = "",
+        truncation: TruncationOptions = CUT_AT_END,
+        input_type: InputType | None = None,
     ) -> list[TokenizedText]:
+        del input_type
         return [self._read(prompt + text, truncation) for text in texts]
 
     def _read(self, text: str, truncation: TruncationOptions) -> TokenizedText:

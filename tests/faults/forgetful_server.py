@@ -36,9 +36,9 @@ class ForgetfulModel:
     def __getattr__(self, name: str):
         return getattr(self._model, name)
 
-    def tokenize(self, texts, *options):
+    def tokenize(self, texts, *options, **more):
         _remember("tokenising" not in texts)
-        return self._model.tokenize(texts, *options)
+        return self._model.tokenize(texts, *options, **more)
 
 
 def render(answer, **options):

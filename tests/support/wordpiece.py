@@ -1,15 +1,30 @@
 """Tiny random checkpoints of BERT's family, with a WordPiece tokenizer trained on the spot."""
 
+import json
 import string
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from sentence_transformers import SparseEncoder
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, BertTokenizerFast, PreTrainedModel
 
 from tests.support.checkpoints import plain_corpus, spread_weights
 
+# What PyLate writes beside a model.
+PYLATE = {
+    "model_type": "ColBERT",
+    "prompts": {},
+    "similarity_fn_name": "MaxSim",
+    "query_prefix": "[unused0]",
+    "document_prefix": "[unused1]",
+    "query_length": 24,
+    "document_length": 50,
+    "attend_to_expansion_tokens": False,
+    "do_query_expansion": True,
+    "skiplist_words": list(string.punctuation),
+}
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", "[unused1]"]
 MAX_LENGTH = 128
 SIZES = {
@@ -62,6 +77,33 @@ def save_model(
     model(config).save_pretrained(folder)
     spread_weights(folder)
     return folder
+
+
+def save_colbert(folder: Path, model: type[PreTrainedModel], *, width=16, **changes) -> Path:
+    """A model with a projection and the two markers of PyLate's configuration.
+
+    Of `changes` those that a configuration of PyLate has are for it, the rest for the model.
+    """
+    settings = PYLATE | {name: changes.pop(name) for name in PYLATE if name in changes}
+    save_model(folder, model, **changes)
+    save_dense(folder / "1_Dense", SIZES["hidden_size"], width)
+    dense = {"idx": 1, "name": "1", "path": "1_Dense", "type": "pylate.models.Dense.Dense"}
+    kind = "sentence_transformers.models.Transformer"
+    modules = [{"idx": 0, "name": "0", "path": "", "type": kind}, dense]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 31}')
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    return folder
+
+
+def save_dense(folder: Path, inner: int, outer: int) -> None:
+    """A random linear layer as sentence-transformers' Dense saves it."""
+    folder.mkdir()
+    torch.manual_seed(inner * outer)
+    save_file({"linear.weight": torch.randn(outer, inner)}, folder / "model.safetensors")
+    activation = "torch.nn.modules.linear.Identity"
+    config = {"in_features": inner, "out_features": outer, "bias": False}
+    (folder / "config.json").write_text(json.dumps(config | {"activation_function": activation}))
 
 
 def save_splade(folder: Path, model: type[PreTrainedModel], **changes) -> Path:

@@ -130,6 +130,10 @@ class Transformer(ABC):
         """Copy what was left in the file; forwards may run beside it."""
         self.embeddings.finish_loading()
 
+    def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
+        """The same with another attention, made of its own."""
+        return replace(self, attend=change(self.attend))
+
     def with_fewer_layers(self) -> Self:
         """The same with its first layers alone, enough to measure what all of them cost."""
         few: Any = self.layers[: max(2, len(self.layers) // _DEPTH_RATIO)]

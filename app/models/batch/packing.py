@@ -17,7 +17,7 @@ import torch
 
 from app.engine.types import TokenIds
 from app.models.batch.length_classes import LengthClass, divide_lengths
-from app.models.batch.marks import SECOND_SEGMENT, marked, without_marks
+from app.models.batch.marks import SECOND_SEGMENT, UNATTENDED, marked, without_marks
 from app.models.batch.shared_prefix import Sharing, shared_places
 
 # A call for every length costs more than padding does while sequences are this short.
@@ -58,13 +58,30 @@ class PaddedBlock:
     mask: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class PartlyAttended:
+    """Sequences that end in tokens which none attends to: `count`, each padded to `length` tokens.
+
+    `tokens` `[tokens]` are theirs in the packed row; the rest is as in `PaddedBlock`, whose `mask`
+    hides the unattended tokens, too.
+    """
+
+    tokens: torch.Tensor
+    count: int
+    length: int
+    gather: torch.Tensor
+    places: torch.Tensor
+    mask: torch.Tensor
+
+
 @dataclass(frozen=True)
 class PackedBatch:
     """One row of T tokens that holds N sequences.
 
     `input_ids` and `position_ids` are `[1, T]` int64 on the device, `cu_seqlens` is `[N + 1]` int32
     on the device; `offsets` is the same on the host. `unpack_order[i]` is the packed place of the
-    i-th sequence given to `pack`. `sharing` says what of them is computed once, if anything is.
+    i-th sequence given to `pack`. `sharing` says what of them is computed once, if anything is, and
+    `partly_attended` which sequences hold tokens that are not attended to, if any does.
     """
 
     input_ids: torch.Tensor
@@ -73,6 +90,7 @@ class PackedBatch:
     offsets: npt.NDArray[np.int64]
     unpack_order: npt.NDArray[np.intp]
     sharing: Sharing | None = None
+    partly_attended: PartlyAttended | None = None
 
     @property
     def device(self) -> torch.device:
@@ -189,6 +207,30 @@ def pack(
         offsets=offsets,
         unpack_order=np.argsort(order),
         sharing=_share(rows, device, multiple) if causal else None,
+        partly_attended=_partly_attended(marked(joined, UNATTENDED), offsets, device),
+    )
+
+
+def _partly_attended(
+    unattended: npt.NDArray[np.bool_], offsets: TokenIds, device: torch.device
+) -> PartlyAttended | None:
+    if not unattended.any():
+        return None
+    left_out = np.add.reduceat(unattended, offsets[:-1], dtype=np.int64)
+    starts, lengths = offsets[:-1][left_out > 0], np.diff(offsets)[left_out > 0]
+    longest = int(lengths.max())
+    place = np.arange(longest)
+    filled = place < lengths[:, None]
+    attended = place < (lengths - left_out[left_out > 0])[:, None]
+    every = starts[:, None] + place
+    mask = np.where(attended, np.float32(0), np.float32(-np.inf))
+    return PartlyAttended(
+        tokens=to_device(device, every[filled]),
+        count=len(starts),
+        length=longest,
+        gather=to_device(device, np.where(filled, every, starts[:, None]).ravel()),
+        places=to_device(device, np.flatnonzero(filled)),
+        mask=to_device(device, mask)[:, None, None],
     )
 
 

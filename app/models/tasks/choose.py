@@ -6,6 +6,8 @@ from app.errors import StartupError
 from app.models.backbone import Target
 from app.models.checkpoint.config import read_config
 from app.models.checkpoint.modules import read_modules
+from app.models.tasks.colbert import load_colbert_embedder
+from app.models.tasks.colbert_config import is_colbert
 from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
 from app.models.tasks.device_model import EmbeddingModel
 from app.models.tasks.m3 import load_m3_embedder
@@ -33,6 +35,8 @@ def load_embedder(name: str, folder: Path, max_length: int, target: Target) -> E
             )
         if module.kind == "SpladePooling":
             return load_splade_embedder(name, folder, max_length, target, pooling=module.folder)
+    if is_colbert(folder):
+        return load_colbert_embedder(name, folder, max_length, target)
     load = load_qwen_embedder if is_qwen(folder) else load_m3_embedder
     return load(name, folder, max_length, target)
 

@@ -6,7 +6,7 @@ from copy import copy
 from typing import Generic, Self, TypeVar
 
 from app.engine.loaded_models import ModelInfo
-from app.engine.options import CUT_AT_END, TruncationOptions
+from app.engine.options import CUT_AT_END, InputType, TruncationOptions
 from app.engine.types import (
     Outputs,
     SpecialToken,
@@ -91,6 +91,7 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
     normalizes: bool
     prompts: Mapping[str, str]
     min_dimensions: int | None = None
+    reads_input_type = False
 
     @property
     def colbert_width(self) -> int:
@@ -103,9 +104,14 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         return self._backbone.hidden_size
 
     def tokenize(
-        self, texts: list[str], prompt: str = "", truncation: TruncationOptions = CUT_AT_END
+        self,
+        texts: list[str],
+        prompt: str = "",
+        truncation: TruncationOptions = CUT_AT_END,
+        input_type: InputType | None = None,
     ) -> list[TokenizedText]:
         """Token ids of each text behind `prompt`, cut to `max_length`; special tokens stay."""
+        del input_type  # Most models read queries as documents, or have a prompt for them.
         return self._tokenizer.encode(texts, prompt, truncation)
 
     def colbert_tokens(self, ids: TokenIds) -> TokenIds:

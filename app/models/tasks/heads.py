@@ -38,7 +38,7 @@ def token_weights(states: Tensor, head: nn.Linear) -> DeviceRows:
 
 
 def token_vectors(
-    states: Tensor, head: nn.Linear, backend: Backend, dtype: torch.dtype
+    states: Tensor, head: nn.Module, backend: Backend, dtype: torch.dtype
 ) -> DeviceRows:
     """`[R, colbert width]` in `dtype`, each of unit length, from states `[R, hidden]`."""
     return DeviceRows(*backend.unit_rows(head(states), dtype))

@@ -1,0 +1,232 @@
+"""ColBERT: a vector for each token, by which queries and documents that are read apart are matched.
+
+Source: "ColBERTv2" (Santhanam et al. 2022), as PyLate and sentence-transformers compute it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from app.engine.options import CUT_AT_END, InputType, TruncationOptions
+from app.engine.types import Outputs, TextEmbedding, TokenIds, TokenizedText
+from app.errors import InferenceError, StartupError
+from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
+from app.models.batch.marks import UNATTENDED, WITHOUT_VECTOR, marked, without_marks
+from app.models.checkpoint.config import read_prompts
+from app.models.checkpoint.weights import Weights
+from app.models.device.transfer import DeviceRows, not_finite, start_copies
+from app.models.tasks import heads
+from app.models.tasks.colbert_config import (
+    ColbertConfig,
+    Expansion,
+    Reading,
+    read_colbert_config,
+    special_token,
+)
+from app.models.tasks.device_model import EmbeddingModel
+from app.models.tasks.kind_rows import KindRows
+from app.models.tasks.token_projection import load_projection
+from app.models.text.template import NO_IDS, ids_of
+from app.models.text.tokenizer import TextTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextReader:
+    """Reads texts of one type; `marker` holds at most one id, which stands behind the first token.
+
+    `max_tokens` are those of a text without special ones.
+    """
+
+    tokenizer: TextTokenizer
+    marker: TokenIds
+    prompt: str
+    max_tokens: int
+
+    @classmethod
+    def of(cls, reading: Reading, tokenizer: TextTokenizer) -> "TextReader":
+        """Raises `StartupError` where the marker is no token, or no room is left beside it."""
+        marker = NO_IDS
+        if reading.marker:
+            marker = ids_of([_required(tokenizer, reading.marker, "marker")])
+        frame = len(marker) + sum(map(len, tokenizer.special_tokens))
+        length = min(tokenizer.max_length, reading.length or tokenizer.max_length)
+        if length <= frame:
+            raise StartupError(
+                f"a length limit of {length} tokens leaves no room for text beside the {frame} "
+                "special tokens of this model"
+            )
+        return cls(tokenizer, marker, reading.prompt, length - frame)
+
+    def read(
+        self, texts: list[str], prompt: str, truncation: TruncationOptions
+    ) -> list[TokenizedText]:
+        """Token ids of each text behind its own prompt and `prompt`."""
+        most = self.max_tokens
+        if truncation.max_tokens is not None:
+            most = min(most, truncation.max_tokens)
+        options = replace(truncation, max_tokens=most)
+        read = self.tokenizer.encode(texts, self.prompt + prompt, options)
+        return [self._behind_marker(text) for text in read] if len(self.marker) else read
+
+    def _behind_marker(self, text: TokenizedText) -> TokenizedText:
+        ids = np.concatenate((text.ids[:1], self.marker, text.ids[1:]))
+        return TokenizedText(ids, text.original_tokens + 1, text.exact)
+
+
+@dataclass(frozen=True, slots=True)
+class QueryExpansion:
+    """Fills queries up to `length` tokens with one that may be marked as unattended."""
+
+    length: int
+    token: int
+
+    @classmethod
+    def of(cls, expansion: Expansion, folder: Path, tokenizer: TextTokenizer) -> "QueryExpansion":
+        """Raises `StartupError` where the vocabulary has no token for it."""
+        name = expansion.token or special_token(folder, "mask_token")
+        name = name or special_token(folder, "eos_token")
+        if name is None:
+            raise StartupError(f"{folder} expands queries, and names no mask token to do it with")
+        token = _required(tokenizer, name, "mask token")
+        return cls(expansion.length, token if expansion.attended else token | UNATTENDED)
+
+    def fill(self, query: TokenizedText) -> TokenizedText:
+        """The query with as many tokens behind it as are missing."""
+        missing = max(0, self.length - len(query.ids))
+        filling = np.full(missing, self.token, np.int64)
+        ids = np.concatenate((query.ids, filling))
+        return TokenizedText(ids, query.original_tokens + missing, query.exact)
+
+
+class ColbertEmbedder(EmbeddingModel):
+    """Implements `app.engine.model.Embedder` for ColBERT vectors alone."""
+
+    kinds = Outputs(colbert=True)
+    pooling = "colbert"
+    normalizes = False
+    reads_input_type = True
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        folder: Path,
+        backbone: Backbone,
+        tokenizer: TextTokenizer,
+        projection: nn.Module,
+        config: ColbertConfig,
+        prompts: Mapping[str, str],
+    ) -> None:
+        super().__init__(name, backbone, tokenizer)
+        self.prompts = prompts
+        self._query = TextReader.of(config.query, tokenizer)
+        self._document = TextReader.of(config.document, tokenizer)
+        expansion = config.expansion
+        self._expansion = expansion and QueryExpansion.of(expansion, folder, tokenizer)
+        self._skipped = _skipped(config, folder, tokenizer)
+        self._projection = projection.to(backbone.device, backbone.dtype)
+        backbone.leave_out_unattended()
+
+    @property
+    def colbert_width(self) -> int:
+        """Numbers in each ColBERT vector."""
+        return int(self._projection[-1].out_features)  # type: ignore[index]
+
+    def finish_loading(self) -> None:
+        """Implement `DeviceModel`."""
+        self._backbone.finish_loading()
+
+    def tokenize(
+        self,
+        texts: list[str],
+        prompt: str = "",
+        truncation: TruncationOptions = CUT_AT_END,
+        input_type: InputType | None = None,
+    ) -> list[TokenizedText]:
+        """Token ids of queries, or of documents, which texts are of which nothing is said."""
+        if input_type == "query":
+            queries = self._query.read(texts, prompt, truncation)
+            return [*map(self._expansion.fill, queries)] if self._expansion else queries
+        documents = self._document.read(texts, prompt, truncation)
+        return [replace(each, ids=self._without_skipped(each.ids)) for each in documents]
+
+    def _without_skipped(self, ids: TokenIds) -> TokenIds:
+        return ids | WITHOUT_VECTOR * np.isin(ids, self._skipped)
+
+    def colbert_tokens(self, ids: TokenIds) -> TokenIds:
+        """The token behind each ColBERT vector."""
+        return without_marks(ids[~marked(ids, WITHOUT_VECTOR)])
+
+    @torch.inference_mode()
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], list[TextEmbedding | InferenceError]]:
+        """Implement `DeviceModel`."""
+        packed = self._backbone.pack(sequences)
+        hidden = self._backbone.forward(packed)
+        if not any(wanted := [each.colbert for each in outputs]):
+            return lambda: [TextEmbedding()] * len(sequences)
+        tokens = self._backbone.select_tokens(packed, wanted)
+        copies = start_copies([self._vectors(tokens.rows(hidden))])
+
+        def collect() -> list[TextEmbedding | InferenceError]:
+            (rows,) = copies()
+            made = KindRows(rows, tokens.spans)
+            return [_embedding(made, index, ids) for index, ids in enumerate(sequences)]
+
+        return collect
+
+    def _vectors(self, states: Tensor) -> DeviceRows:
+        backbone = self._backbone
+        return heads.token_vectors(states, self._projection, backbone.backend, backbone.wire_dtype)
+
+
+def _embedding(made: KindRows, index: int, ids: TokenIds) -> TextEmbedding | InferenceError:
+    vectors = made.of(index)
+    if vectors is None:
+        return TextEmbedding()
+    if not made.finite(index):
+        return not_finite()
+    left_out = marked(ids, WITHOUT_VECTOR)
+    return TextEmbedding(colbert=vectors[~left_out] if left_out.any() else vectors)
+
+
+def _required(tokenizer: TextTokenizer, token: str, what: str) -> int:
+    token_id = tokenizer.token_id(token)
+    if token_id is None:
+        raise StartupError(f"the vocabulary has not the {what} {token!r} of its configuration")
+    return token_id
+
+
+def _skipped(config: ColbertConfig, folder: Path, tokenizer: TextTokenizer) -> TokenIds:
+    """The tokens of documents that have no vector."""
+    ids = [tokenizer.token_id(word) for word in config.skipped]
+    if config.skips_unknown and None in ids:
+        unknown = special_token(folder, "unk_token")
+        ids.append(None if unknown is None else tokenizer.token_id(unknown))
+    return ids_of([token_id for token_id in ids if token_id is not None])
+
+
+def load_colbert_embedder(
+    name: str, folder: Path, max_length: int, target: Target
+) -> ColbertEmbedder:
+    """Load a ColBERT model; raises `StartupError` for whatever is wrong with the folder."""
+    config = read_colbert_config(folder)
+    weights = Weights.read(folder)
+    longest = max(each.length or max_length for each in (config.query, config.document))
+    tokenizer = load_tokenizer(folder, min(max_length, longest))
+    backbone = load_encoder(folder, target, tokenizer, weights)
+    return ColbertEmbedder(
+        name=name,
+        folder=folder,
+        backbone=backbone,
+        tokenizer=tokenizer,
+        projection=load_projection(folder, weights, backbone.hidden_size),
+        config=config,
+        # Those of sentence-transformers are the markers.
+        prompts={} if config.query.prompt or config.document.prompt else read_prompts(folder),
+    )

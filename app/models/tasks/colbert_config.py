@@ -1,0 +1,183 @@
+"""How a ColBERT model reads queries and documents, from the folders of three packages.
+
+PyLate and sentence-transformers write `modules.json`, the one with two marker tokens beside it in
+`config_sentence_transformers.json`, the other with prompts. Stanford's ColBERT, the first of them,
+keeps its projection with the weights, and the rest in `artifact.metadata`.
+"""
+
+import json
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.errors import StartupError
+from app.models.checkpoint.config import read_config
+from app.models.checkpoint.modules import Module, read_modules
+
+_STANFORD = "HF_ColBERT"
+# Those of PyLate, for what its configuration leaves out.
+_QUERY_LENGTH, _DOCUMENT_LENGTH = 32, 180
+_MARKERS = {"query": "[Q] ", "document": "[D] "}
+_STANFORD_MARKERS = {"query": "[unused0]", "document": "[unused1]"}
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Queries are filled up with `token` to `length` tokens, which `attended` says is read, too."""
+
+    length: int
+    attended: bool
+    token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How texts of one type are read: behind a `marker` token and a `prompt`, cut to `length`."""
+
+    marker: str = ""
+    prompt: str = ""
+    length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ColbertConfig:
+    """How queries and documents are read.
+
+    Tokens of documents that `skipped` names have no vector. A word of it that is no token stands
+    for the unknown token where `skips_unknown`, as in PyLate.
+    """
+
+    query: Reading
+    document: Reading
+    expansion: Expansion | None
+    skipped: Sequence[str]
+    skips_unknown: bool
+
+
+def is_colbert(folder: Path) -> bool:
+    """Whether the folder's model makes a vector of each token, and nothing of a whole text."""
+    modules = read_modules(folder)
+    kinds = {module.kind for module in modules}
+    if "MultiVectorMask" in kinds:
+        return True
+    if "Dense" in kinds and "Pooling" not in kinds:
+        return True
+    return not modules and _is_stanford(folder)
+
+
+def _is_stanford(folder: Path) -> bool:
+    return _STANFORD in (read_config(folder).get("architectures") or ())
+
+
+def read_colbert_config(folder: Path) -> ColbertConfig:
+    """Raises `StartupError` for what is not known here."""
+    modules = read_modules(folder)
+    mask = next((module for module in modules if module.kind == "MultiVectorMask"), None)
+    if mask is not None:
+        return _by_sentence_transformers(folder, mask)
+    if not modules:
+        return _by_stanford(_read_optional(folder / "artifact.metadata"))
+    return _by_pylate(_read_optional(folder / "config_sentence_transformers.json"))
+
+
+def _by_pylate(config: Mapping[str, Any]) -> ColbertConfig:
+    query_length = _or_default(config, "query_length", _QUERY_LENGTH)
+    expands = _or_default(config, "do_query_expansion", True)
+    attended = bool(config.get("attend_to_expansion_tokens"))
+    return ColbertConfig(
+        query=Reading(
+            marker=_or_default(config, "query_prefix", _MARKERS["query"]), length=query_length
+        ),
+        document=Reading(
+            marker=_or_default(config, "document_prefix", _MARKERS["document"]),
+            length=_or_default(config, "document_length", _DOCUMENT_LENGTH),
+        ),
+        expansion=Expansion(query_length, attended) if expands else None,
+        skipped=_or_default(config, "skiplist_words", list(string.punctuation)),
+        skips_unknown=True,
+    )
+
+
+def _by_stanford(metadata: Mapping[str, Any]) -> ColbertConfig:
+    query_length = _or_default(metadata, "query_maxlen", _QUERY_LENGTH)
+    return ColbertConfig(
+        query=Reading(
+            marker=_or_default(metadata, "query_token_id", _STANFORD_MARKERS["query"]),
+            length=query_length,
+        ),
+        document=Reading(
+            marker=_or_default(metadata, "doc_token_id", _STANFORD_MARKERS["document"]),
+            length=_or_default(metadata, "doc_maxlen", _DOCUMENT_LENGTH),
+        ),
+        expansion=Expansion(query_length, bool(metadata.get("attend_to_mask_tokens"))),
+        skipped=list(string.punctuation) if metadata.get("mask_punctuation", True) else [],
+        skips_unknown=True,
+    )
+
+
+def _by_sentence_transformers(folder: Path, mask: Module) -> ColbertConfig:
+    masks = _read_optional(mask.folder / "config.json")
+    if masks.get("keep_only_token_ids") or "query" in (masks.get("skiplist_tasks") or ()):
+        raise StartupError(
+            f"{mask.folder} leaves out other tokens than some of documents, which is not done here"
+        )
+    texts = _read_optional(folder / "sentence_bert_config.json")
+    prompts = _read_optional(folder / "config_sentence_transformers.json").get("prompts") or {}
+    expansion = _expansion(folder, texts.get("query_expansion"))
+    longest = texts.get("max_seq_length")
+    return ColbertConfig(
+        query=Reading(
+            prompt=prompts.get("query") or "",
+            length=expansion.length if expansion else texts.get("query_length") or longest,
+        ),
+        document=Reading(
+            prompt=_document_prompt(prompts), length=texts.get("document_length") or longest
+        ),
+        expansion=expansion,
+        skipped=masks.get("skiplist_words") or [],
+        skips_unknown=False,
+    )
+
+
+def _document_prompt(prompts: Mapping[str, Any]) -> str:
+    named = (prompts[name] for name in ("document", "passage", "corpus") if name in prompts)
+    return next(named, None) or ""
+
+
+def _expansion(folder: Path, config: Mapping[str, Any] | None) -> Expansion | None:
+    if config is None:
+        return None
+    if config.get("strategy") != "fixed":
+        raise StartupError(
+            f"{folder} expands queries by the strategy {config.get('strategy')}; known here: fixed"
+        )
+    return Expansion(int(config["length"]), bool(config.get("attend")), config.get("token"))
+
+
+def _or_default(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    value = config.get(key)
+    return default if value is None else value
+
+
+def _read_optional(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{path} cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise StartupError(f"{path} is not a JSON object")
+    return config
+
+
+def special_token(folder: Path, name: str) -> str | None:
+    """What the tokenizer's configuration calls its `mask_token`, for instance."""
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        value = _read_optional(folder / file).get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if isinstance(content, str):
+            return content
+    return None

@@ -1,0 +1,267 @@
+"""ColBERT's vectors against sentence-transformers' MultiVectorEncoder on the same files."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from sentence_transformers import MultiVectorEncoder
+from transformers import AutoTokenizer, BertModel, XLMRobertaModel
+
+from app.engine import Engine, RerankRequest
+from app.engine.late_interaction import FusionWeights
+from app.engine.loaded_models import DeviceInfo, LoadedModels
+from app.engine.options import EmbeddingOptions, TruncationOptions
+from app.engine.types import Outputs, TextEmbedding
+from app.errors import InferenceError, InvalidRequestError, StartupError
+from app.models.tasks.choose import load_embedder
+from app.models.tasks.colbert import ColbertEmbedder
+from app.models.tasks.m3 import M3Embedder
+from app.settings import Settings
+from tests.support.wordpiece import ROBERTA, save_colbert, save_dense
+
+COLBERT = Outputs(colbert=True)
+TEXTS = [
+    *["hybrid search", "memory, rank! (sea)", "", "rank " * 100, "!?", "unknown жизнь"],
+    *["search sea " * length for length in (1, 5, 9, 30)],
+]
+EXPANSIONS = {
+    "unattended": {},
+    "attended": {"attend_to_expansion_tokens": True},
+    "none": {"do_query_expansion": False},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("colbert")
+    made = {
+        name: save_colbert(root / name, BertModel, **changes)
+        for name, changes in EXPANSIONS.items()
+    }
+    markers = {"query_prefix": "search", "document_prefix": "rank"}
+    made["xlm-roberta"] = save_colbert(
+        root / "xlm-roberta", XLMRobertaModel, tokenizer_of=tiny_reranker,
+        **ROBERTA, **{name: f"▁{marker}" for name, marker in markers.items()},
+    )  # fmt: skip
+    return made
+
+
+@pytest.fixture(scope="module")
+def load(float32_target):
+    return lambda folder: load_embedder("tiny-colbert", folder, 8192, float32_target)
+
+
+@pytest.fixture(scope="module")
+def model(folders, load) -> ColbertEmbedder:
+    return load(folders["unattended"])
+
+
+def ids_of(model: ColbertEmbedder, texts: list[str], input_type: str | None) -> list[np.ndarray]:
+    return [each.ids for each in model.tokenize(texts, input_type=input_type)]
+
+
+def assert_vectors(results: list[TextEmbedding], expected: list[np.ndarray]) -> None:
+    for made, vectors in zip(results, expected, strict=True):
+        assert made.colbert.shape == vectors.shape
+        np.testing.assert_allclose(made.colbert, vectors, rtol=0, atol=1e-5)
+
+
+def reference(folder: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Queries and documents."""
+    theirs = MultiVectorEncoder(str(folder), device="cpu")
+    queries = theirs.encode_query(TEXTS, convert_to_numpy=True)
+    return queries, theirs.encode_document(TEXTS, convert_to_numpy=True)
+
+
+@pytest.mark.parametrize("name", EXPANSIONS)
+def test_queries_and_documents_of_one_batch_are_those_of_sentence_transformers(
+    folders, load, name
+) -> None:
+    model = load(folders[name])
+    queries, documents = reference(folders[name])
+    both = ids_of(model, TEXTS, "query") + ids_of(model, TEXTS, "document")
+    mixed = np.random.default_rng(0).permutation(len(both))
+    results = model.forward([both[place] for place in mixed], COLBERT)
+    assert_vectors([results[place] for place in np.argsort(mixed)], queries + documents)
+
+
+def test_vectors_do_not_depend_on_batch_mates(model: ColbertEmbedder) -> None:
+    both = ids_of(model, TEXTS, "query") + ids_of(model, TEXTS, "document")
+    alone = [model.forward([ids], COLBERT)[0].colbert for ids in both]
+    assert_vectors(model.forward(both, COLBERT), alone)
+
+
+def test_roberta_counts_the_positions_of_what_fills_a_query_up(folders, load) -> None:
+    model, plain = load(folders["xlm-roberta"]), ["hybrid search", "vector " * 3, "sea " * 40]
+    tokenizer = AutoTokenizer.from_pretrained(folders["xlm-roberta"])
+    encoder = XLMRobertaModel.from_pretrained(folders["xlm-roberta"]).eval()
+    projection = load_file(folders["xlm-roberta"] / "1_Dense" / "model.safetensors")
+    for text, ids in zip(plain, ids_of(model, plain, "query"), strict=True):
+        own = tokenizer(text, truncation=True, max_length=23)["input_ids"]
+        own.insert(1, tokenizer.convert_tokens_to_ids("▁search"))
+        filled = [*own, *[tokenizer.mask_token_id] * (24 - len(own))]
+        mask = [1] * len(own) + [0] * (24 - len(own))
+        with torch.inference_mode():
+            states = encoder(torch.tensor([filled]), torch.tensor([mask])).last_hidden_state[0]
+            vectors = torch.nn.functional.normalize(states @ projection["linear.weight"].T)
+        assert_vectors(model.forward([ids], COLBERT), [vectors.numpy()])
+
+
+def test_punctuation_of_documents_has_no_vector_and_the_tokens_of_the_rest_are_told(
+    model: ColbertEmbedder,
+) -> None:
+    (query,) = ids_of(model, ["memory, rank!"], "query")
+    (document,) = ids_of(model, ["memory, rank!"], None)
+    named = model.token_strings(model.colbert_tokens(document))
+    assert named == ["[CLS]", "[unused1]", "memory", "rank", "[SEP]"]
+    (made,) = model.forward([document], COLBERT)
+    assert len(made.colbert) == len(named)
+    named = model.token_strings(model.colbert_tokens(query))
+    own = ["[CLS]", "[unused0]", "memory", ",", "rank", "!", "[SEP]"]
+    assert named == own + ["[MASK]"] * (24 - len(own))
+
+
+def test_texts_are_cut_to_the_lengths_of_their_type(model: ColbertEmbedder) -> None:
+    long = "rank " * 100
+    for input_type, most in (("query", 24), ("document", 50), (None, 50)):
+        (text,) = model.tokenize([long], input_type=input_type)
+        assert (len(text.ids), text.original_tokens, text.truncated) == (most, 103, True)
+    (left,) = model.tokenize(["sea " + long], truncation=TruncationOptions(side="left"))
+    assert model.token_strings(model.colbert_tokens(left.ids))[:3] == ["[CLS]", "[unused1]", "rank"]
+    (short,) = model.tokenize(["sea"], input_type="query")
+    assert not short.truncated
+
+
+def test_a_text_that_asks_for_nothing_gets_nothing(model: ColbertEmbedder) -> None:
+    ids = ids_of(model, TEXTS, "query")
+    wanted = [COLBERT if place % 2 else Outputs() for place in range(len(ids))]
+    results = model.launch(ids, wanted)()
+    every = model.forward(ids, COLBERT)
+    assert results[0] == TextEmbedding()
+    assert_vectors(results[1::2], [each.colbert for each in every[1::2]])
+    assert model.forward(ids[:2], Outputs()) == [TextEmbedding()] * 2
+
+
+def test_a_text_with_a_number_that_is_not_finite_fails_alone(
+    model: ColbertEmbedder, monkeypatch
+) -> None:
+    ids = ids_of(model, TEXTS, "query")
+    expected = [each.colbert for each in model.forward(ids, COLBERT)]
+    project, bad = model._projection, 3
+
+    def spoil(states: torch.Tensor) -> torch.Tensor:
+        projected = project(states)
+        place = model._backbone.pack(ids)
+        projected[place.offsets[place.unpack_order[bad]] + 2, 1] = torch.inf
+        return projected
+
+    monkeypatch.setattr(model, "_projection", spoil)
+    results = model.forward(ids, COLBERT)
+    assert isinstance(results.pop(bad), InferenceError)
+    expected.pop(bad)
+    assert_vectors(results, expected)
+
+
+def loaded(model, **parts) -> LoadedModels:
+    device = DeviceInfo("cpu", "a test", "float32", "sdpa")
+    return LoadedModels(model, device, max_batch_tokens=150, **parts)
+
+
+async def test_late_interaction_reads_the_query_as_one_and_passages_as_documents(
+    model: ColbertEmbedder, folders
+) -> None:
+    queries, documents = reference(folders["unattended"])
+    async with Engine(Settings(), lambda _: loaded(model, late_interaction=True)) as engine:
+        result = await engine.rerank(RerankRequest(TEXTS[0], TEXTS))
+        with pytest.raises(InvalidRequestError, match="one of the weights"):
+            await engine.rerank(RerankRequest("a", ["b"], weights=FusionWeights(colbert=0)))
+    expected = [(queries[0] @ document.T).max(1).mean() for document in documents]
+    np.testing.assert_allclose(result.scores, expected, rtol=0, atol=1e-5)
+    assert all((part.dense, part.sparse) == (None, None) for part in result.parts)
+
+
+async def test_the_type_of_texts_is_for_colbert_beside_a_dense_model(
+    model: ColbertEmbedder, embedder: M3Embedder, folders
+) -> None:
+    expected = dict(zip(("query", "document"), reference(folders["unattended"]), strict=True))
+    async with Engine(Settings(), lambda _: loaded(model, dense=embedder)) as engine:
+        for input_type, vectors in expected.items():
+            options = EmbeddingOptions(input_type=input_type)
+            made = (await engine.embed(TEXTS, options=options)).embeddings
+            assert_vectors(made, vectors)
+            assert all(each.dense is not None for each in made)
+        plain = (await engine.embed(TEXTS, dense=False)).embeddings
+        assert_vectors(plain, expected["document"])
+        with pytest.raises(InvalidRequestError, match="input_type has no effect"):
+            await engine.embed(["a"], colbert=False, options=EmbeddingOptions(input_type="query"))
+
+
+def test_the_format_of_sentence_transformers_is_read_too(folders, load, tmp_path: Path) -> None:
+    MultiVectorEncoder(str(folders["unattended"]), device="cpu").save_pretrained(str(tmp_path))
+    model = load(tmp_path)
+    queries, documents = reference(tmp_path)
+    assert_vectors(model.forward(ids_of(model, TEXTS, "query"), COLBERT), queries)
+    assert_vectors(model.forward(ids_of(model, TEXTS, "document"), COLBERT), documents)
+
+
+def copy_of(source: Path, target: Path) -> Path:
+    for path in source.iterdir():
+        if path.is_file():
+            (target / path.name).write_bytes(path.read_bytes())
+    return target
+
+
+def test_stanfords_checkpoints_are_read_too(folders, load, tmp_path: Path) -> None:
+    folder = copy_of(folders["unattended"], tmp_path)
+    for name in ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json"):
+        (folder / name).unlink()
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["HF_ColBERT"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    named = {f"bert.{name}": tensor for name, tensor in weights.items()}
+    named["linear.weight"] = torch.randn(16, 64)
+    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    metadata = {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": 24}
+    metadata |= {"doc_maxlen": 50, "mask_punctuation": True, "attend_to_mask_tokens": False}
+    (folder / "artifact.metadata").write_text(json.dumps(metadata))
+    model = load(folder)
+    queries, documents = reference(folder)
+    assert_vectors(model.forward(ids_of(model, TEXTS, "query"), COLBERT), queries)
+    assert_vectors(model.forward(ids_of(model, TEXTS, "document"), COLBERT), documents)
+
+
+def test_several_projections_follow_each_other(folders, load, tmp_path: Path) -> None:
+    folder = copy_of(folders["unattended"], tmp_path)
+    save_dense(folder / "1_Dense", 64, 48)
+    save_dense(folder / "2_Dense", 48, 48)
+    activation = {"activation_function": "torch.nn.modules.activation.Tanh", "use_residual": True}
+    config = folder / "2_Dense" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | activation))
+    modules = json.loads((folder / "modules.json").read_text())
+    modules.append(modules[1] | {"idx": 2, "name": "2", "path": "2_Dense"})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    model = load(folder)
+    assert model.colbert_width == 48
+    queries, _ = reference(folder)
+    assert_vectors(model.forward(ids_of(model, TEXTS, "query"), COLBERT), queries)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("config_sentence_transformers.json", {"query_prefix": "[Q] "}, "has not the marker"),
+        ("config_sentence_transformers.json", {"document_length": 3}, "leaves no room for text"),
+        ("1_Dense/config.json", {"in_features": 63}, "projects 63 numbers, and is given 64"),
+        ("1_Dense/config.json", {"activation_function": "os.system"}, "none of PyTorch's"),
+    ],
+)
+def test_what_cannot_be_computed_is_named(folders, load, tmp_path, file, changes, message) -> None:
+    folder = copy_of(folders["unattended"], tmp_path)
+    save_dense(folder / "1_Dense", 64, 16)
+    config = json.loads((folder / file).read_text()) | changes
+    (folder / file).write_text(json.dumps(config))
+    with pytest.raises(StartupError, match=message):
+        load(folder)
