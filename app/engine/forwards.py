@@ -127,9 +127,7 @@ class Forwards:
         part, texts = task.part, task.texts
         # A reference to the prompt for each text: what is counted is what will be read.
         read = [*texts, *([part.prompt] * len(texts))]
-        call = partial(
-            part.model.tokenize, texts, part.prompt, reading.truncation, part.input_type
-        )
+        call = partial(part.model.tokenize, texts, part.prompt, reading.truncation, part.input_type)
         tokenized = await self._admission.tokenize(part.model, call, read, reading.client)
         sequences = [text.ids for text in tokenized.value]
         refuse_too_many_vectors(part, sum(map(len, sequences)))

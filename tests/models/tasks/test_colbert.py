@@ -199,6 +199,18 @@ async def test_the_type_of_texts_is_for_colbert_beside_a_dense_model(
             await engine.embed(["a"], colbert=False, options=EmbeddingOptions(input_type="query"))
 
 
+async def test_a_cache_tells_queries_from_documents(model: ColbertEmbedder, folders) -> None:
+    queries, documents = reference(folders["unattended"])
+    asked = EmbeddingOptions(input_type="query"), EmbeddingOptions(return_tokens=True)
+    async with Engine(Settings(embedding_cache="memory"), lambda _: loaded(model)) as engine:
+        for _ in range(2):
+            query, document = [await engine.embed(TEXTS, options=each) for each in asked]
+            assert_vectors(query.embeddings, queries)
+            assert_vectors(document.embeddings, documents)
+            told = [len(each.colbert) for each in document.token_strings]
+            assert told == [len(each) for each in documents]
+
+
 def test_the_format_of_sentence_transformers_is_read_too(folders, load, tmp_path: Path) -> None:
     MultiVectorEncoder(str(folders["unattended"]), device="cpu").save_pretrained(str(tmp_path))
     model = load(tmp_path)
