@@ -1,0 +1,136 @@
+"""`python -m tools.capacity` as a user runs it, with times of a file and with a real service."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.engine.batcher import Limits
+from tests.support.server import RunningServer
+from tools.capacity import __main__ as tool
+from tools.capacity.cost import CostModel, MeasuredTime, TimeTable, read_times
+from tools.capacity.load import Load, uniform
+from tools.capacity.plan import Target, more_devices, more_replicas
+from tools.capacity.simulation import Devices
+
+COST = CostModel((0.01, 0.0, 0.0, 0.0))
+DEVICES = Devices(COST, Limits(10**6, max_requests=1))
+
+
+@pytest.fixture
+def times(tmp_path: Path) -> Path:
+    """A device on which any request takes 10 ms."""
+    made = [MeasuredTime(texts, 30, 0.01, 0.0, 0.0) for texts in (1, 4)]
+    path = tmp_path / "times.json"
+    TimeTable("dense", "a device", 30, overlapping=False, times=made).write(path)
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch):
+    def run_tool(*arguments: str | Path) -> int:
+        few = ("--requests", "800")
+        monkeypatch.setattr("sys.argv", ["capacity", *map(str, (*few, *arguments))])
+        return tool.main()
+
+    return run_tool
+
+
+def test_more_devices_and_replicas_are_added_until_the_target_is_met() -> None:
+    load = Load(250, uniform(1, 1))
+    target = Target(p50=None, p99=0.04)
+    devices, replicas = (
+        plan(load, DEVICES, target, 1000) for plan in (more_devices, more_replicas)
+    )
+    # Three hold the load; one queue for all needs fewer than a queue for each.
+    assert [each.meets for each in devices] == [False] * (len(devices) - 1) + [True]
+    assert [each.meets for each in replicas] == [False] * (len(replicas) - 1) + [True]
+    assert 3 <= devices[-1].devices <= replicas[-1].replicas <= 6
+    assert devices[-1].outcome.percentile(99) <= 0.04
+
+
+def test_what_no_number_reaches_ends() -> None:
+    options = more_devices(Load(10, uniform(1, 1)), DEVICES, Target(0.005, None), 500)
+    assert not options[-1].meets
+    assert len(options) < 64
+
+
+def test_it_tells_devices_and_replicas(run, times: Path, tmp_path: Path, capsys) -> None:
+    found = tmp_path / "found.json"
+    load = ("--rate", "150", "--tokens", "30", "--kinds", "dense")
+    assert run("--times", times, *load, "--p99-ms", "50", "--json", found) == 0
+    told = capsys.readouterr().out
+    assert "150 requests/s of 1 texts, dense, on a device" in told
+    assert "Devices behind one queue that are needed: 2." in told
+    assert "Replicas that are needed: " in told
+    options = json.loads(found.read_text())
+    assert [each["meets"] for each in options if each["replicas"] == 1][:2] == [False, True]
+
+
+def test_a_target_below_a_lone_request_is_said_to_be_out_of_reach(run, times: Path, capsys) -> None:
+    load = ("--rate", "5", "--tokens", "30", "--kinds", "dense")
+    assert run("--times", times, *load, "--p50-ms", "5") == 1
+    assert "reaches P50 of 5 ms" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tokens", "x"], "'x' is no distribution of tokens"),
+        (["--tokens", "30", "--kinds", "rerank"], "these times are of dense, and the load is of"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_sentence(
+    run, times: Path, arguments: list[str], message: str, capsys
+) -> None:
+    assert run("--times", times, "--rate", "1", "--p50-ms", "9", *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_missing_is_asked_for_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["20", "30:90", "100"])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: next(answers))
+    given = tool.parse([])
+    assert (given.rate, given.tokens, given.p99_ms) == (20, "30:90", 100)
+
+
+def test_without_a_terminal_what_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    with pytest.raises(SystemExit):
+        tool.parse(["--rate", "5", "--tokens", "30"])
+    assert "--p99-ms is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kinds", ["dense", "rerank"])
+def test_a_running_service_is_measured(
+    run, server: RunningServer, tmp_path: Path, kinds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tools.capacity.measure._SECONDS", 0.0)
+    monkeypatch.setattr("tools.capacity.measure._LENGTHS", (8, 96))
+    monkeypatch.setattr("tools.capacity.measure._ROUNDS", 1)
+    saved, texts = tmp_path / "times.json", tmp_path / "texts.jsonl"
+    texts.write_text('{"text": "one"}\n\n{"text": "some more words than one"}\n')
+    load = ("--rate", "0.001", "--texts-file", texts, "--texts", "2", "--kinds", kinds)
+    assert run("--url", server.url, *load, "--p99-ms", "60000", "--save", saved) == 0
+    table = read_times(saved)
+    assert (table.kinds, table.overlapping) == (kinds, False)
+    assert {each.texts for each in table.times} == {1, 4, 16}
+    assert all(each.forward > 0 for each in table.times)
+
+
+def test_a_service_that_is_away_is_one_sentence(run, capsys) -> None:
+    load = ("--rate", "1", "--tokens", "30", "--p50-ms", "9")
+    assert run("--url", "http://127.0.0.1:9", *load) == 2
+    assert "does not answer" in capsys.readouterr().err
+
+
+def test_a_service_that_cannot_start_is_one_sentence(
+    run, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    monkeypatch.setenv("DTYPE", "float17")
+    load = ("--rate", "1", "--tokens", "30", "--p50-ms", "9", "--kinds", "dense")
+    assert run(*load) == 2
+    assert "the service did not start: " in capsys.readouterr().err

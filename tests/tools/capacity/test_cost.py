@@ -1,0 +1,67 @@
+"""Times become a model of cost, and travel as JSON."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tools.capacity.cost import CostModel, MeasuredTime, TimesError, TimeTable, fit, read_times
+
+TERMS = st.floats(1e-6, 1e-2)
+
+
+def table_of(cost: CostModel) -> TimeTable:
+    shapes = [(texts, tokens) for texts in (1, 4, 16) for tokens in (8, 40, 200, 900)]
+    times = [
+        MeasuredTime(
+            *(texts, tokens, cost.forward([tokens] * texts)),
+            *(cost.tokenize([tokens] * texts), cost.rest([tokens] * texts)),
+        )
+        for texts, tokens in shapes
+    ]
+    return TimeTable("dense", "a device", 512, overlapping=False, times=times)
+
+
+@given(st.tuples(TERMS, TERMS, TERMS), st.floats(1e-9, 1e-6))
+def test_times_that_follow_the_model_give_it_back(
+    terms: tuple[float, float, float], pairs: float
+) -> None:
+    made = CostModel((*terms, pairs), terms, terms)
+    found = fit(table_of(made))
+    for lengths in ([20], [100, 30, 7], [900] * 4):
+        assert found.forward(lengths) == pytest.approx(made.forward(lengths), rel=1e-3)
+        assert found.tokenize(lengths) == pytest.approx(made.tokenize(lengths), rel=1e-3)
+        assert found.rest(lengths) == pytest.approx(made.rest(lengths), rel=1e-3)
+
+
+def test_no_term_is_below_zero() -> None:
+    table = table_of(CostModel((1e-3, 0.0, 1e-4, 0.0)))
+    falling = [replace(each, forward=1 / each.tokens) for each in table.times]
+    found = fit(replace(table, times=falling))
+    assert min(found.forward_terms) >= 0
+
+
+def test_several_forwards_cost_their_beginning_several_times() -> None:
+    cost = CostModel((1.0, 0.0, 0.1, 0.0))
+    assert cost.forward([10, 10], forwards=3) == pytest.approx(5.0)
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    table = table_of(CostModel((1e-3, 0.0, 1e-4, 1e-7)))
+    table.write(tmp_path / "times.json")
+    assert read_times(tmp_path / "times.json") == table
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", json.dumps({"times": [{"texts": 1}]})])
+def test_a_file_of_something_else_is_one_sentence(tmp_path: Path, content: str) -> None:
+    (tmp_path / "times.json").write_text(content)
+    with pytest.raises(TimesError, match=r"times\.json holds no times of this tool"):
+        read_times(tmp_path / "times.json")
+
+
+def test_nothing_measured_is_one_sentence() -> None:
+    with pytest.raises(TimesError, match="there are no times"):
+        fit(TimeTable("dense", "", 1, overlapping=False, times=[]))

@@ -1,0 +1,172 @@
+"""The simulation agrees with queueing theory, and its batches are those of the real queue."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.engine.batcher import Limits
+from app.engine.job import Job
+from app.engine.queue import JobQueue
+from app.engine.types import Outputs
+from tools.capacity.cost import CostModel
+from tools.capacity.load import Arrival, Load, uniform
+from tools.capacity.plan import simulate
+from tools.capacity.simulation import Devices, Simulation
+
+# One request in each batch.
+ALONE = Limits(10**6, max_requests=1)
+MANY = Limits(512)
+SERVICE = 0.01
+CONSTANT = CostModel((SERVICE, 0.0, 0.0, 0.0))
+
+
+def per_token(base: float, token: float) -> CostModel:
+    return CostModel((base, 0.0, token, 0.0))
+
+
+def arrivals(gaps: list[float], lengths: list[int]) -> list[Arrival]:
+    times = np.cumsum(gaps)
+    return [
+        Arrival(float(time), str(place % 3), (length,))
+        for place, (time, length) in enumerate(zip(times, lengths, strict=True))
+    ]
+
+
+REQUESTS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 200)), min_size=1, max_size=40)
+
+
+def spread(requests: list[tuple[int, int]], unit: float = 0.001) -> list[Arrival]:
+    return arrivals([gap * unit for gap, _ in requests], [length for _, length in requests])
+
+
+@pytest.mark.parametrize("load", [0.4, 0.7])
+def test_the_mean_wait_is_that_of_an_m_d_1_queue(load: float) -> None:
+    """Pollaczek and Khinchine; the seed is fixed, so the sampling error is always the same."""
+    asked = Load(load / SERVICE, uniform(1, 1))
+    seen = simulate(asked, Devices(CONSTANT, ALONE), requests=8000)
+    wait = np.mean(seen.latencies) - SERVICE
+    assert wait == pytest.approx(load * SERVICE / (2 * (1 - load)), rel=0.1)
+    assert seen.utilisation == pytest.approx(load, rel=0.05)
+
+
+def test_requests_that_never_meet_take_what_they_cost() -> None:
+    cost = CostModel((0.004, 0.001, 1e-4, 1e-6), (0.001, 0.0, 0.0), (0.002, 0.0, 1e-5))
+    asked = arrivals([1.0] * 20, list(range(10, 210, 10)))
+    seen = Simulation(Devices(cost, MANY)).run(asked)
+    for arrival, latency in zip(asked, seen.latencies, strict=True):
+        (n,) = arrival.lengths
+        forward = 0.004 + 0.001 + 1e-4 * n + 1e-6 * n**2
+        assert latency == pytest.approx(0.001 + forward + 0.002 + 1e-5 * n)
+
+
+def test_requests_at_once_wait_for_those_before() -> None:
+    seen = Simulation(Devices(CONSTANT, ALONE)).run(arrivals([0.0] * 5, [1] * 5))
+    assert sorted(seen.latencies) == pytest.approx([SERVICE * n for n in range(1, 6)])
+
+
+@given(REQUESTS, st.booleans(), st.integers(1, 3))
+def test_every_request_is_answered_once_and_never_early(
+    requests: list[tuple[int, int]], overlapping: bool, number: int
+) -> None:
+    cost = per_token(0.002, 5e-4)
+    asked = spread(requests)
+    seen = Simulation(Devices(cost, MANY, number, overlapping)).run(asked)
+    assert len(seen.latencies) == len(asked)
+    assert not seen.refused
+    assert sum(seen.batches) == sum(sum(each.lengths) for each in asked)
+    for arrival, latency in zip(asked, seen.latencies, strict=True):
+        assert latency >= cost.forward(arrival.lengths) * (1 - 1e-9)
+    assert 0 < seen.utilisation <= 1 + 1e-9
+
+
+@given(REQUESTS, st.floats(1, 3))
+def test_where_nothing_is_batched_a_slower_device_is_done_no_earlier(
+    requests: list[tuple[int, int]], slower: float
+) -> None:
+    """With batches it may be: who waits longer may share a forward that would have been missed."""
+    asked = spread(requests)
+
+    def end(scale: float) -> float:
+        devices = Devices(per_token(0.001 * scale, 1e-4 * scale), ALONE)
+        answered = Simulation(devices).run(asked).latencies
+        return max(each.time + latency for each, latency in zip(asked, answered, strict=True))
+
+    assert end(slower) >= end(1.0) * (1 - 1e-9)
+
+
+@given(REQUESTS)
+def test_where_nothing_is_batched_more_devices_are_done_no_later(
+    requests: list[tuple[int, int]],
+) -> None:
+    """Requests of one length, of which any device may take any."""
+    asked = spread([(gap, 10) for gap, _ in requests])
+
+    def latencies(number: int) -> list[float]:
+        return sorted(Simulation(Devices(CONSTANT, ALONE, number)).run(asked).latencies)
+
+    pairs = zip(latencies(1), latencies(2), strict=True)
+    assert all(two <= one + 1e-9 for one, two in pairs)
+
+
+@given(REQUESTS, st.sampled_from([0.25, 0.5, 2.0, 8.0]))
+def test_times_have_no_unit(requests: list[tuple[int, int]], scale: float) -> None:
+    """Everything so many times as slow is the same picture; powers of two round alike."""
+    devices = Devices(per_token(0.002, 1e-4), MANY, overlapping=True)
+    scaled = Devices(per_token(0.002 * scale, 1e-4 * scale), MANY, overlapping=True)
+    seen = Simulation(devices).run(spread(requests))
+    same = Simulation(scaled).run(spread(requests, 0.001 * scale))
+    assert same.latencies == pytest.approx([scale * each for each in seen.latencies])
+    assert same.batches == seen.batches
+
+
+def test_the_batches_are_those_of_the_real_queue() -> None:
+    """Requests of several clients that come at once, taken by hand and by a simulated device."""
+    lengths = [300, 20, 20, 150, 90, 10, 40, 400, 5, 60]
+    clients = [str(place % 3) for place in range(len(lengths))]
+    queue, model = JobQueue(), SimpleNamespace(max_batch_sequences=None)
+    for client, length in zip(clients, lengths, strict=True):
+        queue.put(Job(model, [np.zeros(length, np.int64)], Outputs(dense=True), client=client))
+    by_hand = []
+    while (batch := queue.take(MANY)) is not None:
+        by_hand.append(batch.tokens)
+    # The first request keeps the device busy until all others are there.
+    asked = [Arrival(0.0, "x", (7,))]
+    asked += [Arrival(0.0, c, (n,)) for c, n in zip(clients, lengths, strict=True)]
+    seen = Simulation(Devices(CONSTANT, MANY)).run(asked)
+    assert seen.batches == [7, *by_hand]
+
+
+def test_a_short_request_preempts_a_long_forward_where_forwards_do_not_overlap() -> None:
+    cost = per_token(0.0, 1e-3)
+    asked = [Arrival(0.0, "bulk", (500,)), Arrival(0.1, "query", (10,))]
+    long, short = Simulation(Devices(cost, MANY)).run(asked).latencies
+    assert short == pytest.approx(0.01)
+    assert long == pytest.approx(0.51)
+    long, short = Simulation(Devices(cost, MANY, overlapping=True)).run(asked).latencies
+    assert (long, short) == pytest.approx((0.5, 0.41))
+
+
+def test_a_request_that_comes_beside_a_forward_makes_it_longer() -> None:
+    devices = Devices(CONSTANT, ALONE, interference=0.002)
+    first, second = Simulation(devices).run(arrivals([0.0, 0.001], [1, 1])).latencies
+    assert first == pytest.approx(0.012)
+    assert second == pytest.approx(0.012 + 0.01 - 0.001)
+
+
+def test_a_full_queue_refuses() -> None:
+    devices = Devices(CONSTANT, ALONE, queue_places=2)
+    seen = Simulation(devices).run(arrivals([0.0] * 5, [1] * 5))
+    assert (len(seen.latencies), seen.refused) == (3, 2)
+
+
+def test_two_devices_serve_twice_the_load_alike() -> None:
+    one = simulate(Load(60, uniform(1, 1)), Devices(CONSTANT, ALONE), requests=1500)
+    two = simulate(Load(120, uniform(1, 1)), Devices(CONSTANT, ALONE, number=2), requests=1500)
+    assert two.utilisation == pytest.approx(one.utilisation, rel=0.05)
+    # One queue for both is better than two queues.
+    assert two.percentile(99) < one.percentile(99)
+    assert math.isfinite(two.percentile(50))

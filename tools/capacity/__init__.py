@@ -1,0 +1,1 @@
+"""How many devices and replicas a load needs: measure, simulate, tell."""

@@ -1,0 +1,187 @@
+"""`python -m tools.capacity`: how many devices and replicas a load needs for a latency.
+
+The service's own queue and batcher are run in virtual time with what a request costs. That is
+measured in a short run of the service with the settings in force (the environment, .env), or in a
+running one that nobody else uses (--url), or was measured elsewhere (--times). What is not given is
+asked for on a terminal.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from tools.capacity.cost import TimesError, TimeTable, read_times
+from tools.capacity.load import Lengths, Load, LoadError, drawn_from, parse_lengths
+from tools.capacity.measure import RERANK, Client, measure
+from tools.capacity.plan import (
+    REQUESTS,
+    Option,
+    Target,
+    devices_of,
+    more_devices,
+    more_replicas,
+)
+from tools.capacity.service import ServiceError, started_service
+from tools.capacity.simulation import QUEUE_PLACES
+
+_MOST_TEXTS = 1000
+_QUESTIONS = {
+    "rate": "Requests a second: ",
+    "tokens": "Tokens of a text (30, 20:200 or 30*9,2000): ",
+    "p99_ms": "Milliseconds for 99 of 100 requests: ",
+}
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; on a terminal it asks for what is missing."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.capacity", description=(__doc__ or "").partition("\n\n")[2]
+    )
+    add = parser.add_argument
+    add("--rate", type=float, help="requests a second")
+    add("--tokens", help="of a text: 30, 20:200 (uniform), or 30*9,2000 (30 nine times in ten)")
+    add("--texts-file", type=Path, help='texts of yours, JSONL of {"text": ...}; needs a service')
+    add("--texts", type=int, default=1, help="of a request, or passages (%(default)s)")
+    add("--kinds", default="dense,sparse,colbert", help="of vectors, or rerank (%(default)s)")
+    add("--p50-ms", type=float, help="milliseconds for half of the requests")
+    add("--p99-ms", type=float, help="milliseconds for 99 of 100")
+    add("--clients", type=int, default=8, help="who send them (%(default)s)")
+    add("--max-queue-size", type=int, default=QUEUE_PLACES, help="as the setting (%(default)s)")
+    add("--requests", type=int, default=REQUESTS, help="of a simulation (%(default)s)")
+    add("--url", help="measure this service, which nobody else uses meanwhile")
+    add("--token", help="its access token")
+    add("--times", type=Path, metavar="FILE", help="times that --save wrote, here or elsewhere")
+    add("--save", type=Path, metavar="FILE", help="write the measured times")
+    add("--json", type=Path, metavar="FILE", help="write what was found")
+    given = parser.parse_args(arguments)
+    for missing in _ask(given):
+        parser.error(f"--{missing.replace('_', '-')} is missing")
+    return given
+
+
+def _ask(given: argparse.Namespace) -> Iterator[str]:
+    """Ask for what is missing; what cannot be asked for."""
+    for name, question in _QUESTIONS.items():
+        if getattr(given, name) is not None or (name == "tokens" and given.texts_file):
+            continue
+        if name == "p99_ms" and given.p50_ms is not None:
+            continue
+        if sys.stdin.isatty():
+            answer = input(question)
+            setattr(given, name, answer if name == "tokens" else float(answer))
+        else:
+            yield name
+
+
+@contextmanager
+def _service(given: argparse.Namespace) -> Iterator[Client | None]:
+    """The service to ask, or None where times are given and no text is to be counted."""
+    if given.url is not None:
+        with closing(Client(given.url, given.kinds, given.token)) as client:
+            yield client
+    elif given.times is not None and given.texts_file is None:
+        yield None
+    else:
+        _tell("starting the service")
+        with started_service() as url, closing(Client(url, given.kinds, given.token)) as client:
+            yield client
+
+
+def _tell(what: str) -> None:
+    print(f"{what} ...", file=sys.stderr)
+
+
+def read_lengths(path: Path, client: Client) -> Lengths:
+    """Lengths as often as texts of a file have them; raises `LoadError`, `ServiceError`."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        texts = [json.loads(line)["text"] for line in lines if line.strip()][:_MOST_TEXTS]
+        return drawn_from([(tokens, 1.0) for tokens in map(client.count_tokens, texts)])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LoadError(f'{path} is no JSONL of {{"text": ...}}: {error!r}') from None
+
+
+def gather(given: argparse.Namespace) -> tuple[TimeTable, Load]:
+    """What a request costs, and the load; measured where it is not given."""
+    with _service(given) as client:
+        if given.texts_file is not None and client is not None:
+            lengths = read_lengths(given.texts_file, client)
+        else:
+            lengths = parse_lengths(given.tokens)
+        if given.times is not None:
+            table = read_times(given.times)
+        elif client is not None:
+            table = measure(client, given.kinds, _tell)
+    if given.save is not None:
+        table.write(given.save)
+    if table.kinds != given.kinds:
+        raise TimesError(f"these times are of {table.kinds}, and the load is of {given.kinds}")
+    return table, Load(given.rate, lengths, given.texts, given.clients)
+
+
+def report(table: TimeTable, load: Load, target: Target, options: list[list[Option]]) -> None:
+    """A line for each simulation, and the answer."""
+    kind = "passages" if table.kinds == RERANK else "texts"
+    print(f"{load.rate:g} requests/s of {load.texts} {kind}, {table.kinds}, on {table.device}\n")
+    head = ("replicas", "devices of each", "P50 ms", "P99 ms", "busy", "refused")
+    print(f"| {' | '.join(head)} |\n|{'---:|' * len(head)}")
+    for option in (each for some in options for each in some):
+        outcome = option.outcome
+        p50, p99 = (outcome.percentile(at) * 1000 for at in (50, 99))
+        figures = (f"{p50:.1f}", f"{p99:.1f}", f"{outcome.utilisation:.0%}", str(outcome.refused))
+        print(f"| {option.replicas} | {option.devices} | {' | '.join(figures)} |")
+    print()
+    for some, what in zip(options, ("Devices behind one queue", "Replicas"), strict=True):
+        print(_answer(some[-1], what, target))
+
+
+def _answer(last: Option, what: str, target: Target) -> str:
+    number = last.replicas * last.devices
+    if last.meets:
+        return f"{what} that are needed: {number}."
+    wanted = [(50, target.p50), (99, target.p99)]
+    told = " and ".join(f"P{at} of {most * 1000:g} ms" for at, most in wanted if most is not None)
+    return f"{what}: no number (tried to {number}) reaches {told}."
+
+
+def main() -> int:
+    """Measure, simulate, tell; return the exit status: 1 where the target cannot be reached."""
+    given = parse()
+    try:
+        table, load = gather(given)
+        devices = devices_of(table, given.max_queue_size)
+    except (TimesError, LoadError, ServiceError) as error:
+        print(f"This cannot be planned: {error}", file=sys.stderr)
+        return 2
+    p50, p99 = (None if each is None else each / 1000 for each in (given.p50_ms, given.p99_ms))
+    target = Target(p50, p99)
+    options = [
+        plan(load, devices, target, given.requests) for plan in (more_devices, more_replicas)
+    ]
+    report(table, load, target, options)
+    if given.json is not None:
+        given.json.write_text(json.dumps(_as_json(options), indent=1) + "\n", encoding="utf-8")
+    return 0 if all(some[-1].meets for some in options) else 1
+
+
+def _as_json(options: list[list[Option]]) -> list[dict[str, float | bool]]:
+    return [
+        {
+            "replicas": each.replicas,
+            "devices": each.devices,
+            "p50_ms": each.outcome.percentile(50) * 1000,
+            "p99_ms": each.outcome.percentile(99) * 1000,
+            "utilisation": each.outcome.utilisation,
+            "refused": each.outcome.refused,
+            "meets": each.meets,
+        }
+        for some in options
+        for each in some
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

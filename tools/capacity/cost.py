@@ -1,0 +1,114 @@
+"""What a request costs: measured times, and the model that is fitted to them."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import nnls
+
+
+class TimesError(Exception):
+    """Times cannot be read or fitted; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTime:
+    """A request alone in the service: texts of `tokens` each, and where its seconds went.
+
+    `forward` is the device's part and `tokenize` what comes before it; `rest` is everything else:
+    rendering, HTTP, and the way to the client.
+    """
+
+    texts: int
+    tokens: int
+    forward: float
+    tokenize: float
+    rest: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimeTable:
+    """The times of one device, and how its service forms batches.
+
+    `overlapping` says that a batch is launched while the one before is computed, as on a GPU;
+    otherwise short requests may preempt a long forward. `interference` is by how many seconds a
+    request that is received and answered beside a forward makes it longer.
+    """
+
+    kinds: str
+    device: str
+    max_batch_tokens: int
+    overlapping: bool
+    times: list[MeasuredTime]
+    interference: float = 0.0
+
+    def write(self, path: Path) -> None:
+        """Write it as JSON, for `read_times` here or on another machine."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+
+
+def read_times(path: Path) -> TimeTable:
+    """The table in a file; raises `TimesError`."""
+    try:
+        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        times = [MeasuredTime(**each) for each in told.pop("times")]
+        return TimeTable(**told, times=times)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TimesError(f"{path} holds no times of this tool: {error!r}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Seconds of a forward, of tokenising before it, and of the rest of an answer.
+
+    A forward costs something by itself, for each text, for each token, and for each pair of tokens
+    of a text, by which attention grows; tokenising and the rest something by themselves and for
+    each text and token.
+    """
+
+    forward_terms: tuple[float, ...]
+    tokenize_terms: tuple[float, ...] = (0.0, 0.0, 0.0)
+    rest_terms: tuple[float, ...] = (0.0, 0.0, 0.0)
+
+    def forward(self, lengths: Iterable[int], forwards: int = 1) -> float:
+        """Seconds of a forward over sequences of these tokens, or of several over all of them."""
+        given = np.fromiter(lengths, np.float64)
+        features = (forwards, len(given), given.sum(), float(given @ given))
+        return float(np.dot(self.forward_terms, features))
+
+    def tokenize(self, lengths: Sequence[int]) -> float:
+        """Seconds before a request is in the queue."""
+        return float(np.dot(self.tokenize_terms, (1.0, len(lengths), sum(lengths))))
+
+    def rest(self, lengths: Sequence[int]) -> float:
+        """Seconds after a request's last forward."""
+        return float(np.dot(self.rest_terms, (1.0, len(lengths), sum(lengths))))
+
+
+def fit(table: TimeTable) -> CostModel:
+    """The model with the least squares of relative errors, no term below zero.
+
+    Raises `TimesError` where nothing was measured.
+    """
+    if not table.times:
+        raise TimesError("there are no times")
+    shapes = np.array([(1, each.texts, each.texts * each.tokens) for each in table.times], float)
+    pairs = np.array([each.texts * each.tokens**2 for each in table.times], float)
+    forward = np.array([each.forward for each in table.times])
+    tokenize = np.array([each.tokenize for each in table.times])
+    rest = np.array([each.rest for each in table.times])
+    return CostModel(
+        tuple(_solve(np.column_stack((shapes, pairs)), forward)),
+        tuple(_solve(shapes, tokenize)),
+        tuple(_solve(shapes, rest)),
+    )
+
+
+def _solve(features: Any, seconds: Any) -> list[float]:
+    # Of what takes next to nothing, the relative error says nothing.
+    weights = 1 / np.maximum(seconds, 1e-4)
+    terms, _ = nnls(features * weights[:, None], seconds * weights)
+    return [float(each) for each in terms]

@@ -1,0 +1,152 @@
+"""Short measurements of a service: requests of growing size alone, then some at a time."""
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any
+
+import httpx2
+import numpy as np
+from prometheus_client.parser import text_string_to_metric_families
+
+from tools.capacity.cost import MeasuredTime, TimeTable, fit
+from tools.capacity.service import ServiceError
+
+RERANK = "rerank"
+_KINDS = ("dense", "sparse", "colbert")
+_WORDS = ("river", "winter", "copper", "engine", "letter", "garden", "signal", "market", "paper")
+_LENGTHS = (8, 32, 96, 224, 448)
+_TEXTS = (1, 4, 16)
+_MOST_TOKENS = 2048
+# Each shape until so many seconds are gone, but often enough for a median.
+_SECONDS = 0.4
+_FEWEST, _MOST = 5, 40
+_AT_ONCE = 4
+_ROUNDS = 8
+
+
+class Client:
+    """Sends requests for one kind of work: `rerank`, or kinds of vectors joined by commas."""
+
+    def __init__(self, url: str, kinds: str, token: str | None = None) -> None:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers["Accept"] = "application/json"
+        self._http = httpx2.Client(base_url=url, headers=headers, timeout=None)
+        self._kinds = kinds
+
+    def close(self) -> None:
+        """End the connections."""
+        self._http.close()
+
+    def send(self, texts: Sequence[str]) -> tuple[float, dict[str, Any]]:
+        """Seconds and answer of a request; raises `ServiceError` where there is none."""
+        began = time.perf_counter()
+        try:
+            answer = self._http.post(self.path, json=self.body(texts))
+        except httpx2.HTTPError as error:
+            raise ServiceError(f"the service does not answer: {error!r}") from None
+        if answer.status_code != HTTPStatus.OK:
+            raise ServiceError(f"the service answered {answer.status_code}: {answer.text}")
+        return time.perf_counter() - began, answer.json()
+
+    def count_tokens(self, text: str) -> int:
+        """The tokens that a request with this text alone reads."""
+        return int(self.send([text])[1]["usage"]["total_tokens"])
+
+    @property
+    def path(self) -> str:
+        """Where requests go."""
+        return "/rerank" if self._kinds == RERANK else "/embeddings/"
+
+    def body(self, texts: Sequence[str]) -> dict[str, Any]:
+        """A request; with reranking, the texts are passages."""
+        if self._kinds == RERANK:
+            return {"query": "river", "passages": list(texts)}
+        wanted = {f"return_{kind}": kind in self._kinds.split(",") for kind in _KINDS}
+        return {"sentences": list(texts)} | wanted
+
+    def health(self) -> dict[str, Any]:
+        """What /health says; raises `ServiceError` unless the service is ready."""
+        try:
+            told: dict[str, Any] = self._http.get("/health").json()
+        except (httpx2.HTTPError, ValueError) as error:
+            raise ServiceError(f"the service does not answer: {error!r}") from None
+        if told.get("status") != "healthy":
+            raise ServiceError(f"the service is not ready: {told.get('reason')}")
+        return told
+
+    def forwards(self) -> tuple[float, int]:
+        """Seconds of all forwards so far, and how many there were, from /metrics."""
+        family = "rerank_inference" if self._kinds == RERANK else "embedding_gpu_inference"
+        text = self._http.get("/metrics").text
+        found = {
+            sample.name: sample.value
+            for each in text_string_to_metric_families(text)
+            for sample in each.samples
+        }
+        name = f"{family}_duration_seconds"
+        if f"{name}_sum" not in found:
+            raise ServiceError("the service does not show its metrics (PROTECT_METRICS?)")
+        return found[f"{name}_sum"], int(found[f"{name}_count"])
+
+
+def make_text(words: int, seed: int) -> str:
+    """A text of so many common words."""
+    return " ".join(np.random.default_rng(seed).choice(_WORDS, words))
+
+
+def measure(client: Client, kinds: str, on_progress: Callable[[str], object]) -> TimeTable:
+    """Measure a service that nobody else uses; some ten seconds."""
+    health = client.health()
+    gpu = health["gpu"]
+    table = TimeTable(
+        kinds=kinds,
+        device=str(gpu["device_info"]),
+        max_batch_tokens=health["max_batch_tokens"],
+        overlapping=bool(gpu["available"]),
+        times=list(_lone_requests(client, health["max_batch_tokens"], on_progress)),
+    )
+    on_progress("several requests at a time")
+    return replace(table, interference=_interference(client, table))
+
+
+def _lone_requests(
+    client: Client, max_batch_tokens: int, on_progress: Callable[[str], object]
+) -> Iterator[MeasuredTime]:
+    for texts in _TEXTS:
+        for words in _LENGTHS:
+            # What does not fit one forward tells nothing of a forward.
+            if texts == 1 or texts * words < min(max_batch_tokens, _MOST_TOKENS):
+                on_progress(f"{texts} texts of {words} words")
+                yield _median([make_text(words, seed) for seed in range(texts)], client)
+
+
+def _median(texts: list[str], client: Client) -> MeasuredTime:
+    client.send(texts)
+    until = time.perf_counter() + _SECONDS
+    seen: list[tuple[float, float, float]] = []
+    tokens = 0
+    while len(seen) < _FEWEST or (time.perf_counter() < until and len(seen) < _MOST):
+        seconds, answer = client.send(texts)
+        timings, tokens = answer["timings_ms"], answer["usage"]["total_tokens"]
+        forward, tokenize = timings["inference"] / 1000, timings["tokenize"] / 1000
+        seen.append((forward, tokenize, max(0.0, seconds - forward - tokenize)))
+    medians = (statistics.median(column) for column in zip(*seen, strict=True))
+    return MeasuredTime(len(texts), round(tokens / len(texts)), *medians)
+
+
+def _interference(client: Client, table: TimeTable) -> float:
+    """By how much a request beside a forward makes it longer, in seconds, while all are busy."""
+    texts = [[make_text(words, words)] for words in range(8, 40)]
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        tokens = [told["usage"]["total_tokens"] for _, told in threads.map(client.send, texts)]
+        before, forwards_before = client.forwards()
+        for _ in range(_ROUNDS):
+            deque(threads.map(client.send, texts), maxlen=0)
+        after, forwards = client.forwards()
+    alone = fit(table).forward(tokens * _ROUNDS, forwards - forwards_before)
+    return max(0.0, (after - before - alone) / (_ROUNDS * len(texts)))
