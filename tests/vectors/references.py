@@ -1,4 +1,4 @@
-"""FastEmbed's MUVERA and PyLate's pooling, which an environment of their own runs.
+"""FastEmbed's MUVERA, PyLate's pooling and models, which an environment of their own runs.
 
 Neither installs beside the service: FastEmbed wants an older huggingface-hub, PyLate older versions
 of transformers and sentence-transformers. scripts/check_references.sh makes that environment.
@@ -25,16 +25,20 @@ class References:
 
     def muvera(self, vectors: np.ndarray, side: str) -> np.ndarray:
         """FastEmbed's encoding."""
-        return self._ask("muvera", vectors, side=side)
+        return self._ask("muvera", vectors=vectors.tolist(), side=side)
 
     def pool(self, vectors: np.ndarray, factor: int) -> np.ndarray:
         """PyLate's means of clusters, scaled to unit length."""
-        means = self._ask("pooled", vectors, factor=factor)
+        means = self._ask("pooled", vectors=vectors.tolist(), factor=factor)
         return means / np.linalg.norm(means, axis=1, keepdims=True)
 
-    def _ask(self, of: str, vectors: np.ndarray, **options: object) -> np.ndarray:
-        answer = self._process.ask(of=of, vectors=vectors.tolist(), **options)
-        return np.array(answer, np.float32)
+    def embed(self, folder: Path, texts: list[str], side: str) -> list[np.ndarray]:
+        """The vectors that PyLate makes of each text with the model in `folder`."""
+        made = self._process.ask(of="colbert", folder=str(folder), texts=texts, side=side)
+        return [np.array(vectors, np.float32) for vectors in made]
+
+    def _ask(self, of: str, **question: object) -> np.ndarray:
+        return np.array(self._process.ask(of=of, **question), np.float32)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
-"""Runs in an environment of its own: FastEmbed's MUVERA and PyLate's pooling.
+"""Runs in an environment of its own: FastEmbed's MUVERA, and PyLate's pooling and models.
 
-Each line that it reads is `{"of": "muvera" | "pooled", "vectors": [[...]], ...}`; the line that
-answers it holds the vectors that are made of them.
+Each line that it reads is `{"of": "muvera" | "pooled" | "colbert", ...}`; the line that answers it
+holds the vectors that are made of the `vectors` in it, or of its `texts`.
 """
 
 import json
@@ -19,22 +19,32 @@ def encoder(width: int) -> Muvera:
     return Muvera(width)
 
 
-def muvera(vectors: np.ndarray, side: str) -> np.ndarray:
+def muvera(vectors: list[list[float]], side: str) -> list[float]:
+    vectors = np.array(vectors, np.float32)
     encode = {"query": Muvera.process_query, "document": Muvera.process_document}[side]
-    return encode(encoder(vectors.shape[1]), vectors)
+    return encode(encoder(vectors.shape[1]), vectors).tolist()
 
 
-def pooled(vectors: np.ndarray, factor: int) -> np.ndarray:
+def pooled(vectors: list[list[float]], factor: int) -> list[list[float]]:
     """A method that reads nothing of its object."""
-    documents = [torch.from_numpy(vectors)]
+    documents = [torch.tensor(vectors, dtype=torch.float32)]
     (own,) = ColBERT.pool_embeddings_hierarchical(None, documents, factor, protected_tokens=0)
-    return own.numpy()
+    return own.tolist()
+
+
+@cache
+def model(folder: str) -> ColBERT:
+    return ColBERT(folder, device="cpu")
+
+
+def colbert(folder: str, texts: list[str], side: str) -> list[list[list[float]]]:
+    made = model(folder).encode(texts, is_query=side == "query", show_progress_bar=False)
+    return [vectors.tolist() for vectors in made]
 
 
 if __name__ == "__main__":
     for line in sys.stdin:
         question = json.loads(line)
-        make = {"muvera": muvera, "pooled": pooled}[question.pop("of")]
-        given = np.array(question.pop("vectors"), np.float32)
-        sys.stdout.write(json.dumps(make(given, **question).tolist()) + "\n")
+        make = {"muvera": muvera, "pooled": pooled, "colbert": colbert}[question.pop("of")]
+        sys.stdout.write(json.dumps(make(**question)) + "\n")
         sys.stdout.flush()

@@ -1,0 +1,49 @@
+"""The vectors of ColBERT models beside PyLate itself, on tiny random checkpoints."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertModel, XLMRobertaModel
+
+from app.engine.types import Outputs
+from app.models.backbone import Target
+from app.models.ops.backend import choose_backend
+from app.models.tasks.choose import load_embedder
+from tests.support.wordpiece import ROBERTA, save_colbert
+
+CPU = torch.device("cpu")
+TEXTS = [
+    *["hybrid search", "memory, rank! (sea)", "rank " * 100, "!?", "unknown жизнь", ""],
+    *["search sea " * length for length in (1, 5, 9, 30)],
+]
+CASES = {
+    "unattended": {},
+    "attended": {"attend_to_expansion_tokens": True},
+    "none": {"do_query_expansion": False},
+    "without markers": {"query_prefix": "", "document_prefix": ""},
+    "a skipped word that is no token": {"skiplist_words": ["rank", "nonsense"]},
+    "xlm-roberta": ROBERTA | {"query_prefix": "", "document_prefix": ""},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_queries_and_documents_are_pylates(
+    references, tmp_path: Path, tiny_reranker: Path, case
+) -> None:
+    kind, changes = BertModel, dict(CASES[case])
+    if case == "xlm-roberta":
+        kind, changes = XLMRobertaModel, changes | {"tokenizer_of": tiny_reranker}
+    folder = save_colbert(tmp_path / "model", kind, **changes)
+    target = Target(CPU, torch.float32, choose_backend(CPU, torch.float32))
+    model = load_embedder("tiny-colbert", folder, 8192, target)
+    sides = ("query", "document")
+    ids = [each.ids for side in sides for each in model.tokenize(TEXTS, input_type=side)]
+    mixed = model.forward(ids, Outputs(colbert=True))
+    alone = [model.forward([each], Outputs(colbert=True))[0] for each in ids]
+    expected = [vectors for side in sides for vectors in references.embed(folder, TEXTS, side)]
+    for made in (mixed, alone):
+        for own, vectors in zip(made, expected, strict=True):
+            assert own.colbert.shape == vectors.shape
+            np.testing.assert_allclose(own.colbert, vectors, rtol=0, atol=1e-5)
