@@ -143,7 +143,7 @@ def _cuts(admitted: _AdmittedTask, reading: Reading) -> list[Truncation]:
 def refuse_too_many_vectors(part: Part, tokens: int) -> None:
     """Raise `InvalidRequestError` if the results of one request would fill the memory."""
     model, outputs = part.model, part.outputs
-    width = outputs.colbert * model.colbert_width + outputs.states * model.dense_width
+    width = outputs.colbert * model.colbert_width + outputs.states * model.states_width
     size = tokens * width * _BYTES_OF_A_FLOAT
     if size > MOST_COLBERT_BYTES:
         what, advice = "vectors", "send fewer texts"

@@ -97,10 +97,11 @@ class LoadedModels:
         own = (info.dtype for info in self.infos if info.name == model.name)
         return next(own, self.device.dtype)
 
-    def identity_of(self, model: Model) -> str:
+    def identity_of(self, model: Embedder) -> str:
         """What tells one of them from every other that may make different vectors of a text."""
         files = self.fingerprints.get(model, "")
-        return f"{__version__} {model.name} {files} {self.dtype_of(model)} {model.max_length}"
+        made = f"{self.dtype_of(model)} {model.max_length} {model.pooling}"
+        return f"{__version__} {model.name} {files} {made}"
 
     @property
     def names(self) -> list[str]:

@@ -69,11 +69,15 @@ class Embedder(Model, Protocol):
 
     @property
     def dense_width(self) -> int:
-        """Numbers in a dense vector, and in a hidden state."""
+        """Numbers in a dense vector."""
+
+    @property
+    def states_width(self) -> int:
+        """Numbers in a hidden state."""
 
     @property
     def pooling(self) -> str:
-        """How a dense vector is made of hidden states: `cls`, `mean` or `last_token`."""
+        """How a dense vector is made of hidden states: such as `cls` or `mean`."""
 
     @property
     def normalizes(self) -> bool:
@@ -90,6 +94,10 @@ class Embedder(Model, Protocol):
     @property
     def reads_input_type(self) -> bool:
         """Whether it reads queries in another way than documents, whatever their prompts."""
+
+    @property
+    def default_prompt(self) -> str:
+        """What it reads before the texts of a request that asks for no other prompt."""
 
     def tokenize(
         self,

@@ -81,13 +81,13 @@ def _check_dimensions(model: Embedder, outputs: Outputs, dimensions: int) -> Non
 
 
 def find_prompt(models: LoadedModels, outputs: Outputs, options: EmbeddingOptions) -> str:
-    """What the dense model reads before each text; empty where no option asks for a prompt.
+    """What the dense model reads before each text: its default where no option asks for a prompt.
 
     Raises `InvalidRequestError` where the option has no effect, or names a prompt that is unknown.
     """
     given = [name for name in _PROMPT_FIELDS if getattr(options, name) is not None]
     if not given:
-        return ""
+        return models.dense_model.default_prompt
     if len(given) > 1:
         raise InvalidRequestError(f"the options {' and '.join(given)} exclude each other: send one")
     model = models.dense_model

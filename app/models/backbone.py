@@ -15,11 +15,11 @@ from app.errors import StartupError
 from app.models.architectures.bert import Encoder, EncoderParameters, make_encoder
 from app.models.architectures.bert_config import EncoderConfig
 from app.models.architectures.qwen3 import (
-    Decoder,
     DecoderConfig,
     DecoderParameters,
     make_decoder,
 )
+from app.models.architectures.transformer import Transformer
 from app.models.attention.partly_attended import leaving_out
 from app.models.batch.packing import PackedBatch, pack
 from app.models.batch.selection import TokenSelection, select_tokens
@@ -105,7 +105,7 @@ class Backbone:
 
     def __init__(
         self,
-        transformer: Encoder | Decoder,
+        transformer: Transformer,
         target: Target,
         *,
         hidden_size: int,
@@ -127,6 +127,11 @@ class Backbone:
         self._cpu_threads = CpuThreads(parameters, target.cpu_threads)
 
     @property
+    def shares_prefixes(self) -> bool:
+        """Whether what sequences begin with alike is computed once, as in a causal model."""
+        return self._transformer.shares_prefixes
+
+    @property
     def wire_dtype(self) -> torch.dtype:
         """What many numbers between -1 and 1 are copied to the host in: as exact as the model."""
         half = self.device.type == "cuda" and self.dtype is not torch.float32
@@ -140,12 +145,13 @@ class Backbone:
             roberta_padding=self._padding,
             segment_positions=self.max_length if self.reads_segments else 0,
             multiple=self._multiple(sum(map(len, sequences))),
-            causal=isinstance(self._transformer, Decoder),
+            causal=self.shares_prefixes,
         )
 
     def _multiple(self, tokens: int) -> int:
         """What the rows of so many tokens are rounded up to a multiple of."""
-        return cpu_multiple(tokens) if self.device.type == "cpu" else 1
+        rounds_up = self.device.type == "cpu" and self._transformer.rounds_up
+        return cpu_multiple(tokens) if rounds_up else 1
 
     def forward(self, packed: PackedBatch) -> torch.Tensor:
         """`[T, hidden]`: the last hidden state of every token, in the model's dtype."""
@@ -157,7 +163,7 @@ class Backbone:
 
     def capture_graphs(self) -> None:
         """On an NVIDIA GPU launch small batches as CUDA graphs from now on."""
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and self._transformer.capturable:
             tolerance = TOLERANCES[self.dtype]
             trial = GraphTrial(self._transformer, self.pack, self.max_length, tolerance)
             self._graphs = trial.capture(tuple(make_buckets()), self.device)
@@ -178,9 +184,8 @@ class Backbone:
     def with_fewer_layers(self) -> tuple["Backbone", float]:
         """One of fewer layers, and how many times as many this one has."""
         fewer = copy(self)
-        fewer._transformer = self._transformer.with_fewer_layers()  # noqa: SLF001 - its own
-        layers = len(self._transformer.layers)
-        return fewer, layers / len(fewer._transformer.layers)  # noqa: SLF001
+        fewer._transformer, times = self._transformer.with_fewer_layers()  # noqa: SLF001 - its own
+        return fewer, times
 
 
 def cpu_multiple(tokens: int) -> int:

@@ -32,10 +32,11 @@ from app.models.device.choose import (
 )
 from app.models.device.cpu_shares import share_cpus
 from app.models.device.cpu_threads import run_in_background
+from app.models.families import is_qwen3, overflows_float16
 from app.models.ops.backend import choose_backend
 from app.models.ops.proof_cases import ATTENTION
 from app.models.probe import probe, tokens_that_fit, warm_up
-from app.models.tasks.choose import is_qwen, load_embedder, load_reranker
+from app.models.tasks.choose import load_embedder, load_reranker
 from app.models.tasks.cross_encoder import CrossEncoder
 from app.models.tasks.device_model import EmbeddingModel
 from app.models.tasks.qwen3 import QwenReranker
@@ -236,7 +237,7 @@ class _Loader:
     def target_of(self, folder: Path) -> Target:
         """How the model in `folder` runs: each has the number format that suits it."""
         settings = self.settings
-        dtype = choose_dtype(settings.dtype, self.device, qwen=is_qwen(folder))
+        dtype = choose_dtype(settings.dtype, self.device, qwen=overflows_float16(folder))
         backend = choose_backend(self.device, dtype, settings.attention)
         return Target(
             self.device,
@@ -250,8 +251,10 @@ class _Loader:
     def load_embedder(self, name: str, folder: Path) -> EmbeddingModel:
         """The embedding model of that name in a setting."""
         settings = self.settings
-        limit = settings.qwen_embed_max_length if is_qwen(folder) else settings.embed_max_length
-        return load_embedder(public_name(name), folder, limit, self.target_of(folder))
+        limit = settings.qwen_embed_max_length if is_qwen3(folder) else settings.embed_max_length
+        pooling = settings.pooling if name == settings.dense_model else None
+        public, target = public_name(name), self.target_of(folder)
+        return load_embedder(public, folder, limit, target, pooling=pooling)
 
     def load_dense(self, folder: Path | None) -> EmbeddingModel | None:
         """The model for dense vectors, where it is one of its own."""
@@ -263,7 +266,7 @@ class _Loader:
             return None
         settings = self.settings
         limit = settings.bge_rerank_max_length
-        if is_qwen(folder):
+        if is_qwen3(folder):
             limit = settings.qwen_rerank_max_length
         return load_reranker(
             public_name(settings.reranker_model),

@@ -44,12 +44,19 @@ class DeclaredSettings(BaseModel):
     ui: bool = Field(True, description="whether the page at `/ui` is served")
 
     embedding_model: types.EmbeddingModel = Field(
-        "BAAI/bge-m3", description="a hub id, or a folder with a model of bge-m3's shape"
+        "BAAI/bge-m3",
+        description="a hub id or folder of a text encoder; one of bge-m3's shape makes every kind "
+        "of vector",
     )
     dense_embedding_model: types.DenseModel | None = Field(
         None,
         description="another model for dense vectors, such as `Qwen/Qwen3-Embedding-0.6B`; not "
         "set, `EMBEDDING_MODEL` makes every kind",
+    )
+    pooling: types.Pooling | None = Field(
+        None,
+        description="how a dense vector is made of the states of tokens, instead of what the "
+        "model's sentence-transformers configuration says; not for bge-m3's kind",
     )
     reranker_model: types.RerankerModel = Field(
         "BAAI/bge-reranker-v2-m3",

@@ -146,6 +146,9 @@ RerankerModel = Annotated[
     AfterValidator(_as_reranker),
     Allowed("a hub id or folder of a reranker, late-interaction or none"),
 ]
+Pooling = Annotated[
+    Literal["cls", "last_token", "max", "mean", "mean_sqrt_length", "weighted_mean"], _AnyCase
+]
 ModelAliases = Annotated[
     dict[str, str],
     BeforeValidator(_split_pairs),

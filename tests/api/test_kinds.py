@@ -2,24 +2,34 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from tests.support.encoders import reference_vectors, save_family, word_tokenizer
 from tests.support.server import run_server
 
 
 @pytest.fixture(scope="module")
-def client(tiny_qwen: Path, tmp_path_factory):
+def modernbert(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny-modernbert"
+    return save_family(folder, "modernbert", word_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def client(modernbert: Path, tmp_path_factory):
     folder = tmp_path_factory.mktemp("kinds")
-    settings = {"EMBEDDING_MODEL": str(tiny_qwen), "RERANKER_MODEL": "none"}
+    settings = {"EMBEDDING_MODEL": str(modernbert), "RERANKER_MODEL": "none"}
     with run_server(folder, **settings) as running, running.client() as client:
         running.wait_until_healthy()
         yield client
 
 
-def test_a_request_that_names_no_kind_gets_those_that_are_made(client) -> None:
-    answer = client.post("/embeddings/", json={"sentences": ["search", "music"]})
+def test_a_request_that_names_no_kind_gets_those_that_are_made(client, modernbert) -> None:
+    texts = ["search", "music " * 90, ""]
+    answer = client.post("/embeddings/", json={"sentences": texts})
     kinds = [item["embeddings"] for item in answer.json()["data"]]
-    assert all(len(each["dense"]) == 64 for each in kinds)
+    made = np.float32([each["dense"] for each in kinds])
+    np.testing.assert_allclose(made, reference_vectors(modernbert, texts), rtol=0, atol=1e-5)
     assert all(each["sparse"] is each["colbert"] is None for each in kinds)
     stream = client.post(
         "/embeddings/stream",
@@ -58,3 +68,10 @@ def test_openai_vectors_are_scaled_unless_a_request_declines(client) -> None:
 
     assert norm() == pytest.approx(1, abs=1e-5)
     assert norm(normalize=False) > 2
+
+
+def test_its_name_and_how_it_is_computed_are_shown(client) -> None:
+    health = client.get("/health").json()
+    assert (health["model"], health["dtype"]) == ("tiny-modernbert", "float32")
+    (model,) = health["models"]
+    assert (model["paths"]["batch"], model["refused"]) == ("packed", [])

@@ -10,7 +10,8 @@ from app.models.backbone import Target
 from app.models.device.choose import choose_device, choose_dtype
 from app.models.ops.backend import choose_backend
 from app.models.tasks.cross_encoder import load_cross_encoder
-from app.models.tasks.qwen3 import load_qwen_embedder, load_qwen_reranker
+from app.models.tasks.dense import load_dense_embedder
+from app.models.tasks.qwen3 import load_qwen_reranker
 from tests.support.checkpoints import corpus
 from tests.support.server import RunningServer, run_server
 
@@ -175,7 +176,7 @@ def test_one_response_holds_qwen_dense_and_bge_sparse_and_colbert(
     answer = qwen_client.post("/embeddings/", json={"sentences": texts}).json()
     assert (answer["model_name"], answer["dense_model_name"]) == (tiny_qwen.name, tiny_qwen.name)
     assert answer["sparse_model_name"] == answer["colbert_model_name"] == tiny_m3.name
-    qwen = load_qwen_embedder("tiny", tiny_qwen, 50, target)
+    qwen = load_dense_embedder("tiny", tiny_qwen, 50, target)
     dense = qwen.forward([t.ids for t in qwen.tokenize(texts)], Outputs(dense=True))
     rest = embedder.forward([t.ids for t in embedder.tokenize(texts)], Outputs(colbert=True))
     for item, state, bge in zip(answer["data"], dense, rest, strict=True):

@@ -63,7 +63,9 @@ class FakeModel(HeldDevice):
     colbert_width = 0
     kinds = Outputs(dense=True, sparse=True, colbert=True, states=True)
     normalizes = True
-    dense_width = 4
+    dense_width = states_width = 4
+    default_prompt = ""
+    pooling = "mean"
     min_dimensions = None
     prompts: Mapping[str, str] = MappingProxyType({})
     reads_input_type = False

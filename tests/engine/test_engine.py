@@ -82,7 +82,7 @@ async def test_a_request_whose_colbert_vectors_would_fill_the_memory_is_refused(
 
 async def test_hidden_states_count_towards_the_same_limit() -> None:
     model = FakeModel()
-    model.dense_width = 2**30 // 4 // 100
+    model.states_width = 2**30 // 4 // 100
     async with engine_for(model) as engine:
         await engine.embed(["a" * 100], colbert=False, states=True)
         with pytest.raises(InvalidRequestError, match="send fewer texts"):

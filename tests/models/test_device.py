@@ -15,8 +15,9 @@ from app.models.backbone import Target
 from app.models.device.choose import choose_device, choose_dtype
 from app.models.ops.backend import choose_backend
 from app.models.tasks.cross_encoder import load_cross_encoder
+from app.models.tasks.dense import load_dense_embedder
 from app.models.tasks.m3 import load_m3_embedder
-from app.models.tasks.qwen3 import load_qwen_embedder, load_qwen_reranker
+from app.models.tasks.qwen3 import load_qwen_reranker
 
 pytestmark = pytest.mark.device
 CPU, DEVICE = torch.device("cpu"), choose_device("auto")
@@ -80,7 +81,7 @@ def test_bge_reranker(tiny_reranker: Path) -> None:
 
 
 def test_qwen_embedder_with_shared_beginnings(tiny_qwen: Path) -> None:
-    load = lambda where: load_qwen_embedder("qwen", tiny_qwen, 512, where)  # noqa: E731
+    load = lambda where: load_dense_embedder("qwen", tiny_qwen, 512, where)  # noqa: E731
     compare(load, qwen=True, outputs=[Outputs(dense=True)])
 
 

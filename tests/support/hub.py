@@ -36,7 +36,8 @@ class Hub(ThreadingHTTPServer):
 
     @property
     def sizes(self) -> dict[str, int]:
-        return {file.name: file.stat().st_size for file in sorted(self.folder.iterdir())}
+        files = sorted(file for file in self.folder.rglob("*") if file.is_file())
+        return {file.relative_to(self.folder).as_posix(): file.stat().st_size for file in files}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -45,7 +46,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         if "/resolve/" in path:
-            self._send_file(self.server.folder / path.rpartition("/")[2])
+            file = path.partition("/resolve/")[2].partition("/")[2]
+            self._send_file(self.server.folder / file)
         elif "/tree/" in path:
             files = self.server.sizes.items()
             self._send_json(

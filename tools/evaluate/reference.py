@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from app.engine.types import SparseVector, TextEmbedding
-from app.models.checkpoint.config import read_pooling
+from app.models.checkpoint.sentence_config import read_pooling
 from app.models.runtime import locate_models
 from app.settings import NO_RERANKER, Settings
 from tools.evaluate.sources import Embedded

@@ -18,7 +18,7 @@ from app.engine import Engine, RerankRequest
 from app.engine.loaded_models import ModelInfo
 from app.engine.types import EmbeddingResult, FloatArray, RerankResult
 from app.errors import StartupError
-from app.models.checkpoint.config import read_pooling
+from app.models.checkpoint.sentence_config import read_pooling
 from app.models.load import load_models
 from app.models.runtime import ModelFolders, locate_models
 from app.settings import NO_RERANKER, Settings

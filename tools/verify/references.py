@@ -20,9 +20,10 @@ from transformers import (
 )
 
 from app.engine.types import FloatArray
-from app.models.checkpoint.config import read_config, read_pooling
+from app.models.checkpoint.config import read_config
+from app.models.checkpoint.sentence_config import read_pooling
 from app.models.runtime import ModelFolders
-from app.models.tasks.qwen3 import END_TOKEN
+from app.models.tasks.dense import QWEN_END
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
 from app.settings import LATE_INTERACTION, Settings
 
@@ -125,7 +126,7 @@ def reranker_logits(folder: Path, query: str, passages: list[str], max_length: i
 def qwen_states(folder: Path, texts: list[str], max_length: int) -> FloatArray:
     """`[N, width]`: the last token's state, each text closed by one end token."""
     tokenizer, model = _loaded(AutoModel, folder, attn_implementation="eager")
-    end = tokenizer.convert_tokens_to_ids(END_TOKEN)
+    end = tokenizer.convert_tokens_to_ids(QWEN_END)
     rows = [
         [*tokenizer(text, add_special_tokens=False)["input_ids"][: max_length - 1], end]
         for text in texts

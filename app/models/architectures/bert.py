@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from app.models.architectures.bert_config import EncoderConfig
 from app.models.architectures.transformer import (
+    LayeredTransformer,
     Parameters,
     TokenEmbedding,
-    Transformer,
     in_row_blocks,
     preemption_point,
 )
@@ -205,7 +205,7 @@ def self_attention(projected: Tensor, heads: int, packed: PackedBatch, attend: A
 
 
 @dataclass(frozen=True, slots=True)
-class Encoder(Transformer):
+class Encoder(LayeredTransformer):
     """Its states come out in `dtype`, whatever the layers compute in."""
 
     embeddings: Embeddings | GpuEmbeddings

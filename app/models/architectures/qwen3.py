@@ -5,16 +5,16 @@ It computes what transformers' own modules compute, which the tests compare it w
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from app.errors import StartupError
 from app.models.architectures.transformer import (
+    LayeredTransformer,
     Parameters,
     TokenEmbedding,
-    Transformer,
     in_row_blocks,
     preemption_point,
 )
@@ -242,9 +242,10 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Decoder(Transformer):
+class Decoder(LayeredTransformer):
     """Prefixes that sequences share are computed once."""
 
+    shares_prefixes: ClassVar[bool] = True
     embeddings: TokenEmbedding
     final_norm: RmsNorm
     head_width: int

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -114,30 +114,54 @@ class InputEmbeddings(Protocol):
         """Copy what was left in the file; lookups may run beside it."""
 
 
-@dataclass(frozen=True, slots=True)
 class Transformer(ABC):
-    """Maps a packed batch to the hidden state of every token."""
+    """Maps a packed batch to the hidden state of every token.
 
-    embeddings: InputEmbeddings
-    layers: Sequence[Callable[..., Tensor]]
-    attend: Attention
+    `shares_prefixes`: what sequences begin with alike is computed once. `capturable`: a forward may
+    be a CUDA graph. `rounds_up`: a forward takes rows that belong to no sequence.
+    """
+
+    shares_prefixes: ClassVar[bool] = False
+    capturable: ClassVar[bool] = True
+    rounds_up = True
 
     @abstractmethod
     def __call__(self, packed: PackedBatch) -> Tensor:
         """`[T, hidden]`: the last hidden state of every token."""
 
+    @abstractmethod
     def finish_loading(self) -> None:
         """Copy what was left in the file; forwards may run beside it."""
+
+    @abstractmethod
+    def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
+        """The same with another attention, made of its own; `StartupError` where it cannot be."""
+
+    @abstractmethod
+    def with_fewer_layers(self) -> tuple[Self, float]:
+        """The same with its first layers alone, and how many times as many this one has."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayeredTransformer(Transformer):
+    """A plain loop over layers."""
+
+    embeddings: InputEmbeddings
+    layers: Sequence[Callable[..., Tensor]]
+    attend: Attention
+
+    def finish_loading(self) -> None:
+        """Implement `Transformer`."""
         self.embeddings.finish_loading()
 
     def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
-        """The same with another attention, made of its own."""
+        """Implement `Transformer`."""
         return replace(self, attend=change(self.attend))
 
-    def with_fewer_layers(self) -> Self:
-        """The same with its first layers alone, enough to measure what all of them cost."""
+    def with_fewer_layers(self) -> tuple[Self, float]:
+        """Implement `Transformer`: enough to measure what all of them cost."""
         few: Any = self.layers[: max(2, len(self.layers) // _DEPTH_RATIO)]
-        return replace(self, layers=few)
+        return replace(self, layers=few), len(self.layers) / len(few)
 
 
 def in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) -> Tensor:

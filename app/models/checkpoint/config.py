@@ -1,4 +1,4 @@
-"""What a model's `config.json` and its pooling's say."""
+"""What a model's `config.json` says."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,6 @@ from app.errors import StartupError
 
 # In the config.json of a demo model: what to tell whoever serves it.
 DEMO_KEY = "smart_embedder_demo"
-_POOLING_KEYS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens"}
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -16,40 +15,23 @@ def read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         raise StartupError(f"{folder} is not a model: it holds no config.json")
-    return _read_object(path)
+    return read_object(path)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> Any:
+    """What a file of a model holds as JSON."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise StartupError(f"{path} cannot be read: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The same where it must be an object."""
+    config = read_json(path)
     if not isinstance(config, dict):
         raise StartupError(f"{path} is not a JSON object")
     return config
-
-
-def read_pooling(folder: Path) -> str:
-    """`cls` or `mean`, from sentence-transformers' `1_Pooling/config.json`; `cls` without one."""
-    path = folder / "1_Pooling" / "config.json"
-    if not path.is_file():
-        return "cls"
-    modes = read_config(path.parent)
-    chosen = [mode for mode in ("cls", "mean") if modes.get(_POOLING_KEYS[mode])]
-    if len(chosen) != 1:
-        raise StartupError(f"{path} names no pooling that is known here: use cls or mean")
-    return chosen[0]
-
-
-def read_prompts(folder: Path) -> dict[str, str]:
-    """The prompts by name of sentence-transformers' configuration; none where all are empty."""
-    path = folder / "config_sentence_transformers.json"
-    if not path.is_file():
-        return {}
-    prompts = _read_object(path).get("prompts") or {}
-    if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
-        raise StartupError(f"{path} has no usable prompts: each is a string under its name")
-    return prompts if any(prompts.values()) else {}
 
 
 def whole_number(

@@ -99,7 +99,8 @@ def _from_hub(name: str, hub: Hub) -> Path:
     unwanted = [*_UNWANTED_FOLDERS]
     files = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     if any(file.endswith(".safetensors") and "/" not in file for file in files):
-        unwanted.append("*.bin")
+        # Those in folders of their own are projections, of which there is no other copy.
+        unwanted += [file for file in files if file.endswith(".bin") and "/" not in file]
     wanted = filter_repo_objects(files, allow_patterns=_WANTED_FILES, ignore_patterns=unwanted)
     sizes = {file: files[file] for file in wanted}
     with follow_download(name, hub.status, sizes, _on_disk(name, info, sizes, hub)) as bar:

@@ -1,12 +1,12 @@
 """What a folder's `modules.json` is made of: sentence-transformers' modules, in their order."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from app.errors import StartupError
+from app.models.checkpoint.config import read_json
 
 # Whose classes are known by what they compute; none of them is imported.
 _PACKAGES = ("sentence_transformers", "pylate")
@@ -28,10 +28,7 @@ def read_modules(folder: Path) -> list[Module]:
     path = folder / "modules.json"
     if not path.is_file():
         return []
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StartupError(f"{path} cannot be read: {error}") from error
+    entries = read_json(path)
     if not isinstance(entries, list):
         raise StartupError(f"{path} is not a list of modules")
     return list(_modules(folder, entries))

@@ -16,7 +16,7 @@ from app.engine.types import Outputs, TextEmbedding, TokenIds, TokenizedText
 from app.errors import InferenceError, StartupError
 from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
 from app.models.batch.marks import UNATTENDED, WITHOUT_VECTOR, marked, without_marks
-from app.models.checkpoint.config import read_prompts
+from app.models.checkpoint.sentence_config import read_prompts
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.tasks import heads

@@ -92,6 +92,7 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
     prompts: Mapping[str, str]
     min_dimensions: int | None = None
     reads_input_type = False
+    default_prompt = ""
 
     @property
     def colbert_width(self) -> int:
@@ -101,6 +102,11 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
     @property
     def dense_width(self) -> int:
         """Numbers in a dense vector."""
+        return self._backbone.hidden_size
+
+    @property
+    def states_width(self) -> int:
+        """Numbers in a hidden state."""
         return self._backbone.hidden_size
 
     def tokenize(

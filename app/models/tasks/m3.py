@@ -19,7 +19,7 @@ from app.errors import InferenceError
 from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
 from app.models.batch.packing import PackedBatch
 from app.models.batch.selection import Spans, select_sequences
-from app.models.checkpoint.config import read_pooling, read_prompts
+from app.models.checkpoint.sentence_config import read_pooling, read_prompts
 from app.models.checkpoint.weights import read_linear
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.tasks import heads
@@ -27,6 +27,7 @@ from app.models.tasks.device_model import EmbeddingModel
 from app.models.tasks.kind_rows import KindRows
 from app.models.text.tokenizer import TextTokenizer
 
+HEADS = _SPARSE_HEAD, _COLBERT_HEAD = "sparse_linear.pt", "colbert_linear.pt"
 _FRAME_TOKENS = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
 
 
@@ -150,8 +151,8 @@ def load_m3_embedder(name: str, folder: Path, max_length: int, target: Target) -
         name=name,
         backbone=backbone,
         tokenizer=tokenizer,
-        sparse_head=read_linear(folder / "sparse_linear.pt", backbone.hidden_size, 1),
-        colbert_head=read_linear(folder / "colbert_linear.pt", backbone.hidden_size),
+        sparse_head=read_linear(folder / _SPARSE_HEAD, backbone.hidden_size, 1),
+        colbert_head=read_linear(folder / _COLBERT_HEAD, backbone.hidden_size),
         pooling=read_pooling(folder),
         prompts=read_prompts(folder),
     )

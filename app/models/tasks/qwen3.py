@@ -1,82 +1,25 @@
-"""Qwen3-Embedding and Qwen3-Reranker: a causal decoder whose last token speaks for the text.
+"""Qwen3-Reranker: a causal decoder whose last token says whether a passage suits a query.
 
 The score is that of the Qwen3-Reranker model card.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from app.engine.options import CUT_AT_END, TruncationOptions
-from app.engine.types import FloatArray, Outputs, TextEmbedding, TokenIds, TokenizedPair
+from app.engine.types import Outputs, TokenIds, TokenizedPair
 from app.errors import InferenceError, StartupError
 from app.models.architectures.qwen3 import DecoderConfig, vocabulary_head
 from app.models.backbone import Backbone, Target, load_decoder
 from app.models.batch.packing import PackedBatch
-from app.models.checkpoint.config import read_prompts
 from app.models.checkpoint.weights import Weights
-from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.tasks.cross_encoder import start_scores
-from app.models.tasks.device_model import DeviceModel, EmbeddingModel
-from app.models.tasks.kind_rows import KindRows
+from app.models.tasks.device_model import DeviceModel
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, QwenTemplate
 from app.models.text.tokenizer import TextTokenizer
-
-END_TOKEN = "<|endoftext|>"  # noqa: S105 - a token of the vocabulary
-# Those of Qwen3-Embedding's own configuration, for a copy of the model without it.
-DEFAULT_PROMPTS = {"query": f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:", "document": ""}
-
-
-class QwenEmbedder(EmbeddingModel):
-    """Implements `app.engine.model.Embedder` for dense vectors alone: the raw last-token state."""
-
-    kinds = Outputs(dense=True, states=True)
-    normalizes = False
-    pooling = "last_token"
-    min_dimensions = 32
-
-    def __init__(
-        self, name: str, backbone: Backbone, tokenizer: TextTokenizer, prompts: Mapping[str, str]
-    ) -> None:
-        super().__init__(name, backbone, tokenizer)
-        self.prompts = prompts
-
-    @torch.inference_mode()
-    def launch(
-        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
-    ) -> Callable[[], list[TextEmbedding | InferenceError]]:
-        """Implement `DeviceModel`: the last token's state of each text, float32, not normalised."""
-        packed = self._backbone.pack(sequences)
-        hidden = self._backbone.forward(packed)
-        rows, spans = [DeviceRows.of(_last_states(hidden, packed))], []
-        if any(requested := [each.states for each in outputs]):
-            tokens = self._backbone.select_tokens(packed, requested)
-            rows.append(DeviceRows.of(tokens.rows(hidden).float()))
-            spans.append(tokens.spans)
-        copies = start_copies(rows)
-
-        def collect() -> list[TextEmbedding | InferenceError]:
-            last, *rest = copies()
-            states = [KindRows(*each) for each in zip(rest, spans, strict=True)]
-            return [
-                _embedding(index, last.values[place], outputs[index], states)
-                if last.finite[place] and all(kind.finite(index) for kind in states)
-                else not_finite()
-                for index, place in enumerate(packed.unpack_order)
-            ]
-
-        return collect
-
-
-def _embedding(
-    index: int, last: FloatArray, outputs: Outputs, states: list[KindRows]
-) -> TextEmbedding:
-    return TextEmbedding(
-        dense=last if outputs.dense else None,
-        states=states[0].of(index) if outputs.states else None,
-    )
 
 
 class QwenReranker(DeviceModel[float]):
@@ -119,14 +62,6 @@ class QwenReranker(DeviceModel[float]):
         packed = self._backbone.pack(sequences)
         states = _last_states(self._backbone.forward(packed), packed)
         return start_scores(states @ self._yes_minus_no, packed, as_probabilities=True)
-
-
-def load_qwen_embedder(name: str, folder: Path, max_length: int, target: Target) -> QwenEmbedder:
-    """Load Qwen3-Embedding; raises `StartupError` for whatever is wrong with the folder."""
-    backbone = load_decoder(folder, target, Weights.read(folder))
-    limit = min(max_length, backbone.max_length)
-    tokenizer = TextTokenizer.from_folder(folder, limit, closing=END_TOKEN)
-    return QwenEmbedder(name, backbone, tokenizer, read_prompts(folder) or DEFAULT_PROMPTS)
 
 
 def load_qwen_reranker(

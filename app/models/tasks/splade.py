@@ -16,7 +16,8 @@ from app.errors import InferenceError, StartupError
 from app.models.architectures.transformer import preemption_point
 from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
 from app.models.batch.packing import PackedBatch
-from app.models.checkpoint.config import read_config, read_prompts
+from app.models.checkpoint.config import read_config
+from app.models.checkpoint.sentence_config import read_prompts
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import not_finite
 from app.models.tasks.device_model import EmbeddingModel

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, normalizers
 
 from app.engine.options import CUT_AT_END, Side, TruncationOptions
 from app.engine.tokenizer_threads import normalization_growth
@@ -130,12 +130,14 @@ class TextTokenizer:
         max_length: int,
         *,
         closing: str | None = None,
+        lower_case: bool = False,
         slice_characters: int = SLICE_CHARACTERS,
     ) -> "TextTokenizer":
         """Read `tokenizer.json`; raise `StartupError` where it is missing, damaged or another's.
 
         `closing` is a token that must end every text, whether the file's own template adds it or
-        not. Texts are tokenised in slices of `slice_characters`.
+        not. `lower_case` makes letters small first. Texts are tokenised in slices of
+        `slice_characters`.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -143,6 +145,8 @@ class TextTokenizer:
         try:
             tokenizer = Tokenizer.from_file(str(path))
             _require_embeddings(tokenizer, folder)
+            if lower_case:
+                _read_in_lower_case(tokenizer)
             return cls(tokenizer, max_length, closing=closing, slice_characters=slice_characters)
         except StartupError:
             raise
@@ -152,7 +156,10 @@ class TextTokenizer:
     def encode(
         self, texts: list[str], prompt: str = "", truncation: TruncationOptions = CUT_AT_END
     ) -> list[TokenizedText]:
-        """Token ids of each text behind `prompt`, with special tokens; neither of these is cut."""
+        """Token ids of each text behind `prompt`, with special tokens; neither of these is cut.
+
+        A text without a token, of a model without special ones, is read as token 0.
+        """
         limit = self.max_length - len(self._template)
         if truncation.max_tokens is not None:
             limit = min(limit, truncation.max_tokens)
@@ -250,7 +257,15 @@ class TextTokenizer:
     def _finish(self, text: TruncatedTokens) -> TokenizedText:
         template = self._template
         ids = text.take(template.prefix, template.suffix)
+        if not len(ids):  # No model computes nothing at all.
+            return TokenizedText(np.zeros(1, dtype=np.int64), 1)
         return TokenizedText(ids, text.total + len(template), text.exact)
+
+
+def _read_in_lower_case(tokenizer: Tokenizer) -> None:
+    own = tokenizer.normalizer
+    lower = normalizers.Lowercase()
+    tokenizer.normalizer = lower if own is None else normalizers.Sequence([lower, own])
 
 
 def _remember_less(tokenizer: Tokenizer) -> None:

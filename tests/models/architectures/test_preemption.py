@@ -12,16 +12,16 @@ from app.engine.device_threads import DeviceThread
 from app.engine.types import Outputs
 from app.models.architectures import transformer
 from app.models.backbone import Target
+from app.models.tasks.dense import load_dense_embedder
 from app.models.tasks.device_model import EmbeddingModel
 from app.models.tasks.m3 import M3Embedder
-from app.models.tasks.qwen3 import load_qwen_embedder
 
 
 @pytest.fixture(params=["encoder", "decoder"])
 def model(request, embedder: M3Embedder, tiny_qwen: Path, float32_target: Target) -> EmbeddingModel:
     if request.param == "encoder":
         return embedder
-    return load_qwen_embedder("tiny", tiny_qwen, 32_768, float32_target)
+    return load_dense_embedder("tiny", tiny_qwen, 32_768, float32_target)
 
 
 def dense(model: EmbeddingModel, sequences: list[np.ndarray]) -> np.ndarray:

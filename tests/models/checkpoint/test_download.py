@@ -118,6 +118,21 @@ def test_what_is_on_the_disk_counts_and_is_not_fetched_again(model: Path, tmp_pa
         assert fetch(hub, tmp_path) == [], "nothing is reported where nothing is missing"
 
 
+def test_weights_are_fetched_once_in_one_format_and_projections_in_theirs(
+    model: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(model, tmp_path / "model")
+    (folder / "2_Dense").mkdir()
+    for name in ("model.safetensors", "pytorch_model.bin", "2_Dense/pytorch_model.bin"):
+        (folder / name).write_bytes(name.encode())
+    with run_hub(folder) as hub:
+        fetch(hub, tmp_path)
+    (fetched,) = (tmp_path / "models--example--m3" / "snapshots").iterdir()
+    assert (fetched / "model.safetensors").is_file()
+    assert not (fetched / "pytorch_model.bin").exists()
+    assert (fetched / "2_Dense" / "pytorch_model.bin").read_bytes() == b"2_Dense/pytorch_model.bin"
+
+
 def test_what_an_ended_download_left_is_removed_and_one_that_goes_on_is_kept(
     model: Path, tmp_path: Path
 ) -> None:

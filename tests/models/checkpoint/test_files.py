@@ -11,8 +11,9 @@ from structlog.testing import capture_logs
 
 from app.errors import StartupError
 from app.models.checkpoint import hub as checkpoint
-from app.models.checkpoint.config import read_config, read_pooling
+from app.models.checkpoint.config import read_config
 from app.models.checkpoint.hub import Hub, locate
+from app.models.checkpoint.sentence_config import read_pooling
 from app.models.checkpoint.weights import read_linear
 from app.models.runtime import ModelFolders, locate_models
 from app.settings import Settings
@@ -150,7 +151,7 @@ def test_pooling_is_cls_as_bge_m3s_where_nothing_is_said(tmp_path: Path) -> None
 def test_a_pooling_not_known_here_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "1_Pooling").mkdir()
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
-    with pytest.raises(StartupError, match="no pooling that is known here"):
+    with pytest.raises(StartupError, match="no pooling that is known for this kind"):
         read_pooling(tmp_path)
 
 

@@ -20,8 +20,8 @@ from app.models.ops.proof import Trial
 from app.models.ops.proof_cases import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes
 from app.models.ops.torch_backend import TorchBackend
 from app.models.tasks.cross_encoder import load_cross_encoder
+from app.models.tasks.dense import load_dense_embedder
 from app.models.tasks.m3 import load_m3_embedder
-from app.models.tasks.qwen3 import load_qwen_embedder
 from tests.models.ops.test_native_attention import CLOSE as ATTENTION_CLOSE
 from tests.models.ops.test_native_attention import attend, by_definition
 from tests.models.ops.test_native_backend import CLOSE, random_layer
@@ -161,7 +161,7 @@ def test_a_reranker_keeps_its_order_of_passages(library, dtype, int8, tiny_reran
 
 
 def test_a_decoder_s_vectors_are_those_of_the_plain_path(library, dtype, tiny_qwen) -> None:
-    models = [load_qwen_embedder("tiny", tiny_qwen, 512, how) for how in targets(library, dtype)]
+    models = [load_dense_embedder("tiny", tiny_qwen, 512, how) for how in targets(library, dtype)]
     ids = [text.ids for text in models[0].tokenize(varied_texts(45)[20:])]
     exact, actual = (model.forward(ids, Outputs(dense=True)) for model in models)
     cosines = [

@@ -15,8 +15,8 @@ from app.models.backbone import Target, load_encoder, load_tokenizer
 from app.models.device.choose import cpu_has_int8
 from app.models.ops.backend import choose_backend
 from app.models.tasks.cross_encoder import load_cross_encoder
+from app.models.tasks.dense import load_dense_embedder
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
-from app.models.tasks.qwen3 import load_qwen_embedder
 from tests.support.checkpoints import corpus, save_sentencepiece_tokenizer
 from tests.support.texts import varied_texts
 
@@ -151,7 +151,7 @@ def score(model, query: str, passages: list[str]) -> list[float]:
 
 def test_a_qwen_model_is_refused(tiny_qwen: Path) -> None:
     with pytest.raises(StartupError, match="DTYPE=int8 is for models of bge-m3's .* type qwen3"):
-        load_qwen_embedder("tiny", tiny_qwen, 512, target(quantized=True))
+        load_dense_embedder("tiny", tiny_qwen, 512, target(quantized=True))
 
 
 def test_a_width_that_is_no_multiple_of_four_is_refused(tokenizer_folder, tmp_path) -> None:

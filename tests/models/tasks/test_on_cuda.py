@@ -18,9 +18,10 @@ from app.models.device.choose import choose_dtype
 from app.models.ops import backend
 from app.models.ops.backend import choose_backend
 from app.models.tasks.cross_encoder import load_cross_encoder
+from app.models.tasks.dense import load_dense_embedder
 from app.models.tasks.device_model import DeviceModel
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
-from app.models.tasks.qwen3 import load_qwen_embedder, load_qwen_reranker
+from app.models.tasks.qwen3 import load_qwen_reranker
 from tests.support.checkpoints import save_m3, save_qwen
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 from tests.support.simulated_streams import ARRIVED
@@ -68,7 +69,7 @@ MODELS: dict[str, Callable[[Any], tuple[DeviceModel[Any], list[TokenIds]]]] = {
         reranked(model),
     ),
     "Qwen3-Embedding": lambda folders: (
-        model := load_qwen_embedder("qwen", folders("tiny_qwen"), 512, for_qwen()),
+        model := load_dense_embedder("qwen", folders("tiny_qwen"), 512, for_qwen()),
         embedded(model),
     ),
     "Qwen3-Reranker": lambda folders: (

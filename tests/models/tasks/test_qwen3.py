@@ -10,13 +10,8 @@ from transformers import Qwen3Model
 from app.engine.types import Outputs
 from app.errors import StartupError
 from app.models.backbone import Target
-from app.models.tasks.qwen3 import (
-    END_TOKEN,
-    QwenEmbedder,
-    QwenReranker,
-    load_qwen_embedder,
-    load_qwen_reranker,
-)
+from app.models.tasks.dense import QWEN_END, DenseEmbedder, load_dense_embedder
+from app.models.tasks.qwen3 import QwenReranker, load_qwen_reranker
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION
 from tests.support.checkpoints import corpus, save_qwen
 from tests.support.texts import varied_texts
@@ -31,8 +26,8 @@ def folder(tiny_qwen: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def embedder(folder: Path, float32_target: Target) -> QwenEmbedder:
-    return load_qwen_embedder("tiny", folder, 32_768, float32_target)
+def embedder(folder: Path, float32_target: Target) -> DenseEmbedder:
+    return load_dense_embedder("tiny", folder, 32_768, float32_target)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +36,7 @@ def reranker(folder: Path, float32_target: Target) -> QwenReranker:
 
 
 def test_dense_vectors_equal_the_last_token_states_of_transformers(
-    embedder: QwenEmbedder, folder: Path
+    embedder: DenseEmbedder, folder: Path
 ) -> None:
     texts = varied_texts(120)
     ours = embedder.forward([text.ids for text in embedder.tokenize(texts)], Outputs(dense=True))
@@ -49,14 +44,14 @@ def test_dense_vectors_equal_the_last_token_states_of_transformers(
     np.testing.assert_allclose([each.dense for each in ours], theirs, rtol=0, atol=1e-5)
 
 
-def test_the_raw_state_is_not_normalised(embedder: QwenEmbedder) -> None:
+def test_the_raw_state_is_not_normalised(embedder: DenseEmbedder) -> None:
     (text,) = embedder.tokenize(["search"])
     (embedding,) = embedder.forward([text.ids], Outputs(dense=True))
     assert np.linalg.norm(embedding.dense) > 2
 
 
 def test_a_text_beside_others_gets_the_states_that_it_asks_for_and_gets_alone(
-    embedder: QwenEmbedder, folder: Path
+    embedder: DenseEmbedder, folder: Path
 ) -> None:
     """Beginnings that texts share are computed once."""
     texts = [f"search hybrid vector {text}" for text in varied_texts(30)]
@@ -78,7 +73,7 @@ def test_a_text_beside_others_gets_the_states_that_it_asks_for_and_gets_alone(
             np.testing.assert_allclose(embedding.dense, theirs[-1], rtol=0, atol=1e-4)
 
 
-def test_a_batch_and_a_single_text_give_the_same_vector(embedder: QwenEmbedder) -> None:
+def test_a_batch_and_a_single_text_give_the_same_vector(embedder: DenseEmbedder) -> None:
     ids = [text.ids for text in embedder.tokenize(varied_texts(50))]
     together = embedder.forward(ids, Outputs(dense=True))
     for each, embedding in zip(ids, together, strict=True):
@@ -90,11 +85,11 @@ def test_a_batch_and_a_single_text_give_the_same_vector(embedder: QwenEmbedder) 
 def test_exactly_one_end_token_closes_a_text_also_after_the_cut(
     folder: Path, float32_target: Target, words: int
 ) -> None:
-    cut = load_qwen_embedder("tiny", folder, 20, float32_target)
+    cut = load_dense_embedder("tiny", folder, 20, float32_target)
     text = " ".join(["search"] * words)
     (tokenized,) = cut.tokenize([text])
-    (whole,) = load_qwen_embedder("tiny", folder, 32_768, float32_target).tokenize([text])
-    end = cut._tokenizer.token_id(END_TOKEN)
+    (whole,) = load_dense_embedder("tiny", folder, 32_768, float32_target).tokenize([text])
+    end = cut._tokenizer.token_id(QWEN_END)
     assert tokenized.ids.tolist() == [*whole.ids[:-1][:19].tolist(), end]
     assert tokenized.ids.tolist().count(end) == 1
     assert tokenized.original_tokens == len(whole.ids)
@@ -104,9 +99,9 @@ def test_a_tokenizer_whose_template_adds_the_end_token_gets_no_second_one(
     tmp_path: Path, float32_target: Target
 ) -> None:
     closing = save_qwen(tmp_path / "closing", template_adds_end=True)
-    embedder = load_qwen_embedder("tiny", closing, 100, float32_target)
+    embedder = load_dense_embedder("tiny", closing, 100, float32_target)
     (text,) = embedder.tokenize(["hybrid search"])
-    end = embedder._tokenizer.token_id(END_TOKEN)
+    end = embedder._tokenizer.token_id(QWEN_END)
     assert text.ids.tolist().count(end) == 1
     assert text.ids[-1] == end
 
@@ -186,8 +181,3 @@ def test_an_embedding_folder_is_no_reranker(folder: Path, float32_target, tmp_pa
     (tmp_path / "1_Pooling").mkdir()
     with pytest.raises(StartupError, match="holds an embedding model and not a reranker"):
         load_qwen_reranker("tiny", tmp_path, LIMIT, 16, float32_target)
-
-
-def test_another_model_type_is_no_qwen(tiny_m3: Path, float32_target: Target) -> None:
-    with pytest.raises(StartupError, match="of type xlm-roberta, not a Qwen3 model"):
-        load_qwen_embedder("tiny", tiny_m3, LIMIT, float32_target)

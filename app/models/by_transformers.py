@@ -1,0 +1,324 @@
+"""Every family of encoders without a loop here, by transformers' own modules.
+
+Where a family's attention can be replaced, its batches run packed like all others; else they are
+padded, texts of like length together. Code of a checkpoint is never run.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+import transformers
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AttentionInterface, AutoConfig, AutoModel, AutoModelForTextEncoding
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
+
+from app.engine.types import TokenIds
+from app.errors import StartupError
+from app.models.architectures.transformer import Transformer, preemption_point
+from app.models.attention.reference import Attention
+from app.models.attention.windowed import PackedAttention
+from app.models.backbone import Backbone, Target
+from app.models.batch.packing import PackedBatch, pack
+from app.models.checkpoint.config import read_config
+from app.models.ops.proof import TOLERANCES, Proof, try_path, warn_of_refused
+from app.models.ops.proof_cases import ATTENTION, Shapes
+
+_PACKED = "smart_embedder_packed"
+_LAYOUT, _PADDED = "batch", "padded"
+# What a family's attention may be given that the packed one does not compute.
+_NOT_PACKED = ("position_bias", "softcap", "s_aux", "cache")
+# How many times as far as one operation's the rounding errors of all layers go.
+_LAYERS = 4
+# Tokens of the texts that the packed path is tried with; more than a window where there is one.
+_TRIAL_LENGTHS = (3, 17, 40)
+_LONGEST_TRIAL = 700
+# Ids that every vocabulary has.
+_TRIAL_IDS = (5, 100)
+# Padding beside the tokens of a group that is computed together, as a share.
+_MOST_PADDING = 0.25
+_LOADING_ERRORS = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError,
+    IndexError, SafetensorError,
+)  # fmt: skip
+
+
+def attend_packed(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: object,
+    *,
+    packed_attention: PackedAttention,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """One of transformers' attention functions: `[1, T, H, D]` of `[1, H, T, D]`.
+
+    Raises `ValueError` for what it does not compute.
+    """
+    del attention_mask
+    unknown = [name for name in _NOT_PACKED if others.get(name) is not None]
+    if unknown:
+        raise ValueError(f"the attention has {', '.join(unknown)}")
+    if is_causal is None:
+        config = getattr(module, "config", None)
+        is_causal = getattr(module, "is_causal", True) and getattr(config, "is_causal", True)
+    attended = packed_attention(
+        query[0], key[0], value[0],
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        causal=bool(is_causal),
+        window=sliding_window,
+    )  # fmt: skip
+    return attended[None], None
+
+
+class ModuleTransformer(Transformer):
+    """A module of transformers; `packed_by` says what computes attention, None that it pads."""
+
+    shares_prefixes = False
+    capturable = False
+
+    def __init__(self, module: nn.Module, padding: int, packed_by: Target | None) -> None:
+        self._module = module
+        self._padding = padding
+        self._packed_by = packed_by
+        self.rounds_up = packed_by is not None
+
+    def __call__(self, packed: PackedBatch) -> Tensor:
+        """Implement `Transformer`."""
+        if self._packed_by is None:
+            return torch.cat(list(self._padded(packed)))
+        attention = PackedAttention(self._packed_by.backend.attend, packed)
+        states: Tensor = self._module(
+            input_ids=packed.input_ids,
+            position_ids=packed.position_ids,
+            packed_attention=attention,
+        ).last_hidden_state
+        return states[0]
+
+    def _padded(self, packed: PackedBatch) -> Iterator[Tensor]:
+        """The states of the tokens of each group of sequences, which are ordered by length."""
+        ids = torch.split(packed.input_ids[0], packed.lengths)
+        for group in groups_of(packed.lengths):
+            rows = nn.utils.rnn.pad_sequence(
+                list(ids[group]), batch_first=True, padding_value=float(self._padding)
+            )
+            lengths = torch.tensor(packed.lengths[group], device=rows.device)
+            mask = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
+            states = self._module(input_ids=rows, attention_mask=mask.long()).last_hidden_state
+            yield states[mask]
+
+    def finish_loading(self) -> None:
+        """Implement `Transformer`: nothing is left in the file."""
+
+    def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
+        """Implement `Transformer`."""
+        del change
+        raise StartupError(
+            "tokens that are not attended to are for models of type BERT, RoBERTa and XLM-RoBERTa"
+        )
+
+    def with_fewer_layers(self) -> tuple[Self, float]:
+        """Implement `Transformer`: families differ, so all layers are measured."""
+        return self, 1.0
+
+
+def groups_of(lengths: list[int]) -> Iterator[slice]:
+    """Neighbours of rising lengths that are computed together without much padding."""
+    start = tokens = 0
+    for index, length in enumerate(lengths):
+        padded = (index + 1 - start) * length
+        if index > start and padded > (1 + _MOST_PADDING) * (tokens + length):
+            yield slice(start, index)
+            start, tokens = index, 0
+        tokens += length
+    yield slice(start, len(lengths))
+
+
+def load_by_transformers(folder: Path, target: Target) -> tuple[Backbone, int | None]:
+    """The transformer in `folder`, and the most tokens that have a position, if there is a limit.
+
+    Raises `StartupError` for what transformers does not know, or cannot load.
+    """
+    if target.quantized:
+        raise StartupError(
+            "DTYPE=int8 is for models of bge-m3's and bge-reranker's kind, and this is one of type "
+            f"{read_config(folder).get('model_type')}; set DTYPE to auto"
+        )
+    module = _load_module(folder, target)
+    positions, offset = _positions(module)
+    longest = positions or _LONGEST_TRIAL
+    proven = _prove(folder, module, target, _trial(module, longest, offset, target.device))
+    padding = getattr(module.config, "pad_token_id", None) or 0
+    packed_by = proven if proven.paths[_LAYOUT] != _PADDED else None
+    backbone = Backbone(
+        ModuleTransformer(module, padding, packed_by),
+        proven,
+        hidden_size=_width(module),
+        max_length=positions or 2**31,
+        parameters=sum(each.numel() for each in module.parameters()) - _embedded(module),
+        padding=offset,
+    )
+    return backbone, positions
+
+
+def _load_module(folder: Path, target: Target) -> Any:
+    _require_known(folder)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module, report = _from_pretrained(folder, target)
+    except _LOADING_ERRORS as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise StartupError(f"transformers cannot load the model in {folder}: {reason}") from error
+    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
+    if missing:
+        raise StartupError(f"the checkpoint in {folder} lacks the tensor {missing[0]}")
+    if report["mismatched_keys"]:
+        raise StartupError(f"the checkpoint in {folder} has a tensor of another shape")
+    module.config.use_cache = False
+    _let_short_forwards_run(module)
+    return module.eval().to(target.device)
+
+
+def _require_known(folder: Path) -> None:
+    config = read_config(folder)
+    model_type = config.get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        if "auto_map" in config:
+            raise StartupError(
+                f"the model in {folder} needs code of its own (auto_map in config.json), and code "
+                "of a checkpoint is never run"
+            )
+        raise StartupError(
+            f"{folder} holds a model of type {model_type}, which transformers "
+            f"{transformers.__version__} does not know"
+        )
+    if "vision_config" in config or "image_size" in config or "audio_config" in config:
+        raise StartupError(
+            f"{folder} holds a model of type {model_type}, which reads images or sound"
+        )
+
+
+def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]:
+    options = {"local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(folder, **options)
+    encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+    kind = AutoModelForTextEncoding if encodes else AutoModel
+    loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
+        folder, config=config, dtype=target.dtype, output_loading_info=True, **options
+    )
+    return loaded
+
+
+def _let_short_forwards_run(module: nn.Module) -> None:
+    """Before each layer; the layers are the longest list of modules."""
+    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
+    for layer in max(lists, key=len, default=[]):
+        layer.register_forward_pre_hook(lambda *_: preemption_point())
+
+
+def _positions(module: Any) -> tuple[int | None, int | None]:
+    """The most tokens that have a position, and RoBERTa's padding id where it counts from there."""
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Embedding) and name.endswith("position_embeddings"):
+            offset = part.padding_idx
+            return part.num_embeddings - (0 if offset is None else offset + 1), offset
+    limit = getattr(module.config, "max_position_embeddings", None)
+    return (limit if isinstance(limit, int) and limit > 0 else None), None
+
+
+def _embedded(module: Any) -> int:
+    tables = (each for each in module.modules() if isinstance(each, nn.Embedding))
+    return sum(each.weight.numel() for each in tables)
+
+
+def _width(module: Any) -> int:
+    return int(module.config.hidden_size)
+
+
+def _trial(module: Any, longest: int, offset: int | None, device: torch.device) -> PackedBatch:
+    """Texts of several lengths, one of them beyond the attention's window where there is one."""
+    window = getattr(module.config, "sliding_window", None) or 0
+    lengths = (*_TRIAL_LENGTHS, min(_LONGEST_TRIAL, 2 * window + 9))
+    drawn = np.random.default_rng(0)
+    texts: list[TokenIds] = [drawn.integers(*_TRIAL_IDS, min(each, longest)) for each in lengths]
+    return pack(texts, device=device, roberta_padding=offset)
+
+
+@torch.inference_mode()
+def _prove(folder: Path, module: Any, target: Target, texts: PackedBatch) -> Target:
+    """How batches are laid out: packed, where that computes what padding does; else padded."""
+    padding = getattr(module.config, "pad_token_id", None) or 0
+    try:
+        expected = ModuleTransformer(module, padding, None)(texts)
+    except (*_LOADING_ERRORS, AssertionError) as error:
+        kind = read_config(folder).get("model_type")
+        raise StartupError(
+            f"the model in {folder}, of type {kind}, does not read texts alone: {error}"
+        ) from error
+    own = module.config._attn_implementation  # noqa: SLF001 - it has no public name
+    padded = replace(target, paths={ATTENTION: own or "eager", _LAYOUT: _PADDED})
+    if not _can_be_packed(module):
+        _require_unnamed(folder, target)
+        return padded
+    AttentionInterface.register(_PACKED, attend_packed)
+    module.set_attn_implementation(_PACKED)
+    proof, packed = _try_packed(module, target, texts, expected)
+    if packed is not None and proof.holds:
+        return packed
+    _require_unnamed(folder, target)
+    module.set_attn_implementation(own)
+    warn_of_refused([proof], _PADDED)
+    return replace(padded, refused=(proof,))
+
+
+def _can_be_packed(module: Any) -> bool:
+    takes_positions = "position_ids" in inspect.signature(module.forward).parameters
+    return bool(module._supports_attention_backend and takes_positions)  # noqa: SLF001 - see above
+
+
+def _try_packed(
+    module: Any, target: Target, texts: PackedBatch, expected: Tensor
+) -> tuple[Proof, Target | None]:
+    proven = target.prove(_shapes(module), (ATTENTION,))
+    compute = ModuleTransformer(module, 0, proven)
+    tolerance = _LAYERS * TOLERANCES[target.dtype]
+    proof = try_path("forward", "packed", lambda: [compute(texts)], [expected], tolerance)
+    return proof, replace(proven, paths=proven.paths | {_LAYOUT: "packed"})
+
+
+def _shapes(module: Any) -> Shapes:
+    config = module.config
+    heads = config.num_attention_heads
+    width = config.hidden_size
+    return Shapes(
+        width=width,
+        inner_width=getattr(config, "intermediate_size", None) or width,
+        heads=heads,
+        key_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_width=getattr(config, "head_dim", None) or width // heads,
+        bias=False,
+        causal=any(getattr(each, "is_causal", False) for each in module.modules()),
+    )
+
+
+def _require_unnamed(folder: Path, target: Target) -> None:
+    if target.attention_named:
+        raise StartupError(
+            f"the model in {folder} brings an attention of its own, which no other can replace; "
+            "set ATTENTION to auto"
+        )

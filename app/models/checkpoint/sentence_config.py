@@ -1,0 +1,208 @@
+"""A model's sentence-transformers configuration: pooling, projections, prompts, limits."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from app.errors import StartupError
+from app.models.checkpoint.config import read_config, read_object, whole_number
+from app.models.checkpoint.modules import Module, read_modules
+
+# By the names in a pooling's configuration: `pooling_mode` since version 5.4, one flag each before.
+POOLINGS = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_length",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last_token",
+}
+_OLD_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_length",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_lasttoken": "last_token",
+}
+_POOLING_FOLDER = "1_Pooling"
+_IGNORED = {"Transformer", "Dropout"}
+# What a tokenizer's configuration holds where there is no limit is far above.
+_NO_LIMIT = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A linear layer after the pooling; `activation` is a class of `torch.nn`."""
+
+    folder: Path
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+    residual: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Normalization:
+    """Scaling to unit length."""
+
+
+Step = Projection | Normalization
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceConfig:
+    """What is done with the states of a text, in this order, and how texts are read.
+
+    Without `poolings`, the configuration names none. Texts are cut to `max_length` tokens, where
+    there is such a limit, and read in lower case where `lower_case`. `default_prompt` stands before
+    each text of a request that asks for no other.
+    """
+
+    poolings: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    default_prompt: str = ""
+    max_length: int | None = None
+    lower_case: bool = False
+
+    @classmethod
+    def read(cls, folder: Path) -> "SentenceConfig":
+        """Raises `StartupError` for what is not known here, or makes no sense."""
+        modules = _modules(folder)
+        texts = _text_options(folder)
+        length = texts.get("max_seq_length") or _tokenizer_limit(folder)
+        return cls(
+            poolings=_poolings_among(modules),
+            steps=tuple(_steps(modules)),
+            prompts=read_prompts(folder),
+            default_prompt=_default_prompt(folder),
+            max_length=length if isinstance(length, int) and length > 0 else None,
+            lower_case=bool(texts.get("do_lower_case")),
+        )
+
+
+def has_modules(folder: Path) -> bool:
+    """Whether the folder says how vectors are made of states."""
+    return (folder / "modules.json").is_file() or (folder / _POOLING_FOLDER).is_dir()
+
+
+def _modules(folder: Path) -> list[Module]:
+    """Those of `modules.json`, or a pooling that lies in the folder without one."""
+    modules = read_modules(folder)
+    for module in modules:
+        if module.kind == "Transformer" and module.folder != folder:
+            raise StartupError(
+                f"{folder / 'modules.json'} has the transformer in {module.folder.name}, and not "
+                "beside it"
+            )
+    pooling = folder / _POOLING_FOLDER
+    if not modules and (pooling / "config.json").is_file():
+        return [Module("Pooling", pooling)]
+    return modules
+
+
+def _poolings_among(modules: list[Module]) -> tuple[str, ...]:
+    for module in modules:
+        if module.kind == "Pooling":
+            return read_poolings(module.folder)
+    return ()
+
+
+def _steps(modules: list[Module]) -> Iterator[Step]:
+    for module in modules:
+        if module.kind == "Dense":
+            yield _projection(module.folder)
+        elif module.kind == "Normalize":
+            yield Normalization()
+        elif module.kind not in {"Pooling", *_IGNORED}:
+            raise StartupError(
+                f"{module.folder.parent / 'modules.json'} names the module {module.kind}; known "
+                "here: Transformer, Pooling, Dense, Normalize"
+            )
+
+
+def _projection(folder: Path) -> Projection:
+    config = read_config(folder)
+    if config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
+        raise StartupError(f"{folder} projects each token, and no vector of a text is made of that")
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    return Projection(
+        folder,
+        whole_number(folder, config, "in_features"),
+        whole_number(folder, config, "out_features"),
+        bool(config.get("bias", True)),
+        activation.rpartition(".")[2] if activation.startswith("torch.") else activation,
+        bool(config.get("use_residual", False)),
+    )
+
+
+def read_poolings(folder: Path) -> tuple[str, ...]:
+    """What a pooling's configuration names: side by side in the vector where they are several."""
+    config = read_config(folder)
+    path = folder / "config.json"
+    if config.get("include_prompt", True) is not True:
+        raise StartupError(f"{path} leaves the prompt out of the pooling, which is not done here")
+    named = config.get("pooling_mode")
+    if named is None:
+        found = [name for flag, name in _OLD_FLAGS.items() if config.get(flag)] or ["mean"]
+    else:
+        found = [
+            POOLINGS.get(str(each), "") for each in (named if isinstance(named, list) else [named])
+        ]
+    if not all(found):
+        raise StartupError(f"{path} names no pooling that is known here: {', '.join(POOLINGS)}")
+    return tuple(found)
+
+
+def read_pooling(folder: Path) -> str:
+    """`cls` or `mean`, the poolings of bge-m3's kind; `cls` where there is no configuration."""
+    path = folder / _POOLING_FOLDER
+    if not (path / "config.json").is_file():
+        return "cls"
+    poolings = read_poolings(path)
+    if poolings not in {("cls",), ("mean",)}:
+        raise StartupError(
+            f"{path / 'config.json'} names no pooling that is known for this kind: use cls or mean"
+        )
+    return poolings[0]
+
+
+def read_prompts(folder: Path) -> dict[str, str]:
+    """The prompts by name of sentence-transformers' configuration; none where all are empty."""
+    path, config = _sentence_transformers(folder)
+    prompts = config.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
+        raise StartupError(f"{path} has no usable prompts: each is a string under its name")
+    return prompts if any(prompts.values()) else {}
+
+
+def _default_prompt(folder: Path) -> str:
+    path, config = _sentence_transformers(folder)
+    name = config.get("default_prompt_name")
+    if name is None:
+        return ""
+    prompts = config.get("prompts") or {}
+    if name not in prompts:
+        raise StartupError(f"{path} has no prompt of its default_prompt_name: {name}")
+    return str(prompts[name])
+
+
+def _sentence_transformers(folder: Path) -> tuple[Path, dict[str, Any]]:
+    path = folder / "config_sentence_transformers.json"
+    return path, read_object(path) if path.is_file() else {}
+
+
+def _text_options(folder: Path) -> dict[str, Any]:
+    """Of `sentence_bert_config.json`, which older versions call by the family's name."""
+    path = next(iter(sorted(folder.glob("sentence_*_config.json"))), None)
+    return {} if path is None else read_object(path)
+
+
+def _tokenizer_limit(folder: Path) -> int | None:
+    path = folder / "tokenizer_config.json"
+    limit = read_object(path).get("model_max_length") if path.is_file() else None
+    return limit if isinstance(limit, int) and 0 < limit < _NO_LIMIT else None

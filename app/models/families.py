@@ -1,0 +1,63 @@
+"""Which transformer computes a model: a loop of this service's own, or transformers' modules."""
+
+from pathlib import Path
+from typing import Any
+
+from app.models.architectures.bert_config import ENCODER_TYPES, EncoderConfig
+from app.models.architectures.qwen3 import DecoderConfig
+from app.models.backbone import Backbone, Target, load_decoder, load_encoder
+from app.models.checkpoint.config import read_config
+from app.models.checkpoint.weights import Weights
+from app.models.text.tokenizer import TextTokenizer
+
+# Those whose states stay within the range of float16.
+_HALF_PRECISION_TYPES = {*ENCODER_TYPES, "camembert", "distilbert", "electra", "mpnet"}
+
+
+def is_qwen3(folder: Path) -> bool:
+    """Whether the folder holds a causal decoder of Qwen3's kind."""
+    config = read_config(folder)
+    return config.get("model_type") == "qwen3" and bool(config.get("is_causal", True))
+
+
+def overflows_float16(folder: Path) -> bool:
+    """Whether states may leave the range of float16, so that bfloat16 is the half to run in."""
+    return read_config(folder).get("model_type") not in _HALF_PRECISION_TYPES
+
+
+def load_backbone(
+    folder: Path,
+    target: Target,
+    max_length: int,
+    *,
+    lower_case: bool = False,
+    closing: str | None = None,
+    weights: Weights | None = None,
+) -> tuple[Backbone, TextTokenizer]:
+    """Load the transformer in `folder`, of whatever family, and the tokenizer beside it.
+
+    Texts are cut to `max_length` tokens, or to as many as have a position, read in `lower_case`,
+    and end with the token `closing`. `weights` are the folder's, where they are read already.
+    Raises `StartupError` for whatever is wrong with the folder.
+    """
+
+    def tokenizer(positions: int | None) -> TextTokenizer:
+        limit = max_length if positions is None else min(max_length, positions)
+        return TextTokenizer.from_folder(folder, limit, closing=closing, lower_case=lower_case)
+
+    if is_qwen3(folder):
+        reads = tokenizer(DecoderConfig.read(folder).positions)
+        return load_decoder(folder, target, weights or Weights.read(folder)), reads
+    if _is_own_encoder(read_config(folder)):
+        reads = tokenizer(EncoderConfig.read(folder).max_length)
+        return load_encoder(folder, target, reads, weights), reads
+    # transformers takes seconds to import, and most models do without.
+    from app.models.by_transformers import load_by_transformers  # noqa: PLC0415
+
+    backbone, positions = load_by_transformers(folder, target)
+    return backbone, tokenizer(positions)
+
+
+def _is_own_encoder(config: dict[str, Any]) -> bool:
+    positions = config.get("position_embedding_type") or "absolute"
+    return config.get("model_type") in ENCODER_TYPES and positions == "absolute"

