@@ -9,6 +9,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from app.settings import types
+from app.settings.model_entry import ModelEntry
 from app.settings.types import IN_MEMORY, OFF
 
 # The groups that settings are shown in, each by its first setting.
@@ -77,6 +78,17 @@ class DeclaredSettings(BaseModel):
         description="further names by which clients may ask for a model, separated by commas: "
         "`text-embedding-3-small=BAAI/bge-m3,rerank-v3.5=BAAI/bge-reranker-v2-m3`. Every model "
         "also answers to its hub id and to the last part of it",
+    )
+    models: tuple[ModelEntry, ...] | None = Field(
+        None,
+        description="a YAML file of further models, which requests name, such as `models.yaml`: "
+        "see docs/several-models.md",
+    )
+    model_memory_threshold: types.Share = Field(
+        0.9,
+        description="the share of a device's memory above which the model of `MODELS` that was "
+        "not used for longest is unloaded; on a CPU it is that of the control group's limit, or of "
+        "the machine's memory",
     )
     hf_home: Path = Field(
         Path("~/.cache/huggingface"),

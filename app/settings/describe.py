@@ -1,13 +1,20 @@
 """What can be told of a setting from its declaration: in --help, in errors and in documents."""
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Literal, get_args, get_origin
 
 from pydantic import SecretStr
+from pydantic.fields import FieldInfo
 
 from app.settings.declaration import SECTIONS
 from app.settings.settings import Settings
 from app.settings.types import Allowed
+
+_SECRETS = {"API_TOKEN", "EMBEDDING_CACHE", "RATE_LIMIT_STORE"}
+_HIDDEN = "**********"
+# Of an address what can hold no password and no key: scheme, host and port.
+_PLAIN_ADDRESS = re.compile(r"(\w+://)?[\w.-]*(:\w*)?/?")
 
 
 def sections() -> dict[str, list[str]]:
@@ -33,7 +40,7 @@ def default(name: str) -> str:
 def meaning(name: str) -> str:
     """What the setting does, in Markdown; the words it may be, if there are few, stand before."""
     told = Settings.model_fields[name].description or ""
-    words = choices(name)
+    words = choices(Settings.model_fields[name])
     return f"{_either([f'`{word}`' for word in words])}: {told}" if words else told
 
 
@@ -42,22 +49,33 @@ def without_markup(markdown: str) -> str:
     return markdown.replace("`", "")
 
 
-def choices(name: str) -> tuple[str, ...]:
-    """The words that the setting may be; none where it takes anything else."""
-    annotation = Settings.model_fields[name].annotation
+def choices(field: FieldInfo) -> tuple[str, ...]:
+    """The words that a setting may be; none where it takes anything else."""
+    annotation = field.annotation
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def allowed(name: str) -> str:
     """What the setting may be."""
-    field = Settings.model_fields[name]
+    return allowed_in(Settings.model_fields[name]) or f"see {name.upper()} in .env.example"
+
+
+def allowed_in(field: FieldInfo) -> str:
+    """What a field may be; empty where it does not say so."""
     if field.annotation is bool:
         return "true or false"
-    if words := choices(name):
+    if words := choices(field):
         return _either(words)
     told = [*field.metadata, *_parts(field.annotation)]
-    texts = (each.text for each in told if isinstance(each, Allowed))
-    return next(texts, f"see {name.upper()} in .env.example")
+    return next((each.text for each in told if isinstance(each, Allowed)), "")
+
+
+def shown(name: str, value: str) -> str:
+    """The value, unless there may be a password or a key in it."""
+    address = "://" in value or name == "OTLP_ENDPOINT"
+    if name in _SECRETS or "@" in value or (address and not _PLAIN_ADDRESS.fullmatch(value)):
+        return _HIDDEN
+    return value
 
 
 def _either(words: Sequence[str]) -> str:

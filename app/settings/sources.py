@@ -6,7 +6,6 @@ default; an empty value counts as not set.
 """
 
 import os
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -18,8 +17,9 @@ from pydantic import ValidationError
 
 from app.errors import StartupError
 from app.settings.compose import COMPOSE_VARIABLES
-from app.settings.describe import allowed
+from app.settings.describe import allowed, shown
 from app.settings.flags import parse_flags
+from app.settings.models_file import read_model_entries
 from app.settings.settings import Settings
 
 DOTENV = Path(".env")
@@ -29,10 +29,6 @@ _KNOWN = _SETTINGS | {variable.name for variable in COMPOSE_VARIABLES}
 _SHORT = 5
 # Two pairs of neighbours that are swapped in the shortest of the other names leave more alike.
 _ALIKE = 0.5
-_SECRETS = {"API_TOKEN", "EMBEDDING_CACHE", "RATE_LIMIT_STORE"}
-_HIDDEN = "**********"
-# Of an address what can hold no password and no key: scheme, host and port.
-_PLAIN_ADDRESS = re.compile(r"(\w+://)?[\w.-]*(:\w*)?/?")
 
 
 def load_settings(arguments: Sequence[str] = ()) -> Settings:
@@ -42,7 +38,9 @@ def load_settings(arguments: Sequence[str] = ()) -> Settings:
     process.
     """
     flags = parse_flags(arguments)
-    values = _settings_in(_read_dotenv()) | _settings_in(os.environ) | flags
+    values: dict[str, Any] = _settings_in(_read_dotenv()) | _settings_in(os.environ) | flags
+    if "models" in values:
+        values["models"] = read_model_entries(Path(values["models"]))
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
@@ -101,13 +99,5 @@ def _explain_one(item: dict[str, Any]) -> str:
     if not item["loc"]:
         return str(item["msg"]).removeprefix("Value error, ")
     name = str(item["loc"][0])
-    value = _shown(name.upper(), str(item["input"]))
+    value = shown(name.upper(), str(item["input"]))
     return f"{name.upper()}={value} is not allowed: {allowed(name)}"
-
-
-def _shown(name: str, value: str) -> str:
-    """The value, unless there may be a password or a key in it."""
-    address = "://" in value or name == "OTLP_ENDPOINT"
-    if name in _SECRETS or "@" in value or (address and not _PLAIN_ADDRESS.fullmatch(value)):
-        return _HIDDEN
-    return value

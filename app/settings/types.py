@@ -154,6 +154,9 @@ ModelAliases = Annotated[
     BeforeValidator(_split_pairs),
     Allowed("alias=model separated by commas, such as text-embedding-3-small=BAAI/bge-m3"),
 ]
+Share = Annotated[
+    float, Field(gt=0, le=1, allow_inf_nan=False), Allowed("a number above 0, at most 1")
+]
 DeviceNames = Annotated[
     str,
     _AnyCase,
