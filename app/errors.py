@@ -119,6 +119,18 @@ class LoadingError(UnavailableError):
     code = "loading"
 
 
+class ModelNotLoadedError(UnavailableError):
+    """A model of MODELS could not be loaded; the log says why."""
+
+    code = "model_not_loaded"
+
+
+class ModelTooLargeError(UnavailableError):
+    """A model of MODELS does not fit the memory beside those that stay; waiting does not help."""
+
+    code = "model_too_large"
+
+
 class DrainingError(UnavailableError):
     """The service is shutting down and finishes only accepted requests."""
 

@@ -14,11 +14,17 @@ from starlette.responses import Response
 from app.api.body import check_encoding, content_type_of
 from app.api.compression import encoding_of
 from app.api.context import context_of
-from app.api.formats.answer import VectorOptions
+from app.api.formats.answer import ModelNames, VectorOptions
 from app.api.formats.negotiation import media_type_of
 from app.api.formats.records import ARROW, NDJSON, WRITERS, RecordOptions, RecordWriter
-from app.api.formats.requested import check_numbers, model_names, vector_options
+from app.api.formats.requested import (
+    as_asked_for,
+    check_numbers,
+    model_names,
+    vector_options,
+)
 from app.api.handler import Call, Service, ServiceDep, urgency_of
+from app.api.model_catalogue import ServedModel
 from app.api.openapi import BEARER, describe_stream, error_responses
 from app.api.paths import EMBEDDING_STREAM
 from app.api.schemas import EmbeddingFields
@@ -50,7 +56,7 @@ router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
     EMBEDDING_STREAM.path,
     summary="Embed a stream of texts",
     response_class=Response,
-    responses=error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503),
+    responses=error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503),
     openapi_extra=describe_stream(EmbeddingFields, StreamLine, [NDJSON, ARROW], [*WRITERS]),
 )
 async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
@@ -62,15 +68,27 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     fields = _options(request.query_params)
     make_reader = _READERS[_media_type(request.headers)]
     media_type = media_type_of(request, tuple(WRITERS))
-    vectors = vector_options(fields, service.engine.models)
+    model = service.catalogue.embedder(fields.model) if fields.model else None
+    # For as long as its facts are asked for: each piece of the stream leases it by itself.
+    async with service.engine.lease(None if model is None else model.key) as loaded:
+        models = as_asked_for(loaded, model) or loaded
+    vectors = vector_options(fields, models)
     check_numbers(fields, media_type, [each for each in WRITERS if each != NDJSON])
-    models = service.engine.check(vectors.needed, fields.options)
+    service.engine.check(models, vectors.needed, fields.options)
     lines = make_reader(service.settings.max_body_bytes)
     plan = StreamPlan(
         lines,
-        _embedder(request, service, fields, vectors),
+        _embedder(request, service, fields, vectors, model),
         vectors,
-        partial(_writer, media_type, service, fields, vectors=vectors, models=models, lines=lines),
+        partial(
+            _writer,
+            media_type,
+            model_names(service.settings, model),
+            fields,
+            vectors=vectors,
+            models=models,
+            lines=lines,
+        ),
         max_lines=min(_MAX_LINES, service.settings.max_sentences_per_request),
         max_bytes=_BYTES_PER_TOKEN * models.max_batch_tokens,
         media_type=media_type,
@@ -108,7 +126,11 @@ def _media_type(headers: Headers) -> str:
 
 
 def _embedder(
-    request: Request, service: Service, fields: EmbeddingFields, vectors: VectorOptions
+    request: Request,
+    service: Service,
+    fields: EmbeddingFields,
+    vectors: VectorOptions,
+    model: ServedModel | None,
 ) -> PieceEmbedder:
     return PieceEmbedder(
         service,
@@ -117,12 +139,13 @@ def _embedder(
         normalize=fields.normalize_dense,
         urgency=urgency_of(request, BULK_URGENCY),
         client=context_of(request.scope).client,
+        model=model,
     )
 
 
 def _writer(
     media_type: str,
-    service: Service,
+    names: ModelNames,
     fields: EmbeddingFields,
     *,
     vectors: VectorOptions,
@@ -132,7 +155,7 @@ def _writer(
     width = fields.dimensions or models.dense_model.dense_width
     options = RecordOptions(
         vectors,
-        model_names(service.settings),
+        names,
         (width, models.embedder.colbert_width),
         return_tokens=fields.return_tokens,
         integer_ids=isinstance(lines, ArrowReader) and lines.integer_ids,

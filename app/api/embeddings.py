@@ -8,11 +8,16 @@ from starlette.responses import Response
 
 from app.api.checks import check_texts
 from app.api.dialects import openai
-from app.api.dialects.work import vectors
+from app.api.dialects.work import models_for, vectors
 from app.api.formats import json_answer
 from app.api.formats.answer import EmbeddingAnswer
 from app.api.formats.negotiation import BINARY, media_type_of
-from app.api.formats.requested import check_numbers, model_names, vector_options
+from app.api.formats.requested import (
+    as_asked_for,
+    check_numbers,
+    model_names,
+    vector_options,
+)
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import NATIVE_EMBEDDINGS, Dialect
@@ -29,7 +34,7 @@ router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
     NATIVE_EMBEDDINGS.path,
     summary="Embed texts",
     response_model=EmbeddingResponse | Base64Response,
-    responses=error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504)
+    responses=error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
     | {200: {"content": dict.fromkeys(BINARY, _BYTES)}},
     openapi_extra=describe_body(EmbeddingRequest),
 )
@@ -43,18 +48,22 @@ async def create_embeddings(request: Request, service: ServiceDep) -> Response:
 
 async def _embed(body: EmbeddingRequest, call: Call) -> Response:
     settings, sentences = call.service.settings, body.sentences
+    model = call.service.catalogue.embedder(body.model) if body.model else None
     media_type = media_type_of(call.request)
     check_texts(sentences, "sentences", settings)
-    wanted = vector_options(body, call.service.engine.models)
+    models = as_asked_for(await models_for(call, model), model)
+    wanted = vector_options(body, models)
     check_numbers(body, media_type, [*BINARY])
     result = await vectors(
         call,
         sentences,
         wanted.needed,
+        embedder_only=model is not None and model.is_default_embedder,
         options=body.options,
         normalize=body.normalize_dense,
+        model=None if model is None else model.key,
     )
-    answer = EmbeddingAnswer(sentences, result, model_names(settings), wanted)
+    answer = EmbeddingAnswer(sentences, result, model_names(settings, model), wanted)
     render = _renderer(body, answer, media_type)
     estimated_bytes = estimate_bytes(sentences, result)
     return await call.render(render, estimated_bytes, media_type, takes_long=wanted.take_long)

@@ -97,6 +97,8 @@ _TEI_TYPES = {
     "rate_limited": "Overloaded",
     "queue_full": "Overloaded",
     "loading": "Unhealthy",
+    "model_not_loaded": "Unhealthy",
+    "model_too_large": "Unhealthy",
     "draining": "Unhealthy",
     "unhealthy": "Unhealthy",
 }

@@ -9,7 +9,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -28,6 +29,8 @@ from app.api.schemas import RequestModel
 from app.engine import DEFAULT_URGENCY, Engine
 from app.engine.concurrency import FairSemaphore
 from app.engine.download import DownloadStatus
+from app.engine.loaded_models import LoadedModels
+from app.engine.model_pool import SHARE_FOR_LOADING
 from app.engine.types import ClassificationResult, EmbeddingResult, RerankResult
 from app.errors import ClientGoneError, InferenceTimeoutError
 from app.observability.metrics import Metrics
@@ -77,10 +80,12 @@ ServiceDep = Annotated[Service, Depends(get_service)]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request in work."""
+    """One request in work; what `leases` holds, it holds to its end, which is at `deadline`."""
 
     request: Request
     service: Service
+    leases: AsyncExitStack = field(default_factory=AsyncExitStack)
+    deadline: float | None = None
 
     @property
     def context(self) -> RequestContext:
@@ -91,6 +96,17 @@ class Call:
     def urgency(self) -> int:
         """The urgency that its Priority header asks for."""
         return urgency_of(self.request)
+
+    async def lease(self, model: str) -> LoadedModels:
+        """A model of MODELS, loaded; it stays so until the request is answered.
+
+        Raises as `Engine.lease`, and `ClientGoneError` if the client disconnects meanwhile.
+        """
+        left = self.service.settings.request_timeout
+        if self.deadline is not None:
+            left = max(0.0, self.deadline - asyncio.get_running_loop().time())
+        lease = self.service.engine.lease(model, SHARE_FOR_LOADING * left)
+        return await cancel_on_disconnect(self.request, self.leases.enter_async_context(lease))
 
     async def run(self, work: Coroutine[Any, Any, WorkResult], **counts: int) -> WorkResult:
         """The engine's result; records `counts`, tokens and stages for the log and the trace.
@@ -157,9 +173,12 @@ async def respond(request: Request, service: Service, *operations: Operation) ->
     async def read_and_answer() -> Response:
         values = max_json_values(service.settings)
         operation, body = await read_body(request, operations, values)
-        return await operation.answer(body, Call(request, service))
+        async with AsyncExitStack() as leases:
+            return await operation.answer(body, Call(request, service, leases, deadline))
 
-    return await with_timeout(service.settings.request_timeout, read_and_answer())
+    seconds = service.settings.request_timeout
+    deadline = asyncio.get_running_loop().time() + seconds
+    return await with_timeout(seconds, read_and_answer())
 
 
 async def with_timeout(seconds: float, work: Coroutine[Any, Any, Result]) -> Result:

@@ -62,6 +62,9 @@ def describe(service: Service) -> dict[str, Any]:
         "dense_embedding_model": public_name(settings.dense_model),
         "reranker_model": public_name(settings.reranker_model),
         "models": [] if models is None else [asdict(info) for info in models.infos],
+        "served_models": [
+            asdict(status) | {"state": status.state.value} for status in service.engine.statuses
+        ],
         "demo": None if models is None else models.demo,
     } | describe_limits(models, settings)
 

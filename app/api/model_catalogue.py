@@ -2,12 +2,13 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from app.errors import StartupError, UnknownModelError
 from app.observability.logs import escape_text
 from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
+from app.settings.model_entry import ModelEntry
 from app.settings.model_names import public_name
 
 _MAX_QUOTED = 100
@@ -25,15 +26,30 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model with all its names, of which the first is the one that answers carry."""
+    """A model with all its names, of which the first is the one that answers carry.
+
+    A `further` one is of MODELS. `revision` is what was asked for, if anything was.
+    """
 
     role: Role
     names: tuple[str, ...]
+    further: bool = False
+    revision: str | None = None
 
     @property
     def name(self) -> str:
         """What answers call it."""
         return self.names[0]
+
+    @property
+    def is_default_embedder(self) -> bool:
+        """Whether it is that of EMBEDDING_MODEL: named, it makes dense vectors, too."""
+        return self.role is Role.EMBEDDER and not self.further
+
+    @property
+    def key(self) -> str | None:
+        """What the engine calls it; None for the default models, of which it knows what for."""
+        return self.name if self.further else None
 
     def is_called(self, name: str) -> bool:
         """Whether this is one of its names, in upper or lower case."""
@@ -43,12 +59,14 @@ class ServedModel:
 class ModelCatalogue:
     """Finds models by name, whether they are loaded yet or not.
 
-    Raises `StartupError` where MODEL_ALIASES names a model that is not served.
+    Raises `StartupError` where MODEL_ALIASES names a model that is not served, and where a model of
+    MODELS has a name of another.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.created = int(time.time())
-        own = [ServedModel(role, tuple(_own_names(role, name))) for role, name in _served(settings)]
+        own = [*_defaults(settings), *map(_of_entry, settings.models or ())]
+        _require_own_names(own, settings.models or ())
         aliases = settings.model_aliases or {}
         self.models = tuple(_with_aliases(model, aliases) for model in own)
         for alias, target in aliases.items():
@@ -60,15 +78,24 @@ class ModelCatalogue:
         embedders = [each for each in self.models if each.role is not Role.RERANKER]
         self._embedders = sorted(embedders, key=lambda each: each.role is Role.EMBEDDER)
         scorer = Role.EMBEDDER if settings.reranker_model == LATE_INTERACTION else Role.RERANKER
-        self._rerankers = [each for each in self.models if each.role is scorer]
+        self._default_reranker = next(
+            (each for each in self.models if each.role is scorer and not each.further), None
+        )
+        further = (each for each in self.models if each.role is Role.RERANKER and each.further)
+        self._rerankers = [
+            *([] if self._default_reranker is None else [self._default_reranker]),
+            *further,
+        ]
 
     def embedder(self, name: str | None) -> ServedModel:
         """The embedding model of that name, or the one that makes dense vectors by default."""
         return _find(name, self._embedders, "embedding models")
 
     def reranker(self, name: str | None) -> ServedModel | None:
-        """The reranker of that name, or the one that there is; None where there is none at all."""
-        return _find(name, self._rerankers, "rerankers") if self._rerankers else None
+        """The reranker of that name, or the default one; None where there is none at all."""
+        if not (name and self._rerankers):
+            return self._default_reranker
+        return _find(name, self._rerankers, "rerankers")
 
     def find(self, name: str) -> ServedModel:
         """The model of that name."""
@@ -91,6 +118,33 @@ def _served(settings: Settings) -> Iterator[tuple[Role, str]]:
         yield Role.RERANKER, public_name(settings.reranker_model)
 
 
+def _defaults(settings: Settings) -> Iterator[ServedModel]:
+    revisions = {
+        Role.EMBEDDER: settings.model_revision,
+        Role.DENSE: settings.dense_model_revision,
+        Role.RERANKER: settings.reranker_model_revision,
+    }
+    for role, name in _served(settings):
+        yield ServedModel(role, tuple(_own_names(role, name)), revision=revisions[role])
+
+
+def _of_entry(entry: ModelEntry) -> ServedModel:
+    role = Role.EMBEDDER if entry.task == "embed" else Role.RERANKER
+    names = tuple(dict.fromkeys((*_own_names(role, entry.public_name), *entry.aliases)))
+    return ServedModel(role, names, further=True, revision=entry.revision)
+
+
+def _require_own_names(models: Sequence[ServedModel], entries: Sequence[ModelEntry]) -> None:
+    """Raise `StartupError` where a model of MODELS has a name of one that has its own setting."""
+    defaults = [model for model in models if not model.further]
+    for entry in entries:
+        for name in (entry.public_name, *entry.aliases):
+            if any(model.is_called(name) for model in defaults):
+                raise StartupError(
+                    f"{entry.place}: {name} is a name of a model that has a setting of its own"
+                )
+
+
 def _own_names(role: Role, name: str) -> Iterator[str]:
     """Its hub id, the last part of it, and for an embedding model one with `embed` in it."""
     last = name.rpartition("/")[2]
@@ -103,7 +157,7 @@ def _own_names(role: Role, name: str) -> Iterator[str]:
 
 def _with_aliases(model: ServedModel, aliases: dict[str, str]) -> ServedModel:
     further = (alias for alias, target in aliases.items() if model.is_called(target))
-    return ServedModel(model.role, tuple(dict.fromkeys((*model.names, *further))))
+    return replace(model, names=tuple(dict.fromkeys((*model.names, *further))))
 
 
 def _find(name: str | None, models: Sequence[ServedModel], what: str) -> ServedModel:

@@ -28,6 +28,19 @@ class DownloadProgress(BaseModel):
     percent: int
 
 
+class ServedModelStatus(BaseModel):
+    """Whether a model is loaded, and why not; null is what is not known of it."""
+
+    name: str
+    task: Literal["embed", "rerank"]
+    state: Literal["unloaded", "loading", "ready", "failed"]
+    pinned: Annotated[bool, Field(description="Never unloaded, as the default models.")]
+    requests: Annotated[int | None, Field(description="That use it or wait for it.")]
+    load_seconds: Annotated[float | None, Field(description="Of the latest loading.")]
+    reason: Annotated[str | None, Field(description="Why a failed one is not there.")]
+    info: Annotated[ModelInfo | None, Field(description="How it is computed, while it is loaded.")]
+
+
 class HealthResponse(BaseModel):
     """Whether the service can answer, and with what; what is not known yet is null."""
 
@@ -41,7 +54,10 @@ class HealthResponse(BaseModel):
     model: str
     dense_embedding_model: str
     reranker_model: str
-    models: Annotated[list[ModelInfo], Field(description="How each loaded model is computed.")]
+    models: Annotated[list[ModelInfo], Field(description="How each default model is computed.")]
+    served_models: Annotated[
+        list[ServedModelStatus], Field(description="The default models, and then those of MODELS.")
+    ]
     demo: Annotated[str | None, Field(description="For a demo model: what it is not for.")]
     max_input_length: int
     batch_size: int | None

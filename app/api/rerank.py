@@ -7,8 +7,9 @@ from starlette.responses import Response
 
 from app.api.checks import check_passages, check_rerank_options, check_truncation
 from app.api.dialects import cohere_rerank, tei
-from app.api.dialects.work import scores
+from app.api.dialects.work import models_for, scores
 from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.model_catalogue import ServedModel
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import RERANK, Dialect
 from app.api.rendering import render_rerank
@@ -25,7 +26,7 @@ router = APIRouter(dependencies=[BEARER])
     tags=["rerank"],
     summary="Order passages by relevance",
     response_model=RerankResponse,
-    responses=error_responses(400, 401, 403, 408, 413, 415, 422, 429, 500, 503, 504),
+    responses=error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504),
     openapi_extra=describe_body(RerankBody),
 )
 async def rerank(request: Request, service: ServiceDep) -> Response:
@@ -50,16 +51,18 @@ async def rerank_documents(request: Request, service: ServiceDep) -> Response:
 
 async def _rerank(body: RerankBody, call: Call) -> Response:
     service, passages = call.service, body.passages
+    model = service.catalogue.reranker(body.model)
     check_passages(body.query, passages, "passages", service.settings)
     check_truncation(body.truncate, body.truncation_side)
-    check_rerank_options(service.engine.models, instruction=body.instruction, weights=body.weights)
-    result = await scores(call, _engine_request(body, call))
-    model = public_name(service.settings.reranker_name)
-    render = partial(render_rerank, passages, result, model)
+    models = await models_for(call, model)
+    check_rerank_options(models, instruction=body.instruction, weights=body.weights)
+    result = await scores(call, _engine_request(body, call, model))
+    name = public_name(service.settings.reranker_name) if model is None else model.name
+    render = partial(render_rerank, passages, result, name)
     return await call.render(render, sum(map(len, passages)))
 
 
-def _engine_request(body: RerankBody, call: Call) -> RerankRequest:
+def _engine_request(body: RerankBody, call: Call, model: ServedModel | None) -> RerankRequest:
     weights = body.weights
     return RerankRequest(
         query=body.query,
@@ -72,6 +75,7 @@ def _engine_request(body: RerankBody, call: Call) -> RerankRequest:
         truncation=TruncationOptions(body.truncate, body.truncation_side),
         urgency=call.urgency,
         client=call.context.client,
+        model=None if model is None else model.key,
     )
 
 

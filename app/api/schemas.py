@@ -37,6 +37,12 @@ Truncate = Annotated[bool, Field(description="Cut texts that are too long; false
 TruncationSide = Annotated[Side, Field(description="Where texts are cut; left: the beginning.")]
 
 
+ModelName = Annotated[
+    str | None,
+    Field(description="Any name of a model, as /v1/models lists them; the default one without it."),
+]
+
+
 class RequestModel(BaseModel):
     """Strict: no conversion between types, no unknown fields.
 
@@ -121,6 +127,7 @@ class EmbeddingFields(RequestModel):
         Literal["float", "base64"],
         Field(description="base64: arrays of JSON are raw bytes, little-endian."),
     ] = "float"
+    model: ModelName = None
 
     @property
     def options(self) -> EmbeddingOptions:
@@ -190,3 +197,4 @@ class RerankBody(RequestModel):
     ] = None
     truncate: Truncate = True
     truncation_side: TruncationSide = "right"
+    model: ModelName = None

@@ -24,6 +24,7 @@ class ClassificationRequest:
     truncation: TruncationOptions = CUT_AT_END
     urgency: int = DEFAULT_URGENCY
     client: str = ""
+    model: str | None = None
 
 
 class ClassificationPipeline:

@@ -1,7 +1,9 @@
 """Every device behind one queue: a thread and a consumer for each."""
 
 import asyncio
+import math
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +13,13 @@ from app.engine.device_guard import DeviceGuard
 from app.engine.device_threads import DeviceThread, DeviceThreads
 from app.engine.executor import DeviceExecutor, consumer_ended
 from app.engine.forward_limit import CPU_SECONDS, GPU_SECONDS, ForwardLimit
-from app.engine.loaded_models import LoadedModels, Loader
+from app.engine.loaded_models import (
+    LoadedModels,
+    Loader,
+    Measured,
+    PlacedModel,
+    PlacedModels,
+)
 from app.engine.memory import TokenBudget
 from app.engine.model import Model
 from app.engine.queue import JobQueue
@@ -27,16 +35,25 @@ _PATIENCE = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _DeviceWorker:
-    """One device: its threads, its executor and its consumer task."""
+    """One device: its threads, its executor and its consumer task.
+
+    `models` are those that it computes, by the model of a job, and `seconds_of` what a token of
+    those takes that were measured by themselves. The device of a `guest` has no other models than
+    those that name it.
+    """
 
     name: str
     threads: DeviceThreads
+    guard: DeviceGuard
+    models: dict[Model, Model]
+    seconds_of: dict[Model, float]
     executor: DeviceExecutor
     consumer: "asyncio.Task[None]"
+    is_guest: bool
 
 
 class DevicePool:
-    """Serves a queue with as many devices as the loader found."""
+    """Serves a queue with as many devices as the loader found, and those of further models."""
 
     def __init__(self, settings: Settings, queue: JobQueue, metrics: Metrics) -> None:
         self._settings = settings
@@ -51,11 +68,56 @@ class DevicePool:
         if models.prepare_thread is not None:
             await self._first_thread.close(_PATIENCE)
             self._first_thread = DeviceThread("device", models.prepare_thread)
-        self._workers.append(self._make_worker(self._first_thread, models, {}))
-        for replica in models.replicas:
-            thread = DeviceThread(f"device-{len(self._workers)}", replica.prepare_thread)
-            self._workers.append(self._make_worker(thread, replica, replicas_of(models, replica)))
+        for own in (models, *models.replicas):
+            thread = self._first_thread
+            if own is not models:
+                thread = DeviceThread(f"device-{len(self._workers)}", own.prepare_thread)
+            measured = Measured(own.max_batch_tokens, own.seconds_per_token)
+            self._start_worker(thread, own, replicas_of(models, own), measured)
         return models
+
+    async def add(self, placed: PlacedModels, *, thoroughly: bool) -> Model:
+        """Let devices serve one more model, a new device where none has its name.
+
+        It is measured `thoroughly` where nobody else waits for its devices. Returns what is to be
+        the model of jobs. Raises what running it for the first time does.
+        """
+        model = placed.places[0].model
+        with ExitStack() as undo:
+            undo.callback(self.remove, model)
+            for place in placed.places:
+                await self._add_to_device(model, place, thoroughly=thoroughly)
+            undo.pop_all()
+        return model
+
+    async def _add_to_device(self, model: Model, place: PlacedModel, *, thoroughly: bool) -> None:
+        found = (worker for worker in self._workers if worker.name == place.device.name)
+        worker = next(found, None)
+        if worker is None:
+            thread = DeviceThread(f"device-{len(self._workers)}", place.prepare_thread)
+            guard = DeviceGuard(place.free_memory)
+            measured = await thread.run(lambda: guard.guard(lambda: place.measure(True)))
+            worker = self._start_worker(thread, place, {}, measured, is_guest=True)
+        else:
+            guard, thread = worker.guard, worker.threads.launching
+            measured = await thread.run(lambda: guard.guard(lambda: place.measure(thoroughly)))
+        worker.seconds_of[model] = measured.seconds_per_token
+        worker.models[model] = place.model
+
+    def remove(self, model: Model) -> None:
+        """Serve a model no more, which nothing may wait for."""
+        for worker in self._workers:
+            worker.models.pop(model, None)
+            worker.seconds_of.pop(model, None)
+
+    def is_using(self, model: Model) -> bool:
+        """Whether a device has work for a model, or will have."""
+        waits = self._queue.has_work(lambda each: each is model)
+        return waits or any(worker.executor.is_using(model) for worker in self._workers)
+
+    def serves(self, model: Model) -> bool:
+        """Whether a device that has not failed computes this model."""
+        return any(worker.executor.serves(model) for worker in self._workers)
 
     @property
     def stuck_seconds(self) -> float:
@@ -76,13 +138,19 @@ class DevicePool:
 
     @property
     def all_failed(self) -> bool:
-        """Whether no device is left."""
-        return bool(self._workers) and len(self.failed) == len(self._workers)
+        """Whether no device is left for the models that there are always."""
+        own = [worker for worker in self._workers if not worker.is_guest]
+        return bool(own) and all(worker.executor.failed for worker in own)
 
     @property
     def tokens_per_second(self) -> float:
         """Measured rate of all devices together; 0 until the first forward."""
         return sum(worker.executor.rate.tokens_per_second for worker in self._workers)
+
+    def seconds_to_clear(self) -> int:
+        """Seconds until the queue is empty, from the measured rate; at least 1."""
+        rate = self.tokens_per_second
+        return max(1, math.ceil(self._queue.waiting_tokens / rate)) if rate else 1
 
     def abort(self, error: SmartEmbedderError) -> None:
         """Fail every job that waits or is on a device, and every later job."""
@@ -99,48 +167,70 @@ class DevicePool:
             await self._first_thread.close(seconds)
         await asyncio.gather(*(worker.threads.close(seconds) for worker in self._workers))
 
-    def _make_worker(
-        self, thread: DeviceThread, models: LoadedModels, replaces: Mapping[Model, Model]
+    def _start_worker(
+        self,
+        thread: DeviceThread,
+        setup: LoadedModels | PlacedModel,
+        models: dict[Model, Model],
+        measured: Measured,
+        *,
+        is_guest: bool = False,
     ) -> _DeviceWorker:
-        name, on_gpu = models.device.name, models.device.gpu_available
+        name, on_gpu = setup.device.name, setup.device.gpu_available
         collect = DeviceThread(f"{name}-results") if on_gpu else None
         threads = DeviceThreads(thread, collect)
-        least = GPU_SECONDS if on_gpu else CPU_SECONDS
+        guard, seconds_of = DeviceGuard(setup.free_memory), dict[Model, float]()
         executor = DeviceExecutor(
             self._queue,
             threads,
-            TokenBudget(
-                models.max_batch_tokens,
-                self._settings.max_batch_sequences,
-                self._settings.max_requests_in_batch,
-            ),
-            ForwardLimit(self._settings.gpu_process_timeout, least, models.seconds_per_token),
+            self._budget(measured),
+            self._limit(measured, seconds_of, on_gpu=on_gpu),
             self._metrics,
-            guard=DeviceGuard(models.free_memory),
-            replicas=replaces,
+            guard=guard,
+            models=models,
             batch_wait=self._settings.batch_wait_ms / 1000,
             on_stuck=self._fail_what_waits_for_stuck_devices,
             on_failed=partial(self._go_on_without, name),
-            has_others=lambda: not self.all_failed,
+            has_others=self.serves,
         )
         consumer = asyncio.create_task(executor.run(), name=f"{name}-consumer")
         consumer.add_done_callback(self._close_queue_without_consumers)
-        return _DeviceWorker(name, threads, executor, consumer)
+        worker = _DeviceWorker(
+            name, threads, guard, models, seconds_of, executor, consumer, is_guest
+        )
+        self._workers.append(worker)
+        return worker
+
+    def _budget(self, measured: Measured) -> TokenBudget:
+        settings = self._settings
+        return TokenBudget(
+            measured.max_batch_tokens, settings.max_batch_sequences, settings.max_requests_in_batch
+        )
+
+    def _limit(
+        self, measured: Measured, seconds_of: Mapping[Model, float], *, on_gpu: bool
+    ) -> ForwardLimit:
+        least = GPU_SECONDS if on_gpu else CPU_SECONDS
+        fixed, seconds = self._settings.gpu_process_timeout, measured.seconds_per_token
+        return ForwardLimit(fixed, least, seconds, seconds_of)
 
     def _go_on_without(self, name: str, error: DeviceFailedError) -> None:
         log.error("device_failed", device=name, exc_info=error)
         if self.all_failed:
             self._queue.close(no_device_left())
-        else:  # The last ones that serve may be stuck.
-            self._fail_what_waits_for_stuck_devices()
+            return
+        self._queue.fail(device_of_model_failed(), of=lambda model: not self.serves(model))
+        # The last ones that serve may be stuck.
+        self._fail_what_waits_for_stuck_devices()
 
     def _fail_what_waits_for_stuck_devices(self) -> None:
-        """If every device that serves is stuck, fail the jobs that wait."""
-        serving = [each.executor for each in self._workers if not each.executor.failed]
-        if all(executor.stuck_seconds for executor in serving):
-            self._queue.fail(
-                UnhealthyError("the device does not come back from a forward", retry_after=30)
-            )
+        """Fail the jobs that wait for a model of which every device that serves it is stuck."""
+        error = UnhealthyError("the device does not come back from a forward", retry_after=30)
+        self._queue.fail(error, of=self._waits_for_stuck_devices)
+
+    def _waits_for_stuck_devices(self, model: Model) -> bool:
+        serving = [each.executor for each in self._workers if each.executor.serves(model)]
+        return all(executor.stuck_seconds for executor in serving)
 
     def _close_queue_without_consumers(self, ended: "asyncio.Task[None]") -> None:
         error = None if ended.cancelled() else ended.exception()
@@ -158,6 +248,12 @@ class DevicePool:
 def no_device_left() -> UnhealthyError:
     """What every caller is told once the last device has failed."""
     message = "every device has failed, and the service must be restarted; its log says why"
+    return UnhealthyError(message, retry_after=30)
+
+
+def device_of_model_failed() -> UnhealthyError:
+    """What callers are told whose model is on no other device than one that has failed."""
+    message = "the device of this model has failed, and the service must be restarted to have it"
     return UnhealthyError(message, retry_after=30)
 
 

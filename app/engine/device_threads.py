@@ -99,6 +99,7 @@ class DeviceThread:
             _current.run_preempting = self._run_preempting
             while (call := work.get()) is not None:
                 call()
+                del call  # It may hold a model that is to be unloaded.
         except SystemExit:
             log.exception("device_thread_ended")
         finally:

@@ -1,25 +1,27 @@
 """The engine's face: `async with Engine(settings, load_models) as engine: ...`."""
 
 import asyncio
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
+from app.engine.active_requests import ActiveRequests
 from app.engine.admission import Admission
 from app.engine.batcher import DEFAULT_URGENCY
 from app.engine.cached_forwards import with_cache
 from app.engine.classification import ClassificationPipeline, ClassificationRequest
 from app.engine.concurrency import ConcurrencyLimit
-from app.engine.device_pool import DevicePool, no_device_left
+from app.engine.device_pool import DevicePool
 from app.engine.embedding import EmbeddingPipeline
-from app.engine.executor import consumer_ended
+from app.engine.failure import find_failure, start_failure
 from app.engine.file_watch import FileWatch
 from app.engine.forwards import Forwards
 from app.engine.loaded_models import LoadedModels, Loader
+from app.engine.model_pool import ModelPool
+from app.engine.model_state import ModelState, ModelStatus, default_statuses
 from app.engine.option_checks import check_options, find_prompt, wanted_kinds
 from app.engine.options import NO_OPTIONS, EmbeddingOptions
 from app.engine.queue import JobQueue
@@ -58,6 +60,7 @@ class Engine:
         self._queue = JobQueue()
         self._file_watch = FileWatch()
         self._devices = DevicePool(settings, self._queue, self._metrics)
+        self._further = ModelPool(settings, self._devices, self._metrics)
         admission = Admission(self._queue, self._tokenizer_threads, self._metrics)
         waiting = self._limit(settings.max_queue_size, "embedding requests wait (MAX_QUEUE_SIZE)")
         reranking = self._limit(
@@ -69,13 +72,11 @@ class Engine:
         limit = settings.rerank_gpu_timeout
         self._reranking = RerankingPipeline(admission, reranking, limit)
         self._classification = ClassificationPipeline(admission, reranking, limit)
-        self._show(waiting)
         self._models: LoadedModels | None = None
-        self._active = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._requests = ActiveRequests()
         self._closing = self._aborted = False
         self._loading: asyncio.Future[LoadedModels] | None = None
+        self._show(waiting)
 
     def _show(self, waiting: ConcurrencyLimit) -> None:
         """Connect the gauges: they read queue and device when they are scraped."""
@@ -83,10 +84,15 @@ class Engine:
         metrics.watch_queue(lambda: waiting.held)
         metrics.watch_device(lambda: self._devices.stuck_seconds)
         metrics.set_capacities(embedding=settings.max_queue_size, rerank=settings.rerank_max_queue)
+        metrics.watch_models(
+            [status.name for status in self.statuses],
+            [state.value for state in ModelState],
+            lambda place: self.statuses[place].state.value,
+        )
 
     def _limit(self, capacity: int, what: str) -> ConcurrencyLimit:
         full = f"the queue is full: {capacity} {what}"
-        return ConcurrencyLimit(capacity, ACQUIRE_TIMEOUT, full, self._seconds_to_clear)
+        return ConcurrencyLimit(capacity, ACQUIRE_TIMEOUT, full, self._devices.seconds_to_clear)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -105,6 +111,17 @@ class Engine:
         """The warm models, or None while they are being loaded."""
         return self._models
 
+    def loaded(self, model: str | None = None) -> LoadedModels | None:
+        """What requests for a model of MODELS, or for none, work with; None if it is not there."""
+        return self._models if model is None else self._further.loaded(model)
+
+    @property
+    def statuses(self) -> list[ModelStatus]:
+        """The state of each model: the default ones, and then those of MODELS."""
+        has_failed = start_failure(self._loading) is not None
+        own = default_statuses(self._settings, self._models, has_failed=has_failed)
+        return [*own, *self._further.statuses]
+
     @property
     def closing(self) -> bool:
         """Whether `close` was called."""
@@ -118,29 +135,9 @@ class Engine:
     @property
     def failure(self) -> Exception | None:
         """The fault that only a restart repairs, or None (start, device, file or consumer)."""
-        if self._start_failure is not None:
-            # Its message may name folders of this machine: it is the cause, and in the log.
-            error = UnhealthyError("the models could not be loaded; the log says why")
-            error.__cause__ = self._start_failure
-            return error
-        if self._devices.all_failed:
-            return no_device_left()
-        if self._devices.ended and not self._closing:
-            return consumer_ended()
-        away = self._devices.stuck_seconds
-        if away:
-            return UnhealthyError(
-                f"the device thread has not come back from a forward for {away:.0f} seconds"
-            )
-        changed = self._file_watch.problem
-        return None if changed is None else UnhealthyError(changed)
-
-    @property
-    def _start_failure(self) -> BaseException | None:
-        loading = self._loading
-        if loading is None or not loading.done() or loading.cancelled():
-            return None
-        return loading.exception()
+        return find_failure(
+            self._loading, self._devices, self._file_watch.problem, closing=self._closing
+        )
 
     async def start(self) -> None:
         """Load and warm the models; raises `StartupError` if that fails."""
@@ -151,6 +148,7 @@ class Engine:
         self._metrics.start_models(models.names)
         if models.files is not None:
             self._file_watch.start(models.files)
+        await self._further.start(models)
         self._models = models
 
     async def close(self) -> None:
@@ -163,10 +161,11 @@ class Engine:
         await self._file_watch.close()
         try:
             async with asyncio.timeout(self._settings.shutdown_timeout):
-                await self._idle.wait()
+                await self._requests.none_left()
         except TimeoutError:
             self.abort()
-            await self._idle.wait()
+            await self._requests.none_left()
+        await self._further.close()
         await self._devices.close(0 if self._aborted else self._settings.shutdown_timeout)
         self._tokenizer_threads.close()
         if self._cache is not None:
@@ -177,6 +176,7 @@ class Engine:
         self._closing = self._aborted = True
         error = DrainingError("the service was stopped before this was done", retry_after=5)
         self._devices.abort(error)
+        self._further.abort(error)
 
     async def embed(
         self,
@@ -191,8 +191,11 @@ class Engine:
         options: EmbeddingOptions = NO_OPTIONS,
         urgency: int = DEFAULT_URGENCY,
         client: str = "",
+        model: str | None = None,
     ) -> EmbeddingResult:
         """Embed texts; a text's vectors depend on that text alone.
+
+        `model` is one of MODELS; without it the default models are asked.
 
         A kind that is left unsaid, None, is made where the models make it.
         `states` asks for the last hidden state of every token, from the model that makes dense
@@ -208,7 +211,7 @@ class Engine:
         """
         if not texts:
             raise EmptyInputError("there are no texts to embed")
-        with self._accepted() as loaded:
+        async with self.lease(model) as loaded:
             models = replace(loaded, dense=None) if embedder_only else loaded
             kinds = wanted_kinds(models, dense=dense, sparse=sparse, colbert=colbert)
             outputs = replace(kinds, states=states)
@@ -224,21 +227,26 @@ class Engine:
                 client=client,
             )
 
-    def check(self, outputs: Outputs, options: EmbeddingOptions) -> LoadedModels:
-        """The models; raises what `embed` would raise for any text."""
-        models = self._ready()
+    @staticmethod
+    def check(models: LoadedModels, outputs: Outputs, options: EmbeddingOptions) -> None:
+        """Raise what `embed` would raise for any text."""
         check_options(models, outputs, options)
         find_prompt(models, outputs, options)
-        return models
 
     async def run_tokenizer(
-        self, call: Callable[[LoadedModels], Result], texts: list[str], *, client: str = ""
+        self,
+        call: Callable[[LoadedModels], Result],
+        texts: list[str],
+        *,
+        client: str = "",
+        model: str | None = None,
     ) -> Result:
         """What `call` makes of the models, whose tokenizers read `texts`, on one of their threads.
 
-        Raises `UnavailableError` as `embed` does, but waits for no place in the queue.
+        `model` is as in `embed`. Raises `UnavailableError` as `embed` does, but waits for no place
+        in the queue.
         """
-        with self._accepted() as models:
+        async with self.lease(model) as models:
             return await self._tokenizer_threads.run(partial(call, models), texts, client)
 
     async def rerank(self, request: RerankRequest) -> RerankResult:
@@ -248,13 +256,8 @@ class Engine:
         there is neither one query nor one for each passage, `InferenceTimeoutError` where the
         forwards take longer than RERANK_GPU_TIMEOUT, and else as `embed`.
         """
-        if not request.passages:
-            raise EmptyInputError("there are no passages to score")
-        if len(request.queries) != len(request.passages):
-            raise InvalidRequestError("there must be one query, or one for each passage")
-        if not all(query.strip() for query in request.places):
-            raise EmptyInputError("the query is blank")
-        with self._accepted() as models:
+        request.check()
+        async with self.lease(request.model) as models:
             return await self._reranking.run(models, request)
 
     async def classify(self, request: ClassificationRequest) -> ClassificationResult:
@@ -265,21 +268,26 @@ class Engine:
         """
         if not request.inputs:
             raise EmptyInputError("there are no texts to classify")
-        with self._accepted() as models:
+        async with self.lease(request.model) as models:
             return await self._classification.run(models, request)
 
-    @contextmanager
-    def _accepted(self) -> Iterator[LoadedModels]:
-        """Count an accepted request, for which `close` waits."""
+    @asynccontextmanager
+    async def lease(
+        self, model: str | None = None, seconds: float | None = None
+    ) -> AsyncIterator[LoadedModels]:
+        """Accept a request, for which `close` waits; what it works with stays loaded until its end.
+
+        It waits at most so many seconds, nine tenths of REQUEST_TIMEOUT by default, for a `model`
+        of MODELS that is not loaded. Raises `UnavailableError` as `embed` does.
+        """
         models = self._ready()
-        self._active += 1
-        self._idle.clear()
-        try:
-            yield models
-        finally:
-            self._active -= 1
-            if not self._active:
-                self._idle.set()
+        with self._requests.one():
+            if model is None:
+                yield models
+                self._further.relieve()
+                return
+            async with self._further.lease(model, seconds) as own:
+                yield own
 
     def _ready(self) -> LoadedModels:
         if self._closing:
@@ -290,8 +298,3 @@ class Engine:
         if self._models is None:
             raise LoadingError("the models are still being loaded", retry_after=5)
         return self._models
-
-    def _seconds_to_clear(self) -> int:
-        """Seconds until the queue is empty, from the measured rate; at least 1."""
-        rate = self._devices.tokens_per_second
-        return max(1, math.ceil(self._queue.waiting_tokens / rate)) if rate else 1

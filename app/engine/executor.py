@@ -3,8 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -14,6 +13,7 @@ from app.engine.device_guard import DeviceGuard
 from app.engine.device_threads import DeviceThreads
 from app.engine.forward_limit import DeviceWatchdog, ForwardLimit, ServiceRate, fail_overdue
 from app.engine.forward_metrics import observe_forward, observe_wait
+from app.engine.in_flight import InFlight
 from app.engine.job import Job
 from app.engine.memory import TokenBudget
 from app.engine.model import Model
@@ -30,30 +30,13 @@ from app.observability.metrics import Metrics
 log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True, eq=False)
-class _InFlight:
-    """A batch between the queue and its jobs.
-
-    `device_free` is set when the device can begin it: when the batch before is back or, where it
-    `preempts` that one, when it is let in. `began` is the time of that, 0 before it, and
-    `preempted_seconds` how long others had the device since then.
-    """
-
-    batch: Batch
-    device_free: asyncio.Event
-    preempts: "_InFlight | None" = None
-    launched: asyncio.Event = field(default_factory=asyncio.Event)
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-    began: float = 0.0
-    preempted_seconds: float = 0.0
-
-
 class DeviceExecutor:
     """Runs batches one after the other on one device until it is cancelled or the device fails.
 
     `on_stuck` is called when the device has been away for so long that it may never come back,
     `on_failed` with the error after which `failed` is true and no batch is taken any more. Where
-    `has_others` says that other devices serve the queue, they are given its batches.
+    `has_others` says that other devices have the model, they are given its batches. `models` maps
+    each model of a job that may come here to the one that computes it on this device.
     """
 
     def __init__(
@@ -65,22 +48,22 @@ class DeviceExecutor:
         metrics: Metrics,
         *,
         guard: DeviceGuard,
-        replicas: Mapping[Model, Model] = MappingProxyType({}),
+        models: Mapping[Model, Model],
         batch_wait: float = 0.0,
         on_stuck: Callable[[], None] = lambda: None,
         on_failed: Callable[[DeviceFailedError], None] = lambda _: None,
-        has_others: Callable[[], bool] = lambda: False,
+        has_others: Callable[[Model], bool] = lambda _: False,
     ) -> None:
-        self._queue = queue
+        self._queue = queue.consumer(self.serves)
         self._threads = threads
         self._budget = budget
         self._limit = limit
         self._metrics = metrics
         self._guard = guard
-        self._replicas = replicas
+        self._models = models
         self._batch_wait = batch_wait
         self._slots = asyncio.Semaphore(threads.most_batches)
-        self._in_flight: set[_InFlight] = set()
+        self._in_flight: set[InFlight] = set()
         self._last_done = asyncio.Event()
         self._last_done.set()
         self._free_since = 0.0
@@ -95,6 +78,14 @@ class DeviceExecutor:
     def stuck_seconds(self) -> float:
         """How long the device thread has been away if it may never come back, else 0."""
         return self._watchdog.stuck_seconds
+
+    def serves(self, model: Model) -> bool:
+        """Whether the device computes this model."""
+        return not self.failed and model in self._models
+
+    def is_using(self, model: Model) -> bool:
+        """Whether a batch of this model is on the device."""
+        return any(each.batch.model is model for each in self._in_flight)
 
     async def run(self) -> None:
         """Serve the queue. A batch that fails fails its own requests and no other."""
@@ -113,7 +104,7 @@ class DeviceExecutor:
         if batch is None:
             self._slots.release()
             return
-        in_flight = _InFlight(batch, device_free=self._last_done)
+        in_flight = InFlight(batch, device_free=self._last_done)
         self._last_done = in_flight.done
         if batch.handed_over:
             await self._serve_alone(in_flight, tasks)
@@ -123,7 +114,7 @@ class DeviceExecutor:
         self._start(tasks, in_flight)
         await in_flight.launched.wait()
 
-    async def _serve_alone(self, in_flight: _InFlight, tasks: asyncio.TaskGroup) -> None:
+    async def _serve_alone(self, in_flight: InFlight, tasks: asyncio.TaskGroup) -> None:
         """A batch that may fail this device, too, is beside no other."""
         self._in_flight.add(in_flight)
         await in_flight.device_free.wait()
@@ -135,18 +126,18 @@ class DeviceExecutor:
         rate = self.rate.tokens_per_second or self._limit.tokens_per_second
         return batch.tokens / rate if rate else 0.0
 
-    def _start(self, tasks: asyncio.TaskGroup, in_flight: _InFlight) -> None:
+    def _start(self, tasks: asyncio.TaskGroup, in_flight: InFlight) -> None:
         observe_wait(self._metrics, in_flight.batch)
         self._in_flight.add(in_flight)
         tasks.create_task(self._execute(in_flight))
 
     def _let_short_jobs_preempt(
-        self, in_flight: _InFlight, seconds: float, tasks: asyncio.TaskGroup
+        self, in_flight: InFlight, seconds: float, tasks: asyncio.TaskGroup
     ) -> None:
         """Those that are in its batch already go first."""
 
         def start(batch: Batch) -> None:
-            self._start(tasks, _InFlight(batch, asyncio.Event(), preempts=in_flight))
+            self._start(tasks, InFlight(batch, asyncio.Event(), preempts=in_flight))
 
         short, in_flight.batch = split_short(in_flight.batch)
         limits = self._budget.limits
@@ -164,7 +155,7 @@ class DeviceExecutor:
         for in_flight in self._in_flight:
             in_flight.batch.fail(error)
 
-    async def _execute(self, in_flight: _InFlight) -> None:
+    async def _execute(self, in_flight: InFlight) -> None:
         ended = True
         try:
             await self._run_batch(in_flight.batch, in_flight)
@@ -177,7 +168,7 @@ class DeviceExecutor:
             in_flight.done.set()
             self._free(in_flight)
 
-    def _free(self, in_flight: _InFlight) -> None:
+    def _free(self, in_flight: InFlight) -> None:
         """Let the next batch begin, or the next one that preempts."""
         preempted, preemption = in_flight.preempts, self._preemption
         if preempted is None:
@@ -187,7 +178,7 @@ class DeviceExecutor:
             seconds = time.perf_counter() - in_flight.began if in_flight.began else 0.0
             preemption.ended(seconds)
 
-    async def _run_batch(self, batch: Batch, in_flight: _InFlight) -> None:
+    async def _run_batch(self, batch: Batch, in_flight: InFlight) -> None:
         if self.failed:  # While this one waited for its turn.
             self._queue.hand_over(batch)
             return
@@ -211,7 +202,7 @@ class DeviceExecutor:
     def _take_out_of_service(self, batch: Batch, error: DeviceFailedError) -> None:
         """Take no batch any more, and give `batch` to another device, unless it failed two."""
         was_serving, self.failed = not self.failed, True
-        if batch.handed_over or not self._has_others():
+        if batch.handed_over or not self._has_others(batch.model):
             batch.fail(error)
         else:
             log.warning("batch_handed_over", model=batch.model.name, tokens=batch.tokens)
@@ -220,7 +211,7 @@ class DeviceExecutor:
             self.rate = ServiceRate()
             self._on_failed(error)
 
-    def _complete(self, batch: Batch, results: list[Any], in_flight: _InFlight) -> None:
+    def _complete(self, batch: Batch, results: list[Any], in_flight: InFlight) -> None:
         seconds = self._device_seconds(in_flight)
         if in_flight.preempts is None:  # Small batches say little of the device's rate.
             self.rate.observe(batch.tokens, seconds)
@@ -228,7 +219,7 @@ class DeviceExecutor:
         observe_forward(self._metrics, batch, seconds)
         batch.complete(results, seconds)
 
-    def _device_seconds(self, in_flight: _InFlight) -> float:
+    def _device_seconds(self, in_flight: InFlight) -> float:
         """How long the device was at this batch, and at no other, since it began."""
         now, preempted = time.perf_counter(), in_flight.preempts
         if preempted is None:
@@ -240,7 +231,7 @@ class DeviceExecutor:
         return seconds
 
     async def _run_in_halves(
-        self, batch: Batch, error: OutOfMemoryError, in_flight: _InFlight
+        self, batch: Batch, error: OutOfMemoryError, in_flight: InFlight
     ) -> None:
         """Try each half by itself; a single sequence that does not fit is its request's failure."""
         halves = batch.halves()
@@ -256,7 +247,7 @@ class DeviceExecutor:
             if unresolved.slices:
                 await self._run_batch(unresolved, in_flight)
 
-    async def _on_device(self, batch: Batch, in_flight: _InFlight) -> list[Any]:
+    async def _on_device(self, batch: Batch, in_flight: InFlight) -> list[Any]:
         limits = self._limit.split(batch)
         with self._watchdog.over(limits.device):
             running = asyncio.ensure_future(self._compute(batch, in_flight))
@@ -268,8 +259,8 @@ class DeviceExecutor:
             finally:
                 running.cancel()
 
-    async def _compute(self, batch: Batch, in_flight: _InFlight) -> list[Any]:
-        model = self._replicas.get(batch.model, batch.model)
+    async def _compute(self, batch: Batch, in_flight: InFlight) -> list[Any]:
+        model = self._models[batch.model]
         loop = asyncio.get_running_loop()
 
         def launch() -> Callable[[], list[Any]]:

@@ -3,14 +3,15 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from app.engine.batch import Batch
+from app.engine.model import Model
 from app.errors import InferenceTimeoutError
 
 GPU_SECONDS = 15.0
@@ -29,11 +30,13 @@ class ForwardLimit:
 
     More where a batch is large for the device: five times what `seconds_per_token`, measured at the
     start, predicts for it. A job with a time limit of its own is held to that instead.
+    `seconds_of` are those per token of models that were measured by themselves.
     """
 
     fixed: float | None
     least: float
     seconds_per_token: float = 0.0
+    seconds_of: Mapping[Model, float] = field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float:
@@ -46,7 +49,8 @@ class ForwardLimit:
             return self.fixed
         lengths = np.fromiter(map(len, batch.sequences), dtype=np.float64)
         tokens = float((lengths * (1 + lengths / _DOUBLED_LENGTH)).sum())
-        return max(self.least, _SAFETY_FACTOR * tokens * self.seconds_per_token)
+        seconds = self.seconds_of.get(batch.model, self.seconds_per_token)
+        return max(self.least, _SAFETY_FACTOR * tokens * seconds)
 
     def split(self, batch: Batch) -> "BatchLimits":
         """Seconds for each slice of a batch, and for the device."""

@@ -1,14 +1,19 @@
-"""What a loader returns: warm models, their device, and the token budget of a forward."""
+"""What loaders return: warm models, their device, and the token budget of a forward.
+
+A loader loads what the settings name at the start; from then on another loads single models.
+"""
 
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from app import __version__
 from app.engine.file_watch import WatchedFiles
 from app.engine.model import Embedder, Model, Reranker
 from app.engine.types import Outputs
 from app.settings import Settings
+from app.settings.model_entry import ModelEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,76 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryUsage:
+    """Bytes of a memory: how many there are, and how many are in use."""
+
+    used: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of a model's forwards on a device."""
+
+    max_batch_tokens: int
+    seconds_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModel:
+    """A model on one device.
+
+    `measure` runs it for the first time, in the device's thread: thoroughly where it is given true,
+    else so shortly that the device's other work hardly waits. The rest is as in `LoadedModels`.
+    """
+
+    model: Model
+    device: DeviceInfo
+    measure: Callable[[bool], Measured]
+    free_memory: Callable[[], object]
+    prepare_thread: Callable[[], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModels:
+    """One model on all of its devices.
+
+    `describe` says how it is computed once it was run, and `finish` does what can wait until it
+    serves. `fingerprint` is as in `LoadedModels`.
+    """
+
+    places: tuple[PlacedModel, ...]
+    describe: Callable[[], ModelInfo]
+    files: WatchedFiles | None = None
+    finish: Callable[[], object] = lambda: None
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """What loading a model takes: `needs` are bytes of each memory, by its name."""
+
+    needs: Mapping[str, int]
+    load: Callable[[], PlacedModels]
+
+
+class ModelLoader(Protocol):
+    """Loads single models, in a thread of its own, while others serve."""
+
+    def prepare_thread(self) -> None:
+        """Make the calling thread leave the processor to others."""
+
+    def plan(self, entry: ModelEntry) -> LoadPlan:
+        """Find the model's files, which may be downloaded; raises `StartupError` without them."""
+
+    def read_memory(self, name: str) -> MemoryUsage:
+        """The usage of a memory that a plan names."""
+
+    def free_memory(self) -> None:
+        """Give back what models that were unloaded have left."""
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModels:
     """Everything a loader made: warm models, their device, and the token budget of one forward.
 
@@ -57,7 +132,8 @@ class LoadedModels:
     allocator keeps without using it. `files` are those that the models read from while they serve.
     `replicas` are the same models on further devices. `infos` say how each model is computed.
     `fingerprints` tell the files of models apart, where that is needed.
-    `prepare_thread` is called first in every thread that computes on the device.
+    `prepare_thread` is called first in every thread that computes on the device. `loader` loads
+    further models.
     """
 
     embedder: Embedder
@@ -74,6 +150,7 @@ class LoadedModels:
     infos: tuple[ModelInfo, ...] = ()
     fingerprints: Mapping[Model, str] = field(default_factory=dict)
     prepare_thread: Callable[[], None] | None = None
+    loader: ModelLoader | None = None
 
     @property
     def dense_model(self) -> Embedder:

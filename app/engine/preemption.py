@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from app.engine.batch import Batch, BatchSlice
 from app.engine.batcher import Limits
 from app.engine.job import Job
-from app.engine.queue import JobQueue
+from app.engine.queue import QueueConsumer
 
 # Tokens of one batch that preempts, since the forward waits for its end.
 _MOST_TOKENS = 256
@@ -48,7 +48,7 @@ class Preemption:
 
     batch: Batch
     seconds_left: float
-    queue: JobQueue
+    queue: QueueConsumer
     limits: Limits
     start: Callable[[Batch], None]
     running: bool = False

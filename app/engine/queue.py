@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from app.engine.batch import Batch
 from app.engine.batcher import Flow, Limits, form_batch
 from app.engine.job import Job
+from app.engine.model import Model
 from app.errors import SmartEmbedderError
 
 
@@ -18,9 +19,7 @@ class JobQueue:
     def __init__(self) -> None:
         self._jobs: dict[Job, Flow] = {}
         self._flows: dict[str, Flow] = {}
-        self._arrival = asyncio.Event()
-        self._idle_consumers = 0
-        self._listeners: list[Callable[[Job], None]] = []
+        self._consumers: list[QueueConsumer] = []
         self._virtual_time = 0.0
         self._waiting_tokens = 0
         self._handed_over: deque[Batch] = deque()
@@ -36,14 +35,11 @@ class JobQueue:
         """The jobs that wait, in order of arrival."""
         return list(self._jobs)
 
-    @contextmanager
-    def listener(self, on_arrival: Callable[[Job], None]) -> Iterator[None]:
-        """Within the block, `on_arrival` hears of each job that comes while no consumer is idle."""
-        self._listeners.append(on_arrival)
-        try:
-            yield
-        finally:
-            self._listeners.remove(on_arrival)
+    def consumer(self, serves: Callable[[Model], bool]) -> "QueueConsumer":
+        """A view for a device that serves these models."""
+        consumer = QueueConsumer(self, serves)
+        self._consumers.append(consumer)
+        return consumer
 
     def put(self, job: Job) -> None:
         """Add a job; if the queue is closed the job fails with the reason."""
@@ -57,10 +53,12 @@ class JobQueue:
         self._jobs[job] = flow
         self._waiting_tokens += job.waiting_tokens
         job.enter(flow.virtual_time, self._leave)
-        self._arrival.set()
-        if not self._idle_consumers:
-            for on_arrival in self._listeners:
-                on_arrival(job)
+        serving = [each for each in self._consumers if each.serves(job.model)]
+        idle = [each for each in serving if each.idle]
+        for consumer in idle:
+            consumer.wake()
+        for consumer in [] if idle else serving:
+            consumer.tell(job)
 
     def hand_over(self, batch: Batch) -> None:
         """Add a batch that was taken for a device that failed: it is the next to be taken."""
@@ -68,36 +66,42 @@ class JobQueue:
             batch.fail(self._closed_for)
             return
         self._handed_over.append(batch)
-        self._arrival.set()
+        for consumer in self._consumers:
+            if consumer.serves(batch.model):
+                consumer.wake()
 
-    def fail(self, error: SmartEmbedderError) -> None:
-        """Fail every job that waits."""
-        for job in list(self._jobs):
+    def fail(self, error: SmartEmbedderError, of: Callable[[Model], bool] = lambda _: True) -> None:
+        """Fail every job that waits for a model `of` a kind."""
+        for job in [job for job in self._jobs if of(job.model)]:
             job.fail(error)
-        while self._handed_over:
-            self._handed_over.popleft().fail(error)
+        for batch in [batch for batch in self._handed_over if of(batch.model)]:
+            self._handed_over.remove(batch)
+            batch.fail(error)
 
     def close(self, error: SmartEmbedderError) -> None:
         """Fail every job that waits, and every later one."""
         self._closed_for = error
         self.fail(error)
 
-    async def wait(self) -> None:
-        """Wait for a job."""
-        self._idle_consumers += 1
-        try:
-            await self._arrival.wait()
-        finally:
-            self._idle_consumers -= 1
+    def has_work(self, serves: Callable[[Model], bool]) -> bool:
+        """Whether something waits for a model that `serves` accepts."""
+        waits = any(serves(job.model) for job in self._jobs)
+        return waits or any(serves(batch.model) for batch in self._handed_over)
 
-    def take(self, limits: Limits, among: Iterable[Job] | None = None) -> Batch | None:
+    def take(
+        self,
+        limits: Limits,
+        serves: Callable[[Model], bool] = lambda _: True,
+        among: Iterable[Job] | None = None,
+    ) -> Batch | None:
         """Remove the next batch, of the jobs `among` those that wait or of all; None if none is.
 
-        Of all, one that was handed over is the first.
+        Only of models that `serves` accepts. Of all, one that was handed over is the first.
         """
-        if among is None and (batch := self._take_handed_over()) is not None:
+        if among is None and (batch := self._take_handed_over(serves)) is not None:
             return batch
-        jobs = self._jobs if among is None else {job: self._jobs[job] for job in among}
+        candidates = self._jobs if among is None else among
+        jobs = {job: self._jobs[job] for job in candidates if serves(job.model)}
         if not jobs:
             return None
         batch = form_batch(jobs, limits)
@@ -107,18 +111,13 @@ class JobQueue:
         self._catch_up()
         return batch
 
-    def _take_handed_over(self) -> Batch | None:
+    def _take_handed_over(self, serves: Callable[[Model], bool]) -> Batch | None:
         """The first that somebody still waits for; fairness counted it when it was first taken."""
-        found = None
-        while found is None and self._handed_over:
-            batch = self._handed_over.popleft().unresolved()
-            found = batch if batch.slices else None
-        self._clear_arrival()
-        return found
-
-    def _clear_arrival(self) -> None:
-        if not (self._jobs or self._handed_over):
-            self._arrival.clear()
+        for batch in [each for each in self._handed_over if serves(each.model)]:
+            self._handed_over.remove(batch)
+            if (unresolved := batch.unresolved()).slices:
+                return unresolved
+        return None
 
     def _move_virtual_times(self, batch: Batch) -> None:
         """Advance by the batch's tokens divided by the weights that shared the device."""
@@ -158,4 +157,55 @@ class JobQueue:
         flow = self._jobs.pop(job)
         flow.jobs -= 1
         self._waiting_tokens -= job.waiting_tokens
-        self._clear_arrival()
+
+
+class QueueConsumer:
+    """What one device sees of the queue: the work for the models that it `serves`."""
+
+    def __init__(self, queue: JobQueue, serves: Callable[[Model], bool]) -> None:
+        self.serves = serves
+        self._queue = queue
+        self._arrival = asyncio.Event()
+        self._on_arrival: Callable[[Job], None] | None = None
+        self.idle = False
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs that wait for it, in order of arrival."""
+        return [job for job in self._queue.jobs if self.serves(job.model)]
+
+    @contextmanager
+    def listener(self, on_arrival: Callable[[Job], None]) -> Iterator[None]:
+        """Within the block, `on_arrival` hears of each job that comes while no device is idle."""
+        self._on_arrival = on_arrival
+        try:
+            yield
+        finally:
+            self._on_arrival = None
+
+    async def wait(self) -> None:
+        """Wait for work."""
+        self.idle = True
+        try:
+            while not self._queue.has_work(self.serves):
+                self._arrival.clear()
+                await self._arrival.wait()
+        finally:
+            self.idle = False
+
+    def wake(self) -> None:
+        """Let it look for work again."""
+        self._arrival.set()
+
+    def tell(self, job: Job) -> None:
+        """Tell its listener of a job."""
+        if self._on_arrival is not None:
+            self._on_arrival(job)
+
+    def take(self, limits: Limits, among: Iterable[Job] | None = None) -> Batch | None:
+        """Remove the next batch that it can compute, as `JobQueue.take`."""
+        return self._queue.take(limits, self.serves, among)
+
+    def hand_over(self, batch: Batch) -> None:
+        """Give a batch back, for another device."""
+        self._queue.hand_over(batch)

@@ -25,7 +25,7 @@ from app.engine.types import (
     TokenizedText,
     TokenSequence,
 )
-from app.errors import RerankerDisabledError
+from app.errors import EmptyInputError, InvalidRequestError, RerankerDisabledError
 
 _NO_VECTORS = Outputs()
 
@@ -35,8 +35,8 @@ class RerankRequest:
     """A query, the passages to score for it, and how; `query` may be a list with one for each.
 
     `normalize` makes probabilities of logits, `instruction` is for rerankers that read one,
-    `weights` is for late interaction, and `truncation` says how passages are cut. `urgency` and
-    `client` are as in `Engine.embed`.
+    `weights` is for late interaction, and `truncation` says how passages are cut. `urgency`,
+    `client` and `model` are as in `Engine.embed`.
     """
 
     query: str | list[str]
@@ -47,6 +47,16 @@ class RerankRequest:
     truncation: TruncationOptions = CUT_AT_END
     urgency: int = DEFAULT_URGENCY
     client: str = ""
+    model: str | None = None
+
+    def check(self) -> None:
+        """Raise `EmptyInputError` or `InvalidRequestError` where there is nothing to score."""
+        if not self.passages:
+            raise EmptyInputError("there are no passages to score")
+        if len(self.queries) != len(self.passages):
+            raise InvalidRequestError("there must be one query, or one for each passage")
+        if not all(query.strip() for query in self.places):
+            raise EmptyInputError("the query is blank")
 
     @property
     def queries(self) -> list[str]:

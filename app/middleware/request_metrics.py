@@ -17,6 +17,8 @@ _REASON_OF = {
     "unauthorized": "auth",
     "body_too_large": "body_too_large",
     "loading": "loading",
+    "model_not_loaded": "model",
+    "model_too_large": "model",
     "draining": "draining",
     "unhealthy": "unhealthy",
     "reranker_disabled": "disabled",

@@ -6,6 +6,7 @@ answer before it is done.
 
 import os
 import sys
+from dataclasses import replace
 
 from app.engine.download import DownloadStatus
 from app.engine.loaded_models import LoadedModels
@@ -33,9 +34,12 @@ def load_models(settings: Settings, status: DownloadStatus | None = None) -> Loa
     sys.setswitchinterval(min(_SWITCH_INTERVAL, sys.getswitchinterval()))
     # The weights come from the disk while Python imports.
     read_ahead(settings, Half.SECOND)
-    from app.models.runtime import load  # noqa: PLC0415 - see above
+    from app.models.model_loader import EntryLoader  # noqa: PLC0415 - see above
+    from app.models.runtime import load  # noqa: PLC0415
 
     models = load(settings, status)
+    if settings.models:
+        models = replace(models, loader=EntryLoader(settings, status))
     read_ahead(settings, Half.FIRST)
     return models
 

@@ -1,6 +1,7 @@
 """Warming a model up, and measuring what its forwards cost in time and memory."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -8,7 +9,7 @@ import torch
 from app.engine.model import Model
 from app.engine.types import Outputs
 from app.models.device.timing import shortest
-from app.models.tasks.device_model import EmbeddingModel
+from app.models.tasks.device_model import DeviceModel
 from app.models.token_budget import ChosenBudget, Measurement, choose_budget, minimum_tokens
 
 # Whoever comes waits for the forward that runs: no throughput is worth more than this, in seconds.
@@ -20,6 +21,7 @@ _WORTH_GOING_ON = 1.03
 # A busy moment may make a smaller size look like the last.
 _WEIGHTY_SIZE = 1024
 _MEMORY_SHARE = 0.8
+_FEW_TOKENS = 32
 _MEMORY_TOKENS = 4096
 _SEQUENCE_TOKENS = 256
 # Ids that every vocabulary has.
@@ -27,7 +29,7 @@ _TOKENS = (5, 100)
 _ALL_KINDS = Outputs(dense=True, sparse=True, colbert=True)
 
 
-def probe(model: EmbeddingModel, device: torch.device) -> ChosenBudget:
+def probe(model: DeviceModel[Any], device: torch.device) -> ChosenBudget:
     """Measure forwards of growing size and choose the token budget from them."""
     total = torch.cuda.get_device_properties(device).total_memory if _is_cuda(device) else None
     most = tokens_that_fit(model, device)
@@ -38,6 +40,12 @@ def probe(model: EmbeddingModel, device: torch.device) -> ChosenBudget:
         return choose_budget(list(measure(_on_few_layers(model), sizes)), minimum)
     measured = list(measure(_on_gpu(model, device), sizes, _LONGEST_OF_TWO))
     return choose_budget(measured, minimum, most, _LONGEST_OF_TWO)
+
+
+def measure_shortly(model: DeviceModel[Any], device: torch.device) -> float:
+    """Seconds of a token, from forwards that keep the device from its other work for a moment."""
+    timed_forward = _on_gpu(model, device) if _is_cuda(device) else _on_few_layers(model)
+    return timed_forward(_FEW_TOKENS) / _FEW_TOKENS
 
 
 def _worth_measuring(minimum: int, most: int | None) -> list[int]:
@@ -94,7 +102,7 @@ def _on_gpu(model: Model, device: torch.device) -> Callable[[int], float]:
     return lambda tokens: shortest(lambda: run(tokens))
 
 
-def _on_few_layers(model: EmbeddingModel) -> Callable[[int], float]:
+def _on_few_layers(model: DeviceModel[Any]) -> Callable[[int], float]:
     """Seconds of a forward of so many tokens, from a few of its layers, because it may be long.
 
     Without the heads of every token, whose share would look larger than it is.

@@ -97,6 +97,13 @@ def locate_models(settings: Settings, status: DownloadStatus | None = None) -> M
     )
 
 
+def locate_model(
+    name: str, revision: str | None, settings: Settings, status: DownloadStatus
+) -> Path:
+    """Find a model by its name in a setting; it is fetched where it is not on the disk."""
+    return _locate(name, revision, partial(_hub, settings, status))
+
+
 def _hub(settings: Settings, status: DownloadStatus, revision: str | None) -> Hub:
     return Hub(settings.hub_cache, revision, settings.hf_hub_offline, status)
 
@@ -158,7 +165,7 @@ def _load_on(
     name: str, settings: Settings, folders: ModelFolders, cpu_threads: int | None = None
 ) -> LoadedModels:
     device = choose_device(name)
-    loader = _Loader(settings, device, cpu_threads)
+    loader = DeviceLoader(settings, device, cpu_threads)
     embedder = loader.load_embedder(settings.embedding_model, folders.embedding)
     dense, reranker = loader.load_dense(folders.dense), loader.load_reranker(folders.reranker)
     _check_kinds(settings, embedder, dense)
@@ -168,7 +175,7 @@ def _load_on(
     budget = _budget(settings, embedder, models[1:], device)
     return LoadedModels(
         embedder=embedder,
-        device=_describe(device, embedder.info),
+        device=describe(device, embedder.info),
         infos=tuple(each.info for each in models),
         max_batch_tokens=budget.tokens,
         dense=dense,
@@ -227,8 +234,8 @@ def _budget(
 
 
 @dataclass(frozen=True, slots=True)
-class _Loader:
-    """Loads the models for one device."""
+class DeviceLoader:
+    """Loads models for one device."""
 
     settings: Settings
     device: torch.device
@@ -264,12 +271,16 @@ class _Loader:
         """The reranker, where it is a model of its own."""
         if folder is None:
             return None
+        return self.load_reranker_named(self.settings.reranker_model, folder)
+
+    def load_reranker_named(self, name: str, folder: Path) -> CrossEncoder | QwenReranker:
+        """The reranker of that name in a setting."""
         settings = self.settings
         limit = settings.bge_rerank_max_length
         if is_qwen3(folder):
             limit = settings.qwen_rerank_max_length
         return load_reranker(
-            public_name(settings.reranker_model),
+            public_name(name),
             folder,
             limit,
             self.target_of(folder),
@@ -277,12 +288,13 @@ class _Loader:
         )
 
 
-def _describe(device: torch.device, embedder: ModelInfo) -> DeviceInfo:
+def describe(device: torch.device, model: ModelInfo) -> DeviceInfo:
+    """The hardware, with the number format and the attention of a model on it."""
     return DeviceInfo(
         name=str(device),
         description=describe_device(device),
-        dtype=embedder.dtype,
-        attention=embedder.paths[ATTENTION],
+        dtype=model.dtype,
+        attention=model.paths[ATTENTION],
         gpu_available=device.type != "cpu",
         device_count=torch.cuda.device_count(),
         memory_bytes=memory_bytes(device),

@@ -5,7 +5,7 @@ client sent. /stats reads the same counters, so the two always agree.
 """
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -29,6 +29,7 @@ REJECTION_REASONS: Final = (
     "auth",
     "body_too_large",
     "loading",
+    "model",
     "draining",
     "unhealthy",
     "disabled",
@@ -85,8 +86,8 @@ class Metrics:
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(name, help_text, labels, registry=self.registry)
 
-    def _gauge(self, name: str, help_text: str) -> Gauge:
-        return Gauge(name, help_text, registry=self.registry)
+    def _gauge(self, name: str, help_text: str, *labels: str) -> Gauge:
+        return Gauge(name, help_text, labels, registry=self.registry)
 
     def _histogram(
         self, name: str, help_text: str, buckets: tuple[float, ...], *labels: str
@@ -136,6 +137,7 @@ class Metrics:
     def _make_engine_metrics(self) -> None:
         counter, histogram = self._counter, self._histogram
         self._make_queue_metrics()
+        self._make_model_metrics()
         self.batch_size = histogram("embedding_batch_size", "Texts in one forward", _TEXTS)
         self.batch_tokens = histogram("batch_tokens", "Tokens in one forward", _TOKENS)
         self.embedding_inference = histogram(
@@ -149,6 +151,20 @@ class Metrics:
         self.tokens = counter("tokens_processed_total", "Tokens through a model", "model")
         self.splits = counter("out_of_memory_splits_total", "Batches split for lack of memory")
         self.abandoned = counter("abandoned_requests_total", "Requests whose client left")
+
+    def _make_model_metrics(self) -> None:
+        self.model_state = self._gauge(
+            "model_state", "1 for the state that a model is in, else 0", "model", "state"
+        )
+        self.model_requests = self._gauge(
+            "model_requests", "Requests that use a model of MODELS or wait for it", "model"
+        )
+        self.model_loads = self._counter(
+            "model_loads_total", "Loadings of a model of MODELS", "model", "result"
+        )
+        self.model_unloads = self._counter(
+            "model_unloads_total", "Times a model of MODELS was unloaded", "model"
+        )
 
     def _make_queue_metrics(self) -> None:
         gauge = self._gauge
@@ -255,6 +271,23 @@ class Metrics:
         for name in names:
             self.tokens.labels(name)
 
+    def watch_models(
+        self, names: Sequence[str], states: Sequence[str], read: Callable[[int], str]
+    ) -> None:
+        """Let the gauge of states read that of the model at each place whenever it is scraped."""
+        for place, name in enumerate(names):
+            for state in states:
+                is_in = partial(_is_in, state, partial(read, place))
+                self.model_state.labels(name, state).set_function(is_in)
+
+    def watch_further_model(self, name: str, requests: Callable[[], int]) -> None:
+        """Show what becomes of a model of MODELS."""
+        self.tokens.labels(name)
+        self.model_requests.labels(name).set_function(requests)
+        for result in ("success", "failure"):
+            self.model_loads.labels(name, result)
+        self.model_unloads.labels(name)
+
     def value(self, name: str, **labels: str) -> float:
         """The present value of one series; 0 for one that does not exist."""
         return self.registry.get_sample_value(name, labels) or 0.0
@@ -267,3 +300,7 @@ class Metrics:
     def render(self) -> bytes:
         """All series in Prometheus' text format."""
         return generate_latest(self.registry)
+
+
+def _is_in(state: str, read: Callable[[], str]) -> float:
+    return float(read() == state)

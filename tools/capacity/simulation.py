@@ -155,7 +155,7 @@ class _Device:
         self._preemption = Preemption(
             batch,
             seconds,
-            self._simulation.queue,
+            self._simulation.consumer,
             self._simulation.devices.limits,
             lambda short: self._preempt(forward, short),
         )
@@ -211,6 +211,7 @@ class Simulation:
         self.devices = devices
         self.clock = _Clock()
         self.queue = JobQueue()
+        self.consumer = self.queue.consumer(lambda _: True)
         self.batches: list[int] = []
         self._workers = [_Device(self) for _ in range(devices.number)]
         self._in_work: dict[Job, Arrival] = {}
@@ -226,7 +227,7 @@ class Simulation:
         for place, arrival in enumerate(given):
             tokenized = arrival.time + self.devices.cost.tokenize(arrival.lengths)
             self.clock.call_at(tokenized, partial(self._arrive, arrival, place))
-        with self.queue.listener(self._offer):
+        with self.consumer.listener(self._offer):
             self.clock.run()
         busy = sum(worker.busy_seconds for worker in self._workers)
         return Outcome(

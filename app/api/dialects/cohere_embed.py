@@ -102,7 +102,7 @@ async def _embed(body: CohereEmbedRequest, call: Call, *, version: str = "2") ->
     query = body.input_type == "search_query"
     options = EmbeddingOptions(
         _truncation(body),
-        input_type=input_type_of(call, model, "query" if query else "document"),
+        input_type=await input_type_of(call, model, "query" if query else "document"),
         dimensions=body.output_dimension,
     )
     outputs = Outputs(dense=True)

@@ -163,7 +163,7 @@ async def _rerank(body: DocumentsRequest, call: Call) -> Response:
     truncation = TruncationOptions(max_tokens=body.max_tokens_per_doc)
     passages = Passages(body.query, body.documents, "documents", truncation)
     raw = body.use_activation is False
-    result = await rerank(call, passages, instruction=body.instruction, raw=raw)
+    result = await rerank(call, passages, model, instruction=body.instruction, raw=raw)
     name = "" if model is None else model.name
     render = partial(_render, body, result, name, call.context.request_id)
     return await call.render(render, sum(map(len, body.documents)))

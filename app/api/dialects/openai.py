@@ -19,8 +19,8 @@ from app.api.dialects.openai_schemas import (
 )
 from app.api.dialects.work import embed, embedder_of, input_type_of
 from app.api.formats.answer import TextVectors, VectorOptions, vectors_of
-from app.api.handler import Call, Operation, ServiceDep, get_and_head, respond
-from app.api.model_catalogue import ModelCatalogue, ServedModel
+from app.api.handler import Call, Operation, Service, ServiceDep, get_and_head, respond
+from app.api.model_catalogue import ServedModel
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import OPENAI_EMBEDDINGS, Dialect
 from app.api.rendering import (
@@ -64,7 +64,7 @@ async def _embed(body: OpenAIEmbeddingRequest, call: Call) -> Response:
         wanted.needed,
         field="input",
         model=model,
-        options=_options(body, call, model),
+        options=await _options(body, call, model),
         normalize=body.given("normalize", "normalized") is not False,
     )
     render = partial(_render, result, model, wanted, as_base64=as_base64)
@@ -78,7 +78,9 @@ def _vector_options(body: OpenAIEmbeddingRequest) -> VectorOptions:
     return options
 
 
-def _options(body: OpenAIEmbeddingRequest, call: Call, model: ServedModel) -> EmbeddingOptions:
+async def _options(
+    body: OpenAIEmbeddingRequest, call: Call, model: ServedModel
+) -> EmbeddingOptions:
     truncation, input_type = body.truncation_options, body.known_input_type
     check_truncation(truncation.truncate, truncation.side)
     return EmbeddingOptions(
@@ -86,7 +88,7 @@ def _options(body: OpenAIEmbeddingRequest, call: Call, model: ServedModel) -> Em
         prompt=body.prompt,
         prompt_name=body.prompt_name,
         # Clients send it always: where it changes nothing it is no error.
-        input_type=None if input_type is None else input_type_of(call, model, input_type),
+        input_type=None if input_type is None else await input_type_of(call, model, input_type),
         dimensions=body.given("dimensions", "output_dimension"),
     )
 
@@ -140,8 +142,8 @@ EMBEDDINGS = Operation(Dialect.OPENAI, OPENAI_EMBEDDINGS, "input", OpenAIEmbeddi
 @get_and_head(router, "/models", include_in_schema=False)
 async def list_models(service: ServiceDep) -> Response:
     """Hub ids, short names and aliases; every embedding model has one with `embed` in it."""
-    catalogue = service.catalogue
-    data = [_describe(name, catalogue) for model in catalogue.models for name in model.names]
+    models = service.catalogue.models
+    data = [_describe(name, model, service) for model in models for name in model.names]
     return JSONResponse({"object": "list", "data": data})
 
 
@@ -154,14 +156,16 @@ async def list_models(service: ServiceDep) -> Response:
 )
 async def show_model(model: str, service: ServiceDep) -> Response:
     """The model with that name."""
-    service.catalogue.find(model)
-    return JSONResponse(_describe(model, service.catalogue))
+    return JSONResponse(_describe(model, service.catalogue.find(model), service))
 
 
-def _describe(name: str, catalogue: ModelCatalogue) -> dict[str, JsonValue]:
+def _describe(name: str, model: ServedModel, service: Service) -> dict[str, JsonValue]:
+    (status,) = (each for each in service.engine.statuses if each.name == model.name)
     return {
         "id": name,
         "object": "model",
-        "created": catalogue.created,
+        "created": service.catalogue.created,
         "owned_by": "smart-embedder",
+        "task": status.task,
+        "state": status.state.value,
     }

@@ -219,6 +219,11 @@ class OpenAIModel(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    task: Annotated[Literal["embed", "rerank"], Field(description="An extension.")]
+    state: Annotated[
+        Literal["unloaded", "loading", "ready", "failed"],
+        Field(description="Whether it is loaded: an extension."),
+    ]
 
 
 class OpenAIModels(BaseModel):

@@ -16,7 +16,7 @@ from app.api import paths
 from app.api.dialects import tei_schemas as schemas
 from app.api.dialects.work import Passages, embed, embedder_of, rerank
 from app.api.handler import Call, Operation, ServiceDep, respond
-from app.api.model_catalogue import Role
+from app.api.model_catalogue import Role, ServedModel
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import Dialect
 from app.api.rendering import OPTIONS, by_falling_score, estimate_bytes, render_matrix
@@ -134,20 +134,21 @@ def _render_cosines(result: EmbeddingResult) -> list[bytes]:
 
 async def _rerank(body: schemas.RerankTextsRequest, call: Call) -> Response:
     passages = Passages(body.query, body.texts, "texts", body.truncation)
-    require_reranker(call)
-    result = await rerank(call, passages, raw=bool(body.raw_scores))
+    result = await rerank(call, passages, reranker_of(call), raw=bool(body.raw_scores))
     render = partial(_render_ranks, body, result)
     response = await call.render(render, sum(map(len, body.texts)))
     return add_headers(response, call, [body.query, *body.texts], result)
 
 
-def require_reranker(call: Call) -> None:
-    """Raise `InvalidRequestError` where the model in the request's path is none."""
-    name = call.request.path_params.get("model")
-    if name is not None:
-        model = call.service.catalogue.find(name)
-        if not call.service.catalogue.reranks(model):
-            raise InvalidRequestError(f"the model {model.name} is no reranker")
+def reranker_of(call: Call) -> ServedModel | None:
+    """The model in the request's path, or the default; `InvalidRequestError` for no reranker."""
+    catalogue, name = call.service.catalogue, call.request.path_params.get("model")
+    if name is None:
+        return catalogue.reranker(None)
+    model = catalogue.find(name)
+    if not catalogue.reranks(model):
+        raise InvalidRequestError(f"the model {model.name} is no reranker")
+    return model
 
 
 def _render_ranks(body: schemas.RerankTextsRequest, result: RerankResult) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ from app.api.health import current_status
 from app.api.model_catalogue import Role, ServedModel
 from app.api.openapi import BEARER, error_responses
 from app.engine.loaded_models import LoadedModels
-from app.errors import LoadingError
+from app.errors import LoadingError, ModelNotLoadedError
 from app.settings import Settings
 
 router = APIRouter()
@@ -76,13 +76,18 @@ def _status(service: Service) -> Response:
 
 
 def _describe(service: Service, model: ServedModel) -> Response:
-    settings, models = service.settings, service.engine.models
+    settings, models = service.settings, service.engine.loaded(model.key)
+    if models is None and model.further and service.engine.models is not None:
+        raise ModelNotLoadedError(
+            f"the model {model.name} is not loaded now: the next request for vectors or scores of "
+            "it loads it"
+        )
     if models is None:
         raise LoadingError("the models are still being loaded", retry_after=5)
     return JSONResponse(
         {
             "model_id": model.name,
-            "model_sha": _revision(model, settings),
+            "model_sha": model.revision,
             "model_dtype": models.dtype_of(loaded(model, models)),
             "served_model_name": model.name,
             "model_type": _kind(model, models),
@@ -107,14 +112,6 @@ def _kind(model: ServedModel, models: LoadedModels) -> dict[str, Any]:
         return {kind: {"id2label": named, "label2id": places}}
     embedder = models.embedder if model.role is Role.EMBEDDER else models.dense_model
     return {"embedding": {"pooling": embedder.pooling}}
-
-
-def _revision(model: ServedModel, settings: Settings) -> str | None:
-    return {
-        Role.EMBEDDER: settings.model_revision,
-        Role.DENSE: settings.dense_model_revision,
-        Role.RERANKER: settings.reranker_model_revision,
-    }[model.role]
 
 
 def _workers(settings: Settings) -> int:

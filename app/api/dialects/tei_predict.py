@@ -11,7 +11,7 @@ from starlette.responses import Response
 from app.api import paths
 from app.api.checks import check_passages
 from app.api.dialects import tei_schemas as schemas
-from app.api.dialects.tei import add_headers, add_operation, require_reranker
+from app.api.dialects.tei import add_headers, add_operation, reranker_of
 from app.api.handler import Call, Operation
 from app.api.openapi import BEARER
 from app.api.paths import Dialect
@@ -28,8 +28,14 @@ _BYTES_PER_LABEL = 50
 async def _predict(body: schemas.PredictRequest, call: Call) -> Response:
     pairs = body.pairs
     check_passages([], pairs, "inputs", call.service.settings)
-    require_reranker(call)
-    request = ClassificationRequest(pairs, body.truncation, call.urgency, call.context.client)
+    model = reranker_of(call)
+    request = ClassificationRequest(
+        pairs,
+        body.truncation,
+        call.urgency,
+        call.context.client,
+        None if model is None else model.key,
+    )
     work = call.service.engine.classify(request)
     result = await call.run(work, passages=len(pairs))
     call.service.metrics.pairs.inc(len(pairs))

@@ -65,7 +65,7 @@ async def _tokenize(body: schemas.TokenizeRequest, call: Call) -> Response:
         return tokenizer, texts, [tokenizer.token_spans(text) for text in texts]
 
     tokenizer, texts, spans = await call.service.engine.run_tokenizer(
-        split, body.inputs, client=call.context.client
+        split, body.inputs, client=call.context.client, model=model.key
     )
     frame = tokenizer.special_tokens if body.add_special_tokens is not False else ([], [])
     render = partial(_render_tokens, texts, spans, frame)
@@ -127,7 +127,9 @@ async def _decode(body: schemas.DecodeRequest, call: Call) -> Response:
         tokenizer = loaded(model, models)
         return [tokenizer.decode(ids, skip_special_tokens=skip) for ids in body.ids]
 
-    texts = await call.service.engine.run_tokenizer(decode, [], client=call.context.client)
+    texts = await call.service.engine.run_tokenizer(
+        decode, [], client=call.context.client, model=model.key
+    )
     return await call.render(lambda: [orjson.dumps(texts)], sum(map(len, texts)))
 
 

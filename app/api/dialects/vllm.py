@@ -98,7 +98,7 @@ async def _score(body: ScoreRequest, call: Call) -> Response:
     _check(body)
     queries = body.text_1 if len(body.text_1) > 1 else body.text_1[0]
     passages = Passages(queries, body.text_2, "text_2")
-    result = await rerank(call, passages, raw=body.use_activation is False)
+    result = await rerank(call, passages, model, raw=body.use_activation is False)
     name = "" if model is None else model.name
     render = partial(_render, result, name, call.context.request_id)
     return await call.render(render, 0)

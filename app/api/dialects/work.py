@@ -30,9 +30,19 @@ def embedder_of(call: Call, role: Role | None = None) -> ServedModel:
     return model
 
 
-def input_type_of(call: Call, model: ServedModel, input_type: InputType) -> InputType | None:
+async def models_for(call: Call, model: ServedModel | None) -> LoadedModels | None:
+    """What a request for this model works with, loaded where it is not yet.
+
+    None while the default models are being loaded: the engine raises the error for that.
+    """
+    if model is None or model.key is None:
+        return call.service.engine.models
+    return await call.lease(model.key)
+
+
+async def input_type_of(call: Call, model: ServedModel, input_type: InputType) -> InputType | None:
     """The type where the model has a prompt for it; else it changes nothing, and is left out."""
-    models = call.service.engine.models
+    models = await models_for(call, model)
     if models is None:
         return None  # The engine raises the error for that.
     return input_type if has_prompt_for(_made_by(model, models), input_type) else None
@@ -55,7 +65,7 @@ async def embed(
     """Vectors of `texts`, which the request has in `field`; `model` makes the dense ones."""
     check_texts(texts, field, call.service.settings)
     embedder_only = model.role is Role.EMBEDDER
-    models = call.service.engine.models
+    models = await models_for(call, model)
     made_by = None if models is None else _made_by(model, models)
     if made_by is not None and made_by.normalizes and not normalize:
         raise InvalidRequestError(
@@ -63,7 +73,13 @@ async def embed(
             "whatever is asked for: leave it out"
         )
     return await vectors(
-        call, texts, outputs, embedder_only=embedder_only, options=options, normalize=normalize
+        call,
+        texts,
+        outputs,
+        embedder_only=embedder_only,
+        options=options,
+        normalize=normalize,
+        model=model.key,
     )
 
 
@@ -75,8 +91,9 @@ async def vectors(
     embedder_only: bool = False,
     options: EmbeddingOptions = NO_OPTIONS,
     normalize: bool = True,
+    model: str | None = None,
 ) -> EmbeddingResult:
-    """The engine's vectors of texts that have been checked."""
+    """The engine's vectors of texts that have been checked; `model` is its key in the engine."""
     service = call.service
     work = service.engine.embed(
         texts,
@@ -89,6 +106,7 @@ async def vectors(
         options=options,
         urgency=call.urgency,
         client=call.context.client,
+        model=model,
     )
     result = await call.run(work, sentences=len(texts))
     service.metrics.sentences.inc(len(texts))
@@ -106,16 +124,21 @@ class Passages:
 
 
 async def rerank(
-    call: Call, passages: Passages, *, instruction: str | None = None, raw: bool = False
+    call: Call,
+    passages: Passages,
+    model: ServedModel | None,
+    *,
+    instruction: str | None = None,
+    raw: bool = False,
 ) -> RerankResult:
-    """A score for each text: a probability, or with `raw` what the model gives.
+    """A score for each text by a reranker: a probability, or with `raw` what the model gives.
 
     The scores of late interaction, which has no probabilities, are given through a sigmoid, which
     keeps their order.
     """
     service = call.service
     check_passages(passages.query, passages.texts, passages.field, service.settings)
-    check_rerank_options(service.engine.models, instruction=instruction)
+    check_rerank_options(await models_for(call, model), instruction=instruction)
     request = RerankRequest(
         passages.query,
         passages.texts,
@@ -124,6 +147,7 @@ async def rerank(
         truncation=passages.truncation,
         urgency=call.urgency,
         client=call.context.client,
+        model=None if model is None else model.key,
     )
     result = await scores(call, request)
     is_fused = result.parts is not None

@@ -1,7 +1,10 @@
 """What a request's fields ask for: the kinds of vectors, their numbers, and who makes them."""
 
+from dataclasses import replace
+
 from app.api.checks import check_truncation
 from app.api.formats.answer import ModelNames, VectorOptions
+from app.api.model_catalogue import ServedModel
 from app.api.schemas import EmbeddingFields
 from app.engine.loaded_models import LoadedModels
 from app.engine.option_checks import wanted_kinds
@@ -53,7 +56,16 @@ def check_numbers(fields: EmbeddingFields, media_type: str, binary: list[str]) -
         )
 
 
-def model_names(settings: Settings) -> ModelNames:
-    """Which model makes which kind."""
+def as_asked_for(models: LoadedModels | None, model: ServedModel | None) -> LoadedModels | None:
+    """The models that work for a request that names one: the default embedder works alone."""
+    if models is None or model is None or not model.is_default_embedder:
+        return models
+    return replace(models, dense=None)
+
+
+def model_names(settings: Settings, model: ServedModel | None = None) -> ModelNames:
+    """Which model makes which kind, where the request names one, or none."""
+    if model is not None and (model.further or model.is_default_embedder):
+        return ModelNames(dense=model.name, sparse=model.name, colbert=model.name)
     bge = public_name(settings.embedding_model)
     return ModelNames(dense=public_name(settings.dense_model), sparse=bge, colbert=bge)

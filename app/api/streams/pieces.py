@@ -10,6 +10,7 @@ from app.api.errors import error_facts
 from app.api.formats.answer import VectorOptions, vectors_of
 from app.api.formats.records import Record
 from app.api.handler import Service
+from app.api.model_catalogue import ServedModel
 from app.api.rendering import truncation_as_json
 from app.api.streams.lines import Line
 from app.engine.options import EmbeddingOptions
@@ -86,6 +87,7 @@ class PieceEmbedder:
         normalize: bool,
         urgency: int,
         client: str,
+        model: ServedModel | None = None,
     ) -> None:
         self._service = service
         self._places = service.stream_places
@@ -94,6 +96,7 @@ class PieceEmbedder:
         self._normalize = normalize
         self._urgency = urgency
         self._client = client
+        self._model = model
 
     async def embed(self, lines: Sequence[Line]) -> Piece:
         """The results of these lines; raises `UnavailableError` where the service cannot go on."""
@@ -150,6 +153,8 @@ class PieceEmbedder:
                 options=self._options,
                 urgency=self._urgency,
                 client=self._client,
+                embedder_only=self._model is not None and self._model.is_default_embedder,
+                model=None if self._model is None else self._model.key,
             )
         finally:
             self._places.release(self._client)

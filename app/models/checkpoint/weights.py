@@ -125,6 +125,17 @@ def weight_files(folder: Path) -> list[Path]:
     raise FileNotFoundError(f"there is no {' and no '.join(_FILES)}")
 
 
+def count_parameters(folder: Path) -> int:
+    """How many numbers the tensors of a checkpoint hold, which are mapped and not read.
+
+    0 where they cannot be read: loading raises the error.
+    """
+    with suppress(*_FILE_ERRORS):
+        tensors = (each for path in weight_files(folder) for each in _read_file(path).values())
+        return sum(each.numel() for each in tensors if isinstance(each, Tensor))
+    return 0
+
+
 def _read_file(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return load_file(path)

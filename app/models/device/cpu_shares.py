@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from app.errors import StartupError
-from app.models.device.cpu_threads import available_threads, read_or_empty
+from app.models.device.control_groups import read_or_empty
+from app.models.device.cpu_threads import available_threads
 
 Result = TypeVar("Result")
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import torch
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
+from app.models.device.control_groups import CGROUPS, MEMBERSHIP, groups_of, read_or_empty
 
 # Below this much work for each thread, waiting for one another costs more than it saves, the more
 # so because the threads share their cores with the event loop, the tokenizer and the clients.
@@ -27,20 +26,14 @@ def available_threads() -> int:
     Threads beyond the quota would be halted in turn while the others wait for them. Asked once,
     because `set_for` changes PyTorch's answer.
     """
-    quota = cpu_quota(_CGROUPS, _MEMBERSHIP)
+    quota = cpu_quota(CGROUPS, MEMBERSHIP)
     threads = torch.get_num_threads()
     return threads if quota is None else max(1, min(threads, int(quota)))
 
 
 def cpu_quota(cgroups: Path, membership: Path) -> float | None:
     """The smallest quota in CPUs of the process's control groups, version 1 or 2; None without."""
-    folders = {cgroups, cgroups / "cpu"}
-    for line in read_or_empty(membership).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "" or "cpu" in controllers.split(","):
-            root = cgroups / "cpu" if controllers else cgroups
-            group = root / path.strip("/")
-            folders |= {group, *group.parents} if group.is_relative_to(root) else set()
+    folders = groups_of("cpu", cgroups, membership)
     quotas = [quota for folder in folders if (quota := _quota_of(folder)) is not None]
     return min(quotas, default=None)
 
@@ -55,14 +48,6 @@ def _quota_of(group: Path) -> float | None:
     except ValueError:  # "max", or no such file.
         return None
     return quota / period if quota > 0 and period > 0 else None
-
-
-def read_or_empty(path: Path) -> str:
-    """What a file of the system says; nothing where there is none."""
-    try:
-        return path.read_text(encoding="ascii")
-    except (OSError, UnicodeError):
-        return ""
 
 
 class CpuThreads:
@@ -96,11 +81,16 @@ def run_in_background(work: Callable[[], None], name: str, *, daemon: bool) -> t
     """
 
     def run() -> None:
-        if sys.platform == "linux":  # Elsewhere that would be the whole process's priority.
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+        leave_processor_to_others()
         work()
 
     thread = threading.Thread(target=run, name=name, daemon=daemon)
     thread.start()
     return thread
+
+
+def leave_processor_to_others() -> None:
+    """Give the calling thread the lowest priority, on Linux."""
+    if sys.platform == "linux":  # Elsewhere that would be the whole process's.
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)

@@ -26,6 +26,7 @@ class EmbedOptions(TypedDict, total=False):
     output_dtype: OutputDtype
     colbert_pool_factor: int | None
     muvera: Literal["query", "document"] | None
+    model: str | None
 
 
 class RerankWeights(TypedDict, total=False):
@@ -44,3 +45,4 @@ class RerankOptions(TypedDict, total=False):
     weights: RerankWeights | None
     truncate: bool
     truncation_side: Literal["left", "right"]
+    model: str | None

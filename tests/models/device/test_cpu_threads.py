@@ -77,8 +77,8 @@ def test_the_smallest_quota_of_the_control_groups_counts(
 @pytest.mark.parametrize(("quota", "threads"), [("50000", 1), ("100000", 1), ("max", 2)])
 def test_threads_fit_the_quota(monkeypatch, quota, threads, tmp_path: Path) -> None:
     cgroups, membership = make_group(tmp_path, {"cpu.max": f"{quota} 100000"}, "0::/")
-    monkeypatch.setattr(cpu_threads, "_CGROUPS", cgroups)
-    monkeypatch.setattr(cpu_threads, "_MEMBERSHIP", membership)
+    monkeypatch.setattr(cpu_threads, "CGROUPS", cgroups)
+    monkeypatch.setattr(cpu_threads, "MEMBERSHIP", membership)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert available_threads.__wrapped__() == threads
 

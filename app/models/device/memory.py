@@ -1,0 +1,52 @@
+"""How much of a device's memory is in use; on a CPU, of the control group's or the machine's."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import torch
+
+from app.engine.loaded_models import MemoryUsage
+from app.models.device.control_groups import CGROUPS, MEMBERSHIP, groups_of, read_or_empty
+
+# What the system cannot take back without swapping: in version 2 of control groups, and in 1.
+_HELD = ({"anon", "shmem", "kernel"}, {"total_rss", "total_shmem"})
+# What version 1 calls no limit is near the largest number of bytes.
+_NO_LIMIT = 1 << 60
+
+
+def memory_usage(device: torch.device) -> MemoryUsage:
+    """The usage of the memory that models on this device are in."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return MemoryUsage(total - free, total)
+    if device.type == "mps":
+        return MemoryUsage(torch.mps.driver_allocated_memory(), torch.mps.recommended_max_memory())
+    machine = psutil.virtual_memory()
+    whole = MemoryUsage(machine.total - machine.available, machine.total)
+    limited = control_group_usage(CGROUPS, MEMBERSHIP)
+    return whole if limited is None or limited.total >= whole.total else limited
+
+
+def control_group_usage(cgroups: Path, membership: Path) -> MemoryUsage | None:
+    """That of the control group with the lowest limit, version 1 or 2; None without a limit."""
+    usages = (_usage_of(group) for group in groups_of("memory", cgroups, membership))
+    limited = [usage for usage in usages if usage is not None]
+    return min(limited, key=lambda usage: usage.total, default=None)
+
+
+def _usage_of(group: Path) -> MemoryUsage | None:
+    limits = (read_or_empty(group / name) for name in ("memory.max", "memory.limit_in_bytes"))
+    limit = next((int(text) for text in limits if text.strip().isdecimal()), _NO_LIMIT)
+    if limit >= _NO_LIMIT:
+        return None
+    statistics = dict(_pairs(read_or_empty(group / "memory.stat")))
+    names = next((names for names in _HELD if names & statistics.keys()), set())
+    return MemoryUsage(sum(statistics.get(name, 0) for name in names), limit)
+
+
+def _pairs(text: str) -> Iterator[tuple[str, int]]:
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if value.isdecimal():
+            yield name, int(value)

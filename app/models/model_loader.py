@@ -1,0 +1,199 @@
+"""Loads single models, those of MODELS, while others serve."""
+
+import ctypes
+import gc
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from app.engine.download import DownloadStatus
+from app.engine.loaded_models import (
+    DeviceInfo,
+    LoadPlan,
+    Measured,
+    MemoryUsage,
+    PlacedModel,
+    PlacedModels,
+)
+from app.errors import StartupError
+from app.models.checkpoint.fingerprint import fingerprint
+from app.models.checkpoint.mapped_files import MappedFiles
+from app.models.checkpoint.weights import count_parameters, weight_files
+from app.models.device.choose import choose_device, memory_freer
+from app.models.device.cpu_shares import CpuShare, share_cpus
+from app.models.device.cpu_threads import leave_processor_to_others
+from app.models.device.memory import memory_usage
+from app.models.probe import measure_shortly, probe
+from app.models.runtime import DeviceLoader, describe, locate_model
+from app.models.tasks.device_model import DeviceModel
+from app.settings import INT8, Settings
+from app.settings.model_entry import ModelEntry
+
+# What a model takes beside its weights.
+_OVERHEAD = 1.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A device for a model, by the name of its worker; a CPU's has a share where several share."""
+
+    name: str
+    device: torch.device
+    share: CpuShare | None = None
+
+    @property
+    def memory(self) -> str:
+        """The name of its memory."""
+        return "cpu" if self.device.type == "cpu" else self.name
+
+    @property
+    def node(self) -> tuple[str, int]:
+        """Where workers share one copy."""
+        return self.memory, self.share.node if self.share is not None else 0
+
+
+class EntryLoader:
+    """Implements `app.engine.loaded_models.ModelLoader`; `status` shows a download."""
+
+    def __init__(self, settings: Settings, status: DownloadStatus | None = None) -> None:
+        self._settings = settings
+        self._status = status or DownloadStatus()
+        self._workers = list(_default_places(settings))
+
+    def prepare_thread(self) -> None:
+        """Make the calling thread leave the processor to others."""
+        leave_processor_to_others()
+        torch.set_num_threads(1)
+
+    def read_memory(self, name: str) -> MemoryUsage:
+        """The usage of a device's memory."""
+        return memory_usage(torch.device(name))
+
+    def free_memory(self) -> None:
+        """Give back what models that were unloaded have left."""
+        gc.collect()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.empty_cache()
+        if sys.platform == "linux":
+            with suppress(AttributeError):  # glibc alone has it.
+                ctypes.CDLL(None).malloc_trim(0)
+
+    def plan(self, entry: ModelEntry) -> LoadPlan:
+        """Find the model's files, and say how much memory they take."""
+        settings = _settings_for(entry, self._settings)
+        folder = locate_model(entry.name, entry.revision, settings, self._status)
+        places = list(_places_of(entry, self._workers))
+        needs: dict[str, int] = {}
+        for node in {place.node: place for place in places}.values():
+            loader = DeviceLoader(settings, node.device)
+            needs[node.memory] = needs.get(node.memory, 0) + _bytes_of(folder, loader)
+        return LoadPlan(needs, partial(_load, entry, settings, folder, places))
+
+
+def _settings_for(entry: ModelEntry, settings: Settings) -> Settings:
+    """The settings as they are for one model."""
+    update: dict[str, Any] = {}
+    if entry.dtype is not None:
+        update["dtype"] = entry.dtype
+    if entry.device is not None:  # Another device may not have what was named.
+        update["attention"] = "auto"
+    if entry.max_length is not None:
+        limits = ("bge_embed", "qwen_embed", "bge_rerank", "qwen_rerank")
+        update |= {f"{limit}_max_length": entry.max_length for limit in limits}
+    return settings.model_copy(update=update)
+
+
+def _default_places(settings: Settings) -> Iterator[_Place]:
+    """Those of the workers that DEVICE names."""
+    cpu = torch.device("cpu")
+    if settings.device.startswith("cpu:") and len(settings.devices) > 1:
+        yield from (_Place(share.name, cpu, share) for share in share_cpus(settings.devices))
+        return
+    for name in settings.devices:
+        device = choose_device(name)
+        yield _Place(str(device), device)
+
+
+def _places_of(entry: ModelEntry, workers: Sequence[_Place]) -> Iterator[_Place]:
+    """Where a model is to be: on every worker, or on the devices that it names."""
+    if entry.device is None:
+        yield from workers
+        return
+    for name in entry.device.split(","):
+        device = choose_device(name.strip())
+        same = [each for each in workers if _is_same(each.device, device)]
+        named = [each for each in same if each.name == name.strip()]
+        if device.type == "cpu" and ":" in name and same and not named:
+            raise StartupError(f"{entry.place}: device={name.strip()} is none of DEVICE's workers")
+        yield from named or same or [_Place(str(device), device)]
+
+
+def _is_same(one: torch.device, other: torch.device) -> bool:
+    """Whether both name one device: without a number it is the first."""
+    return one.type == other.type and (one.index or 0) == (other.index or 0)
+
+
+def _bytes_of(folder: Path, loader: DeviceLoader) -> int:
+    """How much memory the model will take, about."""
+    size = 1 if loader.settings.dtype == INT8 else loader.target_of(folder).dtype.itemsize
+    return int(_OVERHEAD * size * count_parameters(folder))
+
+
+def _load(
+    entry: ModelEntry, settings: Settings, folder: Path, places: Sequence[_Place]
+) -> PlacedModels:
+    files = MappedFiles(_files_of(entry, folder))
+    copies: dict[tuple[str, int], DeviceModel[Any]] = {}
+    for place in places:
+        if place.node not in copies:
+            threads = place.share.threads if place.share is not None else None
+            loader = DeviceLoader(settings, place.device, threads)
+            load = loader.load_embedder if entry.task == "embed" else loader.load_reranker_named
+            copies[place.node] = _run_there(place, partial(load, entry.name, folder))
+    print_of_files = fingerprint(folder) if settings.caches_embeddings else ""
+    files.require_unchanged()
+
+    def finish() -> None:
+        for model in copies.values():
+            model.finish_loading()
+        files.forget_unmapped()
+
+    placed = tuple(_placed(place, copies[place.node], settings) for place in places)
+    first = copies[places[0].node]
+    return PlacedModels(placed, lambda: first.info, files, finish, print_of_files)
+
+
+def _run_there(place: _Place, load: Callable[[], DeviceModel[Any]]) -> DeviceModel[Any]:
+    """Load where the place's memory is: the system gives a thread that of its own node."""
+    if place.share is None or place.share.node == 0:
+        return load()
+    with ThreadPoolExecutor(1, initializer=place.share.bind_thread) as executor:
+        return executor.submit(load).result()
+
+
+def _files_of(entry: ModelEntry, folder: Path) -> Iterator[tuple[str, Path]]:
+    with suppress(OSError, ValueError, KeyError):  # Loading raises the error.
+        for path in weight_files(folder):
+            yield f"{entry.public_name}/{path.name}", path
+
+
+def _placed(place: _Place, model: DeviceModel[Any], settings: Settings) -> PlacedModel:
+    def measure(thoroughly: bool) -> Measured:
+        if not thoroughly:
+            return Measured(0, measure_shortly(model, place.device))
+        model.capture_graphs()
+        budget = probe(model, place.device)
+        most = settings.max_batch_tokens
+        tokens = budget.tokens if most == "auto" else most
+        return Measured(tokens, budget.seconds_per_token)
+
+    info: DeviceInfo = replace(describe(place.device, model.info), name=place.name)
+    bind = None if place.share is None else place.share.bind_thread
+    return PlacedModel(model, info, measure, memory_freer(place.device), bind)

@@ -1,0 +1,247 @@
+"""Models of MODELS in every dialect: each answers as a service does that has it alone."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import httpx2
+import numpy as np
+import pytest
+
+from app.engine import Engine, RerankRequest
+from app.engine.model_state import ModelState
+from app.main import create_app
+from app.models.load import load_models
+from app.settings import Settings
+from tests.engine.fakes import FakeModel, loaded
+from tests.engine.further_models import FakeLoader, entries, reached, status
+from tests.support.server import RunningServer, run_server
+
+TEXTS = ["hybrid search", "bread in the kitchen", "music"]
+QUERY = "which bread"
+
+
+@pytest.fixture(scope="module")
+def several(tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("several")
+    (folder / "models.yaml").write_text(
+        f"""
+- name: {tiny_qwen}
+  aliases: [dense-model]
+- name: {tiny_reranker}
+  task: rerank
+  aliases: [judge]
+  load: start
+- name: {tiny_m3}
+  aliases: [never-asked-for]
+""".replace(f"- name: {tiny_m3}\n", f"- name: {_linked(tiny_m3, folder)}\n"),
+        "utf-8",
+    )
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "MODELS": "models.yaml"}
+    with run_server(folder, **settings) as server:
+        server.wait_until_healthy()
+        yield server
+
+
+def _linked(model: Path, folder: Path) -> Path:
+    link = folder / "other-m3"
+    link.symlink_to(model)
+    return link
+
+
+@pytest.fixture(scope="module")
+def client(several: RunningServer):
+    with several.client() as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_qwen: Path, tiny_reranker: Path):
+    """Vectors and scores of a service that has these models alone."""
+    settings = Settings(
+        embedding_model=str(tiny_qwen),
+        reranker_model=str(tiny_reranker),
+        device="cpu",
+        dtype="float32",
+    )
+
+    async def compute():
+        async with Engine(settings, load_models) as engine:
+            embedded = await engine.embed(TEXTS, normalize_dense=True)
+            ranked = await engine.rerank(RerankRequest(QUERY, TEXTS))
+        return np.array([each.dense for each in embedded.embeddings]), ranked.scores
+
+    return asyncio.run(compute())
+
+
+def dense(answer: httpx2.Response) -> np.ndarray:
+    assert answer.status_code == 200, answer.text
+    return np.array([each["embeddings"]["dense"] for each in answer.json()["data"]])
+
+
+def test_a_model_that_was_never_asked_for_is_not_loaded(several: RunningServer, client) -> None:
+    states = {each["id"]: each["state"] for each in client.get("/v1/models").json()["data"]}
+    assert (states["never-asked-for"], states["other-m3"]) == ("unloaded", "unloaded")
+    assert (states["judge"], states["tiny-m3" if "tiny-m3" in states else "m3"]) == (
+        "ready",
+        "ready",
+    )
+    health = {each["name"]: each for each in client.get("/health").json()["served_models"]}
+    assert (health["other-m3"]["state"], health["other-m3"]["info"]) == ("unloaded", None)
+    assert several.metric('model_state{model="other-m3",state="unloaded"}') == 1
+    info = client.get("/models/other-m3/info")
+    assert (info.status_code, info.json()["error_type"]) == (503, "Unhealthy")
+
+
+def test_vectors_of_every_dialect_are_those_of_the_model_alone(client, alone) -> None:
+    expected, _ = alone
+    native = {"sentences": TEXTS, "model": "dense-model", "normalize_dense": True}
+    answer = client.post("/embeddings/", json=native)
+    np.testing.assert_allclose(dense(answer), expected, atol=1e-6)
+    body = answer.json()
+    assert body["model_name"] == body["sparse_model_name"] == body["dense_model_name"]
+    assert body["data"][0]["embeddings"]["sparse"] is None
+    name = body["model_name"]
+    openai = client.post("/v1/embeddings", json={"input": TEXTS, "model": "dense-model"}).json()
+    assert openai["model"] == name
+    cohere = client.post("/v2/embed", json={"texts": TEXTS, "model": name}).json()
+    tei = client.post(f"/models/{name}/embed", json={"inputs": TEXTS}).json()
+    for found in (
+        [each["embedding"] for each in openai["data"]],
+        cohere["embeddings"]["float"],
+        tei,
+    ):
+        np.testing.assert_allclose(np.array(found), expected, atol=1e-6)
+    tokens = client.post(f"/models/{name}/tokenize", json={"inputs": "bread"}).json()
+    assert tokens != client.post("/tokenize", json={"inputs": "bread"}).json()
+    info = client.get(f"/models/{name}/info").json()
+    assert (info["model_id"], "embedding" in info["model_type"]) == (name, True)
+
+
+def test_scores_of_every_dialect_are_those_of_the_model_alone(client, alone) -> None:
+    _, expected = alone
+    native = {"query": QUERY, "passages": TEXTS, "model": "judge"}
+    answer = client.post("/rerank", json=native).json()
+    found = {each["index"]: each["score"] for each in answer["results"]}
+    np.testing.assert_allclose([found[place] for place in range(3)], expected, atol=1e-5)
+    by_probability = 1 / (1 + np.exp(-np.array(expected)))
+    documents = {"query": QUERY, "documents": TEXTS, "model": "judge"}
+    cohere = client.post("/v2/rerank", json=documents).json()
+    found = {each["index"]: each["relevance_score"] for each in cohere["results"]}
+    np.testing.assert_allclose([found[place] for place in range(3)], by_probability, atol=1e-5)
+    pairs = {"text_1": QUERY, "text_2": TEXTS, "model": "judge"}
+    vllm = client.post("/score", json=pairs).json()
+    np.testing.assert_allclose([each["score"] for each in vllm["data"]], by_probability, atol=1e-5)
+    tei = client.post("/models/judge/rerank", json={"query": QUERY, "texts": TEXTS}).json()
+    found = {each["index"]: each["score"] for each in tei}
+    np.testing.assert_allclose([found[place] for place in range(3)], by_probability, atol=1e-5)
+    assert answer["model_name"] == cohere["model"] == vllm["model"]
+    assert (
+        answer["model_name"]
+        != client.post("/rerank", json=native | {"model": None}).json()["model_name"]
+    )
+
+
+def test_a_stream_names_a_model(client, alone) -> None:
+    expected, _ = alone
+    lines = "".join(f'{{"text": "{text}"}}\n' for text in TEXTS)
+    answer = client.post(
+        "/embeddings/stream",
+        params={"model": "dense-model", "normalize_dense": "true"},
+        content=lines,
+        headers={"Content-Type": "application/x-ndjson"},
+    )
+    assert answer.status_code == 200, answer.text
+    records = [httpx2.Response(200, content=line).json() for line in answer.text.splitlines()]
+    found = np.array([each["embeddings"]["dense"] for each in records])
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_two_models_are_not_mixed_when_their_requests_come_together(several, alone) -> None:
+    expected, _ = alone
+
+    async def send() -> list[httpx2.Response]:
+        async with several.async_client() as client:
+            bodies = [{"sentences": TEXTS, "normalize_dense": True}] * 4
+            named = [body | {"model": "dense-model"} for body in bodies]
+            both = [body for pair in zip(bodies, named, strict=True) for body in pair]
+            return await asyncio.gather(*(client.post("/embeddings/", json=body) for body in both))
+
+    default, *_ = answers = asyncio.run(send())
+    for place, answer in enumerate(answers):
+        wanted = expected if place % 2 else dense(default)
+        np.testing.assert_allclose(dense(answer), wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/embeddings/", {"sentences": ["a"], "model": "judge"}, 404),
+        ("/embeddings/", {"sentences": ["a"], "model": "nobody"}, 404),
+        ("/rerank", {"query": "a", "passages": ["b"], "model": "dense-model"}, 404),
+        ("/embeddings/", {"sentences": ["a"], "model": "dense-model", "return_sparse": True}, 400),
+        ("/models/dense-model/embed_sparse", {"inputs": ["a"]}, 400),
+        ("/models/dense-model/rerank", {"query": "a", "texts": ["b"]}, 422),
+    ],
+)
+def test_what_a_model_does_not_do_is_one_sentence(client, path, body, status) -> None:
+    answer = client.post(path, json=body)
+    assert answer.status_code == status, answer.text
+
+
+def test_a_default_embedder_is_named_too(client) -> None:
+    (name,) = {client.post("/embeddings/", json={"sentences": ["a"]}).json()["model_name"]}
+    body = {"sentences": TEXTS, "model": name}
+    named, unnamed = (
+        client.post("/embeddings/", json=each).json()["data"]
+        for each in (body, {"sentences": TEXTS})
+    )
+    assert named == unnamed
+
+
+async def test_a_client_that_leaves_while_its_model_is_loaded_is_not_waited_for() -> None:
+    loader = FakeLoader()
+    loader.held = True
+    settings = Settings(models=tuple(entries("one")))
+    app = create_app(settings, loader=lambda _: replace(loaded(FakeModel()), loader=loader))
+    left, sent = asyncio.Event(), []
+    body = {"type": "http.request", "body": b'{"sentences": ["a"], "model": "one"}'}
+    messages = [body]
+
+    async def receive():
+        if not messages:
+            await left.wait()
+            return {"type": "http.disconnect"}
+        return messages.pop()
+
+    async def send(message):
+        sent.append(message)
+
+    async with app.state.service.engine as engine:
+        request = asyncio.create_task(app(_post("/embeddings/"), receive, send))
+        await asyncio.to_thread(loader.entered.acquire)
+        assert status(engine, "one").requests == 1
+        left.set()
+        await request
+        assert status(engine, "one").requests == 0
+        assert [each["status"] for each in sent if "status" in each] == [499]
+        loader.gate.release()
+        await reached(engine, "one", ModelState.READY)
+
+
+def _post(path: str) -> dict:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "headers": [(b"host", b"service"), (b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1),
+        "server": ("service", 80),
+        "state": {},
+    }

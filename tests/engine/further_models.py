@@ -1,0 +1,123 @@
+"""A loader of single models, faked: tests hold and fail loadings, and say what memory there is."""
+
+import asyncio
+import gc
+import threading
+import weakref
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from app.engine import Engine
+from app.engine.loaded_models import (
+    LoadPlan,
+    Measured,
+    MemoryUsage,
+    ModelInfo,
+    PlacedModel,
+    PlacedModels,
+)
+from app.engine.model_state import ModelState, ModelStatus
+from app.observability.metrics import Metrics
+from app.settings import Settings
+from app.settings.model_entry import ModelEntry
+from tests.engine.fakes import FakeModel, FakeReranker, loaded
+
+GIGABYTE = 10**9
+
+
+class FurtherModel(FakeModel):
+    """Its vectors are those of `FakeModel`, and one more."""
+
+    def results(self, sequences: list[np.ndarray]) -> list[Any]:
+        return [replace(each, dense=each.dense + 1) for each in super().results(sequences)]
+
+
+class FurtherReranker(FakeReranker):
+    offset = 100.0
+
+
+class FakeLoader:
+    """Each model takes a gigabyte, for as long as anybody has a reference to it."""
+
+    def __init__(self, gigabytes: float = 100) -> None:
+        self.total = int(gigabytes * GIGABYTE)
+        self.used_by_others = 0
+        self.loads: list[str] = []
+        self.gigabytes: dict[str, int] = {}
+        self.failures: list[Exception] = []
+        self.devices: dict[str, str] = {}
+        self.files: dict[str, Any] = {}
+        self.entered = threading.Semaphore(0)
+        self.gate = threading.Semaphore(0)
+        self.held = False
+        self.alive: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+
+    def prepare_thread(self) -> None:
+        pass
+
+    def read_memory(self, name: str) -> MemoryUsage:
+        return MemoryUsage(self.used_by_others + GIGABYTE * len(self.alive), self.total)
+
+    def free_memory(self) -> None:
+        gc.collect()
+
+    def plan(self, entry: ModelEntry) -> LoadPlan:
+        return LoadPlan(
+            {"memory": GIGABYTE * self.gigabytes.get(entry.name, 1)}, partial(self._load, entry)
+        )
+
+    def _load(self, entry: ModelEntry) -> PlacedModels:
+        self.loads.append(entry.name)
+        self.entered.release()
+        if self.held:
+            self.gate.acquire()
+        if self.failures:
+            raise self.failures.pop(0)
+        model = FurtherModel() if entry.task == "embed" else FurtherReranker()
+        model.name = entry.public_name
+        self.alive[entry.name] = model
+        device = loaded(FakeModel()).device
+        place = PlacedModel(
+            model,
+            replace(device, name=self.devices.get(entry.name, device.name)),
+            lambda _: Measured(10, 0.0),
+            gc.collect,
+        )
+        info = ModelInfo(model.name, "float32", {})
+        return PlacedModels((place,), lambda: info, self.files.get(entry.name))
+
+
+def engine_with(
+    loader: FakeLoader,
+    *entries: ModelEntry,
+    model: FakeModel | None = None,
+    metrics: Metrics | None = None,
+    **settings: Any,
+) -> Engine:
+    """An engine whose default model is `model`, with these further ones."""
+    models = replace(loaded(model or FakeModel(), 100), loader=loader)
+    settings = {"model_memory_threshold": 1.0} | settings
+    return Engine(Settings(models=entries, **settings), lambda _: models, metrics)
+
+
+def entries(*names: str, **fields: Any) -> list[ModelEntry]:
+    return [ModelEntry(name=name, **fields) for name in names]
+
+
+def status(engine: Engine, name: str) -> ModelStatus:
+    return next(each for each in engine.statuses if each.name == name)
+
+
+async def reached(engine: Engine, name: str, state: ModelState) -> None:
+    """Wait until a model is in a state."""
+    while status(engine, name).state is not state:  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0.002)
+
+
+async def vector(engine: Engine, text: str, model: str | None = None) -> float:
+    """The vector of a text, which has one number."""
+    (embedding,) = (await engine.embed([text], model=model)).embeddings
+    return float(embedding.dense[0])

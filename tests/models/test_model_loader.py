@@ -1,0 +1,109 @@
+"""Single models, loaded beside others: where they are, what they need, and what is left of them."""
+
+import asyncio
+import gc
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from app.engine import Engine
+from app.engine.loaded_models import MemoryUsage
+from app.engine.model_state import ModelState
+from app.errors import StartupError
+from app.models.device.cpu_threads import available_threads
+from app.models.load import load_models
+from app.models.model_loader import EntryLoader
+from app.settings import Settings
+from app.settings.model_entry import ModelEntry
+
+TEXTS = ["hybrid search", "bread in the kitchen"]
+needs_two_cores = pytest.mark.skipif(available_threads() < 2, reason="one core cannot be shared")
+
+
+def settings(folder: Path, *entries: ModelEntry, device: str = "cpu") -> Settings:
+    return Settings(
+        embedding_model=str(folder),
+        reranker_model="none",
+        device=device,
+        dtype="float32",
+        models=entries,
+    )
+
+
+def places(folder: Path, device: str, of_entry: str | None) -> list[str]:
+    entry = ModelEntry(name=str(folder), device=of_entry, place="models.yaml, line 1")
+    loader = EntryLoader(settings(folder, device=device))
+    placed = loader.plan(entry).load()
+    assert placed.files is not None
+    return [place.device.name for place in placed.places]
+
+
+@needs_two_cores
+@pytest.mark.parametrize(
+    ("of_entry", "expected"),
+    [
+        (None, ["cpu:0", "cpu:1"]),
+        ("cpu", ["cpu:0", "cpu:1"]),
+        ("cpu:1", ["cpu:1"]),
+    ],
+)
+def test_a_model_is_on_every_worker_or_on_those_that_it_names(
+    tiny_m3: Path, of_entry: str | None, expected: list[str]
+) -> None:
+    assert places(tiny_m3, "cpu:0,cpu:1", of_entry) == expected
+
+
+@needs_two_cores
+def test_a_worker_that_there_is_none_of_is_told_with_its_line(tiny_m3: Path) -> None:
+    with pytest.raises(StartupError, match=r"models.yaml, line 1: device=cpu:7 is none of DEVICE"):
+        places(tiny_m3, "cpu:0,cpu:1", "cpu:7")
+
+
+def test_what_a_model_needs_is_told_from_its_files(tiny_m3: Path) -> None:
+    plan = EntryLoader(settings(tiny_m3)).plan(ModelEntry(name=str(tiny_m3)))
+    size = sum(path.stat().st_size for path in tiny_m3.glob("*.safetensors"))
+    assert plan.needs.keys() == {"cpu"}
+    assert 0.9 < plan.needs["cpu"] / size < 1.2
+    half = EntryLoader(settings(tiny_m3)).plan(ModelEntry(name=str(tiny_m3), dtype="bfloat16"))
+    assert half.needs["cpu"] == pytest.approx(plan.needs["cpu"] / 2, abs=1)
+
+
+def test_a_models_own_length_is_its_limit(tiny_m3: Path) -> None:
+    plan = EntryLoader(settings(tiny_m3)).plan(ModelEntry(name=str(tiny_m3), max_length=7))
+    assert plan.load().places[0].model.max_length == 7
+
+
+async def embed(engine: Engine, model: str | None = None) -> np.ndarray:
+    result = await engine.embed(TEXTS, dense=True, sparse=False, colbert=False, model=model)
+    return np.array([each.dense for each in result.embeddings])
+
+
+@needs_two_cores
+async def test_nothing_is_left_of_a_model_that_was_unloaded(
+    tiny_m3: Path, tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.engine.model_pool._PAUSE", 0)
+    async with Engine(settings(tiny_qwen), load_models) as engine:
+        expected = await embed(engine)
+    further = ModelEntry(name=str(tiny_qwen))
+    async with Engine(settings(tiny_m3, further, device="cpu:0,cpu:1"), load_models) as engine:
+        both = asyncio.gather(*(embed(engine, further.public_name) for _ in range(8)))
+        for found in await both:
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+        models = engine.loaded(further.public_name)
+        assert models is not None
+        left = weakref.ref(models.embedder)
+        del models, both
+
+        def short(_: EntryLoader, name: str) -> MemoryUsage:
+            return MemoryUsage(used=10 if left() is not None else 0, total=10)
+
+        monkeypatch.setattr(EntryLoader, "read_memory", short)
+        while engine.statuses[-1].state is not ModelState.UNLOADED:
+            await embed(engine)
+        gc.collect()
+        assert left() is None
+        monkeypatch.setattr(EntryLoader, "read_memory", lambda *_: MemoryUsage(0, 10**12))
+        np.testing.assert_allclose(await embed(engine, further.public_name), expected, atol=1e-6)
