@@ -1,0 +1,174 @@
+"""Where the rows of a block go: each block as a whole, or again."""
+
+import os
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+from qdrant_client import QdrantClient, models
+
+from app.engine.types import Outputs, TextEmbedding
+
+_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, "smart-embedder/ray")
+_POINTS_AT_ONCE = 128
+_SCHEMA = pa.schema(
+    [
+        ("id", pa.string()),
+        ("text", pa.string()),
+        ("metadata", pa.string()),
+        ("dense", pa.list_(pa.float32())),
+        ("sparse_indices", pa.list_(pa.int64())),
+        ("sparse_values", pa.list_(pa.float32())),
+        ("colbert", pa.list_(pa.list_(pa.float32()))),
+        ("error", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddedRow:
+    """A row with its vectors, or with what went wrong; `metadata` are its other columns."""
+
+    id: str
+    text: str | None
+    metadata: dict[str, Any]
+    vectors: TextEmbedding | None
+    error: str | None = None
+
+
+class Output(Protocol):
+    """Takes blocks; one that is written twice is there once."""
+
+    def is_done(self, block: str) -> bool:
+        """Whether the block of this name has been written whole."""
+
+    def write(self, block: str, rows: Sequence[EmbeddedRow]) -> None:
+        """Write a block; a process that is killed meanwhile leaves it undone."""
+
+
+class ParquetOutput:
+    """A Parquet file for each block in one folder, which together are a data set."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def is_done(self, block: str) -> bool:
+        """Implement `Output`."""
+        return self._file(block).exists()
+
+    def write(self, block: str, rows: Sequence[EmbeddedRow]) -> None:
+        """Implement `Output`."""
+        table = pa.Table.from_pylist([_record(row) for row in rows], _SCHEMA)
+        target = self._file(block)
+        unfinished = _unfinished(target)
+        pq.write_table(table, unfinished, compression="zstd")
+        _publish(unfinished, target)
+
+    def _file(self, block: str) -> Path:
+        return self._folder / f"block-{block}.parquet"
+
+
+class QdrantOutput:
+    """Points of a Qdrant collection, whose ids follow from the rows'; `folder` tells what is done.
+
+    A block that is written again replaces its own points. Rows without vectors are left out.
+    """
+
+    def __init__(self, folder: Path, url: str, collection: str, api_key: str | None) -> None:
+        self._folder = folder
+        self._collection = collection
+        self._client = QdrantClient(url=url, api_key=api_key, timeout=60)
+
+    def create(self, outputs: Outputs, dense: int, colbert: int) -> None:
+        """Make the collection, unless it is there."""
+        if self._client.collection_exists(self._collection):
+            return
+        vectors = {}
+        if outputs.dense:
+            vectors["dense"] = models.VectorParams(size=dense, distance=models.Distance.COSINE)
+        if outputs.colbert:
+            vectors["colbert"] = models.VectorParams(
+                size=colbert,
+                distance=models.Distance.COSINE,
+                multivector_config=models.MultiVectorConfig(
+                    comparator=models.MultiVectorComparator.MAX_SIM
+                ),
+                hnsw_config=models.HnswConfigDiff(m=0),
+            )
+        sparse = {"sparse": models.SparseVectorParams()} if outputs.sparse else None
+        self._client.create_collection(self._collection, vectors, sparse_vectors_config=sparse)
+
+    def is_done(self, block: str) -> bool:
+        """Implement `Output`."""
+        return self._marker(block).exists()
+
+    def write(self, block: str, rows: Sequence[EmbeddedRow]) -> None:
+        """Implement `Output`."""
+        points = [_point(row, row.vectors) for row in rows if row.vectors is not None]
+        for start in range(0, len(points), _POINTS_AT_ONCE):
+            some = points[start : start + _POINTS_AT_ONCE]
+            self._client.upsert(self._collection, some, wait=True)
+        unfinished = _unfinished(self._marker(block))
+        left_out = [{"id": row.id, "error": row.error} for row in rows if row.vectors is None]
+        unfinished.write_bytes(orjson.dumps({"points": len(points), "left_out": left_out}))
+        _publish(unfinished, self._marker(block))
+
+    def _marker(self, block: str) -> Path:
+        return self._folder / f"block-{block}.json"
+
+
+def _record(row: EmbeddedRow) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "id": row.id,
+        "text": row.text,
+        "metadata": _json(row.metadata).decode(),
+        "error": row.error,
+    }
+    made = row.vectors
+    if made is not None:
+        record["dense"] = made.dense
+        record["colbert"] = None if made.colbert is None else list(made.colbert)
+        if made.sparse is not None:
+            record["sparse_indices"] = made.sparse.indices
+            record["sparse_values"] = made.sparse.values
+    return record
+
+
+def _point(row: EmbeddedRow, made: TextEmbedding) -> models.PointStruct:
+    vectors: dict[str, Any] = {}
+    if made.dense is not None:
+        vectors["dense"] = made.dense.tolist()
+    if made.colbert is not None:
+        vectors["colbert"] = made.colbert.tolist()
+    if made.sparse is not None:
+        vectors["sparse"] = models.SparseVector(
+            indices=made.sparse.indices.tolist(), values=made.sparse.values.tolist()
+        )
+    payload = orjson.loads(_json(row.metadata)) | {"id": row.id, "text": row.text}
+    return models.PointStruct(
+        id=str(uuid.uuid5(_NAMESPACE, row.id)), vector=vectors, payload=payload
+    )
+
+
+def _json(values: dict[str, Any]) -> bytes:
+    return orjson.dumps(values, default=str, option=orjson.OPT_NON_STR_KEYS)
+
+
+def _unfinished(target: Path) -> Path:
+    """A name that no reader of the folder looks at, another one for each process."""
+    return target.with_name(
+        f".{target.name}.{os.getpid()}.{np.random.default_rng().integers(2**32)}"
+    )
+
+
+def _publish(unfinished: Path, target: Path) -> None:
+    """Give a file its name once its content is on the disk."""
+    with unfinished.open("rb") as file:
+        os.fsync(file.fileno())
+    unfinished.replace(target)

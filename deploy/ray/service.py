@@ -1,0 +1,103 @@
+"""The service as a Ray Serve deployment: `serve run deploy/ray/service.yaml`.
+
+Each replica is one engine behind the whole app, middleware included; Ray's proxy passes requests
+on. Settings come from the environment of the replicas, which the YAML file can set.
+"""
+
+import asyncio
+from functools import partial
+
+from fastapi import FastAPI
+from ray import serve
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.engine import Engine
+from app.engine.loaded_models import LoadedModels
+from app.main import create_app
+from app.server.startup_log import log_failure, log_ready
+from app.server.uvicorn_command import load_settings_and_configure_logs
+
+
+class ReadyOnceLoaded:
+    """An app whose start-up lasts until its models are loaded: only then it gets requests.
+
+    By itself the app answers while they load, so that a port can be watched. A start that fails is
+    told to Ray with the reason.
+    """
+
+    def __init__(self) -> None:
+        self._failure: Exception | None = None
+        self._loaded = asyncio.Event()
+        self._app: FastAPI = create_app(
+            load_settings_and_configure_logs(), on_ready=self._succeed, on_failure=self._fail
+        )
+
+    @property
+    def engine(self) -> Engine:
+        """The engine behind the app."""
+        engine: Engine = self._app.state.service.engine
+        return engine
+
+    def _succeed(self, models: LoadedModels) -> None:
+        log_ready(models)
+        self._loaded.set()
+
+    def _fail(self, error: Exception) -> None:
+        log_failure(error)
+        self._failure = error
+        self._loaded.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve as the app does."""
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, partial(_send_without_request_id, send))
+            return
+
+        async def send_once_loaded(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
+                await self._loaded.wait()
+                if self._failure is not None:
+                    message = {"type": "lifespan.startup.failed", "message": str(self._failure)}
+            await send(message)
+
+        await self._app(scope, receive, send_once_loaded)
+
+
+async def _send_without_request_id(send: Send, message: Message) -> None:
+    """Leave the header out that Ray's proxy adds; both take the client's, or Ray's."""
+    if message["type"] == "http.response.start":
+        headers = [each for each in message["headers"] if each[0].lower() != b"x-request-id"]
+        message = {**message, "headers": headers}
+    await send(message)
+
+
+def build() -> ASGIApp:
+    """Create the app, in the replica."""
+    return ReadyOnceLoaded()
+
+
+@serve.deployment(
+    # Of those that wait in a replica its own queue decides, which is fair between clients.
+    max_ongoing_requests=256,
+    max_queued_requests=1024,
+    autoscaling_config={"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 16},
+    health_check_period_s=5,
+    health_check_timeout_s=15,
+    # Longer than REQUEST_TIMEOUT: what a replica has accepted is answered before it goes.
+    graceful_shutdown_wait_loop_s=1,
+    graceful_shutdown_timeout_s=100,
+)
+@serve.ingress(build)
+class SmartEmbedder:
+    """One replica: the app with its engine."""
+
+    app: ReadyOnceLoaded
+
+    async def check_health(self) -> None:
+        """Raise what only a restart repairs; a replica whose event loop hangs does not answer."""
+        failure = self.app.engine.failure
+        if failure is not None:
+            raise failure
+
+
+app = SmartEmbedder.bind()  # type: ignore[attr-defined]

@@ -1,0 +1,142 @@
+"""One engine in a Ray actor, which embeds one block after the other."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+
+from app.engine import Engine
+from app.engine.types import Outputs, TextEmbedding
+from app.errors import SmartEmbedderError, UnavailableError
+from app.models.load import load_models
+from app.observability.logs import configure_logs
+from app.settings import Settings
+from deploy.ray.blocks import Block, Row
+from deploy.ray.outputs import EmbeddedRow, Output, ParquetOutput, QdrantOutput
+
+Result = TypeVar("Result")
+
+# So many that the next ones are tokenised while the device computes.
+_TEXTS_AT_ONCE = 256
+_IN_WORK = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What is made of which columns, and where it goes; without `id_column` rows are numbered."""
+
+    settings: Settings
+    text_column: str
+    id_column: str | None
+    outputs: Outputs
+    folder: str
+    qdrant: str | None = None
+    collection: str = ""
+    api_key: str | None = None
+
+    def output(self) -> Output:
+        """Where the rows go."""
+        if self.qdrant is None:
+            return ParquetOutput(Path(self.folder))
+        return self.qdrant_output(self.qdrant)
+
+    def qdrant_output(self, url: str) -> QdrantOutput:
+        """The collection that the rows go to."""
+        return QdrantOutput(Path(self.folder), url, self.collection, self.api_key)
+
+
+class BlockEmbedder:
+    """Embeds blocks; the engine is loaded when the actor starts."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._output = job.output()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="engine-loop", daemon=True).start()
+        self._engine = self._run(_start_engine(job.settings))
+        self._places = asyncio.Semaphore(_IN_WORK)
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Numbers in a dense vector, and in a ColBERT vector."""
+        models = self._engine.models
+        assert models is not None  # noqa: S101 - the engine has started
+        return models.dense_model.dense_width, models.embedder.colbert_width
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def __del__(self) -> None:
+        """End the engine with the actor."""
+        self._engine.abort()
+        self._run(self._engine.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    def __call__(self, batch: dict[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.int64]]:
+        """The numbers of rows with vectors and of others, of each of the blocks in `batch`."""
+        counts = [self._embed_block(Block(**orjson.loads(each))) for each in batch["block"]]
+        embedded, failed = zip(*counts, strict=True)
+        return {"embedded": np.array(embedded), "failed": np.array(failed)}
+
+    def _embed_block(self, block: Block) -> tuple[int, int]:
+        rows = list(block.rows())
+        if self._output.is_done(block.name):  # By a try of this block that was not reported.
+            return len(rows), 0
+        made = self._run(self._embed_rows(rows))
+        self._output.write(block.name, made)
+        failed = sum(row.vectors is None for row in made)
+        return len(made) - failed, failed
+
+    async def _embed_rows(self, rows: list[Row]) -> list[EmbeddedRow]:
+        texts = [row.values.get(self._job.text_column) for row in rows]
+        good = [place for place, text in enumerate(texts) if isinstance(text, str)]
+        parts = [good[i : i + _TEXTS_AT_ONCE] for i in range(0, len(good), _TEXTS_AT_ONCE)]
+        results = await asyncio.gather(
+            *(self._embed([str(texts[place]) for place in part]) for part in parts)
+        )
+        made = dict(zip(good, (each for part in results for each in part), strict=True))
+        return [self._row(row, made.get(place)) for place, row in enumerate(rows)]
+
+    def _row(self, row: Row, made: TextEmbedding | SmartEmbedderError | None) -> EmbeddedRow:
+        job, values = self._job, dict(row.values)
+        text = values.pop(job.text_column, None)
+        name = row.place if job.id_column is None else values.pop(job.id_column, row.place)
+        if isinstance(made, TextEmbedding):
+            return EmbeddedRow(str(name), text, values, made)
+        error = row.error or f"the column {job.text_column} holds no text"
+        error = error if made is None else str(made)
+        return EmbeddedRow(str(name), text if isinstance(text, str) else None, values, None, error)
+
+    async def _embed(self, texts: Sequence[str]) -> list[TextEmbedding | SmartEmbedderError]:
+        """The vectors of each text, or the error that it alone has caused."""
+        outputs = self._job.outputs
+        try:
+            async with self._places:
+                result = await self._engine.embed(
+                    list(texts),
+                    dense=outputs.dense,
+                    sparse=outputs.sparse,
+                    colbert=outputs.colbert,
+                    normalize_dense=True,
+                )
+        except UnavailableError:
+            raise  # Of the engine, not of a text: Ray tries the block again elsewhere.
+        except SmartEmbedderError as error:
+            if len(texts) == 1:
+                return [error]
+            middle = len(texts) // 2
+            return [*await self._embed(texts[:middle]), *await self._embed(texts[middle:])]
+        return [*result.embeddings]
+
+
+async def _start_engine(settings: Settings) -> Engine:
+    configure_logs(settings.log_format, settings.log_level)
+    engine = Engine(settings, load_models)
+    await engine.start()
+    return engine

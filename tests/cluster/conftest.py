@@ -1,0 +1,20 @@
+"""Skips what needs Ray where its environment is not there: scripts/check_cluster.sh makes it."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.ray_cluster import BIN, run_cluster
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    if not BIN.is_dir():
+        pytest.skip("scripts/check_cluster.sh runs these")
+    # Short: Ray puts sockets below it.
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))
+    with run_cluster(folder) as running:
+        yield running
+    shutil.rmtree(folder, ignore_errors=True)

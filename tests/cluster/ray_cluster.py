@@ -1,0 +1,117 @@
+"""A real Ray cluster on loopback, in the environment of scripts/check_cluster.sh."""
+
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.support.ports import free_port
+from tests.support.server import REPOSITORY
+
+BIN = REPOSITORY / ".venv-cluster" / "bin"
+# Ray would take the machine's outer address for 127.0.0.1.
+NODE = "127.0.0.2"
+LIMIT = 120.0
+_REPLICA = "ray::ServeReplica:smart-embedder:SmartEmbedder"
+_WORKER = "ray::MapWorker(MapBatches(BlockEmbedder))"
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> None:
+    deadline, pause = time.monotonic() + LIMIT, threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        pause.wait(0.1)
+
+
+class RayCluster:
+    """One head node; what runs on it are processes below its own."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", address: str, folder: Path) -> None:
+        self.address = address
+        self.folder = folder
+        self.http_port = free_port()
+        self._head = psutil.Process(process.pid)
+
+    def processes(self, title: str) -> dict[int, psutil.Process]:
+        """Those whose title begins so, by id."""
+        found = {}
+        for each in self._head.children(recursive=True):
+            with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+                if " ".join(each.cmdline()).startswith(title):
+                    found[each.pid] = each
+        return found
+
+    def replicas(self) -> dict[int, psutil.Process]:
+        return self.processes(_REPLICA)
+
+    def embedders(self) -> dict[int, psutil.Process]:
+        return self.processes(_WORKER)
+
+    def log_of(self, pid: int) -> str:
+        """What a worker has written."""
+        files = self.folder.glob(f"session_*/logs/worker-*-{pid}.*")
+        return "".join(file.read_text("utf-8", "replace") for file in files)
+
+    def start(self, program: str, *arguments: str, **settings: str) -> "subprocess.Popen[str]":
+        """A program of the environment, in the repository; its output goes to a file."""
+        with (self.folder / f"{Path(program).name}.log").open("w") as output:
+            return subprocess.Popen(
+                [BIN / program, *arguments],
+                cwd=REPOSITORY,
+                env=environment(**settings),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+
+
+def environment(**settings: str) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if k in {"HOME", "LANG", "TMPDIR"}}
+    own = {"HF_HUB_OFFLINE": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_COLOR_PREFIX": "0"}
+    path = {"PATH": f"{BIN}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
+    return inherited | own | path | settings
+
+
+@contextmanager
+def run_cluster(folder: Path) -> Iterator[RayCluster]:
+    """Start one that counts six CPUs, whatever the machine has; end it when the block ends."""
+    port = free_port()
+    options = [f"--node-ip-address={NODE}", f"--port={port}", "--num-cpus=6", "--block"]
+    options += ["--object-store-memory=200000000", "--include-dashboard=false"]
+    log = folder / "head.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [BIN / "ray", "start", "--head", *options, f"--temp-dir={folder}"],
+            env=environment(),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    cluster = RayCluster(process, f"{NODE}:{port}", folder)
+    try:
+        wait_until(
+            lambda: "runtime started" in log.read_text() or process.poll() is not None, "started"
+        )
+        assert process.poll() is None, log.read_text()
+        yield cluster
+    finally:
+        _end(process)
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """End it, and what it has started."""
+    head = psutil.Process(process.pid)
+    family = [*head.children(recursive=True)]
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+    _, alive = psutil.wait_procs([*family, head], timeout=5)
+    for each in alive:
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.wait(30)

@@ -1,0 +1,172 @@
+"""The Ray Data job is killed and resumed: no row is missing, and none is there twice."""
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from app.engine.types import Outputs
+from app.models.tasks.m3 import M3Embedder
+from tests.api.conftest import embedder
+from tests.cluster.ray_cluster import BIN, LIMIT, RayCluster, environment, wait_until
+from tests.support.qdrant.process import run_qdrant
+from tests.support.server import REPOSITORY
+
+ROWS = 1500
+# Some 20 rows.
+BLOCK = ["--block-bytes", "1000", "--block-rows", "20"]
+
+__all__ = ["embedder"]
+
+
+class EmbedJob:
+    """`python -m deploy.ray.embed` with the same arguments, as often as it takes."""
+
+    def __init__(self, cluster: RayCluster, model: Path, folder: Path, *arguments: str) -> None:
+        self._cluster = cluster
+        self.output = folder / "out"
+        self._settings = {"EMBEDDING_MODEL": str(model), "RERANKER_MODEL": "none"}
+        own = ["--output", str(self.output), "--address", cluster.address, "--id-column", "key"]
+        self._command = [BIN / "python", "-m", "deploy.ray.embed", *arguments, *own, *BLOCK]
+
+    def start(self, log: Path) -> "subprocess.Popen[bytes]":
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                self._command,
+                cwd=REPOSITORY,
+                env=environment(DEVICE="cpu", **self._settings),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def kill_after(self, blocks: int, log: Path, also: Callable[[], None] = lambda: None) -> int:
+        """Start it, and kill it once so many blocks are there; how many there are then."""
+        before = len(self.blocks)
+        process = self.start(log)
+
+        def enough() -> bool:
+            assert process.poll() is None, log.read_text()
+            return len(self.blocks) >= before + blocks
+
+        wait_until(enough, f"{blocks} blocks")
+        also()
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        # Its workers end with it, and may still finish what they are at.
+        wait_until(lambda: not self._cluster.embedders(), "no worker is left")
+        return len(self.blocks)
+
+    def finish(self, log: Path) -> str:
+        process = self.start(log)
+        assert process.wait(LIMIT) == 0, log.read_text()
+        return log.read_text()
+
+    @property
+    def blocks(self) -> list[Path]:
+        return list(self.output.glob("block-*"))
+
+
+def rows() -> list[dict]:
+    return [{"key": f"k{i}", "text": f"a text with the number {i}", "n": i} for i in range(ROWS)]
+
+
+def write_jsonl(path: Path) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    return path
+
+
+def test_a_job_that_is_killed_twice_and_loses_workers_is_resumed(
+    cluster: RayCluster, tiny_m3: Path, tmp_path: Path, embedder: M3Embedder
+) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl")
+    job = EmbedJob(cluster, tiny_m3, tmp_path, str(source), "--workers", "2")
+    log = tmp_path / "job.log"
+    first = job.kill_after(5, log)
+
+    def kill_workers() -> None:
+        workers = cluster.embedders()
+        assert workers
+        for each in workers.values():
+            each.kill()
+
+    second = job.kill_after(5, log, also=kill_workers)
+    (job.output / ".block-left-over.parquet.1").write_bytes(b"half a file")
+    told = job.finish(log)
+    assert f"of which {second} are done already" in told
+    table = pq.read_table(job.output)
+    assert first < second < len(job.blocks)
+    assert sorted(table["id"].to_pylist()) == sorted(row["key"] for row in rows())
+    assert table["error"].null_count == ROWS
+    assert not list(job.output.glob(".block-*"))
+    places = range(0, ROWS, 100)
+    texts = [table["text"][place].as_py() for place in places]
+    sequences = [each.ids for each in embedder.tokenize(texts)]
+    made = embedder.launch(sequences, [Outputs(dense=True, sparse=True)] * len(texts))()
+    for place, lonely in zip(places, made, strict=True):
+        np.testing.assert_allclose(table["dense"][place].as_py(), lonely.dense, atol=1e-5)
+        assert table["sparse_indices"][place].as_py() == lonely.sparse.indices.tolist()
+    assert "0 rows embedded" in job.finish(log)
+
+
+def test_parquet_to_qdrant_is_resumed_with_the_same_points(
+    cluster: RayCluster, tiny_m3: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "in.parquet"
+    pq.write_table(pa.Table.from_pylist(rows()), source, row_group_size=400)
+    log = tmp_path / "job.log"
+    with run_qdrant() as qdrant:
+        job = EmbedJob(cluster, tiny_m3, tmp_path, str(source), "--qdrant", qdrant.url)
+        job.kill_after(10, log)
+        told = job.finish(log)
+        assert "done already" in told
+        uploads = qdrant.state("smart-embedder")["uploads"]
+    assert len(uploads) == ROWS
+    # What was under way was sent again, under the same ids.
+    assert sum(uploads.values()) < ROWS + 5 * 20
+
+
+def test_a_wrong_line_is_an_error_in_its_place(
+    cluster: RayCluster, tiny_m3: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b'{"text": "a"}\n{"text": \n[1]\n{"text": null}\n\n{"text": "b"}\n')
+    job = EmbedJob(cluster, tiny_m3, tmp_path, str(source))
+    assert "2 rows embedded, 3 without a usable text" in job.finish(tmp_path / "job.log")
+    table = pq.read_table(job.output).sort_by("id")
+    errors = {row["id"]: row["error"] for row in table.to_pylist()}
+    assert [*map(str, errors.values())] == [
+        "None",
+        errors["in.jsonl:14"],
+        "the line is no JSON object",
+        "the column text holds no text",
+        "None",
+    ]
+    assert errors["in.jsonl:14"].startswith("the line is no JSON: ")
+
+
+def test_a_model_that_is_not_there_is_told_in_one_sentence(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    source, log = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "job.log"
+    process = EmbedJob(cluster, tmp_path / "nowhere", tmp_path, str(source)).start(log)
+    assert process.wait(LIMIT) == 1
+    told = f"The job has stopped: the model folder {tmp_path / 'nowhere'} does not exist"
+    assert told in log.read_text().splitlines()
+
+
+def test_the_folder_of_another_job_is_refused(
+    cluster: RayCluster, tiny_m3: Path, tmp_path: Path
+) -> None:
+    source, log = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "job.log"
+    job = EmbedJob(cluster, tiny_m3, tmp_path, str(source))
+    job.kill_after(1, log)
+    source.write_text('{"key": "other", "text": "another"}\n')
+    process = job.start(log)
+    assert process.wait(LIMIT) == 1
+    assert log.read_text().startswith("Nothing was embedded: ")
+    assert "holds what another job has made (files differ)" in log.read_text()

@@ -1,0 +1,136 @@
+"""The service on Ray Serve: replicas that are killed, that hang, that come and go with the load."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.cluster.ray_cluster import LIMIT, RayCluster, wait_until
+from tests.cluster.serving import ask, serving
+
+CLIENTS = 8
+
+
+class Load:
+    """Clients that send one request after the other; the status of each, by its id."""
+
+    def __init__(self, url: str, name: str, clients: int = CLIENTS) -> None:
+        self._url = url
+        self._name = name
+        self._numbers = count()
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._send) for _ in range(clients)]
+        self.statuses: dict[str, int] = {}
+
+    def _send(self) -> None:
+        with httpx2.Client(base_url=self._url, timeout=LIMIT) as client:
+            while not self._stop.is_set():
+                request = f"{self._name}-{next(self._numbers)}"
+                self.statuses[request] = ask(client, request)
+
+    @contextmanager
+    def running(self) -> Iterator["Load"]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield self
+        finally:
+            self._stop.set()
+            for thread in self._threads:
+                thread.join(LIMIT)
+
+    def wait_for_more(self, answers: int) -> None:
+        """Wait for so many from now on."""
+        before = len(self.statuses)
+        wait_until(lambda: len(self.statuses) >= before + answers, f"{answers} answers")
+
+    @property
+    def failed(self) -> set[str]:
+        return {request for request, status in self.statuses.items() if status != 200}
+
+
+@pytest.fixture(scope="module")
+def service(cluster: RayCluster, tiny_m3: Path):
+    with serving(cluster, tiny_m3) as url:
+        yield url
+
+
+def answered(cluster: RayCluster, pid: int) -> set[str]:
+    """The requests that a replica says that it has answered."""
+    lines = (line for line in cluster.log_of(pid).splitlines() if line.startswith("{"))
+    events = (json.loads(line) for line in lines)
+    return {event["request_id"] for event in events if event.get("path") == "/embeddings/"}
+
+
+def two_that_answer(cluster: RayCluster, url: str) -> None:
+    """Wait until two replicas answer, and nothing fails any more."""
+    numbers = count()
+
+    def settled() -> bool:
+        with Load(url, f"settle-{next(numbers)}").running() as load:
+            load.wait_for_more(40)
+        by = [answered(cluster, pid) & load.statuses.keys() for pid in cluster.replicas()]
+        return not load.failed and sum(bool(each) for each in by) >= 2
+
+    wait_until(settled, "two replicas answer")
+
+
+def when_quiet(cluster: RayCluster) -> Callable[[], bool]:
+    return lambda: len(cluster.replicas()) == 2
+
+
+def test_two_replicas_serve_the_whole_service(cluster: RayCluster, service: str) -> None:
+    two_that_answer(cluster, service)
+    with httpx2.Client(base_url=service) as client:
+        answer = client.post("/v1/embeddings", json={"input": "a", "model": "tiny-m3"})
+        assert len(answer.json()["data"][0]["embedding"])
+        named = client.post(
+            "/embeddings/", json={"sentences": []}, headers={"X-Request-ID": "mine"}
+        )
+        assert named.status_code == 400
+        assert named.headers.get_list("x-request-id") == ["mine"]
+        assert named.json()["request_id"] == "mine"
+
+
+def test_what_another_replica_accepted_outlives_one_that_is_killed(
+    cluster: RayCluster, service: str
+) -> None:
+    wait_until(when_quiet(cluster), "two replicas")
+    first, *others = cluster.replicas().values()
+    with Load(service, "killed").running() as load:
+        load.wait_for_more(100)
+        first.kill()
+        load.wait_for_more(200)
+    # Only what was in the one that died; nothing that another says to have answered.
+    assert len(load.failed) <= CLIENTS
+    assert {load.statuses[request] for request in load.failed} <= {500, 503}
+    for pid in cluster.replicas():
+        assert not answered(cluster, pid) & load.failed
+    assert any(answered(cluster, each.pid) & load.statuses.keys() for each in others)
+    two_that_answer(cluster, service)
+    assert first.pid not in cluster.replicas()
+
+
+def test_a_replica_that_hangs_is_replaced(cluster: RayCluster, service: str) -> None:
+    wait_until(when_quiet(cluster), "two replicas")
+    hangs = next(iter(cluster.replicas().values()))
+    hangs.suspend()
+    wait_until(lambda: hangs.pid not in cluster.replicas(), "the one that hangs is gone")
+    two_that_answer(cluster, service)
+
+
+def test_replicas_come_and_go_with_the_load_and_no_request_is_lost(
+    cluster: RayCluster, service: str
+) -> None:
+    with Load(service, "trickle", clients=1).running() as trickle:
+        with Load(service, "heavy", clients=32).running() as heavy:
+            wait_until(lambda: len(cluster.replicas()) == 3, "a third replica")
+        wait_until(when_quiet(cluster), "two replicas again")
+        trickle.wait_for_more(20)
+    assert not trickle.failed
+    assert not heavy.failed
