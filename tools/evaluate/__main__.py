@@ -8,12 +8,16 @@ or those of a running service (--url). --reference runs the reference implementa
 import argparse
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
+from app.engine.options import NO_OPTIONS, EmbeddingOptions
 from app.errors import SmartEmbedderError
 from app.settings import Settings
 from app.settings.sources import load_settings
@@ -22,7 +26,14 @@ from tools.evaluate.evaluation import Evaluation, Evaluator, Plan
 from tools.evaluate.ranking import MOST_RANKED
 from tools.evaluate.report import print_report, write_json
 from tools.evaluate.representations import KINDS, Representation, all_representations
-from tools.evaluate.sources import Source, SourceError, engine_source, service_source
+from tools.evaluate.sources import (
+    Kinds,
+    Source,
+    SourceError,
+    engine_source,
+    made_kinds,
+    service_source,
+)
 
 # One request may take as long as it needs: nobody waits for the answer.
 _PATIENT = {"gpu_process_timeout": 3600.0, "rerank_gpu_timeout": 3600.0, "request_timeout": 7200.0}
@@ -41,9 +52,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--url", help="a running service, in the place of the engine in this process")
     add("--token", help="its access token")
     add("--reference", action="store_true", help="run the reference implementations, too")
-    add("--kinds", default=",".join(KINDS), help="the kinds of vectors (%(default)s)")
+    add("--kinds", help=f"of {','.join(KINDS)} these alone (all that the models make)")
     add("--only", metavar="NAMES", help="these representations, with ; between them")
-    add("--query-prompt", default="", help="what the dense model reads before each query")
+    add("--query-prompt", help="what the dense model reads before each query")
+    add("--input-types", action="store_true", help="tell the models which texts are queries")
     add(
         "--rerank",
         type=int,
@@ -58,13 +70,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("name a folder, or a task with --mteb")
     if not 0 <= given.rerank <= MOST_RANKED:
         parser.error(f"--rerank must be between 0 and {MOST_RANKED}")
+    if given.input_types and (given.query_prompt or given.reference):
+        parser.error("--input-types goes with neither --query-prompt nor --reference")
     return given
 
 
-def plan_of(given: argparse.Namespace) -> Plan:
-    """What is evaluated; raises `DatasetError` where a name is not known."""
-    kinds = set(given.kinds.split(","))
-    _known(kinds, set(KINDS), "kind of vector")
+def plan_of(given: argparse.Namespace, made: Kinds) -> Plan:
+    """What is evaluated; raises `DatasetError` where a name is not known or a kind not made."""
+    kinds = made if given.kinds is None else frozenset(given.kinds.split(","))
+    _known(kinds, made, "kind of vector that is made")
     possible = [each for each in all_representations() if each.kinds <= kinds]
     names = {each.name for each in possible}
     only = names if given.only is None else {name.strip() for name in given.only.split(";")}
@@ -72,10 +86,17 @@ def plan_of(given: argparse.Namespace) -> Plan:
     chosen = [each for each in possible if each.name in only]
     candidates = given.candidates or chosen[0].name
     _known({candidates}, only, "representation that is evaluated")
-    return Plan(chosen, given.rerank, candidates, given.query_prompt)
+    if given.input_types:
+        asked, stored = (
+            EmbeddingOptions(input_type="query"),
+            EmbeddingOptions(input_type="document"),
+        )
+    else:
+        asked, stored = EmbeddingOptions(prompt=given.query_prompt or None), NO_OPTIONS
+    return Plan(chosen, given.rerank, candidates, asked, stored)
 
 
-def _known(names: set[str], there: set[str], what: str) -> None:
+def _known(names: AbstractSet[str], there: AbstractSet[str], what: str) -> None:
     unknown = sorted(names - there)
     if unknown or not names:
         raise DatasetError(f"{', '.join(unknown)!r} is no {what}: {'; '.join(sorted(there))}")
@@ -102,10 +123,13 @@ async def _reference(settings: Settings) -> AsyncIterator[Source]:
 
 
 async def evaluate(
-    opened: AbstractAsyncContextManager[Source], dataset: Dataset, plan: Plan
+    opened: AbstractAsyncContextManager[Source],
+    dataset: Dataset,
+    planned: Callable[[Kinds], Plan],
 ) -> Evaluation:
-    """Evaluate one source."""
+    """Evaluate one source with what is planned for the kinds that it makes."""
     async with opened as source:
+        plan = planned(await made_kinds(source))
         bar = tqdm(total=len(dataset.corpus), desc=source.name, unit="documents")
         with bar:
             return await Evaluator(source, dataset, plan, bar.update).run()
@@ -117,19 +141,20 @@ def _basic(plan: Plan) -> Plan:
     candidates = plan.candidates if plan.candidates in {each.name for each in basic} else None
     if not basic:
         raise SourceError("--reference needs dense, sparse, colbert or fused among --only")
-    return Plan(basic, plan.rerank_depth, candidates or basic[0].name, plan.query_prompt)
+    return replace(plan, representations=basic, candidates=candidates or basic[0].name)
 
 
 def run(given: argparse.Namespace) -> list[Evaluation]:
     """Evaluate what the command line asks for, and report it."""
-    plan, dataset = plan_of(given), read_dataset(given)
+    dataset, planned = read_dataset(given), partial(plan_of, given)
     settings = load_settings().model_copy(update=_PATIENT)
     opened: AbstractAsyncContextManager[Source] = (
         service_source(given.url, given.token) if given.url else engine_source(settings)
     )
-    evaluations = [asyncio.run(evaluate(opened, dataset, plan))]
+    evaluations = [asyncio.run(evaluate(opened, dataset, planned))]
     if given.reference:
-        evaluations.append(asyncio.run(evaluate(_reference(settings), dataset, _basic(plan))))
+        reference = evaluate(_reference(settings), dataset, lambda made: _basic(planned(made)))
+        evaluations.append(asyncio.run(reference))
     print_report(dataset, evaluations)
     if given.json is not None:
         options = {name: str(value) for name, value in vars(given).items() if value is not None}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from app.engine.options import NO_OPTIONS, EmbeddingOptions
 from app.engine.types import TextEmbedding
 from tools.evaluate.dataset import Dataset
 from tools.evaluate.ranking import Quality, Ranking, measure, run_of
@@ -58,13 +59,15 @@ class Evaluation:
 class Plan:
     """What is evaluated: these representations, and reranking of the best `rerank_depth`.
 
-    Candidates are those of the representation `candidates`. `query_prompt` is read before queries.
+    Candidates are those of the representation `candidates`. The options are those of queries and of
+    documents: what is read before them.
     """
 
     representations: Sequence[Representation]
     rerank_depth: int
     candidates: str
-    query_prompt: str = ""
+    query_options: EmbeddingOptions = NO_OPTIONS
+    document_options: EmbeddingOptions = NO_OPTIONS
 
     @property
     def kinds(self) -> frozenset[str]:
@@ -119,7 +122,7 @@ class Evaluator:
         embeddings, seconds = [], []
         texts = list(self.dataset.queries.values())
         for place, text in enumerate([texts[0], *texts]):
-            answer = await self.source.embed([text], self.plan.kinds, self.plan.query_prompt)
+            answer = await self.source.embed([text], self.plan.kinds, self.plan.query_options)
             if place:
                 embeddings += answer.embeddings
                 seconds.append(answer.seconds)
@@ -146,7 +149,7 @@ class Evaluator:
 
         async def embed(some: list[str]) -> Embedded:
             async with places:
-                return await self.source.embed(some, self.plan.kinds, "")
+                return await self.source.embed(some, self.plan.kinds, self.plan.document_options)
 
         began = time.perf_counter()
         requests = (texts[begin : begin + _REQUEST] for begin in range(0, len(texts), _REQUEST))

@@ -4,11 +4,12 @@ import time
 
 import numpy as np
 
+from app.engine.options import NO_OPTIONS, EmbeddingOptions
 from app.engine.types import SparseVector, TextEmbedding
 from app.models.checkpoint.sentence_config import read_pooling
 from app.models.runtime import locate_models
 from app.settings import NO_RERANKER, Settings
-from tools.evaluate.sources import Embedded
+from tools.evaluate.sources import Embedded, Kinds
 from tools.verify import references
 
 
@@ -25,12 +26,13 @@ class ReferenceSource:
     async def embed(
         self,
         texts: list[str],
-        kinds: frozenset[str],  # noqa: ARG002 - FlagEmbedding computes all of them
-        prompt: str,
+        kinds: Kinds | None = None,  # noqa: ARG002 - FlagEmbedding computes all of them
+        options: EmbeddingOptions = NO_OPTIONS,
     ) -> Embedded:
         """All kinds, whatever is asked for; the number of tokens is not told."""
         began = time.perf_counter()
-        return Embedded(self._embed(texts, prompt), None, time.perf_counter() - began)
+        embeddings = self._embed(texts, options.prompt or "")
+        return Embedded(embeddings, None, time.perf_counter() - began)
 
     async def rerank(self, query: str, passages: list[str]) -> list[float]:
         """A score of each passage."""

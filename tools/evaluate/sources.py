@@ -15,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from app.engine import Engine, RerankRequest
-from app.engine.options import EmbeddingOptions
+from app.engine.options import NO_OPTIONS, EmbeddingOptions
 from app.engine.types import SparseVector, TextEmbedding
 from app.models.load import load_models
 from app.settings import NO_RERANKER, Settings
-from tools.evaluate.representations import COLBERT, DENSE, SPARSE
+from tools.evaluate.representations import COLBERT, DENSE, KINDS, SPARSE
+
+Kinds = frozenset[str]
 
 # Passages of one rerank request; the service takes 1,024.
 _PASSAGES = 256
@@ -53,11 +55,19 @@ class Source(Protocol):
     def reranks(self) -> bool:
         """Whether it has a reranker."""
 
-    async def embed(self, texts: list[str], kinds: frozenset[str], prompt: str) -> Embedded:
-        """The vectors of the kinds asked for; `prompt` is read before each text."""
+    async def embed(
+        self, texts: list[str], kinds: Kinds | None = None, options: EmbeddingOptions = NO_OPTIONS
+    ) -> Embedded:
+        """The vectors of the kinds asked for, or of all that are made; of options the prompts."""
 
     async def rerank(self, query: str, passages: list[str]) -> list[float]:
         """A score of each passage."""
+
+
+async def made_kinds(source: Source) -> Kinds:
+    """The kinds of vectors that a source makes."""
+    (found,) = (await source.embed(["a"])).embeddings
+    return frozenset(kind for kind in KINDS if getattr(found, kind) is not None)
 
 
 class EngineSource:
@@ -69,16 +79,18 @@ class EngineSource:
         self._engine = engine
         self.reranks = settings.reranker_model != NO_RERANKER
 
-    async def embed(self, texts: list[str], kinds: frozenset[str], prompt: str) -> Embedded:
+    async def embed(
+        self, texts: list[str], kinds: Kinds | None = None, options: EmbeddingOptions = NO_OPTIONS
+    ) -> Embedded:
         """As `Source.embed`; dense vectors have unit length."""
         began = time.perf_counter()
         result = await self._engine.embed(
             texts,
-            dense=DENSE in kinds,
-            sparse=SPARSE in kinds,
-            colbert=COLBERT in kinds,
+            dense=None if kinds is None else DENSE in kinds,
+            sparse=None if kinds is None else SPARSE in kinds,
+            colbert=None if kinds is None else COLBERT in kinds,
             normalize_dense=True,
-            options=EmbeddingOptions(prompt=prompt or None),
+            options=options,
         )
         return Embedded(result.embeddings, result.tokens, time.perf_counter() - began)
 
@@ -117,12 +129,15 @@ class ServiceSource:
             raise SourceError(f"{self.name} is not ready: {health.get('reason')}")
         self.reranks = health["reranker_model"] != NO_RERANKER
 
-    async def embed(self, texts: list[str], kinds: frozenset[str], prompt: str) -> Embedded:
+    async def embed(
+        self, texts: list[str], kinds: Kinds | None = None, options: EmbeddingOptions = NO_OPTIONS
+    ) -> Embedded:
         """As `Source.embed`; dense vectors have unit length."""
-        wanted = {f"return_{kind}": kind in kinds for kind in (DENSE, SPARSE, COLBERT)}
-        body = {"sentences": texts, "normalize_dense": True, **wanted}
-        if prompt:
-            body["prompt"] = prompt
+        body: dict[str, Any] = {"sentences": texts, "normalize_dense": True}
+        if kinds is not None:
+            body |= {f"return_{kind}": kind in kinds for kind in KINDS}
+        given = {"prompt": options.prompt, "input_type": options.input_type}
+        body |= {name: value for name, value in given.items() if value is not None}
         answer, seconds = await self._post("/embeddings/", body, "application/msgpack")
         data = msgpack.unpackb(answer, object_hook=_array)
         embeddings = [_embedding(item["embeddings"]) for item in data["data"]]

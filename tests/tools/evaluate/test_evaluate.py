@@ -1,6 +1,7 @@
 """`python -m tools.evaluate` as a user runs it: quality in every form, beside the reference."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -99,9 +100,6 @@ def test_only_what_is_asked_for_is_computed(tiny_m3: Path, few_questions, run) -
     ("arguments", "message"),
     [
         (["nowhere"], "corpus.jsonl is missing"),
-        ([".", "--kinds", "dense,colour"], "'colour' is no kind of vector: colbert; dense; sparse"),
-        ([".", "--kinds", "dense", "--only", "sparse"], "'sparse' is no representation"),
-        ([".", "--only", "dense", "--candidates", "fused"], "'fused' is no representation that"),
     ],
 )
 def test_what_cannot_run_is_one_sentence(
@@ -118,7 +116,45 @@ def test_a_service_that_is_away_is_one_sentence(few_questions, run) -> None:
         run(few_questions(2), "--url", "http://127.0.0.1:9")
 
 
-@pytest.mark.parametrize("arguments", [[], ["folder", "--rerank", "101"]])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kinds", "dense,colour"], "'colour' is no kind of vector that is made: colbert; dense"),
+        (["--kinds", "dense", "--only", "sparse"], "'sparse' is no representation"),
+        (["--only", "dense", "--candidates", "fused"], "'fused' is no representation that"),
+    ],
+)
+def test_a_name_that_is_not_known_is_one_sentence(arguments: list[str], message: str) -> None:
+    with pytest.raises(tool.DatasetError, match=message):
+        tool.plan_of(tool.parse(["folder", *arguments]), frozenset(tool.KINDS))
+
+
+def test_a_model_of_one_kind_is_evaluated_by_that(tiny_qwen: Path, few_questions, run) -> None:
+    (ours,) = run(
+        *(few_questions(3), "--rerank", "0", "--only", "dense; dense, int8"),
+        EMBEDDING_MODEL=tiny_qwen,
+        RERANKER_MODEL="none",
+    )
+    assert list(ndcg(ours)) == ["dense", "dense, int8"]
+
+
+def test_queries_are_told_from_documents_where_the_model_reads_them_differently(
+    tiny_qwen: Path, few_questions, run, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_qwen, tmp_path / "model")
+    prompts = {"prompts": {"query": "Find this: ", "document": ""}}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    asked = (few_questions(6), "--rerank", "0", "--only", "dense")
+    model = {"EMBEDDING_MODEL": folder, "RERANKER_MODEL": "none"}
+    (typed,) = run(*asked, "--input-types", **model)
+    (prompted,) = run(*asked, "--query-prompt", "Find this: ", **model)
+    assert typed.rows == prompted.rows
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["folder", "--rerank", "101"], ["folder", "--input-types", "--reference"]],
+)
 def test_a_wrong_command_line_is_refused(arguments: list[str], capsys) -> None:
     with pytest.raises(SystemExit):
         tool.parse(arguments)
