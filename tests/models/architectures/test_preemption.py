@@ -15,13 +15,19 @@ from app.models.backbone import Target
 from app.models.tasks.dense import load_dense_embedder
 from app.models.tasks.device_model import EmbeddingModel
 from app.models.tasks.m3 import M3Embedder
+from tests.support.encoders import save_family, word_tokenizer
 
 
-@pytest.fixture(params=["encoder", "decoder"])
-def model(request, embedder: M3Embedder, tiny_qwen: Path, float32_target: Target) -> EmbeddingModel:
+@pytest.fixture(params=["encoder", "decoder", "modernbert", "t5"])
+def model(
+    request, embedder: M3Embedder, tiny_qwen: Path, float32_target: Target, tmp_path: Path
+) -> EmbeddingModel:
     if request.param == "encoder":
         return embedder
-    return load_dense_embedder("tiny", tiny_qwen, 32_768, float32_target)
+    folder = tiny_qwen
+    if request.param != "decoder":
+        folder = save_family(tmp_path / request.param, request.param, word_tokenizer())
+    return load_dense_embedder("tiny", folder, 32_768, float32_target)
 
 
 def dense(model: EmbeddingModel, sequences: list[np.ndarray]) -> np.ndarray:
