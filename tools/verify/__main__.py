@@ -56,6 +56,11 @@ class Ours:
     embedding: EmbeddingResult
     rerank: RerankResult | None
 
+    @property
+    def makes_dense(self) -> bool:
+        """Whether a model makes dense vectors."""
+        return self.embedding.embeddings[0].dense is not None
+
 
 @dataclass(frozen=True)
 class Verification:
@@ -71,9 +76,11 @@ class Verification:
 
     def rows(self) -> Iterator[Row]:
         """One row for each output of the configured models."""
-        yield from self._m3_rows()
-        if self.settings.dense_model != self.settings.embedding_model:
-            yield self._qwen_dense_row()
+        is_m3 = references.is_m3(self.folders.embedding)
+        if is_m3:
+            yield from self._m3_rows()
+        if self.ours.makes_dense and not (is_m3 and self.folders.dense is None):
+            yield self._dense_row()
         if self.ours.rerank is not None:
             yield self._rerank_row(self.ours.rerank)
 
@@ -102,15 +109,14 @@ class Verification:
         difference = max(_largest(a, b) for a, b in zip(colbert, theirs.colbert, strict=True))
         yield self._row("colbert", "FlagEmbedding", difference, len(ours))
 
-    def _qwen_dense_row(self) -> Row:
-        settings = self.settings
+    def _dense_row(self) -> Row:
+        """Of a model that makes dense vectors alone."""
         folder = self.folders.dense or self.folders.embedding
-        limit = min(settings.qwen_embed_max_length, _LONGEST)
-        theirs = references.qwen_states(folder, TEXTS, limit)
+        reference, theirs = references.dense_vectors(self.settings, folder, TEXTS)
         ours = np.array([e.dense for e in self.ours.embedding.embeddings])
         # Raw states grow with the width of the model: the directions are what is compared.
         difference = _largest(_unit(ours), _unit(theirs))
-        return self._row("dense", "transformers", difference, len(ours))
+        return self._row("dense", reference, difference, len(ours))
 
     def _rerank_row(self, result: RerankResult) -> Row:
         reference, theirs = references.rerank_scores(self.settings, self.folders, QUERY, PASSAGES)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from FlagEmbedding import BGEM3FlagModel
+from sentence_transformers import SentenceTransformer
 from transformers import (
     AutoModel,
     AutoModelForCausalLM,
@@ -21,13 +22,16 @@ from transformers import (
 
 from app.engine.types import FloatArray
 from app.models.checkpoint.config import read_config
-from app.models.checkpoint.sentence_config import read_pooling
+from app.models.checkpoint.sentence_config import POOLINGS, read_pooling
+from app.models.families import is_qwen3
 from app.models.runtime import ModelFolders
 from app.models.tasks.dense import QWEN_END
+from app.models.tasks.m3 import HEADS
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
 from app.settings import LATE_INTERACTION, Settings
 
 _BATCH = 8
+_NO_LIMIT = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,23 @@ def rerank_scores(
         return "transformers", qwen_scores(folder, query, passages, limit)
     limit = settings.bge_rerank_max_length
     return "FlagEmbedding", reranker_logits(folder, query, passages, limit)
+
+
+def is_m3(folder: Path) -> bool:
+    """Whether the model makes dense, sparse and ColBERT vectors."""
+    return all((folder / head).is_file() for head in HEADS)
+
+
+def dense_vectors(settings: Settings, folder: Path, texts: list[str]) -> tuple[str, FloatArray]:
+    """Those of a model that makes no others, and whose implementation computed them."""
+    if is_qwen3(folder):
+        return "transformers", qwen_states(folder, texts, settings.qwen_embed_max_length)
+    model = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    model.max_seq_length = min(settings.embed_max_length, model.max_seq_length or _NO_LIMIT)
+    if settings.pooling is not None:
+        names = {ours: theirs for theirs, ours in POOLINGS.items()}
+        model[1].pooling_mode = names[settings.pooling]
+    return "sentence-transformers", np.asarray(model.encode(texts), np.float32)
 
 
 def m3_vectors(folder: Path, texts: list[str], max_length: int, pooling: str) -> M3Vectors:

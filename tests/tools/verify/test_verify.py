@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.encoders import save_family, word_tokenizer
 from tests.support.server import REPOSITORY
 from tools.verify import __main__ as verify
 
@@ -45,6 +46,17 @@ def test_qwen_models_agree_with_theirs(tiny_m3: Path, tiny_qwen: Path, run_verif
     )
     assert status == 0, output
     assert output.count("transformers") >= 2
+
+
+@pytest.mark.parametrize("pooling", ["", "max"])
+def test_any_dense_encoder_agrees_with_sentence_transformers(
+    pooling, tmp_path: Path, run_verify
+) -> None:
+    folder = save_family(tmp_path / "gte", "gte", word_tokenizer())
+    status, output = run_verify(EMBEDDING_MODEL=str(folder), RERANKER_MODEL="none", POOLING=pooling)
+    assert status == 0, output
+    assert "1 of 1 outputs agree with their reference." in output
+    assert "sentence-transformers" in output
 
 
 def test_a_model_that_weighs_no_token_agrees(tiny_m3: Path, tmp_path: Path, run_verify) -> None:
