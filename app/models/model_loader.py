@@ -99,7 +99,8 @@ class EntryLoader:
 
 def _settings_for(entry: ModelEntry, settings: Settings) -> Settings:
     """The settings as they are for one model."""
-    update: dict[str, Any] = {}
+    # POOLING is for the default model of dense vectors, which this one is in its place.
+    update: dict[str, Any] = {"dense_embedding_model": entry.name, "pooling": entry.pooling}
     if entry.dtype is not None:
         update["dtype"] = entry.dtype
     if entry.device is not None:  # Another device may not have what was named.

@@ -67,7 +67,10 @@ def allowed_in(field: FieldInfo) -> str:
     if words := choices(field):
         return _either(words)
     told = [*field.metadata, *_parts(field.annotation)]
-    return next((each.text for each in told if isinstance(each, Allowed)), "")
+    texts = [each.text for each in told if isinstance(each, Allowed)]
+    # Of a field that may be left out, the words are within.
+    texts += [_either(get_args(each)) for each in told if get_origin(each) is Literal]
+    return next(iter(texts), "")
 
 
 def shown(name: str, value: str) -> str:

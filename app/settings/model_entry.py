@@ -30,8 +30,9 @@ class ModelEntry(BaseModel):
     ] = ()
     revision: Annotated[_Name | None, Allowed("a branch, tag or commit, in quotes")] = None
     device: types.DeviceNames | None = None
-    dtype: Annotated[types.Dtype | None, Allowed("auto, float16, bfloat16, float32 or int8")] = None
+    dtype: types.Dtype | None = None
     max_length: types.Tokens | None = None
+    pooling: types.Pooling | None = None
     load: Literal["start", "first_use"] = "first_use"
     pinned: Annotated[bool, Field(strict=True)] = False
     place: str = "MODELS"

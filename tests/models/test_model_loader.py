@@ -107,3 +107,14 @@ async def test_nothing_is_left_of_a_model_that_was_unloaded(
         assert left() is None
         monkeypatch.setattr(EntryLoader, "read_memory", lambda *_: MemoryUsage(0, 10**12))
         np.testing.assert_allclose(await embed(engine, further.public_name), expected, atol=1e-6)
+
+
+def test_a_models_own_pooling_is_its_own_alone(tiny_qwen: Path) -> None:
+    """POOLING is for the default model of dense vectors."""
+    all_settings = settings(tiny_qwen).model_copy(update={"pooling": "cls"})
+    loader = EntryLoader(all_settings)
+    poolings = [
+        loader.plan(ModelEntry(name=str(tiny_qwen), pooling=pooling)).load().places[0].model.pooling
+        for pooling in (None, "mean")
+    ]
+    assert poolings == ["last_token", "mean"]

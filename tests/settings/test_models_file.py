@@ -40,6 +40,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
   device: cuda:1
   dtype: bfloat16
   max_length: 512
+  pooling: mean
   load: start
   pinned: true
 - name: acme/other
@@ -54,10 +55,11 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         "device": "cuda:1",
         "dtype": "bfloat16",
         "max_length": 512,
+        "pooling": "mean",
         "load": "start",
         "pinned": True,
     }
-    assert (judge.place, other.place) == ("models.yaml, line 3", "models.yaml, line 12")
+    assert (judge.place, other.place) == ("models.yaml, line 3", "models.yaml, line 13")
     assert other.aliases == ("other-one",)
 
 
@@ -71,6 +73,10 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         (
             "- name: a/b\n  dtype: float8\n",
             "models.yaml, line 2: dtype=float8 is not allowed: auto, float16, bfloat16, float32",
+        ),
+        (
+            "- name: a/b\n  pooling: median\n",
+            "models.yaml, line 2: pooling=median is not allowed: cls, last_token, max, mean,",
         ),
         (
             "- name: a/b\n\n  load: later\n",
