@@ -200,7 +200,8 @@ class ModelPool:
             return outcome
         if not isinstance(outcome, Exception):
             raise outcome
-        return self._note_failure(model, outcome)
+        self._note_failure(model, outcome)
+        return model.refusal
 
     def _note_success(self, model: PooledModel, residence: Residence) -> None:
         seconds = model.succeed(residence)
@@ -208,14 +209,13 @@ class ModelPool:
         self._metrics.model_loads.labels(model.name, "success").inc()
         log.info("model_loaded", model=model.name, seconds=round(seconds, 2), bytes=model.nbytes)
 
-    def _note_failure(self, model: PooledModel, error: Exception) -> SmartEmbedderError | None:
+    def _note_failure(self, model: PooledModel, error: Exception) -> None:
         own = isinstance(error, SmartEmbedderError)
         reason = str(error) if own else f"{type(error).__name__}: {error}"
         traceback = {} if own else {"exc_info": error}
         log.error("model_load_failed", model=model.name, reason=reason, **traceback)
         self._metrics.model_loads.labels(model.name, "failure").inc()
         model.fail(error if isinstance(error, ModelTooLargeError) else None)
-        return model.refusal
 
     async def _bring(self, model: PooledModel) -> Residence:
         """Find it, make room for it, load it and let the devices serve it."""

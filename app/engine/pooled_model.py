@@ -52,7 +52,7 @@ class PooledModel:
     load_seconds: float | None = None
     _began: float = 0.0
     _failed_at: float = 0.0
-    _too_large: ModelTooLargeError | None = None
+    _failure: UnavailableError | None = None
 
     @property
     def name(self) -> str:
@@ -78,7 +78,9 @@ class PooledModel:
     def fail(self, too_large: ModelTooLargeError | None) -> None:
         """Serve nobody until the pause after a failure is over."""
         self.state, self._failed_at = ModelState.FAILED, time.monotonic()
-        self._too_large = too_large
+        # The reason of any other failure may name folders of this machine.
+        told = f"the model {self.name} could not be loaded; the log says why"
+        self._failure = too_large or ModelNotLoadedError(told)
 
     def leave(self) -> Residence | None:
         """Serve nobody until it is loaded again; returns what it had."""
@@ -90,13 +92,11 @@ class PooledModel:
     def refusal(self) -> UnavailableError | None:
         """What requests are told while the pause after a failure lasts."""
         left = math.ceil(self._failed_at + _PAUSE_AFTER_FAILURE - time.monotonic())
-        if self.state is not ModelState.FAILED or left <= 0:
+        if self.state is not ModelState.FAILED or left <= 0 or self._failure is None:
             return None
-        if self._too_large is not None:  # Without Retry-After: waiting alone helps nobody.
-            return ModelTooLargeError(str(self._too_large))
-        # The reason may name folders of this machine.
-        reason = f"the model {self.name} could not be loaded; the log says why"
-        return ModelNotLoadedError(reason, retry_after=left)
+        # Waiting alone makes no room.
+        seconds = None if isinstance(self._failure, ModelTooLargeError) else left
+        return type(self._failure)(str(self._failure), retry_after=seconds)
 
     def seconds_left(self, bytes_per_second: float) -> float:
         """Until its loading, which has begun, will be over; never less than a second."""
@@ -108,7 +108,7 @@ class PooledModel:
     @property
     def status(self) -> ModelStatus:
         """For those who watch the service."""
-        residence, refusal = self.residence, self.refusal
+        residence, has_failed = self.residence, self.state is ModelState.FAILED
         models = residence and residence.models
         return ModelStatus(
             self.name,
@@ -117,7 +117,7 @@ class PooledModel:
             pinned=self.entry.pinned,
             requests=self.leases,
             load_seconds=self.load_seconds,
-            reason=str(refusal) if refusal else None,
+            reason=str(self._failure) if has_failed else None,
             info=models.infos[-1] if models else None,
         )
 

@@ -241,7 +241,9 @@ async def test_a_loading_that_fails_is_one_sentence_and_is_tried_again_after_a_p
         assert await vector(engine, "ab") == AB
         assert metrics.value("model_loads_total", model="one", result="failure") == 1
         monkeypatch.setattr("app.engine.pooled_model._PAUSE_AFTER_FAILURE", 0)
+        assert status(engine, "one").reason == told
         assert await vector(engine, "a", "one") == A + 1
+        assert status(engine, "one").reason is None
 
 
 async def test_memory_that_is_short_after_work_is_got_from_idle_models() -> None:
