@@ -31,14 +31,12 @@ from app.api.schemas import EmbeddingFields
 from app.api.streams.answer import StreamPlan, StreamResponse
 from app.api.streams.arrow_rows import ArrowReader
 from app.api.streams.lines import LineReader, NdjsonReader, StreamLine
-from app.api.streams.pieces import PieceEmbedder
+from app.api.streams.pieces import PieceEmbedder, PieceSize
 from app.api.validation_errors import as_invalid_request
 from app.engine.loaded_models import LoadedModels
 from app.errors import InvalidRequestError, UnsupportedMediaError
 
 BULK_URGENCY = 7
-# About as many as a token has, with JSON around short texts: a piece fills a forward.
-_BYTES_PER_TOKEN = 4
 _MAX_LINES = 512
 
 _READERS: Mapping[str, Callable[[int], LineReader]] = {
@@ -90,7 +88,7 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
             lines=lines,
         ),
         max_lines=min(_MAX_LINES, service.settings.max_sentences_per_request),
-        max_bytes=_BYTES_PER_TOKEN * models.max_batch_tokens,
+        size=PieceSize(models.max_batch_tokens),
         media_type=media_type,
         encoding=encoding_of(request) if media_type == NDJSON else None,
     )

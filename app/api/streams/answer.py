@@ -22,7 +22,7 @@ from app.api.formats.records import Record, RecordWriter
 from app.api.handler import Call
 from app.api.streams.body import StreamBody
 from app.api.streams.lines import Line, LineReader
-from app.api.streams.pieces import LineResult, Piece, PieceEmbedder
+from app.api.streams.pieces import LineResult, Piece, PieceEmbedder, PieceSize
 from app.errors import ClientGoneError, DrainingError, SmartEmbedderError
 
 # One is computed, one waits for the device (a GPU has launched it), one is tokenised, one sent.
@@ -38,8 +38,8 @@ Result = asyncio.Future[Piece | SmartEmbedderError]
 class StreamPlan:
     """How one stream is read, computed and written.
 
-    A piece holds at most `max_lines` and about `max_bytes` of the body. `make_writer` is called
-    once it is known how the body is read.
+    A piece holds at most `max_lines`, and about as many bytes of the body as `size` says.
+    `make_writer` is called once it is known how the body is read.
     """
 
     lines: LineReader
@@ -47,7 +47,7 @@ class StreamPlan:
     vectors: VectorOptions
     make_writer: Callable[[], RecordWriter]
     max_lines: int
-    max_bytes: int
+    size: PieceSize
     media_type: str
     encoding: str | None
 
@@ -111,7 +111,7 @@ class StreamResponse(Response):
         while True:
             await self._slots.acquire()
             try:
-                lines = await body.take(self._plan.max_lines, self._plan.max_bytes)
+                lines = await body.take(self._plan.max_lines, self._plan.size.bytes)
             except SmartEmbedderError as error:
                 ended: Result = asyncio.get_running_loop().create_future()
                 ended.set_result(error)
@@ -139,6 +139,7 @@ class StreamResponse(Response):
             piece = await self._plan.embedder.embed(lines)
         except SmartEmbedderError as error:
             return error
+        self._plan.size.observe(piece)
         memory = self._call.context.memory
         if memory is not None:
             memory.hold_vectors(piece.nbytes)

@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Protocol
+from typing import Annotated, ClassVar, Protocol, TypeGuard
 
+import orjson
 from pydantic import Field, JsonValue, PlainValidator, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
@@ -20,11 +21,16 @@ _MAX_VALUES = 16
 _BLANK = re.compile(rb"\s*")
 
 
+def _is_id(value: object) -> TypeGuard[int | str | None]:
+    if isinstance(value, int):
+        return not isinstance(value, bool) and -_INT64 <= value < _INT64
+    return value is None or isinstance(value, str)
+
+
 def _check_id(value: object) -> int | str | None:
     """A union of types would tell about each of them."""
-    is_int = isinstance(value, int) and not isinstance(value, bool) and -_INT64 <= value < _INT64
-    if value is None or is_int or isinstance(value, str):
-        return value  # type: ignore[return-value]
+    if _is_id(value):
+        return value
     raise PydanticCustomError("id_type", "send a string, or a whole number of 64 bits")
 
 
@@ -94,8 +100,8 @@ class NdjsonReader:
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
         self._buffer = bytearray()
-        # Where to look for the next end of a line.
-        self._searched = 0
+        # Where what is not taken begins, and where to look for the next end of a line.
+        self._begin = self._searched = 0
         self._skipped = 0
         self._ended = False
         self._number = 0
@@ -114,18 +120,17 @@ class NdjsonReader:
     @property
     def ready(self) -> bool:
         """Whether a line can be taken."""
-        if self._end_of_line() < 0 and not self._ended:
-            return False
-        if not self._skipped:
-            self._drop_blank_lines()
-        return self._end_of_line() >= 0 or (self._ended and bool(self._buffer or self._skipped))
+        is_ready = self._end_of_next() >= 0
+        self._forget_taken()
+        return is_ready
 
     def feed(self, chunk: bytes) -> None:
         """Take the next part of the body."""
         self._buffer += chunk
         if len(self._buffer) > self._max_line_bytes and self._end_of_line() < 0:
             self._skipped += len(self._buffer)
-            self._clear()
+            self._begin = len(self._buffer)
+            self._forget_taken()
 
     def end(self) -> None:
         """The body is complete: the last line needs no end."""
@@ -135,53 +140,61 @@ class NdjsonReader:
         """The next lines: at least one, if one is ready."""
         lines: list[Line] = []
         size = 0
-        while self.ready and len(lines) < max_lines and (not lines or size < max_bytes):
-            lines.append(self._next())
+        while len(lines) < max_lines and (not lines or size < max_bytes):
+            end = self._end_of_next()
+            if end < 0:
+                break
+            content = bytes(self._buffer[self._begin : end])
+            self._begin = self._searched = min(end + 1, len(self._buffer))
+            lines.append(self._line(content))
             size += lines[-1].size
+        # Once: what is behind moves.
+        self._forget_taken()
         return lines
+
+    def _end_of_next(self) -> int:
+        """Where the next line that is not blank ends; -1 where it is not complete."""
+        if not self._skipped and self._buffer[self._begin : self._begin + 1].isspace():
+            self._skip_blank_lines()
+        end = self._end_of_line()
+        if end < 0 and self._ended and (self._skipped or self._begin < len(self._buffer)):
+            return len(self._buffer)
+        return end
 
     def _end_of_line(self) -> int:
         found = self._buffer.find(b"\n", self._searched)
         self._searched = len(self._buffer) if found < 0 else found
         return found
 
-    def _drop_blank_lines(self) -> None:
+    def _skip_blank_lines(self) -> None:
         """All at once: a body may be megabytes of them."""
-        found = _BLANK.match(self._buffer)
-        blank = 0 if found is None else found.end()
+        found = _BLANK.match(self._buffer, self._begin)
+        blank = self._begin if found is None else found.end()
         del found  # A buffer cannot change its size while something refers into it.
         if self._ended and blank == len(self._buffer):
-            self._clear()
+            self._begin = self._searched = blank
             return
-        stop = self._buffer.rfind(b"\n", 0, blank) + 1
+        stop = self._buffer.rfind(b"\n", self._begin, blank) + 1
         if stop:
-            self._number += self._buffer.count(b"\n", 0, stop)
-            self._cut(stop)
+            self._number += self._buffer.count(b"\n", self._begin, stop)
+            self._begin = self._searched = stop
 
-    def _cut(self, length: int) -> bytes:
-        part = bytes(self._buffer[:length])
-        del self._buffer[:length]
-        self._searched = 0
-        return part
+    def _forget_taken(self) -> None:
+        del self._buffer[: self._begin]
+        self._searched = max(0, self._searched - self._begin)
+        self._begin = 0
 
-    def _clear(self) -> None:
-        self._buffer.clear()
-        self._searched = 0
-
-    def _next(self) -> Line:
-        end = self._end_of_line()
-        content = self._cut(len(self._buffer) if end < 0 else end + 1).removesuffix(b"\n")
+    def _line(self, content: bytes) -> Line:
         size, self._skipped = self._skipped + len(content), 0
         self._number += 1
         place, self._records = self._records, self._records + 1
         try:
             if size > self._max_line_bytes:
                 raise too_large("line", self._max_line_bytes)
-            parsed = _parse(content)
+            text, name = _parse(content)
         except SmartEmbedderError as error:
             return Line(self._number, place, size, error=error)
-        name = place if parsed.id is None else parsed.id
-        return Line(self._number, name, size, parsed.text)
+        return Line(self._number, place if name is None else name, size, text)
 
 
 def too_large(what: str, max_bytes: int) -> BodyTooLargeError:
@@ -191,9 +204,34 @@ def too_large(what: str, max_bytes: int) -> BodyTooLargeError:
     )
 
 
-def _parse(content: bytes) -> StreamLine:
+def _parse(content: bytes) -> tuple[str, int | str | None]:
+    """A line's text and id."""
     if len(content) > _HARMLESS_BYTES:
         _check_values(content)
+    found = _parse_usual(content)
+    if found is not None:
+        return found
+    line = _parse_with_reasons(content)
+    return line.text, line.id
+
+
+def _parse_usual(content: bytes) -> tuple[str, int | str | None] | None:
+    """The same as `_parse_with_reasons` in a fifth of the time; None where that has to look."""
+    try:
+        value = orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return None
+    if isinstance(value, str):
+        return value, None
+    if not isinstance(value, dict):
+        return None
+    text, name = value.get("text"), value.get("id")
+    is_whole = len(value) == 1 + ("id" in value)
+    return (text, name) if is_whole and isinstance(text, str) and _is_id(name) else None
+
+
+def _parse_with_reasons(content: bytes) -> StreamLine:
+    """The line; raises `InvalidRequestError` that says what is wrong with it."""
     try:
         if content.lstrip()[:1] == b'"':
             return StreamLine(text=_TEXT.validate_json(content))

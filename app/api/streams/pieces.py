@@ -23,6 +23,12 @@ from app.errors import (
     UnavailableError,
 )
 
+# About as many as a token has, with JSON around short texts.
+_BYTES_PER_TOKEN = 4
+# Of several forwards, and of their vectors.
+_PIECE_SECONDS = 0.1
+_PIECE_VECTOR_BYTES = 4 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
@@ -33,15 +39,6 @@ class LineResult:
     tokens: TokenStrings | None = None
     truncations: tuple[Truncation, ...] = ()
     error: SmartEmbedderError | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its vectors."""
-        made = self.embedding
-        if made is None:
-            return 0
-        sparse = () if made.sparse is None else (made.sparse.indices, made.sparse.values)
-        return sum(each.nbytes for each in (made.dense, made.colbert, *sparse) if each is not None)
 
     def record(self, options: VectorOptions) -> Record:
         """What is answered; takes as long as the options make of vectors."""
@@ -60,15 +57,45 @@ class LineResult:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The results of consecutive lines, and how many tokens were read for them."""
+    """The results of consecutive lines.
+
+    `tokens` were read for them, `nbytes` are those of the vectors, and the forwards took `seconds`.
+    """
 
     results: list[LineResult]
-    tokens: int
+    tokens: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the vectors."""
-        return sum(result.nbytes for result in self.results)
+    def joined(self, after: "Piece") -> "Piece":
+        """This one and the one that follows it."""
+        return Piece(
+            self.results + after.results,
+            self.tokens + after.tokens,
+            self.nbytes + after.nbytes,
+            self.seconds + after.seconds,
+        )
+
+
+class PieceSize:
+    """How many bytes of the body become a piece: about as many as have the tokens of a forward.
+
+    Every piece costs some milliseconds beside its forwards. Where a forward is quick, a piece has
+    the tokens of several, as long as their vectors are few.
+    """
+
+    def __init__(self, max_batch_tokens: int) -> None:
+        self._max_batch_tokens = max_batch_tokens
+        self.bytes = _BYTES_PER_TOKEN * max_batch_tokens
+
+    def observe(self, piece: Piece) -> None:
+        """Learn from a piece; the next one is larger or smaller by a factor of two at most."""
+        if not (piece.seconds and piece.nbytes):
+            return
+        size = sum(result.line.size for result in piece.results)
+        several = min(_PIECE_SECONDS / piece.seconds, _PIECE_VECTOR_BYTES / piece.nbytes)
+        wanted = size * max(self._max_batch_tokens / piece.tokens, several)
+        self.bytes = int(min(max(wanted, self.bytes / 2), self.bytes * 2))
 
 
 class PieceEmbedder:
@@ -101,14 +128,16 @@ class PieceEmbedder:
     async def embed(self, lines: Sequence[Line]) -> Piece:
         """The results of these lines; raises `UnavailableError` where the service cannot go on."""
         good = [line for line in lines if line.error is None]
-        found, tokens = await self._results(good)
-        made = {result.line.number: result for result in found}
+        piece = await self._results(good)
+        if len(good) == len(lines):
+            return piece
+        made = {result.line.number: result for result in piece.results}
         results = [made.get(line.number) or LineResult(line, error=line.error) for line in lines]
-        return Piece(results, tokens)
+        return replace(piece, results=results)
 
-    async def _results(self, lines: Sequence[Line]) -> tuple[list[LineResult], int]:
+    async def _results(self, lines: Sequence[Line]) -> Piece:
         if not lines:
-            return [], 0
+            return Piece([])
         try:
             result = await self._embed_when_possible([line.text for line in lines])
         except OutOfMemoryError as error:
@@ -116,21 +145,18 @@ class PieceEmbedder:
         except UnavailableError:
             raise
         except InferenceTimeoutError as error:  # Halves would wait for the same device.
-            return [LineResult(line, error=error) for line in lines], 0
+            return Piece([LineResult(line, error=error) for line in lines])
         except SmartEmbedderError as error:
             return await self._halves(lines, error)
         self._service.metrics.sentences.inc(len(lines))
-        return _of_lines(lines, result), result.tokens
+        return _of_lines(lines, result)
 
-    async def _halves(
-        self, lines: Sequence[Line], error: SmartEmbedderError
-    ) -> tuple[list[LineResult], int]:
+    async def _halves(self, lines: Sequence[Line], error: SmartEmbedderError) -> Piece:
         if len(lines) == 1:
-            return [LineResult(lines[0], error=error)], 0
+            return Piece([LineResult(lines[0], error=error)])
         middle = len(lines) // 2
-        first, first_tokens = await self._results(lines[:middle])
-        second, second_tokens = await self._results(lines[middle:])
-        return first + second, first_tokens + second_tokens
+        first = await self._results(lines[:middle])
+        return first.joined(await self._results(lines[middle:]))
 
     async def _embed_when_possible(self, texts: list[str]) -> EmbeddingResult:
         while True:
@@ -160,14 +186,23 @@ class PieceEmbedder:
             self._places.release(self._client)
 
 
-def _of_lines(lines: Sequence[Line], result: EmbeddingResult) -> list[LineResult]:
+def _of_lines(lines: Sequence[Line], result: EmbeddingResult) -> Piece:
     cuts: dict[int, list[Truncation]] = {}
     for cut in result.truncations:
         cuts.setdefault(cut.index, []).append(cut)
     strings = result.token_strings or repeat(None, len(lines))
-    return [
+    results = [
         LineResult(line, made, tokens, tuple(cuts.get(i, ())))
         for i, (line, made, tokens) in enumerate(
             zip(lines, result.embeddings, strings, strict=True)
         )
     ]
+    nbytes = sum(map(_nbytes, result.embeddings))
+    return Piece(results, result.tokens, nbytes, result.timings.inference)
+
+
+def _nbytes(embedding: TextEmbedding) -> int:
+    sparse = embedding.sparse
+    nbytes = 0 if sparse is None else sparse.indices.nbytes + sparse.values.nbytes
+    vectors = (embedding.dense, embedding.colbert)
+    return nbytes + sum(each.nbytes for each in vectors if each is not None)

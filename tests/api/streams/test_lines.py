@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.streams.lines import Line, NdjsonReader
+from app.api.streams.lines import Line, NdjsonReader, _parse_usual, _parse_with_reasons
 from app.errors import BodyTooLargeError, InvalidRequestError
 
 MOST = 200
@@ -61,6 +61,41 @@ def test_good_lines_are_the_texts(pairs) -> None:
     lines = read(b"".join(json.dumps(value).encode() + b"\n" for value, _ in pairs), most=10_000)
     assert [line.text for line in lines] == [text for _, text in pairs]
     assert all(line.error is None for line in lines)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.integers(2**63 - 2, 2**63 + 2)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+FIELDS = st.tuples(st.sampled_from(["text", "text", "id", "id", "tex\\u0074", "other"]), JSON)
+OBJECTS = st.lists(FIELDS, max_size=4).map(
+    # A name may be there twice.
+    lambda fields: "{" + ", ".join(f'"{name}":{json.dumps(of)}' for name, of in fields) + "}"
+)
+
+
+@given(
+    content=st.one_of(
+        OBJECTS.map(str.encode),
+        JSON.map(lambda value: json.dumps(value).encode()),
+        JSON.map(lambda value: json.dumps({"text": value}, ensure_ascii=False).encode()),
+        st.builds(lambda text, raw: b'{"text":"' + text + b'"' + raw, st.binary(), st.binary()),
+        st.sampled_from(
+            [b'"\\ud800"', b'{"text":"\\ud800"}', b' {"text":"a"} \r', b"\xef\xbb\xbf1"]
+        ),
+    )
+)
+def test_a_usual_line_is_read_as_the_parser_that_gives_reasons_reads_it(content: bytes) -> None:
+    usual = _parse_usual(content)
+    if usual is not None:
+        line = _parse_with_reasons(content)
+        assert usual == (line.text, line.id)
 
 
 def test_a_line_without_an_id_has_its_place_among_the_records() -> None:
