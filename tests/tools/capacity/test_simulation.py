@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.batcher import Limits
@@ -68,6 +68,7 @@ def test_requests_at_once_wait_for_those_before() -> None:
     assert sorted(seen.latencies) == pytest.approx([SERVICE * n for n in range(1, 6)])
 
 
+@settings(max_examples=30)
 @given(REQUESTS, st.booleans(), st.integers(1, 3))
 def test_every_request_is_answered_once_and_never_early(
     requests: list[tuple[int, int]], overlapping: bool, number: int
@@ -83,6 +84,7 @@ def test_every_request_is_answered_once_and_never_early(
     assert 0 < seen.utilisation <= 1 + 1e-9
 
 
+@settings(max_examples=30)
 @given(REQUESTS, st.floats(1, 3))
 def test_where_nothing_is_batched_a_slower_device_is_done_no_earlier(
     requests: list[tuple[int, int]], slower: float
@@ -98,6 +100,7 @@ def test_where_nothing_is_batched_a_slower_device_is_done_no_earlier(
     assert end(slower) >= end(1.0) * (1 - 1e-9)
 
 
+@settings(max_examples=30)
 @given(REQUESTS)
 def test_where_nothing_is_batched_more_devices_are_done_no_later(
     requests: list[tuple[int, int]],
@@ -112,6 +115,7 @@ def test_where_nothing_is_batched_more_devices_are_done_no_later(
     assert all(two <= one + 1e-9 for one, two in pairs)
 
 
+@settings(max_examples=30)
 @given(REQUESTS, st.sampled_from([0.25, 0.5, 2.0, 8.0]))
 def test_times_have_no_unit(requests: list[tuple[int, int]], scale: float) -> None:
     """Everything so many times as slow is the same picture; powers of two round alike."""
