@@ -5,7 +5,6 @@ padded, texts of like length together. Code of a checkpoint is never run.
 """
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,21 +12,18 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-import transformers
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AttentionInterface, AutoConfig, AutoModel, AutoModelForTextEncoding
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
+from transformers import AttentionInterface
 
 from app.engine.types import TokenIds
 from app.errors import StartupError
-from app.models.architectures.transformer import Transformer, preemption_point
+from app.models.architectures.transformer import Transformer
 from app.models.attention.reference import Attention
 from app.models.attention.windowed import PackedAttention
 from app.models.backbone import Backbone, Target
 from app.models.batch.packing import PackedBatch, pack
 from app.models.checkpoint.config import read_config
+from app.models.module_loading import LOADING_ERRORS, load_module
 from app.models.ops.proof import TOLERANCES, Proof, try_path, warn_of_refused
 from app.models.ops.proof_cases import ATTENTION, Shapes
 
@@ -44,10 +40,6 @@ _LONGEST_TRIAL = 700
 _TRIAL_IDS = (5, 100)
 # Padding beside the tokens of a group that is computed together, as a share.
 _MOST_PADDING = 0.25
-_LOADING_ERRORS = (
-    OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError,
-    IndexError, SafetensorError,
-)  # fmt: skip
 
 
 def attend_packed(
@@ -156,7 +148,7 @@ def load_by_transformers(folder: Path, target: Target) -> tuple[Backbone, int | 
             "DTYPE=int8 is for models of bge-m3's and bge-reranker's kind, and this is one of type "
             f"{read_config(folder).get('model_type')}; set DTYPE to auto"
         )
-    module = _load_module(folder, target)
+    module = load_module(folder, target)
     positions, offset = _positions(module)
     longest = positions or _LONGEST_TRIAL
     proven = _prove(folder, module, target, _trial(module, longest, offset, target.device))
@@ -171,64 +163,6 @@ def load_by_transformers(folder: Path, target: Target) -> tuple[Backbone, int | 
         padding=offset,
     )
     return backbone, positions
-
-
-def _load_module(folder: Path, target: Target) -> Any:
-    _require_known(folder)
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            module, report = _from_pretrained(folder, target)
-    except _LOADING_ERRORS as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise StartupError(f"transformers cannot load the model in {folder}: {reason}") from error
-    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
-    if missing:
-        raise StartupError(f"the checkpoint in {folder} lacks the tensor {missing[0]}")
-    if report["mismatched_keys"]:
-        raise StartupError(f"the checkpoint in {folder} has a tensor of another shape")
-    module.config.use_cache = False
-    _let_short_forwards_run(module)
-    return module.eval().to(target.device)
-
-
-def _require_known(folder: Path) -> None:
-    config = read_config(folder)
-    model_type = config.get("model_type")
-    if model_type not in CONFIG_MAPPING:
-        if "auto_map" in config:
-            raise StartupError(
-                f"the model in {folder} needs code of its own (auto_map in config.json), and code "
-                "of a checkpoint is never run"
-            )
-        raise StartupError(
-            f"{folder} holds a model of type {model_type}, which transformers "
-            f"{transformers.__version__} does not know"
-        )
-    if "vision_config" in config or "image_size" in config or "audio_config" in config:
-        raise StartupError(
-            f"{folder} holds a model of type {model_type}, which reads images or sound"
-        )
-
-
-def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]:
-    options = {"local_files_only": True, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(folder, **options)
-    encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
-    kind = AutoModelForTextEncoding if encodes else AutoModel
-    loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
-        folder, config=config, dtype=target.dtype, output_loading_info=True, **options
-    )
-    return loaded
-
-
-def _let_short_forwards_run(module: nn.Module) -> None:
-    """Before each layer; the layers are the longest list of modules."""
-    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
-    for layer in max(lists, key=len, default=[]):
-        layer.register_forward_pre_hook(lambda *_: preemption_point())
 
 
 def _positions(module: Any) -> tuple[int | None, int | None]:
@@ -265,7 +199,7 @@ def _prove(folder: Path, module: Any, target: Target, texts: PackedBatch) -> Tar
     padding = getattr(module.config, "pad_token_id", None) or 0
     try:
         expected = ModuleTransformer(module, padding, None)(texts)
-    except (*_LOADING_ERRORS, AssertionError) as error:
+    except (*LOADING_ERRORS, AssertionError) as error:
         kind = read_config(folder).get("model_type")
         raise StartupError(
             f"the model in {folder}, of type {kind}, does not read texts alone: {error}"

@@ -1,0 +1,85 @@
+"""Loading a checkpoint into transformers' module for its family; no code of a checkpoint is run."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import transformers
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
+
+from app.errors import StartupError
+from app.models.architectures.transformer import preemption_point
+from app.models.backbone import Target
+from app.models.checkpoint.config import read_config
+
+# What transformers raises for files that it cannot use.
+LOADING_ERRORS = (
+    OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError,
+    IndexError, SafetensorError,
+)  # fmt: skip
+
+
+def load_module(folder: Path, target: Target) -> Any:
+    """The module in `folder`, on its device, without what stands on it for another task.
+
+    Raises `StartupError` for what transformers does not know, or cannot load whole.
+    """
+    _require_known(folder)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module, report = _from_pretrained(folder, target)
+    except LOADING_ERRORS as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise StartupError(f"transformers cannot load the model in {folder}: {reason}") from error
+    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
+    if missing:
+        raise StartupError(f"the checkpoint in {folder} lacks the tensor {missing[0]}")
+    if report["mismatched_keys"]:
+        raise StartupError(f"the checkpoint in {folder} has a tensor of another shape")
+    module.config.use_cache = False
+    _let_short_forwards_run(module)
+    return module.eval().to(target.device)
+
+
+def _require_known(folder: Path) -> None:
+    config = read_config(folder)
+    model_type = config.get("model_type")
+    if model_type not in CONFIG_MAPPING:
+        if "auto_map" in config:
+            raise StartupError(
+                f"the model in {folder} needs code of its own (auto_map in config.json), and code "
+                "of a checkpoint is never run"
+            )
+        raise StartupError(
+            f"{folder} holds a model of type {model_type}, which transformers "
+            f"{transformers.__version__} does not know"
+        )
+    if "vision_config" in config or "image_size" in config or "audio_config" in config:
+        raise StartupError(
+            f"{folder} holds a model of type {model_type}, which reads images or sound"
+        )
+
+
+def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]:
+    options = {"local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(folder, **options)
+    encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+    kind = AutoModelForTextEncoding if encodes else AutoModel
+    loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
+        folder, config=config, dtype=target.dtype, output_loading_info=True, **options
+    )
+    return loaded
+
+
+def _let_short_forwards_run(module: nn.Module) -> None:
+    """Before each layer; the layers are the longest list of modules."""
+    lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
+    for layer in max(lists, key=len, default=[]):
+        layer.register_forward_pre_hook(lambda *_: preemption_point())
