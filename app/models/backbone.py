@@ -173,8 +173,17 @@ class Backbone:
         """The tokens of the sequences for which `selected` is true, rounded up as rows are."""
         return select_tokens(packed, selected, self._multiple)
 
-    def leave_out_unattended(self) -> None:
-        """Read the mark of tokens that are not attended to."""
+    def leave_out_unattended(self, length: int) -> None:
+        """Read the mark of tokens that are not attended to, in sequences of at most that length.
+
+        Raises `StartupError` where those do not fit the window in which tokens see each other.
+        """
+        window = self._transformer.window
+        if window is not None and length > window:
+            raise StartupError(
+                f"queries are filled up to {length} tokens, and the model's tokens see no further "
+                f"than {window}: only shorter queries are computed"
+            )
         self._transformer = self._transformer.with_attention(leaving_out)
 
     def finish_loading(self) -> None:

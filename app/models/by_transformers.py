@@ -6,6 +6,7 @@ padded, texts of like length together. Code of a checkpoint is never run.
 
 import inspect
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -85,13 +86,15 @@ class ModuleTransformer(Transformer):
         self._module = module
         self._padding = padding
         self._packed_by = packed_by
+        self._change: Callable[[Attention], Attention] = lambda attend: attend
         self.rounds_up = packed_by is not None
+        self.window = getattr(module.config, "sliding_window", None)
 
     def __call__(self, packed: PackedBatch) -> Tensor:
         """Implement `Transformer`."""
         if self._packed_by is None:
             return torch.cat(list(self._padded(packed)))
-        attention = PackedAttention(self._packed_by.backend.attend, packed)
+        attention = PackedAttention(self._change(self._packed_by.backend.attend), packed)
         states: Tensor = self._module(
             input_ids=packed.input_ids,
             position_ids=packed.position_ids,
@@ -102,24 +105,25 @@ class ModuleTransformer(Transformer):
     def _padded(self, packed: PackedBatch) -> Iterator[Tensor]:
         """The states of the tokens of each group of sequences, which are ordered by length."""
         ids = torch.split(packed.input_ids[0], packed.lengths)
+        attended = torch.split(packed.attended, packed.lengths)
         for group in groups_of(packed.lengths):
             rows = nn.utils.rnn.pad_sequence(
                 list(ids[group]), batch_first=True, padding_value=float(self._padding)
             )
             lengths = torch.tensor(packed.lengths[group], device=rows.device)
             mask = torch.arange(rows.shape[1], device=rows.device) < lengths[:, None]
-            states = self._module(input_ids=rows, attention_mask=mask.long()).last_hidden_state
+            seen = nn.utils.rnn.pad_sequence(list(attended[group]), batch_first=True)
+            states = self._module(input_ids=rows, attention_mask=seen.long()).last_hidden_state
             yield states[mask]
 
     def finish_loading(self) -> None:
         """Implement `Transformer`: nothing is left in the file."""
 
     def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
-        """Implement `Transformer`."""
-        del change
-        raise StartupError(
-            "tokens that are not attended to are for models of type BERT, RoBERTa and XLM-RoBERTa"
-        )
+        """Implement `Transformer`; where batches are padded, it only reads marks."""
+        changed = copy(self)
+        changed._change = change  # noqa: SLF001 - its own
+        return changed
 
     def with_fewer_layers(self) -> tuple[Self, float]:
         """Implement `Transformer`: families differ, so all layers are measured."""

@@ -40,6 +40,19 @@ SIZES = {
 ROBERTA = {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": MAX_LENGTH + 2}
 
 
+MPNET = {"pad_token_id": 1, "max_position_embeddings": MAX_LENGTH + 2}
+# Of ModernBERT, whose tokens see 16 on either side in every second layer.
+MODERNBERT = {
+    "pad_token_id": 0,
+    "cls_token_id": 2,
+    "sep_token_id": 3,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "local_attention": 64,
+    "global_attn_every_n_layers": 2,
+}
+
+
 def save_wordpiece_tokenizer(folder: Path) -> int:
     """Train a tokenizer as BERT has it, punctuation included; return its vocabulary's size."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))

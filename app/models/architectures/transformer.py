@@ -118,12 +118,14 @@ class Transformer(ABC):
     """Maps a packed batch to the hidden state of every token.
 
     `shares_prefixes`: what sequences begin with alike is computed once. `capturable`: a forward may
-    be a CUDA graph. `rounds_up`: a forward takes rows that belong to no sequence.
+    be a CUDA graph. `rounds_up`: a forward takes rows that belong to no sequence. `window`: how
+    near tokens must be to see each other, where some layers have such a limit.
     """
 
     shares_prefixes: ClassVar[bool] = False
     capturable: ClassVar[bool] = True
     rounds_up = True
+    window: int | None = None
 
     @abstractmethod
     def __call__(self, packed: PackedBatch) -> Tensor:

@@ -34,7 +34,8 @@ class PackedAttention:
     ) -> Tensor:
         """`[T, H, D]` of query `[H, T, D]`, key and value `[Hkv, T, D]`.
 
-        A token sees those that are less than `window` tokens away.
+        A token sees those that are less than `window` tokens away. Sequences that are attended to
+        in part are shorter than that.
         """
         packed = self.packed
         if window is None or packed.max_length <= window:
@@ -64,6 +65,7 @@ class PackedAttention:
                 packed.cu_seqlens[: count + 1],
                 packed.offsets[: count + 1],
                 np.arange(count),
+                partly_attended=packed.partly_attended,
             )
             self._short[window] = short, count
         return self._short[window]

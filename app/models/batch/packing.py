@@ -102,6 +102,15 @@ class PackedBatch:
         """The tokens of the sequences that were given; what follows only rounds T up."""
         return int(self.offsets[len(self.unpack_order)])
 
+    @property
+    def attended(self) -> torch.Tensor:
+        """`[T]` bool: which tokens are attended to."""
+        attended = torch.ones(self.tokens, dtype=torch.bool, device=self.device)
+        some = self.partly_attended
+        if some is not None:
+            attended[some.tokens] = some.mask.reshape(-1)[some.places] == 0
+        return attended
+
     @cached_property
     def lengths(self) -> list[int]:
         """Tokens of each sequence, in packed order."""

@@ -5,40 +5,65 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from app.errors import StartupError
 from app.models.backbone import Backbone
 from app.models.batch.packing import PackedBatch
-from app.models.checkpoint.config import read_config
+from app.models.checkpoint.config import number, read_config
 from app.models.checkpoint.weights import Weights
 
-_ROBERTA = ("classifier.dense", nn.Tanh, "classifier.out_proj")
-# By the type of the model: what reads the pooled state, its activation, and what gives the logits.
-_LAYERS: dict[str, tuple[str, Callable[[], nn.Module], str]] = {
-    "bert": ("pooler.dense", nn.Tanh, "classifier"),
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What reads the pooled state, its activation and norm, and what gives the logits."""
+
+    dense: str
+    activation: Callable[[], nn.Module]
+    logits: str = "classifier"
+    norm: str | None = None
+
+
+_ROBERTA = _Names("classifier.dense", nn.Tanh, "classifier.out_proj")
+# By the type of the model.
+_NAMES = {
+    "bert": _Names("pooler.dense", nn.Tanh),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "mpnet": _ROBERTA,
+    "distilbert": _Names("pre_classifier", nn.ReLU),
+    "modernbert": _Names("head.dense", nn.GELU, norm="head.norm"),
 }
+_POOLINGS = ("cls", "mean")
+_DEFAULT_EPSILON = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
 class ClassificationHead:
-    """Logits of `labels` from the state of each sequence's first token."""
+    """Logits of `labels` from the state of each sequence's first token, or from their `mean`."""
 
     layers: nn.Module
     labels: tuple[str, ...]
+    mean: bool = False
 
     def __call__(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
         """`[N, labels]` float32, in packed order, from the states `[T, hidden]`."""
-        first = hidden[packed.cu_seqlens[:-1].long()]
-        return self.layers(first).float()  # type: ignore[no-any-return]
+        return self.layers(self._pool(hidden, packed)).float()  # type: ignore[no-any-return]
+
+    def _pool(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
+        if not self.mean:
+            return hidden[packed.cu_seqlens[:-1].long()]
+        lengths = packed.cu_seqlens.long().diff()
+        # Unsafe: PyTorch would wait for the device to look at the lengths.
+        means = torch.segment_reduce(hidden.float(), "mean", lengths=lengths, unsafe=True)
+        return means.to(hidden.dtype)
 
 
 def require_classifier(folder: Path, weights: Weights) -> None:
     """Raise `StartupError` where the folder holds no model for sequence classification."""
-    kind = _kind(folder)
-    if f"{_LAYERS[kind][2]}.weight" not in weights:
+    if f"{_names(folder).logits}.weight" not in weights:
         raise StartupError(
             f"{folder} holds an embedding model and not a reranker: it has no classification head"
         )
@@ -48,28 +73,51 @@ def load_classification_head(
     folder: Path, weights: Weights, backbone: Backbone
 ) -> ClassificationHead:
     """The head in the model's `folder`, on the backbone's device and in its dtype."""
-    dense, activation, last = _LAYERS[_kind(folder)]
-    width = backbone.hidden_size
+    names, width = _names(folder), backbone.hidden_size
     # BERT's pooler stands beside its layers, behind the name that they have in the checkpoint.
-    of_dense = weights.before(f"{dense}.weight")
-    logits = weights.tensors[f"{last}.weight"].shape[0]
+    of_dense = weights.before(f"{names.dense}.weight")
+    has_bias = f"{names.dense}.bias" in of_dense
+    logits = weights.tensors[f"{names.logits}.weight"].shape[0]
     layers = (
-        of_dense.linear(dense, width, width),
-        activation(),
-        weights.linear(last, width, logits),
+        of_dense.linear(names.dense, width, width, bias=has_bias),
+        names.activation(),
+        *([] if names.norm is None else [_norm(folder, weights, names.norm, width)]),
+        weights.linear(names.logits, width, logits),
     )
     modules = nn.Sequential(*layers).to(backbone.device, backbone.dtype)
-    return ClassificationHead(modules, _labels(folder, logits))
+    return ClassificationHead(modules, _labels(folder, logits), _is_mean(folder))
 
 
-def _kind(folder: Path) -> str:
+def _names(folder: Path) -> _Names:
     kind = read_config(folder).get("model_type")
-    if kind not in _LAYERS:
+    if kind not in _NAMES:
         raise StartupError(
             f"{folder} is no reranker known here, being of type {kind}: use a cross-encoder of "
-            f"type {', '.join(_LAYERS)}, or Qwen3-Reranker"
+            f"type {', '.join(_NAMES)}, or Qwen3-Reranker"
         )
-    return str(kind)
+    return _NAMES[kind]
+
+
+def _norm(folder: Path, weights: Weights, name: str, width: int) -> nn.LayerNorm:
+    """ModernBERT's."""
+    epsilon = number(folder, read_config(folder), "norm_eps", _DEFAULT_EPSILON)
+    has_bias = f"{name}.bias" in weights
+    norm = nn.LayerNorm(width, epsilon, bias=has_bias, device="meta")
+    parameters = {"weight": weights.get(f"{name}.weight", width)}
+    if has_bias:
+        parameters["bias"] = weights.get(f"{name}.bias", width)
+    norm.load_state_dict(parameters, assign=True)
+    return norm
+
+
+def _is_mean(folder: Path) -> bool:
+    """Whether ModernBERT's head reads the mean of all states; the others read the first one."""
+    pooling = read_config(folder).get("classifier_pooling", _POOLINGS[0])
+    if pooling not in _POOLINGS:
+        raise StartupError(
+            f"{folder} has the classifier_pooling {pooling}; known here: {', '.join(_POOLINGS)}"
+        )
+    return bool(pooling == "mean")
 
 
 def _labels(folder: Path, logits: int) -> tuple[str, ...]:

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from app.engine.options import CUT_AT_END, InputType, TruncationOptions
 from app.engine.types import Outputs, TextEmbedding, TokenIds, TokenizedText
 from app.errors import InferenceError, StartupError
-from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
+from app.models.backbone import Backbone, Target
 from app.models.batch.marks import UNATTENDED, WITHOUT_VECTOR, marked, without_marks
 from app.models.checkpoint.sentence_config import read_prompts
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
+from app.models.families import load_backbone
 from app.models.tasks import heads
 from app.models.tasks.colbert_config import (
     ColbertConfig,
@@ -129,7 +130,8 @@ class ColbertEmbedder(EmbeddingModel):
         self._expansion = expansion and QueryExpansion.of(expansion, folder, tokenizer)
         self._skipped = _skipped(config, folder, tokenizer)
         self._projection = projection.to(backbone.device, backbone.dtype)
-        backbone.leave_out_unattended()
+        if expansion is not None and not expansion.attended:
+            backbone.leave_out_unattended(expansion.length)
 
     @property
     def colbert_width(self) -> int:
@@ -218,8 +220,8 @@ def load_colbert_embedder(
     config = read_colbert_config(folder)
     weights = Weights.read(folder)
     longest = max(each.length or max_length for each in (config.query, config.document))
-    tokenizer = load_tokenizer(folder, min(max_length, longest))
-    backbone = load_encoder(folder, target, tokenizer, weights)
+    limit = min(max_length, longest)
+    backbone, tokenizer = load_backbone(folder, target, limit, weights=weights)
     return ColbertEmbedder(
         name=name,
         folder=folder,

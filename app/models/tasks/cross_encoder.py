@@ -21,11 +21,13 @@ from app.engine.types import (
     TokenizedText,
 )
 from app.errors import InferenceError
-from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
+from app.models.backbone import Backbone, Target
 from app.models.batch.marks import SECOND_SEGMENT
 from app.models.batch.packing import PackedBatch
+from app.models.checkpoint.config import read_config
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
+from app.models.families import load_backbone
 from app.models.tasks.classification_head import (
     ClassificationHead,
     load_classification_head,
@@ -39,11 +41,14 @@ from app.models.text.tokenizer import TextTokenizer, TruncatedTokens
 # in natural language inference, and by those who train rerankers with two labels.
 _RANKING_LABELS = ("entailment", "relevant", "yes", "true")
 _SECOND_OF_TWO = "label_1"
+# Those that FlagReranker is for, which leaves an empty passage out.
+_FLAG_TYPES = ("xlm-roberta", "roberta")
 
 
 class CrossEncoder(DeviceModel[float | FloatArray]):
     """Implements `app.engine.model.Reranker` and `Classifier`.
 
+    Where `drops_empty`, a query whose passage is empty is read as a text alone.
     A score is the raw logit; of several labels it is the logarithm of the odds of `ranking_label`,
     whose sigmoid is its probability beside the others.
     """
@@ -52,15 +57,20 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
     reads_instruction = False
 
     def __init__(
-        self, name: str, backbone: Backbone, head: ClassificationHead, tokenizer: TextTokenizer
+        self,
+        name: str,
+        backbone: Backbone,
+        head: ClassificationHead,
+        tokenizer: TextTokenizer,
+        *,
+        drops_empty: bool,
     ) -> None:
         super().__init__(name, backbone, tokenizer)
         self.labels = head.labels
         self.ranking_label = _ranking_label(head.labels)
         self._head = head
         self._template = tokenizer.pair_template()
-        # FlagReranker reads a query whose passage is empty as a text alone.
-        self._drops_empty = len(head.labels) == 1 and not backbone.reads_segments
+        self._drops_empty = drops_empty
 
     def tokenize_pairs(
         self,
@@ -163,10 +173,10 @@ def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target)
     """Load a classifier; raise `StartupError` where the folder holds something else."""
     weights = Weights.read(folder)
     require_classifier(folder, weights)
-    tokenizer = load_tokenizer(folder, max_length)
-    backbone = load_encoder(folder, target, tokenizer, weights)
+    backbone, tokenizer = load_backbone(folder, target, max_length, weights=weights)
     head = load_classification_head(folder, weights, backbone)
-    return CrossEncoder(name, backbone, head, tokenizer)
+    flag = read_config(folder).get("model_type") in _FLAG_TYPES and len(head.labels) == 1
+    return CrossEncoder(name, backbone, head, tokenizer, drops_empty=flag)
 
 
 def _ranking_label(labels: tuple[str, ...]) -> int | None:

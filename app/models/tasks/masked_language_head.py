@@ -53,6 +53,26 @@ _NAMES = {
     ),
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "mpnet": _ROBERTA,
+    "distilbert": _Names(
+        dense="vocab_transform",
+        norm="vocab_layer_norm",
+        decoder="vocab_projector.weight",
+        bias=("vocab_projector.bias",),
+        tokens=_WORDS,
+        activation="activation",
+        epsilon=None,
+    ),
+    "modernbert": _Names(
+        dense="head.dense",
+        norm="head.norm",
+        decoder="decoder.weight",
+        bias=("decoder.bias",),
+        tokens="embeddings.tok_embeddings.weight",
+        activation="classifier_activation",
+        epsilon="norm_eps",
+    ),
 }
 _DEFAULT_EPSILON = 1e-12
 

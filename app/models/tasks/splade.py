@@ -14,12 +14,13 @@ from torch import Tensor
 from app.engine.types import Outputs, SparseVector, TextEmbedding, TokenIds
 from app.errors import InferenceError, StartupError
 from app.models.architectures.transformer import preemption_point
-from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
+from app.models.backbone import Backbone, Target
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.config import read_config
 from app.models.checkpoint.sentence_config import read_prompts
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import not_finite
+from app.models.families import load_backbone
 from app.models.tasks.device_model import EmbeddingModel
 from app.models.tasks.masked_language_head import MaskedLanguageHead, load_masked_language_head
 from app.models.text.tokenizer import TextTokenizer
@@ -179,8 +180,7 @@ def load_splade_embedder(
     Raises `StartupError` for whatever is wrong with them.
     """
     weights = Weights.read(folder)
-    tokenizer = load_tokenizer(folder, max_length)
-    backbone = load_encoder(folder, target, tokenizer, weights)
+    backbone, tokenizer = load_backbone(folder, target, max_length, weights=weights)
     return SpladeEmbedder(
         name=name,
         backbone=backbone,

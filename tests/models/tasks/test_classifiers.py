@@ -9,6 +9,8 @@ from sentence_transformers import CrossEncoder as Reference
 from transformers import (
     BertForSequenceClassification,
     BertModel,
+    DistilBertForSequenceClassification,
+    ModernBertForSequenceClassification,
     RobertaForSequenceClassification,
     XLMRobertaForSequenceClassification,
 )
@@ -17,7 +19,7 @@ from app.engine.options import TruncationOptions
 from app.engine.types import Outputs
 from app.errors import InferenceError, StartupError
 from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
-from tests.support.wordpiece import ROBERTA, save_model
+from tests.support.wordpiece import MODERNBERT, ROBERTA, save_model
 
 LIMIT = 128
 QUERY = "hybrid search"
@@ -41,10 +43,24 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
         "xlm-roberta, four labels": save_model(
             root / "four", XLMRobertaForSequenceClassification, num_labels=4, **like_bge
         ),
+        "modernbert": save_model(
+            root / "modernbert", ModernBertForSequenceClassification, num_labels=1, **MODERNBERT
+        ),
+        "modernbert, the mean": save_model(
+            root / "mean",
+            ModernBertForSequenceClassification,
+            num_labels=3,
+            classifier_pooling="mean",
+            **MODERNBERT,
+        ),
+        "distilbert": save_model(
+            root / "distilbert", DistilBertForSequenceClassification, num_labels=2
+        ),
     }
 
 
 FAMILIES = ["bert", "bert, three labels", "roberta, two labels", "xlm-roberta, four labels"]
+FAMILIES += ["modernbert", "modernbert, the mean", "distilbert"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -8,7 +8,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import MultiVectorEncoder
-from transformers import AutoTokenizer, BertModel, XLMRobertaModel
+from transformers import (
+    AutoTokenizer,
+    BertModel,
+    ModernBertModel,
+    MPNetModel,
+    XLMRobertaModel,
+)
 
 from app.engine import Engine, RerankRequest
 from app.engine.late_interaction import FusionWeights
@@ -20,7 +26,7 @@ from app.models.tasks.choose import load_embedder
 from app.models.tasks.colbert import ColbertEmbedder
 from app.models.tasks.m3 import M3Embedder
 from app.settings import Settings
-from tests.support.wordpiece import ROBERTA, save_colbert, save_dense
+from tests.support.wordpiece import MODERNBERT, MPNET, ROBERTA, save_colbert, save_dense
 
 COLBERT = Outputs(colbert=True)
 TEXTS = [
@@ -46,6 +52,8 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
         root / "xlm-roberta", XLMRobertaModel, tokenizer_of=tiny_reranker,
         **ROBERTA, **{name: f"▁{marker}" for name, marker in markers.items()},
     )  # fmt: skip
+    made["modernbert"] = save_colbert(root / "modernbert", ModernBertModel, **MODERNBERT)
+    made["mpnet"] = save_colbert(root / "mpnet", MPNetModel, **MPNET)
     return made
 
 
@@ -76,7 +84,7 @@ def reference(folder: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return queries, theirs.encode_document(TEXTS, convert_to_numpy=True)
 
 
-@pytest.mark.parametrize("name", EXPANSIONS)
+@pytest.mark.parametrize("name", [*EXPANSIONS, "modernbert", "mpnet"])
 def test_queries_and_documents_of_one_batch_are_those_of_sentence_transformers(
     folders, load, name
 ) -> None:
@@ -217,6 +225,13 @@ def test_the_format_of_sentence_transformers_is_read_too(folders, load, tmp_path
     queries, documents = reference(tmp_path)
     assert_vectors(model.forward(ids_of(model, TEXTS, "query"), COLBERT), queries)
     assert_vectors(model.forward(ids_of(model, TEXTS, "document"), COLBERT), documents)
+
+
+def test_queries_that_are_longer_than_a_window_are_refused(load, tmp_path: Path) -> None:
+    narrow = MODERNBERT | {"local_attention": 32}
+    folder = save_colbert(tmp_path / "narrow", ModernBertModel, **narrow)
+    with pytest.raises(StartupError, match="filled up to 24 tokens, and the model's tokens see"):
+        load(folder)
 
 
 def copy_of(source: Path, target: Path) -> Path:

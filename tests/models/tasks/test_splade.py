@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SparseEncoder
-from transformers import BertForMaskedLM, BertModel, RobertaForMaskedLM, XLMRobertaForMaskedLM
+from transformers import (
+    BertForMaskedLM,
+    BertModel,
+    DistilBertForMaskedLM,
+    ModernBertForMaskedLM,
+    MPNetForMaskedLM,
+    RobertaForMaskedLM,
+    XLMRobertaForMaskedLM,
+)
 
 from app.engine import Engine
 from app.engine.loaded_models import DeviceInfo, LoadedModels
@@ -18,7 +26,7 @@ from app.models.tasks.choose import load_embedder
 from app.models.tasks.m3 import M3Embedder
 from app.models.tasks.splade import SpladeEmbedder
 from app.settings import Settings
-from tests.support.wordpiece import ROBERTA, save_model, save_splade
+from tests.support.wordpiece import MODERNBERT, MPNET, ROBERTA, save_model, save_splade
 
 SPARSE = Outputs(sparse=True)
 TEXTS = [
@@ -37,6 +45,9 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
         "xlm-roberta": save_splade(
             root / "xlm-roberta", XLMRobertaForMaskedLM, tie_word_embeddings=False, **like_bge
         ),
+        "modernbert": save_splade(root / "modernbert", ModernBertForMaskedLM, **MODERNBERT),
+        "distilbert": save_splade(root / "distilbert", DistilBertForMaskedLM),
+        "mpnet": save_splade(root / "mpnet", MPNetForMaskedLM, **MPNET),
     }
 
 
@@ -74,7 +85,10 @@ def slices(request, monkeypatch) -> None:
     monkeypatch.setattr(splade, "_MOST_LOGITS", request.param)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
+FAMILIES = ["bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "mpnet"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_weights_are_those_of_sentence_transformers(folders, load, family, slices) -> None:
     actual = weights_of(load(folders[family]), TEXTS)
     expected = reference(folders[family], TEXTS)
