@@ -10,11 +10,11 @@ import pytest
 
 from app.engine import Engine
 from app.engine.loaded_models import MemoryUsage
-from app.engine.model_state import ModelState
 from app.errors import StartupError
 from app.models.device.cpu_threads import available_threads
 from app.models.load import load_models
 from app.models.model_loader import EntryLoader
+from app.observability.metrics import Metrics
 from app.settings import Settings
 from app.settings.model_entry import ModelEntry
 
@@ -88,7 +88,10 @@ async def test_nothing_is_left_of_a_model_that_was_unloaded(
     async with Engine(settings(tiny_qwen), load_models) as engine:
         expected = await embed(engine)
     further = ModelEntry(name=str(tiny_qwen))
-    async with Engine(settings(tiny_m3, further, device="cpu:0,cpu:1"), load_models) as engine:
+    metrics = Metrics()
+    async with Engine(
+        settings(tiny_m3, further, device="cpu:0,cpu:1"), load_models, metrics
+    ) as engine:
         both = asyncio.gather(*(embed(engine, further.public_name) for _ in range(8)))
         for found in await both:
             np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -101,7 +104,8 @@ async def test_nothing_is_left_of_a_model_that_was_unloaded(
             return MemoryUsage(used=10 if left() is not None else 0, total=10)
 
         monkeypatch.setattr(EntryLoader, "read_memory", short)
-        while engine.statuses[-1].state is not ModelState.UNLOADED:
+        name = further.public_name
+        while not metrics.value("model_unloads_total", model=name):
             await embed(engine)
         gc.collect()
         assert left() is None
