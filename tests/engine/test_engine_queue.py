@@ -86,6 +86,7 @@ async def test_a_client_beside_one_that_fills_the_queue_is_never_refused() -> No
         bob = asyncio.create_task(engine.embed(["b"], client="b"))
         with pytest.raises(QueueFullError):
             await alice[-1]
+        await queued(engine, tokens=3 * 9 + 1)
         let_go(model)
         await asyncio.gather(held, bob, *alice[:-1])
     # Bob was in the first batch that was formed after he came.
