@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from app.errors import StartupError
-from app.models.backbone import Target
 from app.models.ops.backend import choose_backend
+from app.models.target import Target
 from app.models.tasks.m3 import load_m3_embedder
 from tests.support.server import REPOSITORY
 

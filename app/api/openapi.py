@@ -12,7 +12,7 @@ from app.api.response_schemas import ErrorResponse
 from app.api.schemas import RequestModel
 from app.engine import DEFAULT_URGENCY
 from app.engine.loaded_models import LoadedModels
-from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
+from app.observability.labels import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from app.settings import Settings
 
 _LIMITS = """\

@@ -17,7 +17,8 @@ from app.api.operation_schemas import IndexResponse, StatsResponse
 from app.api.preferences import preferences
 from app.api.ui import UI_PATH
 from app.engine.loaded_models import LoadedModels
-from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, Metrics
+from app.observability.labels import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
+from app.observability.metrics import Metrics
 from app.settings import Settings
 from app.settings.model_names import public_name
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from app.engine.job import Purpose
-from app.observability.metrics import EMBEDDING_ENDPOINT
+from app.observability.labels import EMBEDDING_ENDPOINT
 
 
 class Dialect(Enum):

@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.access.client_address import Network, client_address, network_key, unmapped
 from app.api.context import RequestContext
 from app.api.paths import dialects_of, endpoint_of
+from app.observability.labels import EMBEDDING_ENDPOINT
 from app.observability.logs import escape_text
-from app.observability.metrics import EMBEDDING_ENDPOINT
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 

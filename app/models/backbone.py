@@ -2,14 +2,11 @@
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 import torch
 
-from app.engine.loaded_models import ModelInfo, RefusedPath
 from app.engine.types import TokenIds
 from app.errors import StartupError
 from app.models.architectures.bert import Encoder, EncoderParameters, make_encoder
@@ -25,15 +22,12 @@ from app.models.batch.packing import PackedBatch, pack
 from app.models.batch.selection import TokenSelection, select_tokens
 from app.models.checkpoint.weights import Weights
 from app.models.cuda_graphs import (
-    GRAPHS,
-    LAUNCH,
-    PLAIN,
     GraphedForwards,
     GraphTrial,
     make_buckets,
 )
 from app.models.device.cpu_threads import CpuThreads
-from app.models.ops.proof import TOLERANCES, Proof, Trial
+from app.models.ops.proof import TOLERANCES
 from app.models.ops.proof_cases import (
     DECODER,
     ENCODER,
@@ -41,58 +35,17 @@ from app.models.ops.proof_cases import (
     QUANTIZED_ENCODER,
     Shapes,
 )
-from app.models.ops.torch_backend import TorchBackend, can_quantize
+from app.models.ops.torch_backend import can_quantize
 from app.models.quantization.calibration import calibration_sequences
 from app.models.quantization.encoder import make_quantized_encoder
+from app.models.target import Target
 from app.models.text.tokenizer import TextTokenizer
-from app.settings import INT8
 
 # oneDNN compiles a kernel for every new number of rows, milliseconds for each matrix in bfloat16.
 # Rounding up makes the numbers few, so that compiled kernels are used again. The fewer the rows,
 # the more the added ones cost: (tokens up to, multiple).
 _CPU_MULTIPLES = ((32, 1), (512, 8))
 _CPU_LARGE_MULTIPLE = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where and how a model runs.
-
-    `paths` names what computes each operation once it is proven, and `refused` what was not.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    backend: TorchBackend
-    # Matrix products in 8 bits, the rest in `dtype`.
-    quantized: bool = False
-    # Of every forward, where several workers share the cores of a CPU.
-    cpu_threads: int | None = None
-    # By a setting: no other attention may take its place.
-    attention_named: bool = False
-    paths: dict[str, str] = field(default_factory=dict)
-    refused: tuple[Proof, ...] = ()
-
-    def prove(self, shapes: Shapes, operations: Sequence[str]) -> Self:
-        """The same with paths that are proven on the device; raises `StartupError` without any."""
-        trial = Trial(self.backend, shapes, self.device, self.dtype)
-        proven = trial.prove(operations, attention_named=self.attention_named)
-        return replace(self, backend=proven.backend, paths=proven.paths, refused=proven.refused)
-
-    def launched_by(self, graphs: GraphedForwards) -> Self:
-        """The same with what became of the graphs of its forward."""
-        launch = GRAPHS if graphs.forwards else PLAIN
-        refused = () if graphs.proof.holds else (graphs.proof,)
-        return replace(self, paths=self.paths | {LAUNCH: launch}, refused=(*self.refused, *refused))
-
-    def describe(self, name: str) -> ModelInfo:
-        """How the model of that name is computed."""
-        return ModelInfo(
-            name=name,
-            dtype=INT8 if self.quantized else str(self.dtype).removeprefix("torch."),
-            paths=self.paths,
-            refused=tuple(RefusedPath(p.operation, p.path, p.reason) for p in self.refused),
-        )
 
 
 class Backbone:

@@ -21,12 +21,13 @@ from app.errors import StartupError
 from app.models.architectures.transformer import Transformer
 from app.models.attention.reference import Attention
 from app.models.attention.windowed import PackedAttention
-from app.models.backbone import Backbone, Target
+from app.models.backbone import Backbone
 from app.models.batch.packing import PackedBatch, pack
 from app.models.checkpoint.config import read_config
 from app.models.module_loading import LOADING_ERRORS, load_module
 from app.models.ops.proof import TOLERANCES, Proof, try_path, warn_of_refused
 from app.models.ops.proof_cases import ATTENTION, Shapes
+from app.models.target import Target
 
 _PACKED = "smart_embedder_packed"
 _LAYOUT, _PADDED = "batch", "padded"

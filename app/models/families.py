@@ -5,9 +5,10 @@ from typing import Any
 
 from app.models.architectures.bert_config import ENCODER_TYPES, EncoderConfig
 from app.models.architectures.qwen3 import DecoderConfig
-from app.models.backbone import Backbone, Target, load_decoder, load_encoder
+from app.models.backbone import Backbone, load_decoder, load_encoder
 from app.models.checkpoint.config import read_config
 from app.models.checkpoint.weights import Weights
+from app.models.target import Target
 from app.models.text.tokenizer import TextTokenizer
 
 # Those whose states stay within the range of float16.

@@ -13,8 +13,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPI
 
 from app.errors import StartupError
 from app.models.architectures.transformer import preemption_point
-from app.models.backbone import Target
 from app.models.checkpoint.config import read_config
+from app.models.target import Target
 
 # What transformers raises for files that it cannot use.
 LOADING_ERRORS = (

@@ -16,7 +16,6 @@ from app.engine.download import DownloadStatus
 from app.engine.loaded_models import DeviceInfo, LoadedModels, ModelInfo
 from app.engine.model import Model
 from app.errors import StartupError
-from app.models.backbone import Target
 from app.models.checkpoint.config import DEMO_KEY, read_config
 from app.models.checkpoint.fingerprint import start_fingerprints
 from app.models.checkpoint.hub import Hub, local_folder, locate
@@ -36,6 +35,7 @@ from app.models.families import is_qwen3, overflows_float16
 from app.models.ops.backend import choose_backend
 from app.models.ops.proof_cases import ATTENTION
 from app.models.probe import probe, tokens_that_fit, warm_up
+from app.models.target import Target
 from app.models.tasks.choose import load_embedder, load_reranker
 from app.models.tasks.cross_encoder import CrossEncoder
 from app.models.tasks.device_model import EmbeddingModel
@@ -168,7 +168,7 @@ def _load_on(
     loader = DeviceLoader(settings, device, cpu_threads)
     embedder = loader.load_embedder(settings.embedding_model, folders.embedding)
     dense, reranker = loader.load_dense(folders.dense), loader.load_reranker(folders.reranker)
-    _check_kinds(settings, embedder, dense)
+    _require_dense(dense)
     models = [each for each in (embedder, dense, reranker) if each is not None]
     for model in models:
         model.capture_graphs()
@@ -187,20 +187,10 @@ def _load_on(
     )
 
 
-def _check_kinds(
-    settings: Settings, embedder: EmbeddingModel, dense: EmbeddingModel | None
-) -> None:
-    """Raise `StartupError` where a model does not make what its setting is for."""
-    if dense is not None and not dense.kinds.dense:
-        raise StartupError(f"DENSE_EMBEDDING_MODEL={dense.name} makes no dense vectors")
-    kinds = embedder.kinds
-    if settings.reranker_model == LATE_INTERACTION and not (
-        kinds.dense and kinds.sparse and kinds.colbert
-    ):
-        raise StartupError(
-            "RERANKER_MODEL=late-interaction needs a model that makes dense, sparse and ColBERT "
-            f"vectors, as bge-m3 does, and {embedder.name} does not"
-        )
+def _require_dense(model: EmbeddingModel | None) -> None:
+    """Raise `StartupError` where the model for dense vectors makes none."""
+    if model is not None and not model.kinds.dense:
+        raise StartupError(f"DENSE_EMBEDDING_MODEL={model.name} makes no dense vectors")
 
 
 def _finish_in_background(loaded: list[LoadedModels], files: MappedFiles) -> None:

@@ -8,7 +8,8 @@ from app.api.errors import error_response
 from app.api.operations import totals
 from app.middleware.context import ProvideContext
 from app.middleware.request_metrics import MeasureRequests
-from app.observability.metrics import REJECTION_REASONS, Metrics
+from app.observability.labels import REJECTION_REASONS
+from app.observability.metrics import Metrics
 
 REJECTED = {
     errors.QueueFullError: "backpressure",
@@ -16,6 +17,8 @@ REJECTED = {
     errors.UnauthorizedError: "auth",
     errors.BodyTooLargeError: "body_too_large",
     errors.LoadingError: "loading",
+    errors.ModelNotLoadedError: "model",
+    errors.ModelTooLargeError: "model",
     errors.DrainingError: "draining",
     errors.UnhealthyError: "unhealthy",
     errors.RerankerDisabledError: "disabled",

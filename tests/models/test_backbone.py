@@ -23,15 +23,10 @@ from transformers import (
 )
 
 from app.errors import StartupError
-from app.models.backbone import (
-    Backbone,
-    Target,
-    cpu_multiple,
-    load_encoder,
-    load_tokenizer,
-)
+from app.models.backbone import Backbone, cpu_multiple, load_encoder, load_tokenizer
 from app.models.device.choose import cpu_has_int8
 from app.models.ops.backend import choose_backend
+from app.models.target import Target
 from app.models.text.tokenizer import TextTokenizer
 
 CPU = torch.device("cpu")

@@ -8,8 +8,8 @@ import torch
 from transformers import BertModel, XLMRobertaModel
 
 from app.engine.types import Outputs
-from app.models.backbone import Target
 from app.models.ops.backend import choose_backend
+from app.models.target import Target
 from app.models.tasks.choose import load_embedder
 from tests.support.wordpiece import ROBERTA, save_colbert
 

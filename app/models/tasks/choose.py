@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from app.errors import StartupError
-from app.models.backbone import Target
 from app.models.checkpoint.modules import read_modules
 from app.models.families import is_qwen3
+from app.models.target import Target
 from app.models.tasks.colbert import load_colbert_embedder
 from app.models.tasks.colbert_config import is_colbert
 from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from app.engine.options import CUT_AT_END, InputType, TruncationOptions
 from app.engine.types import Outputs, TextEmbedding, TokenIds, TokenizedText
 from app.errors import InferenceError, StartupError
-from app.models.backbone import Backbone, Target
+from app.models.backbone import Backbone
 from app.models.batch.marks import UNATTENDED, WITHOUT_VECTOR, marked, without_marks
 from app.models.checkpoint.sentence_config import read_prompts
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.families import load_backbone
+from app.models.target import Target
 from app.models.tasks import heads
 from app.models.tasks.colbert_config import (
     ColbertConfig,

@@ -21,13 +21,14 @@ from app.engine.types import (
     TokenizedText,
 )
 from app.errors import InferenceError
-from app.models.backbone import Backbone, Target
+from app.models.backbone import Backbone
 from app.models.batch.marks import SECOND_SEGMENT
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.config import read_config
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.families import load_backbone
+from app.models.target import Target
 from app.models.tasks.classification_head import (
     ClassificationHead,
     load_classification_head,

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from app.engine.types import FloatArray, Outputs, TextEmbedding, TokenIds
 from app.errors import InferenceError, StartupError
-from app.models.backbone import Backbone, Target
+from app.models.backbone import Backbone
 from app.models.batch.selection import Spans, select_sequences
 from app.models.checkpoint.config import read_config
 from app.models.checkpoint.sentence_config import Normalization, SentenceConfig, has_modules
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.families import is_qwen3, load_backbone
+from app.models.target import Target
 from app.models.tasks.device_model import EmbeddingModel
 from app.models.tasks.kind_rows import KindRows
 from app.models.tasks.sentence_vectors import load_steps, pool

@@ -16,12 +16,13 @@ from app.engine.types import (
     TokenIds,
 )
 from app.errors import InferenceError
-from app.models.backbone import Backbone, Target, load_encoder, load_tokenizer
+from app.models.backbone import Backbone, load_encoder, load_tokenizer
 from app.models.batch.packing import PackedBatch
 from app.models.batch.selection import Spans, select_sequences
 from app.models.checkpoint.sentence_config import read_pooling, read_prompts
 from app.models.checkpoint.weights import read_linear
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
+from app.models.target import Target
 from app.models.tasks import heads
 from app.models.tasks.device_model import EmbeddingModel
 from app.models.tasks.kind_rows import KindRows

@@ -13,9 +13,10 @@ from app.engine.options import CUT_AT_END, TruncationOptions
 from app.engine.types import Outputs, TokenIds, TokenizedPair
 from app.errors import InferenceError, StartupError
 from app.models.architectures.qwen3 import DecoderConfig, vocabulary_head
-from app.models.backbone import Backbone, Target, load_decoder
+from app.models.backbone import Backbone, load_decoder
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.weights import Weights
+from app.models.target import Target
 from app.models.tasks.cross_encoder import start_scores
 from app.models.tasks.device_model import DeviceModel
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, QwenTemplate

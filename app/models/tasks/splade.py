@@ -14,13 +14,14 @@ from torch import Tensor
 from app.engine.types import Outputs, SparseVector, TextEmbedding, TokenIds
 from app.errors import InferenceError, StartupError
 from app.models.architectures.transformer import preemption_point
-from app.models.backbone import Backbone, Target
+from app.models.backbone import Backbone
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.config import read_config
 from app.models.checkpoint.sentence_config import read_prompts
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import not_finite
 from app.models.families import load_backbone
+from app.models.target import Target
 from app.models.tasks.device_model import EmbeddingModel
 from app.models.tasks.masked_language_head import MaskedLanguageHead, load_masked_language_head
 from app.models.text.tokenizer import TextTokenizer

@@ -11,7 +11,7 @@ import torch
 from app.engine.device_threads import DeviceThread
 from app.engine.types import Outputs
 from app.models.architectures import transformer
-from app.models.backbone import Target
+from app.models.target import Target
 from app.models.tasks.dense import load_dense_embedder
 from app.models.tasks.device_model import EmbeddingModel
 from app.models.tasks.m3 import M3Embedder

@@ -11,11 +11,12 @@ from torch.nn import functional
 from transformers import AutoModel, Qwen3Config, Qwen3ForCausalLM
 
 from app.errors import StartupError
-from app.models.backbone import Backbone, Target, load_decoder
+from app.models.backbone import Backbone, load_decoder
 from app.models.batch.packing import pack
 from app.models.checkpoint.weights import Weights
 from app.models.ops.backend import choose_backend
 from app.models.ops.native_library import load_library
+from app.models.target import Target
 from tests.support.packed_reference import packed_states, register
 
 CPU = torch.device("cpu")

@@ -12,13 +12,13 @@ import torch
 from torch.nn import functional
 
 from app.engine.types import Outputs
-from app.models.backbone import Target
 from app.models.ops.instruction_sets import AARCH64
 from app.models.ops.native_backend import NativeBackend
 from app.models.ops.native_library import runnable_here
 from app.models.ops.proof import Trial
 from app.models.ops.proof_cases import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes
 from app.models.ops.torch_backend import TorchBackend
+from app.models.target import Target
 from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.dense import load_dense_embedder
 from app.models.tasks.m3 import load_m3_embedder

@@ -11,9 +11,10 @@ from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 
 from app.engine.types import Outputs
 from app.errors import StartupError
-from app.models.backbone import Target, load_encoder, load_tokenizer
+from app.models.backbone import load_encoder, load_tokenizer
 from app.models.device.choose import cpu_has_int8
 from app.models.ops.backend import choose_backend
+from app.models.target import Target
 from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.dense import load_dense_embedder
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder

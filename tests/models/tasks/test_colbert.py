@@ -22,6 +22,7 @@ from app.engine.loaded_models import DeviceInfo, LoadedModels
 from app.engine.options import EmbeddingOptions, TruncationOptions
 from app.engine.types import Outputs, TextEmbedding
 from app.errors import InferenceError, InvalidRequestError, StartupError
+from app.models.load import load_models
 from app.models.tasks.choose import load_embedder
 from app.models.tasks.colbert import ColbertEmbedder
 from app.models.tasks.m3 import M3Embedder
@@ -178,11 +179,15 @@ def loaded(model, **parts) -> LoadedModels:
     return LoadedModels(model, device, max_batch_tokens=150, **parts)
 
 
-async def test_late_interaction_reads_the_query_as_one_and_passages_as_documents(
-    model: ColbertEmbedder, folders
-) -> None:
+async def test_late_interaction_reads_the_query_as_one_and_passages_as_documents(folders) -> None:
     queries, documents = reference(folders["unattended"])
-    async with Engine(Settings(), lambda _: loaded(model, late_interaction=True)) as engine:
+    settings = Settings(
+        embedding_model=str(folders["unattended"]),
+        reranker_model="late-interaction",
+        device="cpu",
+        dtype="float32",
+    )
+    async with Engine(settings, load_models) as engine:
         result = await engine.rerank(RerankRequest(TEXTS[0], TEXTS))
         with pytest.raises(InvalidRequestError, match="one of the weights"):
             await engine.rerank(RerankRequest("a", ["b"], weights=FusionWeights(colbert=0)))

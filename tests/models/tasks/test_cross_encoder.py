@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from app.engine.types import Outputs
 from app.errors import StartupError
-from app.models.backbone import Target
+from app.models.target import Target
 from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
 from tests.support.checkpoints import corpus, plain_corpus
 from tests.support.texts import ODD_TEXTS

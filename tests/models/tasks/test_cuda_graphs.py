@@ -10,10 +10,10 @@ from structlog.testing import capture_logs
 
 from app.engine.types import Outputs, TokenIds
 from app.models import backbone, cuda_graphs
-from app.models.backbone import Target
 from app.models.cuda_graphs import Bucket, GraphedForward
 from app.models.ops.backend import choose_backend
 from app.models.runtime import load
+from app.models.target import Target
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
 from app.models.tasks.qwen3 import QwenReranker, load_qwen_reranker
 from app.settings import Settings

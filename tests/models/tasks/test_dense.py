@@ -16,8 +16,8 @@ from app.engine import EmbeddingOptions, Engine
 from app.engine.types import Outputs
 from app.errors import InferenceError, StartupError
 from app.models import by_transformers
-from app.models.backbone import Target
 from app.models.load import load_models
+from app.models.target import Target
 from app.models.tasks.choose import load_embedder
 from app.models.tasks.dense import DenseEmbedder
 from app.settings import Settings

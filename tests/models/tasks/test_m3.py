@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from app.engine.types import Outputs, TextEmbedding
 from app.errors import InferenceError
-from app.models.backbone import Target
+from app.models.target import Target
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
 from app.models.text.tokenizer import TextTokenizer
 from tests.support.texts import varied_texts

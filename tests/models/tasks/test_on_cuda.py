@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from app.engine.types import Outputs, TextEmbedding, TokenIds
-from app.models.backbone import Target
 from app.models.device.choose import choose_dtype
 from app.models.ops import backend
 from app.models.ops.backend import choose_backend
+from app.models.target import Target
 from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.dense import load_dense_embedder
 from app.models.tasks.device_model import DeviceModel

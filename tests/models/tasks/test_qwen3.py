@@ -9,7 +9,7 @@ from transformers import Qwen3Model
 
 from app.engine.types import Outputs
 from app.errors import StartupError
-from app.models.backbone import Target
+from app.models.target import Target
 from app.models.tasks.dense import QWEN_END, DenseEmbedder, load_dense_embedder
 from app.models.tasks.qwen3 import QwenReranker, load_qwen_reranker
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION
