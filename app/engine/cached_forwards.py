@@ -25,7 +25,7 @@ from app.engine.forwards import (
 from app.engine.job import Job
 from app.engine.types import Outputs
 from app.engine.vector_cache import KeyMaker, VectorCache
-from app.errors import InvalidRequestError, SmartEmbedderError, TextTooLongError
+from app.errors import InvalidRequestError, SmartEmbedderError
 from app.observability.metrics import Metrics
 from app.observability.tracing import Stage
 
@@ -112,7 +112,7 @@ class CachedForwards:
         """Implement `VectorSource`."""
         try:
             computed = await self._find_or_compute(tasks, reading)
-        except (InvalidRequestError, TextTooLongError):
+        except InvalidRequestError:
             # It was found in some of the texts, and would be told of those alone.
             return await self._forwards.compute(tasks, reading)
         for part in computed.parts:

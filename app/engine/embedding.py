@@ -85,7 +85,7 @@ def assign_models(
 
     def part(model: Embedder, outputs: Outputs, prompt: str = "") -> Part:
         read_type = input_type if model.reads_input_type else None
-        return Part(model, outputs, prompt, models.identity_of(model), read_type)
+        return Part(model, outputs, prompt, partial(models.identity_of, model), read_type)
 
     if models.dense is None:
         return [part(models.embedder, outputs, prompt)]

@@ -213,8 +213,9 @@ class Engine:
             raise EmptyInputError("there are no texts to embed")
         async with self.lease(model) as loaded:
             models = replace(loaded, dense=None) if embedder_only else loaded
-            kinds = wanted_kinds(models, dense=dense, sparse=sparse, colbert=colbert)
-            outputs = replace(kinds, states=states)
+            outputs = wanted_kinds(
+                models, dense=dense, sparse=sparse, colbert=colbert, states=states
+            )
             if not outputs:
                 raise InvalidRequestError("nothing is asked for: choose dense, sparse or colbert")
             return await self._embedding.run(

@@ -1,5 +1,6 @@
 """Vectors by computation: tokenised, queued, and run through forwards."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -23,14 +24,15 @@ _BYTES_OF_A_FLOAT = 4
 class Part:
     """The kinds of vectors that one model makes for a request, and what it reads before texts.
 
-    `identity` tells models apart that make different vectors of one text, also across processes.
+    `identity` tells models apart that make different vectors of one text, also across processes;
+    it is asked for only where there is a cache.
     `input_type` is for a model that reads queries in another way than documents.
     """
 
     model: Embedder
     outputs: Outputs
     prompt: str = ""
-    identity: str = ""
+    identity: Callable[[], str] = str
     input_type: InputType | None = None
 
 

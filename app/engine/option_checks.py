@@ -21,7 +21,12 @@ _KINDS = {
 
 
 def wanted_kinds(
-    models: LoadedModels, *, dense: bool | None, sparse: bool | None, colbert: bool | None
+    models: LoadedModels,
+    *,
+    dense: bool | None,
+    sparse: bool | None,
+    colbert: bool | None,
+    states: bool = False,
 ) -> Outputs:
     """The kinds of a request; one that it leaves unsaid, None, is wanted where it is made."""
     made = models.kinds
@@ -29,6 +34,7 @@ def wanted_kinds(
         made.dense if dense is None else dense,
         made.sparse if sparse is None else sparse,
         made.colbert if colbert is None else colbert,
+        states,
     )
 
 

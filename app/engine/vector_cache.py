@@ -83,7 +83,7 @@ class KeyMaker:
 
     def __init__(self, part: Part, truncation: TruncationOptions) -> None:
         how = (part.prompt, part.input_type, truncation.side, truncation.max_tokens)
-        depends_on = (part.identity, *how)
+        depends_on = (part.identity(), *how)
         self._begun = hashlib.blake2b(digest_size=32, person=b"smart-embedder")
         # Written as Python writes strings: no two of them look like one.
         self._begun.update(repr(depends_on).encode() + b"\0")

@@ -128,6 +128,7 @@ def _manifest(job: Job, files: list[Path], arguments: argparse.Namespace) -> dic
         "kinds": [kind for kind in _KINDS if getattr(job.outputs, kind)],
         "collection": [job.qdrant, job.collection],
         "models": [own.embedding_model, own.dense_model, *revisions],
+        "reading": [own.embed_max_length, own.qwen_embed_max_length, own.pooling, own.dtype],
         "blocks": [arguments.block_rows, arguments.block_bytes],
     }
 

@@ -34,12 +34,12 @@ class EmbedJob:
         own = ["--output", str(self.output), "--address", cluster.address, "--id-column", "key"]
         self._command = [BIN / "python", "-m", "deploy.ray.embed", *arguments, *own, *BLOCK]
 
-    def start(self, log: Path) -> "subprocess.Popen[bytes]":
+    def start(self, log: Path, **settings: str) -> "subprocess.Popen[bytes]":
         with log.open("wb") as output:
             return subprocess.Popen(
                 self._command,
                 cwd=REPOSITORY,
-                env=environment(DEVICE="cpu", **self._settings),
+                env=environment(DEVICE="cpu", **self._settings, **settings),
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -170,3 +170,14 @@ def test_the_folder_of_another_job_is_refused(
     assert process.wait(LIMIT) == 1
     assert log.read_text().startswith("Nothing was embedded: ")
     assert "holds what another job has made (files differ)" in log.read_text()
+
+
+def test_other_settings_that_change_vectors_are_another_job(
+    cluster: RayCluster, tiny_m3: Path, tmp_path: Path
+) -> None:
+    source, log = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "job.log"
+    job = EmbedJob(cluster, tiny_m3, tmp_path, str(source))
+    job.kill_after(1, log)
+    process = job.start(log, BGE_EMBED_MAX_LENGTH="7")
+    assert process.wait(LIMIT) == 1
+    assert "holds what another job has made (reading differ)" in log.read_text()

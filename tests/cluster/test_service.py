@@ -12,6 +12,7 @@ import pytest
 
 from tests.cluster.ray_cluster import LIMIT, RayCluster, wait_until
 from tests.cluster.serving import ask, serving
+from tests.support.load_threads import running
 
 CLIENTS = 8
 
@@ -35,14 +36,8 @@ class Load:
 
     @contextmanager
     def running(self) -> Iterator["Load"]:
-        for thread in self._threads:
-            thread.start()
-        try:
+        with running(self._threads, self._stop, LIMIT):
             yield self
-        finally:
-            self._stop.set()
-            for thread in self._threads:
-                thread.join(LIMIT)
 
     def wait_for_more(self, answers: int) -> None:
         """Wait for so many from now on."""

@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.load_threads import running
 from tests.support.redis_server import needs_redis, run_redis
 from tests.support.server import RunningServer, run_server
 
@@ -48,14 +49,8 @@ class Load:
 
     @contextmanager
     def running(self) -> Iterator["Load"]:
-        for thread in self._threads:
-            thread.start()
-        try:
+        with running(self._threads, self._stop, LIMIT):
             yield self
-        finally:
-            self._stop.set()
-            for thread in self._threads:
-                thread.join(LIMIT)
 
 
 def store_errors(client: httpx2.Client) -> float:
