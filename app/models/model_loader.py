@@ -1,8 +1,6 @@
 """Loads single models, those of MODELS, while others serve."""
 
-import ctypes
 import gc
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -24,6 +22,7 @@ from app.engine.loaded_models import (
 )
 from app.errors import StartupError
 from app.models.checkpoint.fingerprint import fingerprint
+from app.models.checkpoint.heap import trim_heap
 from app.models.checkpoint.mapped_files import MappedFiles
 from app.models.checkpoint.weights import count_parameters, weight_files
 from app.models.device.choose import choose_device, memory_freer
@@ -81,9 +80,7 @@ class EntryLoader:
         gc.collect()
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.empty_cache()
-        if sys.platform == "linux":
-            with suppress(AttributeError):  # glibc alone has it.
-                ctypes.CDLL(None).malloc_trim(0)
+        trim_heap()
 
     def plan(self, entry: ModelEntry) -> LoadPlan:
         """Find the model's files, and say how much memory they take."""

@@ -3,10 +3,8 @@
 They stay mapped from their files: what is not copied costs no memory but the system's cache.
 """
 
-import ctypes
 import json
 import pickle
-import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from app.errors import StartupError
+from app.models.checkpoint.heap import trim_heap
 from app.models.checkpoint.mapped_files import give_back_pages
 
 _FILE_ERRORS = (
@@ -92,9 +91,7 @@ class Weights:
         So goes what the allocator keeps of freed copies: a tenth of a model that is laid out anew.
         """
         give_back_pages(self.files)
-        if sys.platform == "linux":
-            with suppress(AttributeError):  # glibc alone has it.
-                ctypes.CDLL(None).malloc_trim(0)
+        trim_heap()
 
     def linear(
         self, name: str, in_features: int, out_features: int, *, bias: bool = True
