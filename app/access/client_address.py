@@ -7,6 +7,7 @@ right end, which trusted proxies wrote, can be trusted.
 import re
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import TypeGuard
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -15,6 +16,7 @@ _WITH_PORT = re.compile(r"(?:\[(?P<v6>[^\]]*)\](?::\d{1,5})?|(?P<v4>[\d.]+):\d{1
 _MAPPED = IPv6Network("::ffff:0:0/96")
 _CLIENT_PREFIX = 64
 _UNKNOWN = "unknown"
+_PATH_PREFIX = re.compile(r"(?:/[\w.~-]+)+", re.ASCII)
 
 
 def client_address(peer: str, forwarded_for: str, trusted: Sequence[Network]) -> Address | None:
@@ -26,7 +28,7 @@ def client_address(peer: str, forwarded_for: str, trusted: Sequence[Network]) ->
     """
     address = parse_address(peer)
     for entry in reversed(forwarded_for.split(",")):
-        if address is None or not any(address in network for network in trusted):
+        if not _is_trusted(address, trusted):
             break
         if entry.strip():
             earlier = parse_address(entry)
@@ -34,6 +36,17 @@ def client_address(peer: str, forwarded_for: str, trusted: Sequence[Network]) ->
                 break
             address = earlier
     return address
+
+
+def forwarded_prefix(peer: str, prefix: str, trusted: Sequence[Network]) -> str:
+    """The path that a trusted proxy has removed, from X-Forwarded-Prefix; else empty."""
+    prefix = prefix.strip().rstrip("/")
+    known = _is_trusted(parse_address(peer), trusted)
+    return prefix if known and _PATH_PREFIX.fullmatch(prefix) else ""
+
+
+def _is_trusted(address: Address | None, trusted: Sequence[Network]) -> TypeGuard[Address]:
+    return address is not None and any(address in network for network in trusted)
 
 
 def parse_address(text: str) -> Address | None:

@@ -32,6 +32,8 @@ class RequestContext:
     answered in all of their shapes. `status` is None until the response begins; `error_status` is
     what an error is in the native dialect, whatever status this one gives it. `counts` holds
     numbers for the log line, `stages` the times for the trace; `memory` is there for a stream.
+    `path` is as the client wrote it, `route` without slashes at its end; neither has the `prefix`
+    that a proxy removes from paths.
     """
 
     request_id: str
@@ -48,6 +50,13 @@ class RequestContext:
     counts: dict[str, int | float] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
     memory: StreamMemory | None = None
+    route: str = "/"
+    prefix: str = ""
+
+    @property
+    def way_up(self) -> str:
+        """What relative links of a page begin with: a path with a slash at its end is deeper."""
+        return "../" if self.path.endswith("/") else ""
 
     @property
     def client(self) -> str:

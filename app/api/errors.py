@@ -112,7 +112,7 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
     assert isinstance(error, HTTPException)  # noqa: S101 - Starlette's signature is wider
     status, detail, headers = error.status_code, error.detail, dict(error.headers or {})
     known = _known_paths(request.app)
-    path = request.scope["path"]
+    path = context_of(request.scope).route
     if status == HTTPStatus.NOT_FOUND:
         detail = f"there is no {escape_text(path)} here; there are {_listed(known)}"
     if status == HTTPStatus.METHOD_NOT_ALLOWED:

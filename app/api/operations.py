@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
 from app import __version__
+from app.api.context import context_of
 from app.api.handler import ServiceDep, get_and_head
 from app.api.health import describe_gpu
 from app.api.openapi import error_responses
@@ -28,9 +29,11 @@ router = APIRouter(tags=["operation"])
 @get_and_head(router, "/", summary="What this is, and where to look", response_model=IndexResponse)
 async def index(request: Request, service: ServiceDep) -> Response:
     """The service, its version, and its paths; a browser is sent to the page instead."""
-    vary = {"Vary": "Accept"}
+    vary, prefix = {"Vary": "Accept"}, context_of(request.scope).prefix
     if service.settings.ui and _wants_html(request):
-        return RedirectResponse(UI_PATH, HTTPStatus.SEE_OTHER, vary)
+        # Relative where no proxy has said what it removes from paths.
+        location = f"{prefix}{UI_PATH}" if prefix else UI_PATH.removeprefix("/")
+        return RedirectResponse(location, HTTPStatus.SEE_OTHER, vary)
     paths = {
         "embeddings": EMBEDDING_ENDPOINT,
         "rerank": RERANK_ENDPOINT,
@@ -42,6 +45,7 @@ async def index(request: Request, service: ServiceDep) -> Response:
     }
     if service.settings.ui:
         paths["page"] = UI_PATH
+    paths = {what: prefix + path for what, path in paths.items()}
     content = {"service": "Smart Embedder", "version": __version__, "paths": paths}
     return JSONResponse(content, headers=vary)
 

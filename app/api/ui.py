@@ -1,5 +1,6 @@
 """The page at /ui. Its files are read once, so no request can name another file of the disk."""
 
+import re
 from dataclasses import dataclass
 from hashlib import sha256
 from http import HTTPStatus
@@ -8,6 +9,8 @@ from pathlib import Path
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+
+from app.api.context import context_of
 
 UI_PATH = "/ui"
 _FOLDER = Path(__file__).resolve().parents[1] / "ui"
@@ -45,9 +48,15 @@ class _File:
 def install_ui(app: FastAPI) -> None:
     """Serve the page at /ui, and its files below."""
     files = _read_files()
+    # For /ui/, whose relative links begin a level deeper.
+    deeper = _file_of(
+        re.sub(rb'(href|src)="(?=ui|docs)', rb'\1="../', files[_INDEX].content), _INDEX
+    )
 
     async def serve(request: Request) -> Response:
-        file = files.get(request.path_params.get("name", _INDEX))
+        name = request.path_params.get("name", _INDEX)
+        is_deeper = name == _INDEX and context_of(request.scope).way_up
+        file = deeper if is_deeper else files.get(name)
         if file is None:
             raise HTTPException(HTTPStatus.NOT_FOUND)
         headers = _HEADERS | {"ETag": file.etag}
@@ -61,13 +70,12 @@ def install_ui(app: FastAPI) -> None:
 
 def _read_files() -> dict[str, _File]:
     return {
-        path.relative_to(_FOLDER).as_posix(): _read_file(path)
+        path.relative_to(_FOLDER).as_posix(): _file_of(path.read_bytes(), path.name)
         for path in _FOLDER.rglob("*")
         if path.suffix in _MEDIA_TYPES
     }
 
 
-def _read_file(path: Path) -> _File:
-    content = path.read_bytes()
+def _file_of(content: bytes, name: str) -> _File:
     digest = sha256(content).hexdigest()
-    return _File(content, _MEDIA_TYPES[path.suffix], f'"{digest[:32]}"')
+    return _File(content, _MEDIA_TYPES[Path(name).suffix], f'"{digest[:32]}"')

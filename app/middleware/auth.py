@@ -59,7 +59,7 @@ class RequireToken:
 
     def _is_public(self, scope: Scope) -> bool:
         """Whether it needs no token: never where work is asked for, whatever the path."""
-        path = scope["path"]
+        path = context_of(scope).route
         public = path == "/" or is_health_check(path) or _is_below(path, self._public)
         return public and working_endpoint(scope) is None
 
@@ -75,7 +75,7 @@ def _only_confirms_token(scope: Scope, name: str) -> bool:
     """
     if working_endpoint(scope) is not None:
         return False
-    return name == DEFAULT_NAME or not _is_below(scope["path"], _OPERATION)
+    return name == DEFAULT_NAME or not _is_below(context_of(scope).route, _OPERATION)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.access.client_address import Network, client_address, network_key, unmapped
+from app.access.client_address import (
+    Network,
+    client_address,
+    forwarded_prefix,
+    network_key,
+    unmapped,
+)
 from app.api.context import RequestContext
 from app.api.paths import dialects_of, endpoint_of
 from app.observability.labels import EMBEDDING_ENDPOINT
@@ -20,7 +26,8 @@ class ProvideContext:
     """Creates the `RequestContext`, keeps it up to date, and adds X-Request-ID to the response.
 
     The id is the client's own if it sent a printable one. Only `trusted_proxies` may name another
-    client's address, through X-Forwarded-For.
+    client's address, through X-Forwarded-For, and the path below which the service is, through
+    X-Forwarded-Prefix. An ASGI server may name that path, too, as `root_path`.
     """
 
     def __init__(self, app: ASGIApp, trusted_proxies: Sequence[Network]) -> None:
@@ -55,15 +62,27 @@ class ProvideContext:
         given = headers.get("x-request-id", "")
         peer, _ = scope["client"] or ("", 0)
         forwarded_for = ",".join(headers.getlist("x-forwarded-for"))
-        path = escape_text(scope["path"])
-        scope["path"] = normalized = _normalize(scope["path"])
+        root_path = scope.get("root_path", "").rstrip("/")
+        path = _below(root_path, scope["path"])
+        forwarded = headers.get("x-forwarded-prefix", "")
+        prefix = root_path or forwarded_prefix(peer, forwarded, self._trusted_proxies)
+        normalized = _normalize(path)
+        scope["root_path"], scope["path"] = prefix, prefix + normalized
         return RequestContext(
             request_id=given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex,
-            path=path,
+            path=escape_text(path),
             endpoint=endpoint_of(normalized) if scope["method"] == "POST" else None,
             dialects=dialects_of(normalized),
             client_address=network_key(client_address(peer, forwarded_for, self._trusted_proxies)),
+            route=normalized,
+            prefix=prefix,
         )
+
+
+def _below(root_path: str, path: str) -> str:
+    """The path without `root_path`, which servers put before it."""
+    below = path.removeprefix(root_path)
+    return below if below.startswith("/") else path if below else "/"
 
 
 def _normalize(path: str) -> str:

@@ -1,6 +1,8 @@
 """The page's files through a real server: what is served, to whom, and with which headers."""
 
+import re
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 
@@ -43,8 +45,14 @@ def test_each_file_has_its_type_and_the_strict_headers(client, name: str) -> Non
 
 
 @pytest.mark.parametrize("path", ["/ui", "/ui/"])
-def test_the_page_is_at_ui(client, path: str) -> None:
-    assert client.get(path).content == (FOLDER / "index.html").read_bytes()
+def test_the_page_is_at_ui_and_its_links_are_relative(client, path: str) -> None:
+    page = client.get(path).text
+    assert page.replace('="../', '="') == (FOLDER / "index.html").read_text()
+    addresses = re.findall(r'(?:src|href)="([^"#]+)"', page)
+    assert "main.js" in " ".join(addresses)
+    for address in addresses:
+        assert not address.startswith("/")
+        assert client.get(urljoin(path, address)).status_code == 200, address
     head = client.head(path)
     assert (head.status_code, head.content) == (200, b"")
 
@@ -109,7 +117,7 @@ def test_the_page_is_neither_limited_nor_counted(server: RunningServer, client) 
 @pytest.mark.parametrize("accept", [BROWSER["Accept"], "text/html", "text/html;q=0.9, */*;q=0.1"])
 def test_a_browser_at_the_root_is_sent_to_the_page(client, accept: str) -> None:
     answer = client.get("/", headers={"Accept": accept})
-    assert (answer.status_code, answer.headers["location"]) == (303, "/ui")
+    assert (answer.status_code, answer.headers["location"]) == (303, "ui")
     assert answer.headers["vary"] == "Accept"
 
 

@@ -23,6 +23,7 @@ DASHBOARD = DEPLOYED.parent / "grafana" / "dashboards" / "smart-embedder.json"
 RULES = yaml.safe_load((DEPLOYED / "rules.yml").read_text())["groups"][0]["rules"]
 PANELS = json.loads(DASHBOARD.read_text())["panels"]
 MAX_BODY = 100_000
+FURTHER = "further-m3"
 
 pytestmark = needs_prometheus
 
@@ -47,9 +48,13 @@ def compared_by_the_alerts() -> list[str]:
 def embedder(
     tiny_m3: Path, tiny_reranker: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("watched")
+    (folder / FURTHER).symlink_to(tiny_m3)
+    (folder / "models.yaml").write_text(f"- name: {folder / FURTHER}\n", "utf-8")
     settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": str(tiny_reranker)}
+    settings |= {"MODELS": "models.yaml", "EMBEDDING_CACHE": "memory"}
     settings["MAX_BODY_BYTES"] = str(MAX_BODY)
-    with run_server(tmp_path_factory.mktemp("watched"), **settings) as server:
+    with run_server(folder, **settings) as server:
         server.wait_until_healthy()
         yield server
 
@@ -78,6 +83,7 @@ def send_load(server: RunningServer) -> None:
         for count in (1, 5, 20):
             body = {"sentences": [f"text number {n}" for n in range(count)]}
             assert client.post("/embeddings/", json=body).status_code == 200
+        assert client.post("/embeddings/", json=body | {"model": FURTHER}).status_code == 200
         assert client.post("/embeddings/", json={"sentences": []}).status_code == 400
         assert client.post("/embeddings/", content=b"x" * (MAX_BODY + 1)).status_code == 413
         for _ in range(3):
@@ -126,10 +132,18 @@ def test_what_happened_is_what_the_panels_show(
     outcomes = {"/embeddings/ success", "/embeddings/ client_error", "/rerank success"}
     assert positive("Outcomes") == outcomes
     assert positive("Rejections by reason") == {"/embeddings/ body_too_large"}
-    assert positive("Tokens a second, by model") == {tiny_m3.name, tiny_reranker.name}
+    assert positive("Tokens a second, by model") == {tiny_m3.name, tiny_reranker.name, FURTHER}
     assert positive("Texts and pairs a second") == {"texts", "pairs"}
     assert positive("Latency of /rerank") == {"P50", "P95", "P99"}
     assert positive("Trouble") == set()
+    # Three kinds of 46 texts were asked for, 20 of them of the other model; 6 were there already.
+    assert shown(prometheus, "Embedding cache, size")["entries"] == 3 * 40
+    assert 0 < shown(prometheus, "Embedding cache, hit rate")["hit rate"] < 1
+    assert positive("Embedding cache, size") == {"bytes", "entries"}
+    states = shown(prometheus, "Models by state")
+    assert {state: count for state, count in states.items() if count} == {"ready": 3}
+    assert positive("Models loaded and unloaded") == {f"{FURTHER} load success"}
+    assert shown(prometheus, "Requests for models of MODELS") == {FURTHER: 0}
 
 
 def test_every_alert_can_be_evaluated_and_none_fires(prometheus: PrometheusServer) -> None:

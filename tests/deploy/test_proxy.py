@@ -1,52 +1,21 @@
 """The proxies that docs/network.md shows, in front of a real server: nginx, Caddy."""
 
-import grp
-import os
-import pwd
-import re
 import shutil
-import socket
 import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from tests.support.ports import free_port
-from tests.support.server import REPOSITORY, RunningServer, run_server
+from tests.support.nginx import LIMIT, NAME, run_nginx, shown
+from tests.support.server import RunningServer, run_server
 
-GUIDE = (REPOSITORY / "docs" / "network.md").read_text(encoding="utf-8")
-LIMIT = 60
 MAX_BODY = 32 * 2**20
 BURST = 3
-NAME = "embed.example.com"
-NGINX = """
-user {user} {group};
-daemon off;
-pid {folder}/nginx.pid;
-error_log stderr;
-events {{}}
-http {{
-    access_log off;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
-{server}
-}}
-"""
-
-
-def shown(language: str) -> str:
-    """The configuration of the guide."""
-    (block,) = re.findall(rf"```{language}\n(.+?)```", GUIDE, re.DOTALL)
-    return str(block)
 
 
 @pytest.fixture(scope="module")
@@ -63,68 +32,11 @@ def service(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield server
 
 
-@contextmanager
-def run_proxy(command: list[str], port: int) -> Iterator[str]:
-    """Run a proxy until the block ends; its address once its port can be reached."""
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    try:
-        wait_for_port(port, process)
-        yield f"https://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.communicate(timeout=LIMIT)
-
-
-def wait_for_port(port: int, process: "subprocess.Popen[bytes]") -> None:
-    pause = threading.Event()
-    for _ in range(LIMIT * 20):
-        assert process.poll() is None, process.communicate()[0].decode()
-        with socket.socket() as tried:
-            if tried.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        pause.wait(0.05)
-    pytest.fail("the proxy never listened")
-
-
-@contextmanager
-def run_nginx(folder: Path, upstream: str) -> Iterator[str]:
-    """Run nginx with the guide's configuration in front of a server on loopback."""
-    program, openssl = shutil.which("nginx", path=NGINX_FOLDERS), shutil.which("openssl")
-    if program is None or openssl is None:
-        pytest.skip("nginx or openssl is not installed (apt-get install nginx-light openssl)")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
-         f"/CN={NAME}", "-keyout", str(key), "-out", str(certificate)],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
-    port = free_port()
-    server = (
-        shown("nginx")
-        .replace("127.0.0.1:8000", upstream)
-        .replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl")
-        .replace("/etc/ssl/embed.example.com.pem", str(certificate))
-        .replace("/etc/ssl/embed.example.com.key", str(key))
-    )
-    file = folder / "nginx.conf"
-    user = pwd.getpwuid(os.getuid()).pw_name
-    group = grp.getgrgid(os.getgid()).gr_name
-    file.write_text(NGINX.format(folder=folder, server=server, user=user, group=group))
-    with run_proxy([program, "-e", "stderr", "-p", str(folder), "-c", str(file)], port) as url:
-        yield url
-
-
 @pytest.fixture(scope="module")
 def nginx(service: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     upstream = service.url.removeprefix("http://")
     with run_nginx(tmp_path_factory.mktemp("nginx"), upstream) as url:
         yield url
-
-
-NGINX_FOLDERS = os.pathsep.join((os.environ["PATH"], "/usr/sbin", "/usr/local/sbin"))
 
 
 def client_at(address: str, url: str) -> httpx2.Client:

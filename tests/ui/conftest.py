@@ -45,6 +45,7 @@ def ui_server(demo_checkpoint: Path, hold: Path, tmp_path_factory: pytest.TempPa
         "MAX_QUEUE_SIZE": "4",
         "GPU_PROCESS_TIMEOUT": "80",
         "HOLD": str(hold),
+        "TRUSTED_PROXIES": "127.0.0.1",
     }
     with run_server(folder, "tests.faults.faulty_server", **settings) as running:
         running.wait_until_healthy()

@@ -3,6 +3,8 @@
 import { decodeEmbeddings } from "./embeddings.js";
 import { askForToken } from "./token.js";
 
+/** The address of the service, wherever a proxy has put it: two folders above this file. */
+const SERVICE = new URL("../../", import.meta.url);
 const TOKEN = "smart-embedder-token";
 const UNAUTHORIZED = 401;
 const UNPROCESSABLE = 422;
@@ -29,7 +31,7 @@ export async function embed(texts, options = {}, { signal, background } = {}) {
 export async function embedRaw(texts, options = {}, { signal, background = false } = {}) {
   const headers = { Accept: "application/vnd.safetensors" };
   if (background) headers.Priority = "u=6"; // Leave the device to those who wait.
-  const response = await post("/embeddings", { sentences: texts, ...options }, headers, signal);
+  const response = await post("embeddings", { sentences: texts, ...options }, headers, signal);
   return response.arrayBuffer();
 }
 
@@ -49,18 +51,18 @@ export async function tokenize(texts, health, { signal } = {}) {
   // Of the model behind sparse and ColBERT vectors; its name ends in a part without a slash.
   const model = encodeURIComponent(health.model.split("/").at(-1));
   const body = { inputs: texts };
-  return (await post(`/models/${model}/tokenize`, body, {}, signal)).json();
+  return (await post(`models/${model}/tokenize`, body, {}, signal)).json();
 }
 
 /** Scores of passages: `{results: [{index, score}], ...}` by falling score. */
 export async function rerank(query, passages, { signal } = {}) {
-  return (await post("/rerank", { query, passages }, {}, signal)).json();
+  return (await post("rerank", { query, passages }, {}, signal)).json();
 }
 
 /** /health, whatever its status. */
-export const getHealth = async (signal) => (await send("/health", { signal })).json();
-export const getStats = async (signal) => (await get("/stats", signal)).json();
-export const getMetrics = async (signal) => (await get("/metrics", signal)).text();
+export const getHealth = async (signal) => (await send("health", { signal })).json();
+export const getStats = async (signal) => (await get("stats", signal)).json();
+export const getMetrics = async (signal) => (await get("metrics", signal)).text();
 
 async function get(path, signal) {
   return checked(await send(path, { signal }));
@@ -97,7 +99,7 @@ async function fetchWith(token, path, init) {
   const headers =
     token === null ? init.headers : { ...init.headers, Authorization: `Bearer ${token}` };
   try {
-    return await fetch(path, { ...init, headers });
+    return await fetch(new URL(path, SERVICE), { ...init, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, "unreachable", "The server does not answer.");

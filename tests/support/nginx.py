@@ -1,0 +1,110 @@
+"""nginx as a process, with the configuration that docs/network.md shows, on a port of loopback."""
+
+import grp
+import os
+import pwd
+import re
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.ports import free_port
+from tests.support.server import REPOSITORY
+
+NAME = "embed.example.com"
+LIMIT = 60
+_GUIDE = (REPOSITORY / "docs" / "network.md").read_text(encoding="utf-8")
+_FOLDERS = os.pathsep.join((os.environ["PATH"], "/usr/sbin", "/usr/local/sbin"))
+_NGINX = """
+user {user} {group};
+daemon off;
+pid {folder}/nginx.pid;
+error_log stderr;
+events {{}}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+{server}
+}}
+"""
+
+
+def shown(language: str) -> str:
+    """The configuration of the guide."""
+    (block,) = re.findall(rf"```{language}\n(.+?)```", _GUIDE, re.DOTALL)
+    return str(block)
+
+
+@contextmanager
+def run_proxy(command: list[str], port: int) -> Iterator[str]:
+    """Run a proxy until the block ends; its address once its port can be reached."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+    try:
+        wait_for_port(port, process)
+        yield f"https://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.communicate(timeout=LIMIT)
+
+
+def wait_for_port(port: int, process: "subprocess.Popen[bytes]") -> None:
+    pause = threading.Event()
+    for _ in range(LIMIT * 20):
+        assert process.poll() is None, process.communicate()[0].decode()
+        with socket.socket() as tried:
+            if tried.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        pause.wait(0.05)
+    pytest.fail("the proxy never listened")
+
+
+@contextmanager
+def run_nginx(
+    folder: Path, upstream: str, changes: Mapping[str, str] | None = None
+) -> Iterator[str]:
+    """Run nginx with the guide's configuration in front of a server on loopback.
+
+    `changes` are lines of it and what takes their place, which the guide has, too.
+    """
+    program, openssl = shutil.which("nginx", path=_FOLDERS), shutil.which("openssl")
+    if program is None or openssl is None:
+        pytest.skip("nginx or openssl is not installed (apt-get install nginx-light openssl)")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
+         f"/CN={NAME}", "-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    port = free_port()
+    server = (
+        shown("nginx")
+        .replace("127.0.0.1:8000", upstream)
+        .replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl")
+        # Which is no default port, so that clients name it.
+        .replace("Host $host", "Host $http_host")
+        .replace("/etc/ssl/embed.example.com.pem", str(certificate))
+        .replace("/etc/ssl/embed.example.com.key", str(key))
+    )
+    for line, other in (changes or {}).items():
+        assert line in server
+        assert other in _GUIDE
+        server = server.replace(line, other)
+    file = folder / "nginx.conf"
+    user = pwd.getpwuid(os.getuid()).pw_name
+    group = grp.getgrgid(os.getgid()).gr_name
+    file.write_text(_NGINX.format(folder=folder, server=server, user=user, group=group))
+    with run_proxy([program, "-e", "stderr", "-p", str(folder), "-c", str(file)], port) as url:
+        yield url
