@@ -34,6 +34,7 @@ from app.api.streams.lines import LineReader, NdjsonReader, StreamLine
 from app.api.streams.pieces import PieceEmbedder, PieceSize
 from app.api.validation_errors import as_invalid_request
 from app.engine.loaded_models import LoadedModels
+from app.engine.option_checks import check_options, find_prompt
 from app.errors import InvalidRequestError, UnsupportedMediaError
 
 BULK_URGENCY = 7
@@ -72,7 +73,8 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
         models = as_asked_for(loaded, model) or loaded
     vectors = vector_options(fields, models)
     check_numbers(fields, media_type, [each for each in WRITERS if each != NDJSON])
-    service.engine.check(models, vectors.needed, fields.options)
+    check_options(models, vectors.needed, fields.options)
+    find_prompt(models, vectors.needed, fields.options)
     lines = make_reader(service.settings.max_body_bytes)
     plan = StreamPlan(
         lines,

@@ -1,4 +1,4 @@
-"""How many accepted requests are in work: the end of the service waits for them."""
+"""Counts the requests in work, so that a shutdown can wait for them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 class ActiveRequests:
-    """Counts them."""
+    """The number of requests in work, and an event for when there is none."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -14,8 +14,8 @@ class ActiveRequests:
         self._none_left.set()
 
     @contextmanager
-    def one(self) -> Iterator[None]:
-        """Count a request within the block."""
+    def track(self) -> Iterator[None]:
+        """Count one request within the block."""
         self._count += 1
         self._none_left.clear()
         try:
@@ -25,6 +25,6 @@ class ActiveRequests:
             if not self._count:
                 self._none_left.set()
 
-    async def none_left(self) -> None:
-        """Wait until none is in work."""
+    async def wait_for_none(self) -> None:
+        """Wait until no request is in work."""
         await self._none_left.wait()

@@ -20,14 +20,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Tokenized(Generic[Tokens]):
-    """What a tokenizer returned, and when it ran."""
+    """The result of a tokenizer, and when it ran."""
 
     value: Tokens
     stage: Stage
 
 
 class Admission:
-    """Turns requests that hold a permit into queued jobs."""
+    """Tokenises the texts of requests that hold a permit, and queues their jobs."""
 
     def __init__(self, queue: JobQueue, threads: TokenizerThreads, metrics: Metrics) -> None:
         self._queue = queue
@@ -37,7 +37,7 @@ class Admission:
     async def tokenize(
         self, model: Model, call: Callable[[], Tokens], texts: list[str], client: str
     ) -> Tokenized[Tokens]:
-        """Run the tokenizer of `model`, which reads `texts` of `client`, on another thread."""
+        """Run `call`, which tokenises `texts` with the tokenizer of `model`, on another thread."""
         started = time.perf_counter()
         value = await self.run_off_loop(call, texts, client)
         ended = time.perf_counter()
@@ -47,7 +47,7 @@ class Admission:
     async def run_off_loop(
         self, call: Callable[[], Result], texts: list[str], client: str
     ) -> Result:
-        """Run `call`, whose work grows with `texts` of `client`, on a tokenizer's thread."""
+        """Run `call`, whose cost grows with the size of `texts`, on a tokenizer thread."""
         return await self._threads.run(call, texts, client)
 
     async def submit(self, *jobs: Job) -> None:
@@ -63,7 +63,7 @@ class Admission:
             undo.pop_all()
 
     async def results(self, *jobs: Job) -> list[list[Any]]:
-        """The results of each job; the first failure ends them all."""
+        """The results of each job; if one fails, the others are cancelled."""
         try:
             return await asyncio.gather(*(job.result() for job in jobs))
         finally:
@@ -76,7 +76,7 @@ def _cancel(jobs: Iterable[Job]) -> None:
 
 
 def timings_of(started: float, *, tokenized: Iterable[Stage], jobs: Iterable[Job]) -> Timings:
-    """Seconds in each stage until now; `queue` is what is neither tokenizing nor a forward."""
+    """Seconds in each stage until now; `queue` is all time outside tokenizing and forwards."""
     total = time.perf_counter() - started
     tokenized, jobs = tuple(tokenized), tuple(jobs)
     tokenize = sum(stage.ended - stage.began for stage in tokenized)
@@ -87,8 +87,8 @@ def timings_of(started: float, *, tokenized: Iterable[Stage], jobs: Iterable[Job
 
 def _stages_of(job: Job) -> Iterator[Stage]:
     """The wait for the first forward, and the time from there to the end of the last one."""
-    taken, back, model = job.first_taken_at, job.last_completed_at, job.model.name
+    taken, completed, model = job.first_taken_at, job.last_completed_at, job.model.name
     if taken is not None:
         yield Stage("queue", job.enqueued_at, taken, model)
-        if back is not None:
-            yield Stage("forward", taken, back, model, job.inference_seconds)
+        if completed is not None:
+            yield Stage("forward", taken, completed, model, job.inference_seconds)

@@ -1,4 +1,4 @@
-"""A batch: the parts of one or more jobs that one forward runs."""
+"""A batch: the slices of one or more jobs that one forward runs."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from app.engine.types import Outputs, TokenSequence, join
 
 @dataclass(frozen=True)
 class BatchSlice:
-    """The part of a batch that belongs to one job: its sequences `start` to `stop`."""
+    """The share of one job in a batch: its sequences from `start` up to `stop`."""
 
     job: Job
     start: int
@@ -21,17 +21,17 @@ class BatchSlice:
 
     @property
     def count(self) -> int:
-        """How many sequences it has."""
+        """The number of its sequences."""
         return self.stop - self.start
 
     @property
     def sequences(self) -> Sequence[TokenSequence]:
-        """The token ids of this part."""
+        """The token ids of its sequences."""
         return self.job.sequences[self.start : self.stop]
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of this part."""
+        """The tokens of its sequences."""
         return sum(map(len, self.sequences))
 
     def split(self, count: int) -> "tuple[BatchSlice, BatchSlice]":
@@ -44,7 +44,7 @@ class BatchSlice:
 class Batch:
     """What one forward runs: slices of one or more jobs for the same model.
 
-    One that is `handed_over` comes from a device that failed while it had it.
+    `handed_over` says that another device has failed on it.
     """
 
     model: Model
@@ -58,7 +58,7 @@ class Batch:
 
     @cached_property
     def outputs(self) -> list[Outputs]:
-        """The kinds of vectors that are wanted for each sequence."""
+        """The outputs of each sequence."""
         return [part.job.outputs for part in self.slices for _ in range(part.count)]
 
     @cached_property
@@ -68,7 +68,7 @@ class Batch:
 
     @cached_property
     def weight(self) -> float:
-        """That of its weightiest job."""
+        """The greatest weight of its jobs."""
         return max((part.job.weight for part in self.slices), default=0.0)
 
     @cached_property
@@ -89,40 +89,40 @@ class Batch:
         return longest
 
     def count(self, purpose: Purpose) -> int:
-        """How many of its sequences serve `purpose`."""
+        """The number of its sequences whose job has this purpose."""
         return sum(part.count for part in self.slices if part.job.purpose is purpose)
 
     def take(self, now: float) -> None:
-        """Mark these sequences as taken in every job."""
+        """Mark its sequences as taken, in every job."""
         for part in self.slices:
             part.job.take(part.count, now)
 
     def launch(self, model: Model) -> Callable[[], list[Any]]:
-        """Launch the forward, in the device thread; returns a function that waits for its results.
+        """Launch the forward, in the device thread; return a function that waits for its results.
 
-        `model` is the batch's own, or its replica on another device.
+        `model` is the batch's own model, or the replica of it on this device.
         """
         collect = model.launch([join(ids) for ids in self.sequences], self.outputs)
         return lambda: self._reduce(collect())
 
     def complete(self, results: Sequence[Any], seconds: float) -> None:
-        """Give each job its results; the forward took `seconds`."""
+        """Give each job the results of its sequences; the forward took `seconds`."""
         begin = 0
         for part in self.slices:
             part.job.complete(part.start, results[begin : begin + part.count], seconds)
             begin += part.count
 
     def fail(self, error: Exception) -> None:
-        """Fail every job that has a part in it."""
+        """Fail every job that has a slice in it."""
         for part in self.slices:
             part.job.fail(error)
 
     def unresolved(self) -> "Batch":
-        """The slices whose caller still waits."""
+        """The same batch without the slices of jobs that are resolved."""
         return replace(self, slices=[part for part in self.slices if not part.job.resolved])
 
     def halves(self) -> "tuple[Batch, Batch]":
-        """Its first half, by sequences, and the rest; the first is empty for a single sequence."""
+        """Two batches of half of its sequences each; the first is empty for a single sequence."""
         left = len(self.sequences) // 2
         first: list[BatchSlice] = []
         second: list[BatchSlice] = []
@@ -143,7 +143,7 @@ class Batch:
 
 
 def _reduce_each(part: BatchSlice, results: Sequence[Any]) -> Sequence[Any]:
-    """Reduce each result; an error in the place of a result stays."""
+    """Reduce each result; an error in place of a result is kept."""
     reduce = part.job.reduce
     if reduce is None:
         return results

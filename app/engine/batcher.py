@@ -1,16 +1,20 @@
 """Choosing the next batch: a pure function of the waiting jobs and the limits of one forward.
 
 The policy is weighted fair queueing in two levels, with the sequence as its unit: the device is
-shared between the clients that have work, and each client's share between its jobs. A client is a
-flow with a virtual start, and each of its sequences taken moves it on by that sequence's tokens
-divided by the flow's weight, which is that of its weightiest job. The flow whose next sequence
-would be done first, counting no more than its first `QUANTUM_TOKENS`, goes next; among the jobs of
-one flow the same rule holds, with each job's own virtual start and weight. So the more urgent of
-two newcomers is first, and a long text is not held back for its length. A newcomer starts at the
-virtual time, which moves on by each batch's tokens divided by the weights that shared the device.
-So a short request overtakes a long one that has had its share, many short ones together still leave
-the long one its share, no client gains by sending its work as many requests, and since every weight
-is above zero nobody waits for ever.
+shared between the clients that have work, and each client's share between its jobs.
+
+- A client is a flow with a virtual start and the weight of its weightiest job. Each sequence that
+  is taken advances the virtual start by its tokens divided by that weight.
+- The flow whose next sequence has the smallest virtual finish is next. At most `QUANTUM_TOKENS` of
+  a sequence count, so that a long text is not held back for its length. The same rule chooses among
+  the jobs of a flow, with each job's own virtual start and weight.
+- A new flow starts at the virtual time, which each batch advances by its tokens divided by the
+  weights of the flows that waited.
+
+It follows that the more urgent of two new jobs is first; that a short request overtakes a long one
+that has had its share; that many short requests leave a long one its share; that no client gains by
+splitting its work into many requests; and, as every weight is above zero, that no job waits for
+ever.
 
 Urgency is that of RFC 9218, 0 (most urgent) to 7; each step doubles a job's share.
 """
@@ -26,7 +30,7 @@ from app.engine.model import Model
 
 DEFAULT_URGENCY = 3
 QUANTUM_TOKENS = 32
-# Thousands of short sequences are taken in at most so many steps, since the event loop waits.
+# The event loop waits meanwhile: thousands of short sequences are taken in about so many steps.
 _ROUNDS = 64
 
 
@@ -41,9 +45,9 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """The state of one client in fair queueing: its progress, in virtual time.
+    """The state of one client in fair queueing, in virtual time.
 
-    `virtual_time` is where the next of its own jobs starts, and `jobs` how many of them wait.
+    `virtual_time` is the virtual start of the next job that it sends; `jobs` is how many wait.
     """
 
     virtual_start: float = 0.0
@@ -52,7 +56,7 @@ class Flow:
 
 
 def weight_of(urgency: int) -> float:
-    """The share of the device that a job of this urgency has beside one of the default urgency."""
+    """The weight of a job of this urgency; 1 for the default urgency."""
     return float(2.0 ** (DEFAULT_URGENCY - urgency))
 
 

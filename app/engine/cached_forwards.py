@@ -1,8 +1,8 @@
-"""Vectors from a cache, from equal work under way, or else by computation.
+"""Vectors from a cache, from another request that computes the same, or else by computation.
 
-Each kind of each text stands for itself: a request computes what is missing, and nothing else. A
-text that two requests need at the same time is computed once, and the one that leaves first takes
-nothing from the other.
+The cache has an entry for each kind of vectors of each text, and a request computes only those that
+are missing. A text that two requests need at the same time is computed once; if one of them is
+cancelled, the other still gets its result.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from app.engine.cached_vectors import CachedVectors, join, kinds_of, split
 from app.engine.forwards import (
     Computed,
     Forwards,
-    PartResult,
     Reading,
     Task,
+    TaskResult,
     VectorSource,
     refuse_too_many_vectors,
 )
@@ -31,28 +31,29 @@ from app.observability.tracing import Stage
 
 # To hash them takes a tenth of a millisecond; more are hashed off the event loop.
 _LARGE_CHARACTERS = 100_000
-# What a request may wait for although it is more than its own work: about 256 tokens.
+# A request may always join work of at most so many characters, about 256 tokens; it may join more
+# only up to a multiple of its own.
 _SHORT_CHARACTERS = 1024
 _MUCH_MORE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What is wanted of one text: the key of each kind. `task` is a place in the request."""
+    """The keys of one text's entries, by kind; `task` is the index of its task in the request."""
 
     task: int
     text: str
     keys: dict[str, str]
 
     def only(self, keys: Iterable[str]) -> "_Wanted":
-        """The same without the kinds whose keys are others."""
+        """The same with only the kinds whose keys are among `keys`."""
         chosen = {kind: key for kind, key in self.keys.items() if key in keys}
         return replace(self, keys=chosen)
 
 
 @dataclass(frozen=True, slots=True)
 class _Filled:
-    """Entries by key, and the work behind them."""
+    """Entries by key, with the stages and jobs that computed them."""
 
     entries: Mapping[str, CachedVectors]
     tokenized: list[Stage]
@@ -61,7 +62,7 @@ class _Filled:
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """A request in work, of so many characters."""
+    """A request that is being served; `characters` is the sum over its texts."""
 
     tasks: list[Task]
     reading: Reading
@@ -69,7 +70,7 @@ class _Request:
 
 
 class _SharedWork:
-    """Work of one request that others wait for, too; it ends when the last one leaves."""
+    """A computation that several requests wait for; cancelled when the last of them leaves."""
 
     def __init__(self, request: _Request, work: "asyncio.Task[_Filled]") -> None:
         self.request = request
@@ -89,14 +90,14 @@ class _SharedWork:
                 await asyncio.wait({self._work})
 
     async def result(self) -> _Filled:
-        """What it made, for those who use it; raises what went wrong."""
+        """Its result, within `used`; raises its error."""
         return await asyncio.shield(self._work)
 
 
 class CachedForwards:
-    """A `VectorSource` that asks `forwards` only for what `cache` does not have.
+    """A `VectorSource` that computes with `forwards` only what `cache` does not have.
 
-    What is found takes no place in the queue, and is not tokenised.
+    A text found in the cache takes no place in the queue and is not tokenised.
     """
 
     def __init__(
@@ -113,11 +114,11 @@ class CachedForwards:
         try:
             computed = await self._find_or_compute(tasks, reading)
         except InvalidRequestError:
-            # It was found in some of the texts, and would be told of those alone.
+            # The error counts only the texts that were computed; this one counts all of them.
             return await self._forwards.compute(tasks, reading)
-        for part in computed.parts:
-            refuse_too_many_vectors(part.part, part.tokens)
-            if not reading.truncation.truncate and part.truncations(reading):
+        for result in computed.results:
+            refuse_too_many_vectors(result.task, result.tokens)
+            if not reading.truncation.truncate and result.truncations(reading):
                 return await self._forwards.compute(tasks, reading)
         return computed
 
@@ -126,19 +127,18 @@ class CachedForwards:
         request = _Request(tasks, reading, characters)
         wanted = await self._wanted(request)
         filled = await self._fill(request, list(wanted.values()))
-        parts = []
+        results = []
         for index, task in enumerate(tasks):
-            made = [
+            joined = [
                 join({kind: filled.entries[key] for kind, key in wanted[index, text].keys.items()})
                 for text in task.texts
             ]
-            parts.append(
-                PartResult(task.part, [each[0] for each in made], [each[1] for each in made])
-            )
-        return Computed(parts, filled.tokenized, filled.jobs)
+            texts, embeddings = ([*each] for each in zip(*joined, strict=True))
+            results.append(TaskResult(task, texts, embeddings))
+        return Computed(results, filled.tokenized, filled.jobs)
 
     async def _wanted(self, request: _Request) -> dict[tuple[int, str], _Wanted]:
-        """What is wanted of each text; one that comes twice is wanted once."""
+        """The keys of each distinct text, by the index of its task and the text."""
         call = partial(_wanted_of, request)
         if request.characters <= _LARGE_CHARACTERS:
             return call()
@@ -146,7 +146,7 @@ class CachedForwards:
         return await self._admission.run_off_loop(call, texts, request.reading.client)
 
     async def _fill(self, request: _Request, wanted: list[_Wanted]) -> _Filled:
-        """Every entry that is wanted."""
+        """Find or compute every entry."""
         keys = [key for each in wanted for key in each.keys.values()]
         entries = {key: entry for key in keys if (entry := self._cache.get(key)) is not None}
         joined = {
@@ -168,16 +168,16 @@ class CachedForwards:
             entries |= made.entries
             for work in set(joined.values()):
                 entries |= await _entries_of(work)
-        # What another request has failed at is tried once more, by itself.
+        # What failed in another request is computed once more, in this one.
         failed = [each for each in _without(wanted, entries.keys()) if each.keys]
         again = await self._compute(request, failed)
         entries |= again.entries
         return _Filled(entries, made.tokenized + again.tokenized, made.jobs + again.jobs)
 
     def _work_to_join(self, key: str, request: _Request) -> _SharedWork | None:
-        """Work under way that makes this entry, if it is sure to be done as soon as one's own.
+        """The running computation of this entry, if it ends no later than this request's own would.
 
-        Else the request would wait for a bulk load's turn, and so lose its own place before it.
+        A request that joined a bulk load's computation would wait for the bulk load's turns.
         """
         work = self._in_flight.get(key)
         if work is None:
@@ -187,7 +187,7 @@ class CachedForwards:
         may_join = (
             other.urgency <= own.urgency
             and work.request.characters <= similar
-            # The device is shared between clients first: its own work alone has its turn at once.
+            # The device is shared between clients first: a client's only request is not held back.
             and (other.client == own.client or self._forwards.waiting_requests(other.client) <= 1)
         )
         return work if may_join else None
@@ -207,7 +207,7 @@ class CachedForwards:
         return work
 
     async def _compute(self, request: _Request, wanted: list[_Wanted]) -> _Filled:
-        """Entries from other processes, and what is then still missing by forwards."""
+        """Fetch entries that other processes have shared, and compute the rest."""
         keys = [key for each in wanted for key in each.keys.values()]
         found = await self._cache.fetch(keys)
         missing = [each for each in _without(wanted, found.keys()) if each.keys]
@@ -220,8 +220,8 @@ class CachedForwards:
         computed = await self._forwards.compute(tasks, request.reading)
         made = {
             each.keys[kind]: entry
-            for group, part in zip(groups, computed.parts, strict=True)
-            for each, text, vectors in zip(group, part.texts, part.embeddings, strict=True)
+            for group, result in zip(groups, computed.results, strict=True)
+            for each, text, vectors in zip(group, result.texts, result.embeddings, strict=True)
             for kind, entry in split(text, vectors).items()
         }
         await self._cache.put(made)
@@ -231,14 +231,14 @@ class CachedForwards:
 def with_cache(
     forwards: Forwards, cache: VectorCache | None, admission: Admission, metrics: Metrics
 ) -> VectorSource:
-    """`forwards` behind a cache, where there is one."""
+    """`forwards` behind the cache; `forwards` itself where `cache` is None."""
     return forwards if cache is None else CachedForwards(forwards, cache, admission, metrics)
 
 
 def _wanted_of(request: _Request) -> dict[tuple[int, str], _Wanted]:
     wanted = {}
     for index, task in enumerate(request.tasks):
-        keys, kinds = KeyMaker(task.part, request.reading.truncation), kinds_of(task.part.outputs)
+        keys, kinds = KeyMaker(task, request.reading.truncation), kinds_of(task.outputs)
         for text in dict.fromkeys(task.texts):
             wanted[index, text] = _Wanted(index, text, keys.keys_of(text, kinds))
     return wanted
@@ -250,7 +250,7 @@ def _without(wanted: list[_Wanted], keys: Iterable[str]) -> list[_Wanted]:
 
 
 def _by_kinds(wanted: list[_Wanted]) -> list[list[_Wanted]]:
-    """Those of one task that need the same kinds, together."""
+    """Group the texts by task and by the kinds that they need."""
     groups: dict[tuple[int, tuple[str, ...]], list[_Wanted]] = {}
     for each in wanted:
         groups.setdefault((each.task, tuple(each.keys)), []).append(each)
@@ -258,13 +258,13 @@ def _by_kinds(wanted: list[_Wanted]) -> list[list[_Wanted]]:
 
 
 def _task_of(request: _Request, group: list[_Wanted]) -> Task:
-    part = request.tasks[group[0].task].part
     outputs = Outputs(**dict.fromkeys(group[0].keys, True))
-    return Task(replace(part, outputs=outputs), [each.text for each in group])
+    task = request.tasks[group[0].task]
+    return replace(task, outputs=outputs, texts=[each.text for each in group])
 
 
 async def _entries_of(work: _SharedWork) -> Mapping[str, CachedVectors]:
-    """What other requests' work made; nothing where it failed."""
+    """The entries of another request's computation; none where it failed."""
     try:
         return (await work.result()).entries
     except SmartEmbedderError:

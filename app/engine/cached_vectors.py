@@ -1,4 +1,4 @@
-"""What a cache keeps of a text: one kind of its vectors, and the tokens that they were made of."""
+"""The entry of a cache: one kind of vectors of one text, and the tokens behind them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _OVERHEAD_BYTES = 1200
 
 @dataclass(frozen=True, slots=True)
 class CachedVectors:
-    """One kind of vectors of one text: `arrays` by name, which nobody can write to.
+    """One kind of vectors of one text: read-only `arrays` by name.
 
     `ids` are the tokens that were read, int32 `[tokens]`; the rest is as in `TokenizedText`.
     """
@@ -30,12 +30,12 @@ class CachedVectors:
 
     @property
     def nbytes(self) -> int:
-        """The memory that it takes."""
+        """The bytes of memory that it takes."""
         arrays = sum(array.nbytes for array in self.arrays.values())
         return arrays + self.ids.nbytes + _OVERHEAD_BYTES
 
     def copied(self) -> "CachedVectors":
-        """The same in memory of its own: a result may be a view of what a whole batch made."""
+        """A copy of the entry, whose arrays may be views of the results of a whole batch."""
         arrays = {name: read_only(array.copy()) for name, array in self.arrays.items()}
         return CachedVectors(read_only(self.ids.copy()), self.original_tokens, self.exact, arrays)
 
@@ -46,7 +46,7 @@ def kinds_of(outputs: Outputs) -> list[str]:
 
 
 def split(text: TokenizedText, made: TextEmbedding) -> dict[str, CachedVectors]:
-    """An entry for each kind that was made of a text."""
+    """An entry for each kind of vectors of a text."""
     ids = read_only(text.ids.astype(np.int32))
     arrays: dict[str, dict[str, Array]] = {
         kind: {kind: read_only(vectors)}
@@ -63,7 +63,7 @@ def split(text: TokenizedText, made: TextEmbedding) -> dict[str, CachedVectors]:
 
 
 def join(entries: Mapping[str, CachedVectors]) -> tuple[TokenizedText, TextEmbedding]:
-    """What `split` was given, of the kinds in `entries`, at least one."""
+    """The inverse of `split`, for at least one entry."""
     first = next(iter(entries.values()))
     arrays = {name: array for each in entries.values() for name, array in each.arrays.items()}
     sparse = SparseVector(arrays["indices"], arrays["values"]) if "sparse" in entries else None
@@ -79,7 +79,7 @@ def join(entries: Mapping[str, CachedVectors]) -> tuple[TokenizedText, TextEmbed
 
 
 def read_only(array: Array) -> Array:
-    """The same memory, to which nobody can write through it."""
+    """A read-only view of the array."""
     view = array.view()
     view.flags.writeable = False
     return view

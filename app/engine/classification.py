@@ -1,4 +1,4 @@
-"""Classification requests: texts, or pairs of them, to the logits of a classifier's labels."""
+"""Classification requests: the logits of a classifier's labels for texts or pairs of texts."""
 
 import time
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from app.errors import InvalidRequestError, RerankerDisabledError
 
 @dataclass(frozen=True, slots=True)
 class ClassificationRequest:
-    """Texts to classify, each alone or with a second one; the rest is as in `RerankRequest`."""
+    """Texts to classify, each alone or with a second one; other fields as in `RerankRequest`."""
 
     inputs: list[tuple[str, str | None]]
     truncation: TruncationOptions = CUT_AT_END
@@ -28,7 +28,7 @@ class ClassificationRequest:
 
 
 class ClassificationPipeline:
-    """Runs classification requests beside the reranker's others, with the same time limit."""
+    """Runs classification requests, within the same limits as rerank requests."""
 
     def __init__(self, admission: Admission, inside: ConcurrencyLimit, time_limit: float) -> None:
         self._admission = admission

@@ -91,9 +91,10 @@ class FairSemaphore:
 class ConcurrencyLimit:
     """At most `capacity` requests at once.
 
-    Where no permit is free, a client that holds fewer than another takes that of the other's newest
-    request, which is refused; else it waits `acquire_timeout` seconds for one and is refused then.
-    `seconds_to_clear` tells a refused caller when another try makes sense.
+    Where no permit is free, a client that holds fewer than another one takes over the permit of
+    that client's newest request, which is then refused. Otherwise it waits for `acquire_timeout`
+    seconds at most, and is refused. `seconds_to_clear` gives the Retry-After of a refusal, and
+    `full` its message.
     """
 
     def __init__(
@@ -111,14 +112,14 @@ class ConcurrencyLimit:
         return self._permits.held
 
     def held_by(self, client: str) -> int:
-        """How many of them are one client's."""
+        """How many permits one client holds."""
         return self._permits.held_by(client)
 
     @asynccontextmanager
     async def hold(self, client: str) -> AsyncIterator[None]:
-        """Hold a permit; raise `QueueFullError` if none is free in time or it is taken away."""
+        """Hold a permit; raise `QueueFullError` if none is free in time or it is taken over."""
         await self._acquire(client)
-        # It has no deadline; it is expired when another client takes the permit over.
+        # It has no deadline until another client takes the permit over.
         scope = asyncio.timeout(None)
         try:
             async with scope:
@@ -142,7 +143,7 @@ class ConcurrencyLimit:
             raise self._error() from None
 
     def _take_over(self, client: str) -> bool:
-        """Take the newest permit of the client that holds most, if it then holds no fewer."""
+        """Take the newest permit of the client that holds most, unless it would then hold fewer."""
         largest = max(self._scopes, key=self._permits.held_by, default=client)
         if self._permits.held_by(client) + 1 >= self._permits.held_by(largest):
             return False
@@ -153,7 +154,7 @@ class ConcurrencyLimit:
         return True
 
     def _remove(self, client: str, scope: asyncio.Timeout) -> bool:
-        """Remove a scope; tell whether it was still there."""
+        """Remove a scope; False if it was removed before."""
         scopes = self._scopes.get(client, [])
         if scope not in scopes:
             return False

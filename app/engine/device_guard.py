@@ -1,4 +1,4 @@
-"""What a device's errors mean: too little memory for this batch, or a device that has failed."""
+"""Classifies a device's errors: out of memory for one batch, or a device that has failed."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -13,7 +13,7 @@ _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 
 class DeviceGuard:
-    """Runs calls in a device's threads, and names the errors after which the engine acts."""
+    """Runs calls in a device's threads, and turns errors of the device into the engine's own."""
 
     def __init__(self, free_memory: Callable[[], object]) -> None:
         self._free_memory = free_memory

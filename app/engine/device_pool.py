@@ -37,9 +37,9 @@ _PATIENCE = 10.0
 class _DeviceWorker:
     """One device: its threads, its executor and its consumer task.
 
-    `models` are those that it computes, by the model of a job, and `seconds_of` what a token of
-    those takes that were measured by themselves. The device of a `guest` has no other models than
-    those that name it.
+    `models` maps the model of a job to the one that this device runs. `seconds_of` holds the
+    seconds per token of the models that were measured by themselves. A guest runs only models of
+    MODELS, whose entries name its device.
     """
 
     name: str
@@ -53,7 +53,7 @@ class _DeviceWorker:
 
 
 class DevicePool:
-    """Serves a queue with as many devices as the loader found, and those of further models."""
+    """Serves one queue with the devices of the default models and those of MODELS."""
 
     def __init__(self, settings: Settings, queue: JobQueue, metrics: Metrics) -> None:
         self._settings = settings
@@ -63,7 +63,7 @@ class DevicePool:
         self._workers: list[_DeviceWorker] = []
 
     async def start(self, loader: Loader) -> LoadedModels:
-        """Load the models in the first device's thread, then let every device serve."""
+        """Load the models in the first device's thread, then start the workers of all devices."""
         models = await self._first_thread.run(partial(loader, self._settings))
         if models.prepare_thread is not None:
             await self._first_thread.close(_PATIENCE)
@@ -77,10 +77,10 @@ class DevicePool:
         return models
 
     async def add(self, placed: PlacedModels, *, thoroughly: bool) -> Model:
-        """Let devices serve one more model, a new device where none has its name.
+        """Add a model to the devices that it is placed on; a device without a worker gets one.
 
-        It is measured `thoroughly` where nobody else waits for its devices. Returns what is to be
-        the model of jobs. Raises what running it for the first time does.
+        `thoroughly` allows a measurement that occupies a device for longer. Returns the model to
+        give to jobs. Raises the errors of its first forward.
         """
         model = placed.places[0].model
         with ExitStack() as undo:
@@ -105,13 +105,13 @@ class DevicePool:
         worker.models[model] = place.model
 
     def remove(self, model: Model) -> None:
-        """Serve a model no more, which nothing may wait for."""
+        """Remove a model, for which no job may wait."""
         for worker in self._workers:
             worker.models.pop(model, None)
             worker.seconds_of.pop(model, None)
 
     def is_using(self, model: Model) -> bool:
-        """Whether a device has work for a model, or will have."""
+        """Whether a device works on this model, or a job waits for it."""
         waits = self._queue.has_work(lambda each: each is model)
         return waits or any(worker.executor.is_using(model) for worker in self._workers)
 
@@ -138,7 +138,7 @@ class DevicePool:
 
     @property
     def all_failed(self) -> bool:
-        """Whether no device is left for the models that there are always."""
+        """Whether every device of the default models has failed."""
         own = [worker for worker in self._workers if not worker.is_guest]
         return bool(own) and all(worker.executor.failed for worker in own)
 
@@ -220,7 +220,7 @@ class DevicePool:
             self._queue.close(no_device_left())
             return
         self._queue.fail(device_of_model_failed(), of=lambda model: not self.serves(model))
-        # The last ones that serve may be stuck.
+        # The devices that are left may be stuck.
         self._fail_what_waits_for_stuck_devices()
 
     def _fail_what_waits_for_stuck_devices(self) -> None:
@@ -246,13 +246,13 @@ class DevicePool:
 
 
 def no_device_left() -> UnhealthyError:
-    """What every caller is told once the last device has failed."""
+    """The error of every request once the last device has failed."""
     message = "every device has failed, and the service must be restarted; its log says why"
     return UnhealthyError(message, retry_after=30)
 
 
 def device_of_model_failed() -> UnhealthyError:
-    """What callers are told whose model is on no other device than one that has failed."""
+    """The error of requests whose model is only on a device that has failed."""
     message = "the device of this model has failed, and the service must be restarted to have it"
     return UnhealthyError(message, retry_after=30)
 

@@ -1,4 +1,4 @@
-"""The threads that talk to a device: one launches forwards, on a GPU another collects results."""
+"""The threads of a device: one launches forwards; on a GPU another one collects the results."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ _Work = SimpleQueue[Callable[[], object] | None]
 
 
 class _Current(threading.local):
-    """What the calling thread lets in between two parts of a forward."""
+    """The hook of the current thread for calls that preempt a forward."""
 
     run_preempting: Callable[[], bool] = staticmethod(lambda: False)
 
@@ -31,20 +31,20 @@ _current = _Current()
 
 
 def run_preempting_call() -> bool:
-    """Run a call that preempts the one in which this is called; whether there was one.
+    """Run one waiting call that preempts the current one; return whether there was one.
 
-    A model calls it between two parts of a forward. In a thread that is no device's, and in a call
-    that preempts another, it does nothing.
+    A model calls this between two layers of a forward. It does nothing in a thread that is not a
+    device thread, and within a call that itself preempts another.
     """
     return _current.run_preempting()
 
 
 class DeviceThread:
-    """Runs calls one after the other on a thread of its own, which is replaced if it dies.
+    """Runs calls one after the other on its own thread, which is replaced if it dies.
 
-    `concurrent.futures` keeps counting a thread that died, and every later call would wait for
-    ever. The thread is a daemon: one that never comes back from its device must not keep the
-    process alive. `initializer` is called first in it, and in each that replaces it.
+    A `ThreadPoolExecutor` would not replace it, and every later call would wait for ever. The
+    thread is a daemon, so that one that never returns from its device does not keep the process
+    alive. `initializer` is called first in each thread.
     """
 
     def __init__(self, name: str, initializer: Callable[[], None] | None = None) -> None:
@@ -57,9 +57,9 @@ class DeviceThread:
         self._thread: threading.Thread | None = None
 
     async def run(self, call: Callable[[], Result], *, preempts: bool = False) -> Result:
-        """The result or the error of `call`; if the thread ends in it, `InferenceError`.
+        """Run `call`; return its result or raise its error, `InferenceError` if the thread ends.
 
-        One that `preempts` may run within another: see `run_preempting_call`.
+        With `preempts` it may run within another call: see `run_preempting_call`.
         """
         future: Future[Result] = Future()
         answer = partial(self._answer, future, call)
@@ -73,9 +73,9 @@ class DeviceThread:
         return await asyncio.wrap_future(future)
 
     async def close(self, seconds: float) -> None:
-        """Let the thread end after the calls that it was given; wait at most `seconds` for it.
+        """Let the thread end after the calls so far; wait for it, `seconds` at most.
 
-        An interpreter that ends while a thread is inside a forward aborts.
+        Python aborts if it exits while a thread is inside a forward.
         """
         self._work.put(None)
         thread = self._thread
@@ -144,8 +144,8 @@ def _fail(future: "Future[Any]") -> None:
 class DeviceThreads:
     """`launching` launches forwards, `collecting` waits for their results.
 
-    Without `collecting` the device computes while a forward is being launched, as a CPU does. With
-    it the next batch is on its way before the results of the last one are back, as suits a GPU.
+    A GPU has both, so that the next batch is launched while the last one is computed. A CPU
+    computes in `launching` and has no `collecting`.
     """
 
     launching: DeviceThread
@@ -158,7 +158,7 @@ class DeviceThreads:
 
     @property
     def most_batches(self) -> int:
-        """How many batches may be in flight at once."""
+        """The most batches in flight at once."""
         return 1 if self.preemptible else 2
 
     async def compute(
@@ -170,7 +170,7 @@ class DeviceThreads:
     ) -> Result:
         """Call `launch`, set `launched`, then call what `launch` returned; return its result.
 
-        Where this is `preemptible`, one that `preempts` may run within another.
+        If the device is `preemptible`, a call that `preempts` may run within another.
         """
 
         def compute_at_once() -> Result:

@@ -1,4 +1,4 @@
-"""The download of a model at the start: the loader reports it, and /health shows it."""
+"""The progress of a model's download, which the loader reports and /health shows."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Download:
 
     @property
     def percent(self) -> int:
-        """The part of the bytes that is on the disk, rounded down; 100 only where all are."""
+        """The share of the bytes on the disk, rounded down: 100 only when all are there."""
         return 100 * self.done // self.total
 
     def __str__(self) -> str:
@@ -26,17 +26,14 @@ class Download:
 
 
 class DownloadStatus:
-    """The download that is under way; None where there is none.
-
-    The loader's threads write it, and any thread may read it.
-    """
+    """The running download, or None; written by the loader's threads, read by any thread."""
 
     def __init__(self) -> None:
         self.current: Download | None = None
 
 
 def human_size(count: int) -> str:
-    """A number of bytes for people: in GB from one of them on, else in MB."""
+    """A number of bytes as text, in GB or, below one of them, in MB."""
     if count >= _GIGABYTE:
         return f"{count / _GIGABYTE:.1f} GB"
     return f"{count / _MEGABYTE:.0f} MB"

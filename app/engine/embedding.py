@@ -1,13 +1,14 @@
-"""Embedding requests: to tasks for models, and from their results to one answer."""
+"""Embedding requests: split into a task for each model, whose results are merged."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from app.engine.admission import Admission, timings_of
-from app.engine.forwards import Part, PartResult, Reading, Task, VectorSource
+from app.engine.forwards import Reading, Task, TaskResult, VectorSource
 from app.engine.loaded_models import LoadedModels
 from app.engine.model import Embedder
 from app.engine.option_checks import check_options, find_prompt
@@ -23,7 +24,7 @@ from app.engine.types import (
 
 
 class EmbeddingPipeline:
-    """Runs embedding requests; `source` makes or finds the vectors."""
+    """Runs embedding requests; `source` computes the vectors or finds them in a cache."""
 
     def __init__(self, admission: Admission, source: VectorSource) -> None:
         self._admission = admission
@@ -44,67 +45,70 @@ class EmbeddingPipeline:
         started = time.perf_counter()
         check_options(models, outputs, options)
         prompt = find_prompt(models, outputs, options)
-        work = assign_models(models, outputs, prompt, options.input_type)
+        tasks = assign_models(models, outputs, texts, prompt, options.input_type)
         reading = Reading(options.truncation, urgency, client)
-        made = await self._source.compute([Task(part, texts) for part in work], reading)
-        vectors = (part.embeddings for part in made.parts)
-        embeddings = [_merge(list(of_one_text)) for of_one_text in zip(*vectors, strict=True)]
+        computed = await self._source.compute(tasks, reading)
+        by_task = (result.embeddings for result in computed.results)
+        embeddings = [_merge(of_one_text) for of_one_text in zip(*by_task, strict=True)]
         if _needs_scaling(models.dense_model, options.dimensions, normalize=normalize_dense):
             embeddings = [_with_unit_dense(each, options.dimensions) for each in embeddings]
         return EmbeddingResult(
             embeddings=embeddings,
-            truncations=[cut for part in made.parts for cut in part.truncations(reading)],
-            tokens=sum(part.tokens for part in made.parts),
-            timings=timings_of(started, tokenized=made.tokenized, jobs=made.jobs),
+            truncations=[cut for each in computed.results for cut in each.truncations(reading)],
+            tokens=sum(result.tokens for result in computed.results),
+            timings=timings_of(started, tokenized=computed.tokenized, jobs=computed.jobs),
             token_strings=(
-                # The last model makes sparse and ColBERT vectors.
-                await self._name_tokens(made.parts[-1], embeddings, texts, client)
+                # The model of the last task makes sparse and ColBERT vectors.
+                await self._token_strings(computed.results[-1], embeddings, client)
                 if options.return_tokens
                 else None
             ),
         )
 
-    async def _name_tokens(
-        self, made: PartResult, embeddings: list[TextEmbedding], texts: list[str], client: str
+    async def _token_strings(
+        self, result: TaskResult, embeddings: list[TextEmbedding], client: str
     ) -> list[TokenStrings]:
-        sequences = [text.ids for text in made.texts]
-        call = partial(_token_strings, made.part.model, sequences, embeddings)
-        return await self._admission.run_off_loop(call, texts, client)
+        sequences = [text.ids for text in result.texts]
+        call = partial(_token_strings, result.task.model, sequences, embeddings)
+        return await self._admission.run_off_loop(call, result.task.texts, client)
 
 
 def assign_models(
     models: LoadedModels,
     outputs: Outputs,
-    prompt: str = "",
-    input_type: InputType | None = None,
-) -> list[Part]:
-    """Which model makes which kinds: a separate dense model leaves the rest to the embedder.
+    texts: list[str],
+    prompt: str,
+    input_type: InputType | None,
+) -> list[Task]:
+    """A task for each model that is needed: a separate dense model leaves the rest to the embedder.
 
-    The model that makes dense vectors reads the prompt, and each that reads it the input type.
+    Only the model that makes dense vectors reads `prompt`, and only models that tell queries from
+    documents read `input_type`.
     """
 
-    def part(model: Embedder, outputs: Outputs, prompt: str = "") -> Part:
+    def task(model: Embedder, outputs: Outputs, prompt: str = "") -> Task:
         read_type = input_type if model.reads_input_type else None
-        return Part(model, outputs, prompt, partial(models.identity_of, model), read_type)
+        return Task(model, outputs, texts, prompt, read_type, partial(models.identity_of, model))
 
     if models.dense is None:
-        return [part(models.embedder, outputs, prompt)]
+        return [task(models.embedder, outputs, prompt)]
     if not (outputs.dense or outputs.states):
-        return [part(models.embedder, outputs)]
+        return [task(models.embedder, outputs)]
     rest = replace(outputs, dense=False, states=False)
-    dense = part(models.dense, Outputs(dense=outputs.dense, states=outputs.states), prompt)
-    return [dense, part(models.embedder, rest)] if rest else [dense]
+    dense = task(models.dense, Outputs(dense=outputs.dense, states=outputs.states), prompt)
+    return [dense, task(models.embedder, rest)] if rest else [dense]
 
 
-def _merge(parts: list[TextEmbedding]) -> TextEmbedding:
-    if len(parts) == 1:
-        return parts[0]
-    dense, rest = parts
+def _merge(embeddings: Sequence[TextEmbedding]) -> TextEmbedding:
+    """One text's vectors from the task of each model."""
+    if len(embeddings) == 1:
+        return embeddings[0]
+    dense, rest = embeddings
     return TextEmbedding(dense.dense, rest.sparse, rest.colbert, dense.states)
 
 
 def _needs_scaling(model: Embedder, dimensions: int | None, *, normalize: bool) -> bool:
-    """Whether dense vectors are to be scaled to unit length, which those of some models have."""
+    """Whether dense vectors must be scaled to unit length; those of some models have it."""
     if model.normalizes and dimensions in {None, model.dense_width}:
         return False
     return normalize or dimensions is not None

@@ -1,4 +1,4 @@
-"""The engine's face: `async with Engine(settings, load_models) as engine: ...`."""
+"""The engine's public class: `async with Engine(settings, load_models) as engine: ...`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -9,26 +9,20 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from app.engine.active_requests import ActiveRequests
-from app.engine.admission import Admission
 from app.engine.batcher import DEFAULT_URGENCY
-from app.engine.cached_forwards import with_cache
-from app.engine.classification import ClassificationPipeline, ClassificationRequest
-from app.engine.concurrency import ConcurrencyLimit
+from app.engine.classification import ClassificationRequest
 from app.engine.device_pool import DevicePool
-from app.engine.embedding import EmbeddingPipeline
 from app.engine.failure import find_failure, start_failure
 from app.engine.file_watch import FileWatch
-from app.engine.forwards import Forwards
 from app.engine.loaded_models import LoadedModels, Loader
 from app.engine.model_pool import ModelPool
 from app.engine.model_state import ModelState, ModelStatus, default_statuses
-from app.engine.option_checks import check_options, find_prompt, wanted_kinds
+from app.engine.option_checks import wanted_kinds
 from app.engine.options import NO_OPTIONS, EmbeddingOptions
+from app.engine.pipelines import Pipelines
 from app.engine.queue import JobQueue
-from app.engine.reranking import RerankingPipeline, RerankRequest
-from app.engine.tokenizer_threads import TokenizerThreads
-from app.engine.types import ClassificationResult, EmbeddingResult, Outputs, RerankResult
-from app.engine.vector_cache import make_cache
+from app.engine.reranking import RerankRequest
+from app.engine.types import ClassificationResult, EmbeddingResult, RerankResult
 from app.errors import (
     DrainingError,
     EmptyInputError,
@@ -40,8 +34,6 @@ from app.observability.metrics import Metrics
 from app.settings import Settings
 
 Result = TypeVar("Result")
-
-ACQUIRE_TIMEOUT = 0.5
 
 
 class Engine:
@@ -55,44 +47,21 @@ class Engine:
         self._settings = settings
         self._metrics = metrics or Metrics()
         self._loader = loader
-        threads = settings.tokenizer_threads
-        self._tokenizer_threads = TokenizerThreads(None if threads == "auto" else threads)
         self._queue = JobQueue()
         self._file_watch = FileWatch()
         self._devices = DevicePool(settings, self._queue, self._metrics)
         self._further = ModelPool(settings, self._devices, self._metrics)
-        admission = Admission(self._queue, self._tokenizer_threads, self._metrics)
-        waiting = self._limit(settings.max_queue_size, "embedding requests wait (MAX_QUEUE_SIZE)")
-        reranking = self._limit(
-            settings.rerank_max_queue, "rerank requests are in work (RERANK_MAX_QUEUE)"
-        )
-        self._cache = make_cache(settings, self._metrics)
-        source = with_cache(Forwards(admission, waiting), self._cache, admission, self._metrics)
-        self._embedding = EmbeddingPipeline(admission, source)
-        limit = settings.rerank_gpu_timeout
-        self._reranking = RerankingPipeline(admission, reranking, limit)
-        self._classification = ClassificationPipeline(admission, reranking, limit)
+        self._pipelines = Pipelines(settings, self._queue, self._devices, self._metrics)
         self._models: LoadedModels | None = None
         self._requests = ActiveRequests()
         self._closing = self._aborted = False
         self._loading: asyncio.Future[LoadedModels] | None = None
-        self._show(waiting)
-
-    def _show(self, waiting: ConcurrencyLimit) -> None:
-        """Connect the gauges: they read queue and device when they are scraped."""
-        metrics, settings = self._metrics, self._settings
-        metrics.watch_queue(lambda: waiting.held)
-        metrics.watch_device(lambda: self._devices.stuck_seconds)
-        metrics.set_capacities(embedding=settings.max_queue_size, rerank=settings.rerank_max_queue)
-        metrics.watch_models(
+        self._metrics.watch_device(lambda: self._devices.stuck_seconds)
+        self._metrics.watch_models(
             [status.name for status in self.statuses],
             [state.value for state in ModelState],
-            lambda place: self.statuses[place].state.value,
+            lambda index: self.statuses[index].state.value,
         )
-
-    def _limit(self, capacity: int, what: str) -> ConcurrencyLimit:
-        full = f"the queue is full: {capacity} {what}"
-        return ConcurrencyLimit(capacity, ACQUIRE_TIMEOUT, full, self._devices.seconds_to_clear)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -112,7 +81,10 @@ class Engine:
         return self._models
 
     def loaded(self, model: str | None = None) -> LoadedModels | None:
-        """What requests for a model of MODELS, or for none, work with; None if it is not there."""
+        """The models that serve requests for `model` of MODELS; None while it is not loaded.
+
+        Without `model`, the default models.
+        """
         return self._models if model is None else self._further.loaded(model)
 
     @property
@@ -134,7 +106,7 @@ class Engine:
 
     @property
     def failure(self) -> Exception | None:
-        """The fault that only a restart repairs, or None (start, device, file or consumer)."""
+        """The fault after which only a restart helps, if there is one: see `find_failure`."""
         return find_failure(
             self._loading, self._devices, self._file_watch.problem, closing=self._closing
         )
@@ -161,15 +133,13 @@ class Engine:
         await self._file_watch.close()
         try:
             async with asyncio.timeout(self._settings.shutdown_timeout):
-                await self._requests.none_left()
+                await self._requests.wait_for_none()
         except TimeoutError:
             self.abort()
-            await self._requests.none_left()
+            await self._requests.wait_for_none()
         await self._further.close()
         await self._devices.close(0 if self._aborted else self._settings.shutdown_timeout)
-        self._tokenizer_threads.close()
-        if self._cache is not None:
-            await self._cache.close()
+        await self._pipelines.close()
 
     def abort(self) -> None:
         """Fail every accepted request: each waiting caller gets a `DrainingError`."""
@@ -193,16 +163,16 @@ class Engine:
         client: str = "",
         model: str | None = None,
     ) -> EmbeddingResult:
-        """Embed texts; a text's vectors depend on that text alone.
+        """Embed texts; a text's vectors never depend on the other texts.
 
-        `model` is one of MODELS; without it the default models are asked.
+        `model` is a name in MODELS; without it the default models are used.
 
-        A kind that is left unsaid, None, is made where the models make it.
-        `states` asks for the last hidden state of every token, from the model that makes dense
-        vectors. With `embedder_only` that is bge-m3 also where another model is there for them.
-        `urgency` is RFC 9218's, 0 to 7; each step down doubles the request's share of the device.
-        `client` names whom the request is for: places in the queue and shares of the device are
-        divided among the clients that have work.
+        A kind of vectors that is None is made if the models make it. `states` asks for the last
+        hidden state of every token, by the model that makes dense vectors. `embedder_only` leaves
+        out DENSE_EMBEDDING_MODEL: EMBEDDING_MODEL makes dense vectors, too. `urgency` is that of
+        RFC 9218, 0 to 7; each step towards 0 doubles the request's share of the device. `client`
+        names whom the request is for: places in the queue and the device are shared fairly between
+        clients.
         Raises `EmptyInputError` without texts, `InvalidRequestError` where nothing is asked for or
         an option has no effect, `KindNotMadeError` for a kind that is not made, `TextTooLongError`
         where `options` forbid to cut a text, `UnavailableError` (loading, draining, unhealthy,
@@ -218,7 +188,7 @@ class Engine:
             )
             if not outputs:
                 raise InvalidRequestError("nothing is asked for: choose dense, sparse or colbert")
-            return await self._embedding.run(
+            return await self._pipelines.embedding.run(
                 models,
                 texts,
                 outputs,
@@ -228,12 +198,6 @@ class Engine:
                 client=client,
             )
 
-    @staticmethod
-    def check(models: LoadedModels, outputs: Outputs, options: EmbeddingOptions) -> None:
-        """Raise what `embed` would raise for any text."""
-        check_options(models, outputs, options)
-        find_prompt(models, outputs, options)
-
     async def run_tokenizer(
         self,
         call: Callable[[LoadedModels], Result],
@@ -242,53 +206,54 @@ class Engine:
         client: str = "",
         model: str | None = None,
     ) -> Result:
-        """What `call` makes of the models, whose tokenizers read `texts`, on one of their threads.
+        """The result of `call`, which tokenises `texts` with the models, on a tokenizer thread.
 
-        `model` is as in `embed`. Raises `UnavailableError` as `embed` does, but waits for no place
-        in the queue.
+        `model` is as in `embed`. Takes no place in the queue. Raises `UnavailableError` as `embed`
+        does.
         """
         async with self.lease(model) as models:
-            return await self._tokenizer_threads.run(partial(call, models), texts, client)
+            threads = self._pipelines.tokenizer_threads
+            return await threads.run(partial(call, models), texts, client)
 
     async def rerank(self, request: RerankRequest) -> RerankResult:
         """Score each passage for its query; the scores are in the order of the passages.
 
         Raises `EmptyInputError` for a blank query or without passages, `InvalidRequestError` where
         there is neither one query nor one for each passage, `InferenceTimeoutError` where the
-        forwards take longer than RERANK_GPU_TIMEOUT, and else as `embed`.
+        forwards take longer than RERANK_GPU_TIMEOUT, and the other errors of `embed`.
         """
         request.check()
         async with self.lease(request.model) as models:
-            return await self._reranking.run(models, request)
+            return await self._pipelines.reranking.run(models, request)
 
     async def classify(self, request: ClassificationRequest) -> ClassificationResult:
-        """The logits of each input's labels, by the reranker where that is a classifier.
+        """The logits of each input's labels, from a reranker that is a classifier.
 
-        Raises `EmptyInputError` without inputs, `InvalidRequestError` where no model has labels,
-        and else as `rerank`.
+        Raises `EmptyInputError` without inputs, `InvalidRequestError` where the reranker is no
+        classifier, and the other errors of `rerank`.
         """
         if not request.inputs:
             raise EmptyInputError("there are no texts to classify")
         async with self.lease(request.model) as models:
-            return await self._classification.run(models, request)
+            return await self._pipelines.classification.run(models, request)
 
     @asynccontextmanager
     async def lease(
         self, model: str | None = None, seconds: float | None = None
     ) -> AsyncIterator[LoadedModels]:
-        """Accept a request, for which `close` waits; what it works with stays loaded until its end.
+        """Accept a request; its models stay loaded, and `close` waits, until the block ends.
 
-        It waits at most so many seconds, nine tenths of REQUEST_TIMEOUT by default, for a `model`
-        of MODELS that is not loaded. Raises `UnavailableError` as `embed` does.
+        A `model` of MODELS that is not loaded is waited for, at most `seconds` (nine tenths of
+        REQUEST_TIMEOUT by default). Raises `UnavailableError` as `embed` does.
         """
         models = self._ready()
-        with self._requests.one():
+        with self._requests.track():
             if model is None:
                 yield models
                 self._further.relieve()
                 return
-            async with self._further.lease(model, seconds) as own:
-                yield own
+            async with self._further.lease(model, seconds) as leased:
+                yield leased
 
     def _ready(self) -> LoadedModels:
         if self._closing:

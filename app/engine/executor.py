@@ -1,4 +1,4 @@
-"""The consumer: takes a batch, has it computed on the device, hands every result to its job."""
+"""The consumer of a device: takes batches from the queue, runs them, and completes their jobs."""
 
 import asyncio
 import time
@@ -33,10 +33,10 @@ log = structlog.get_logger(__name__)
 class DeviceExecutor:
     """Runs batches one after the other on one device until it is cancelled or the device fails.
 
-    `on_stuck` is called when the device has been away for so long that it may never come back,
-    `on_failed` with the error after which `failed` is true and no batch is taken any more. Where
-    `has_others` says that other devices have the model, they are given its batches. `models` maps
-    each model of a job that may come here to the one that computes it on this device.
+    `models` maps the model of a job to the one that this device runs. `on_stuck` is called when a
+    forward has taken so long that it may never return. `on_failed` is called with the error that
+    takes the device out of service; `has_others` says whether another device runs a model, which
+    then gets the batches of this one.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DeviceExecutor:
 
     @property
     def stuck_seconds(self) -> float:
-        """How long the device thread has been away if it may never come back, else 0."""
+        """Seconds since a forward returned, if the device may never return; else 0."""
         return self._watchdog.stuck_seconds
 
     def serves(self, model: Model) -> bool:
@@ -99,7 +99,7 @@ class DeviceExecutor:
         if self._batch_wait:
             await asyncio.sleep(self._batch_wait)
         await self._slots.acquire()
-        # As late as can be: whoever comes meanwhile may be in it.
+        # As late as possible, so that the batch can hold jobs that arrived meanwhile.
         batch = None if self.failed else self._queue.take(self._budget.limits)
         if batch is None:
             self._slots.release()
@@ -115,14 +115,14 @@ class DeviceExecutor:
         await in_flight.launched.wait()
 
     async def _serve_alone(self, in_flight: InFlight, tasks: asyncio.TaskGroup) -> None:
-        """A batch that may fail this device, too, is beside no other."""
+        """Run a batch that has failed another device, and may fail this one, beside no other."""
         self._in_flight.add(in_flight)
         await in_flight.device_free.wait()
         self._start(tasks, in_flight)
         await in_flight.done.wait()
 
     def _expected_seconds(self, batch: Batch) -> float:
-        """How long its forward will take; 0 where that is not known."""
+        """The expected seconds of its forward; 0 if no rate is known yet."""
         rate = self.rate.tokens_per_second or self._limit.tokens_per_second
         return batch.tokens / rate if rate else 0.0
 
@@ -134,7 +134,7 @@ class DeviceExecutor:
     def _let_short_jobs_preempt(
         self, in_flight: InFlight, seconds: float, tasks: asyncio.TaskGroup
     ) -> None:
-        """Those that are in its batch already go first."""
+        """Let short jobs run between the layers of this forward, first those of its own batch."""
 
         def start(batch: Batch) -> None:
             self._start(tasks, InFlight(batch, asyncio.Event(), preempts=in_flight))
@@ -146,12 +146,12 @@ class DeviceExecutor:
             self._preemption.begin(short)
 
     def _offer(self, job: Job) -> None:
-        """Let a job that has just come preempt the forward that runs, if it is short."""
+        """Let a job that has just arrived preempt the running forward, if it is short."""
         if self._preemption is not None:
             self._preemption.offer([job])
 
     def abort(self, error: SmartEmbedderError) -> None:
-        """Fail every job that is on the device; the thread is left to itself."""
+        """Fail every job on the device; its threads are not stopped."""
         for in_flight in self._in_flight:
             in_flight.batch.fail(error)
 
@@ -161,7 +161,7 @@ class DeviceExecutor:
             await self._run_batch(in_flight.batch, in_flight)
             ended = False
         finally:
-            if ended:  # The consumer ends here, and these callers would wait for ever.
+            if ended:  # An unexpected error ends the consumer: its callers must not wait for ever.
                 in_flight.batch.fail(consumer_ended())
             self._in_flight.discard(in_flight)
             in_flight.launched.set()
@@ -169,7 +169,7 @@ class DeviceExecutor:
             self._free(in_flight)
 
     def _free(self, in_flight: InFlight) -> None:
-        """Let the next batch begin, or the next one that preempts."""
+        """Let the next batch begin, or the next batch that preempts."""
         preempted, preemption = in_flight.preempts, self._preemption
         if preempted is None:
             self._preemption = None
@@ -183,11 +183,11 @@ class DeviceExecutor:
             self._queue.hand_over(batch)
             return
         on_device = self._on_device(batch, in_flight)
-        # As a value: whatever it is, the callers of this batch must hear of it.
+        # As a value: the callers of this batch must get it, whatever it is.
         outcome: list[Any] | BaseException
         (outcome,) = await asyncio.gather(on_device, return_exceptions=True)
         if isinstance(outcome, OutOfMemoryError):
-            # The batch before it has given its memory back by then.
+            # By then the batch before it has returned its memory.
             await in_flight.device_free.wait()
             await self._run_in_halves(batch, outcome, in_flight)
         elif isinstance(outcome, DeviceFailedError):
@@ -200,7 +200,7 @@ class DeviceExecutor:
             self._complete(batch, outcome, in_flight)
 
     def _take_out_of_service(self, batch: Batch, error: DeviceFailedError) -> None:
-        """Take no batch any more, and give `batch` to another device, unless it failed two."""
+        """Take no more batches; hand `batch` to another device, unless it has failed two."""
         was_serving, self.failed = not self.failed, True
         if batch.handed_over or not self._has_others(batch.model):
             batch.fail(error)
@@ -220,7 +220,7 @@ class DeviceExecutor:
         batch.complete(results, seconds)
 
     def _device_seconds(self, in_flight: InFlight) -> float:
-        """How long the device was at this batch, and at no other, since it began."""
+        """Seconds that the device worked on this batch alone."""
         now, preempted = time.perf_counter(), in_flight.preempts
         if preempted is None:
             began, self._free_since = max(in_flight.began, self._free_since), now
@@ -233,7 +233,7 @@ class DeviceExecutor:
     async def _run_in_halves(
         self, batch: Batch, error: OutOfMemoryError, in_flight: InFlight
     ) -> None:
-        """Try each half by itself; a single sequence that does not fit is its request's failure."""
+        """Run each half by itself; a single sequence that does not fit fails its request."""
         halves = batch.halves()
         if not halves[0].slices:
             batch.fail(error)
@@ -252,7 +252,7 @@ class DeviceExecutor:
         with self._watchdog.over(limits.device):
             running = asyncio.ensure_future(self._compute(batch, in_flight))
             try:
-                # The limits are for this forward and not for the one before.
+                # The limits do not include the forward before this one.
                 await in_flight.device_free.wait()
                 await fail_overdue(batch, limits, running)
                 return await running
@@ -275,17 +275,17 @@ class DeviceExecutor:
                 launch, in_flight.launched, preempts=in_flight.preempts is not None
             )
         finally:
-            if in_flight.preempts is not None:  # The thread may have ended before it began.
+            if in_flight.preempts is not None:  # The thread may have ended before this began.
                 in_flight.device_free.set()
 
 
 def consumer_ended() -> UnhealthyError:
-    """What everyone is told who waits for a consumer that has ended by a fault of its own."""
+    """The error of requests whose consumer has ended by an unexpected error."""
     return UnhealthyError("the queue's consumer has ended; its log line says why", retry_after=30)
 
 
 def _fail(batch: Batch, error: Exception) -> None:
-    """Tell every job of the batch; an error that is not ours is logged."""
+    """Fail every job of the batch; log an error that is not one of the service's own."""
     if not isinstance(error, SmartEmbedderError):
         log.error("batch_failed", model=batch.model.name, tokens=batch.tokens, exc_info=error)
     batch.fail(error)

@@ -1,4 +1,4 @@
-"""The faults of an engine that only a restart repairs."""
+"""The failures of an engine that need a restart."""
 
 import asyncio
 
@@ -15,10 +15,10 @@ def find_failure(
     *,
     closing: bool,
 ) -> Exception | None:
-    """The first that there is: of the start, a device, a consumer, or a file of the models."""
+    """The failure of the start, the devices, a consumer or a file that was changed; or None."""
     cause = start_failure(loading)
     if cause is not None:
-        # Its message may name folders of this machine: it is the cause, and in the log.
+        # The cause may name folders of this machine, so clients get another message.
         error = UnhealthyError("the models could not be loaded; the log says why")
         error.__cause__ = cause
         return error
@@ -35,7 +35,7 @@ def find_failure(
 
 
 def start_failure(loading: "asyncio.Future[LoadedModels] | None") -> BaseException | None:
-    """Why the models could not be loaded; None where they were, or still may be."""
+    """Why loading failed; None if it succeeded or is not over."""
     if loading is None or not loading.done() or loading.cancelled():
         return None
     return loading.exception()

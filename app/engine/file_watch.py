@@ -1,4 +1,4 @@
-"""Watches the weights files that stay mapped: a change would give wrong vectors."""
+"""Watches the mapped files of weights: a change to one would give wrong vectors."""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class FileWatch:
 
     @property
     def problem(self) -> str | None:
-        """What happened to a file and what to do, or None."""
+        """Which file was changed and what to do, or None."""
         if self._changed is None:
             return None
         return (

@@ -1,4 +1,4 @@
-"""How long forwards take, how long one may, and the watchdog for a device that does not return."""
+"""Time limits of forwards, and the watchdog for a device that does not return."""
 
 import asyncio
 import math
@@ -26,11 +26,11 @@ _CLOCK_TOLERANCE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ForwardLimit:
-    """The most seconds of one forward: `fixed` if it is set, else at least `least`.
+    """The most seconds of one forward.
 
-    More where a batch is large for the device: five times what `seconds_per_token`, measured at the
-    start, predicts for it. A job with a time limit of its own is held to that instead.
-    `seconds_of` are those per token of models that were measured by themselves.
+    `fixed` where it is set, else five times the seconds that the measurement at the start predicts
+    for the batch, and at least `least`. A job that has its own time limit is held to that instead.
+    `seconds_per_token` is the measurement, `seconds_of` that of models measured by themselves.
     """
 
     fixed: float | None
@@ -66,8 +66,8 @@ class ForwardLimit:
 class BatchLimits:
     """Seconds that one forward may take: `slices` for each slice's caller, in order.
 
-    `device` is how long the device may be away: a job that has little time left says nothing of
-    that.
+    `device` is how long the device may take, which does not depend on how much of its time limit a
+    job has left.
     """
 
     slices: list[float]
@@ -76,7 +76,7 @@ class BatchLimits:
 
 @dataclass(slots=True)
 class ServiceRate:
-    """A running mean of how fast the device works off tokens."""
+    """A running mean of the tokens per second of a device."""
 
     tokens_per_second: float = 0.0
 
@@ -133,9 +133,9 @@ class DeviceWatchdog:
 async def fail_overdue(
     batch: Batch, limits: BatchLimits, running: "asyncio.Future[list[Any]]"
 ) -> None:
-    """Wait for the forward; a caller whose time limit passes meanwhile is told so at once.
+    """Wait for the forward; fail each job at the moment when its time limit passes.
 
-    The forward itself cannot be stopped: it keeps the device until it returns.
+    The forward itself cannot be stopped and occupies the device until it returns.
     """
     began = time.perf_counter()
     order = sorted(range(len(batch.slices)), key=limits.slices.__getitem__)

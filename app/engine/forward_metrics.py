@@ -1,4 +1,4 @@
-"""What the metrics tell about each forward and the wait before it."""
+"""Updates the metrics of a forward and of the wait before it."""
 
 from app.engine.batch import Batch
 from app.engine.job import Purpose
@@ -16,7 +16,7 @@ def observe_wait(metrics: Metrics, batch: Batch) -> None:
 
 
 def observe_forward(metrics: Metrics, batch: Batch, seconds: float) -> None:
-    """Count a forward that took so long."""
+    """Count a forward of `seconds`."""
     metrics.tokens.labels(batch.model.name).inc(batch.tokens)
     metrics.batch_tokens.observe(batch.tokens)
     embedded = batch.count(Purpose.EMBEDDING)

@@ -21,32 +21,25 @@ _BYTES_OF_A_FLOAT = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """The kinds of vectors that one model makes for a request, and what it reads before texts.
+class Task:
+    """What one model does for a request: it makes the kinds in `outputs` of each text.
 
-    `identity` tells models apart that make different vectors of one text, also across processes;
-    it is asked for only where there is a cache.
-    `input_type` is for a model that reads queries in another way than documents.
+    The model reads `prompt` before each text. `input_type` is set only for a model that reads
+    queries and documents differently. `identity` returns a text that differs between any two models
+    whose vectors of one text differ, in this process and in others; it is called only with a cache.
     """
 
     model: Embedder
     outputs: Outputs
-    prompt: str = ""
-    identity: Callable[[], str] = str
-    input_type: InputType | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Texts of a request, and the part that reads them."""
-
-    part: Part
     texts: list[str]
+    prompt: str = ""
+    input_type: InputType | None = None
+    identity: Callable[[], str] = str
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the texts of a request are read, and for whom."""
+    """How the texts of a request are read, its urgency, and its client."""
 
     truncation: TruncationOptions
     urgency: int
@@ -54,42 +47,42 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class PartResult:
-    """What became of a task: the tokens and the vectors of each text, in order."""
+class TaskResult:
+    """The tokens and the vectors of each text of a task, in order."""
 
-    part: Part
+    task: Task
     texts: list[TokenizedText]
     embeddings: list[TextEmbedding]
 
     @property
     def tokens(self) -> int:
-        """How many tokens were read."""
+        """The number of tokens read."""
         return sum(len(text.ids) for text in self.texts)
 
     def truncations(self, reading: Reading) -> list[Truncation]:
         """The texts that were cut."""
-        return text_truncations(self.part.model, self.texts, "sentences", reading.truncation.side)
+        return text_truncations(self.task.model, self.texts, "sentences", reading.truncation.side)
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """The result of each task, and the work of this request behind them."""
+    """The result of each task, with the stages and jobs that this request needed for them."""
 
-    parts: list[PartResult]
+    results: list[TaskResult]
     tokenized: list[Stage]
     jobs: list[Job]
 
 
 class VectorSource(Protocol):
-    """Makes or finds the vectors of texts."""
+    """Computes the vectors of texts, or finds them in a cache."""
 
     async def compute(self, tasks: list[Task], reading: Reading) -> Computed:
-        """The vectors that every task asks for; raises what `Engine.embed` does."""
+        """The vectors of every task; raises the errors of `Engine.embed`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _AdmittedTask:
-    """A task with its token ids and its job."""
+    """A task with its tokenised texts and its job."""
 
     task: Task
     tokenized: Tokenized[list[TokenizedText]]
@@ -97,14 +90,14 @@ class _AdmittedTask:
 
 
 class Forwards:
-    """Computes vectors, as `VectorSource`; every request holds a place in the queue meanwhile."""
+    """A `VectorSource` that computes; each request holds a place in the queue meanwhile."""
 
     def __init__(self, admission: Admission, waiting: ConcurrencyLimit) -> None:
         self._admission = admission
         self._waiting = waiting
 
     def waiting_requests(self, client: str) -> int:
-        """How many requests of a client hold a place in the queue."""
+        """The number of a client's requests that hold a place in the queue."""
         return self._waiting.held_by(client)
 
     async def compute(self, tasks: list[Task], reading: Reading) -> Computed:
@@ -118,33 +111,33 @@ class Forwards:
         results = await self._admission.results(*jobs)
         return Computed(
             [
-                PartResult(each.task.part, each.tokenized.value, made)
-                for each, made in zip(admitted, results, strict=True)
+                TaskResult(each.task, each.tokenized.value, embeddings)
+                for each, embeddings in zip(admitted, results, strict=True)
             ],
             [each.tokenized.stage for each in admitted],
             jobs,
         )
 
     async def _admit(self, task: Task, reading: Reading) -> _AdmittedTask:
-        part, texts = task.part, task.texts
-        # A reference to the prompt for each text: what is counted is what will be read.
-        read = [*texts, *([part.prompt] * len(texts))]
-        call = partial(part.model.tokenize, texts, part.prompt, reading.truncation, part.input_type)
-        tokenized = await self._admission.tokenize(part.model, call, read, reading.client)
+        model, texts, prompt = task.model, task.texts, task.prompt
+        # The prompt counts once for each text, because it is tokenised with each.
+        read = [*texts, *([prompt] * len(texts))]
+        call = partial(model.tokenize, texts, prompt, reading.truncation, task.input_type)
+        tokenized = await self._admission.tokenize(model, call, read, reading.client)
         sequences = [text.ids for text in tokenized.value]
-        refuse_too_many_vectors(part, sum(map(len, sequences)))
+        refuse_too_many_vectors(task, sum(map(len, sequences)))
         weight = weight_of(reading.urgency)
-        job = Job(part.model, sequences, part.outputs, client=reading.client, weight=weight)
+        job = Job(model, sequences, task.outputs, client=reading.client, weight=weight)
         return _AdmittedTask(task, tokenized, job)
 
 
 def _cuts(admitted: _AdmittedTask, reading: Reading) -> list[Truncation]:
-    return PartResult(admitted.task.part, admitted.tokenized.value, []).truncations(reading)
+    return TaskResult(admitted.task, admitted.tokenized.value, []).truncations(reading)
 
 
-def refuse_too_many_vectors(part: Part, tokens: int) -> None:
-    """Raise `InvalidRequestError` if the results of one request would fill the memory."""
-    model, outputs = part.model, part.outputs
+def refuse_too_many_vectors(task: Task, tokens: int) -> None:
+    """Raise `InvalidRequestError` if the vectors of `tokens` tokens would fill the memory."""
+    model, outputs = task.model, task.outputs
     width = outputs.colbert * model.colbert_width + outputs.states * model.states_width
     size = tokens * width * _BYTES_OF_A_FLOAT
     if size > MOST_COLBERT_BYTES:

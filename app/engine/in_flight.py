@@ -1,4 +1,4 @@
-"""A batch on its way through a device."""
+"""A batch that a device works on."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -8,11 +8,11 @@ from app.engine.batch import Batch
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """A batch between the queue and its jobs.
+    """A batch that was taken from the queue and is not completed yet.
 
-    `device_free` is set when the device can begin it: when the batch before is back or, where it
-    `preempts` that one, when it is let in. `began` is the time of that, 0 before it, and
-    `preempted_seconds` how long others had the device since then.
+    `device_free` is set when the device can begin it: when the batch before it has returned, or,
+    for a batch that `preempts` that one, when it starts within it. `began` is when it was launched
+    (0 before), and `preempted_seconds` is how long batches that preempted it had the device.
     """
 
     batch: Batch

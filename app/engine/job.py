@@ -12,7 +12,7 @@ from app.errors import InferenceError, SmartEmbedderError
 
 
 class Purpose(Enum):
-    """Under which metrics a request's forwards count."""
+    """Which metrics count a request and its forwards."""
 
     EMBEDDING = auto()
     RERANKING = auto()
@@ -31,15 +31,15 @@ class JobState(Enum):
 class Job:
     """The sequences of one request for one model, on their way through the device.
 
-    They are taken in order, over one or more batches. `outputs` holds the kinds of vectors that
-    each of them is for, `weight` the job's share of the device beside its client's other jobs, and
-    `time_limit` the most seconds that its forwards may take together, of which `time_spent` are
-    gone; without a limit each forward is limited by itself. `reduce` makes something smaller of the
-    place of each sequence and its result, off the event loop.
+    The device takes them in order, in one or more batches. `outputs` are the outputs of each
+    sequence. `weight` is the job's share of the device beside the other jobs of its client.
+    `time_limit` is the most seconds of its forwards together, of which `time_spent` have passed;
+    None limits each forward by itself. `reduce` is called off the event loop with the index of each
+    sequence and its result, and returns what is kept as its result.
 
-    Every transition is a method, and each keeps state, outcome and the place in the queue together:
-    a job that is resolved never stands in a queue, and it is resolved once. All methods belong to
-    the event loop's thread.
+    Each transition is a method that changes state, outcome and place in the queue together: a
+    resolved job is in no queue, and is resolved once. All methods must be called in the event
+    loop's thread.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Job:
 
     @property
     def state(self) -> JobState:
-        """Its present state."""
+        """The current state."""
         return self._state
 
     @property
@@ -125,13 +125,13 @@ class Job:
 
     @property
     def time_left(self) -> float | None:
-        """Seconds that its forwards may still take; None if it has no limit of its own."""
+        """Seconds that its forwards may still take; None without a `time_limit`."""
         if self.time_limit is None:
             return None
         return self.time_limit - self._time_spent - self._inference_seconds
 
     def enter(self, virtual_start: float, leave: "Callable[[Job], None]") -> None:
-        """Enter a queue, whose `leave` is called once, when no sequence waits any more."""
+        """Enter a queue, whose `leave` is called once, when no sequence waits any longer."""
         self._virtual_start = virtual_start
         self._leave_queue = leave
 
@@ -170,7 +170,7 @@ class Job:
             self._resolve(JobState.FAILED)
 
     def cancel(self) -> None:
-        """End it because its caller has left, unless it is resolved."""
+        """Cancel it, unless it is resolved."""
         if not self.resolved:
             self._resolve(JobState.CANCELLED)
 

@@ -1,4 +1,4 @@
-"""An embedding model as its own reranker: a score by each kind of vectors, and their weighted mean.
+"""Reranking by an embedding model: a score from each kind of vectors, and their weighted mean.
 
 Source: FlagEmbedding's `BGEM3FlagModel.compute_score`. Knows nothing of models or devices.
 """
@@ -29,7 +29,7 @@ class FusionWeights:
             raise InvalidRequestError("weights must be at least 0, and one of them above 0")
 
     def require_one_of(self, kinds: Outputs) -> None:
-        """Raise `InvalidRequestError` where none of the kinds that are made counts."""
+        """Raise `InvalidRequestError` unless a kind in `kinds` has a weight above 0."""
         made = (kinds.dense, kinds.sparse, kinds.colbert)
         if not any(weight for weight, is_made in zip(self._all, made, strict=True) if is_made):
             raise InvalidRequestError(
@@ -41,7 +41,7 @@ class FusionWeights:
         return self.dense, self.sparse, self.colbert
 
     def fuse(self, scores: PartScores) -> float:
-        """The weighted mean of those that there are."""
+        """The weighted mean of the scores that are not None."""
         parts = (scores.dense, scores.sparse, scores.colbert)
         counted = [
             (weight, part)
@@ -78,5 +78,5 @@ def _lexical_score(query: SparseVector, passage: SparseVector) -> float:
 
 
 def _colbert_score(query: FloatArray, passage: FloatArray) -> float:
-    """The best passage vector for each query vector, averaged."""
+    """The mean, over the query vectors, of the best product with a passage vector."""
     return float((query @ passage.T).max(axis=1).mean())

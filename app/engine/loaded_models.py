@@ -1,6 +1,6 @@
 """What loaders return: warm models, their device, and the token budget of a forward.
 
-A loader loads what the settings name at the start; from then on another loads single models.
+A `Loader` loads the default models at the start; a `ModelLoader` loads single models of MODELS.
 """
 
 import gc
@@ -18,9 +18,9 @@ from app.settings.model_entry import ModelEntry
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """The hardware that the models run on, in words and numbers for /health and /stats.
+    """The hardware that the models run on, as /health and /stats show it.
 
-    On a GPU, `read_memory` tells the bytes that are allocated, reserved, free or total.
+    On a GPU, `read_memory` returns bytes by kind: allocated, reserved, free or total.
     """
 
     name: str
@@ -35,7 +35,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class RefusedPath:
-    """A path of an operation that failed its trial at the start, and why."""
+    """An implementation of an operation that failed the proof at the start, and why."""
 
     operation: str
     path: str
@@ -44,7 +44,7 @@ class RefusedPath:
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """How a model is computed: in which number format, and each operation of its layers by what."""
+    """How a model is computed: its number format, and the implementation of each operation."""
 
     name: str
     dtype: str
@@ -54,7 +54,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """Bytes of a memory: how many there are, and how many are in use."""
+    """The size of a memory and how much of it is in use, in bytes."""
 
     used: int
     total: int
@@ -62,7 +62,7 @@ class MemoryUsage:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of a model's forwards on a device."""
+    """The measurement of a model's forwards on a device."""
 
     max_batch_tokens: int
     seconds_per_token: float
@@ -72,8 +72,8 @@ class Measured:
 class PlacedModel:
     """A model on one device.
 
-    `measure` runs it for the first time, in the device's thread: thoroughly where it is given true,
-    else so shortly that the device's other work hardly waits. The rest is as in `LoadedModels`.
+    `measure` runs its first forwards, in the device's thread. Called with false, it measures less,
+    so that the device's other work hardly waits. The other fields are as in `LoadedModels`.
     """
 
     model: Model
@@ -87,8 +87,8 @@ class PlacedModel:
 class PlacedModels:
     """One model on all of its devices.
 
-    `describe` says how it is computed once it was run, and `finish` does what can wait until it
-    serves. `fingerprint` is as in `LoadedModels`.
+    `describe` tells how it is computed, once `measure` has run. `finish` does the work of loading
+    that can be done while it serves. `fingerprint` identifies the contents of its files.
     """
 
     places: tuple[PlacedModel, ...]
@@ -100,40 +100,40 @@ class PlacedModels:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """What loading a model takes: `needs` are bytes of each memory, by its name."""
+    """How to load a model: `needs` are the bytes that it takes of each memory, by name."""
 
     needs: Mapping[str, int]
     load: Callable[[], PlacedModels]
 
 
 class ModelLoader(Protocol):
-    """Loads single models, in a thread of its own, while others serve."""
+    """Loads single models in its own thread while others serve."""
 
     def prepare_thread(self) -> None:
-        """Make the calling thread leave the processor to others."""
+        """Give the calling thread the lowest priority."""
 
     def plan(self, entry: ModelEntry) -> LoadPlan:
         """Find the model's files, which may be downloaded; raises `StartupError` without them."""
 
     def read_memory(self, name: str) -> MemoryUsage:
-        """The usage of a memory that a plan names."""
+        """The usage of a memory that is named in a plan."""
 
     def free_memory(self) -> None:
-        """Give back what models that were unloaded have left."""
+        """Return the memory of unloaded models to the system."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
     """Everything a loader made: warm models, their device, and the token budget of one forward.
 
-    `dense` makes the dense vectors where it is not bge-m3 itself. With `late_interaction` bge-m3
-    reranks; else `reranker` does, or nobody. `demo` describes the demo model where one is served.
-    `seconds_per_token` was measured at the start, and `free_memory` gives back what the device's
-    allocator keeps without using it. `files` are those that the models read from while they serve.
-    `replicas` are the same models on further devices. `infos` say how each model is computed.
-    `fingerprints` tell the files of models apart, where that is needed.
-    `prepare_thread` is called first in every thread that computes on the device. `loader` loads
-    further models.
+    `dense` is the separate model for dense vectors, if there is one. With `late_interaction`,
+    `embedder` reranks; otherwise `reranker` does, if there is one. `demo` describes the demo model
+    where one is served. `seconds_per_token` was measured at the start. `free_memory` makes the
+    device's allocator return memory that it does not use. `files` are mapped files that the models
+    read from while they serve. `replicas` are the same models on further devices. `infos` tell how
+    each model is computed. `fingerprints` identify the contents of each model's files, where a
+    cache needs that. `prepare_thread` is called first in each thread that computes on the device.
+    `loader` loads the models of MODELS.
     """
 
     embedder: Embedder
@@ -159,7 +159,7 @@ class LoadedModels:
 
     @property
     def kinds(self) -> Outputs:
-        """The kinds of vectors that are made; `embedder` leaves dense ones to `dense_model`."""
+        """The kinds of vectors that the models make together."""
         dense, rest = self.dense_model.kinds, self.embedder.kinds
         return Outputs(dense.dense, rest.sparse, rest.colbert, dense.states)
 
@@ -170,29 +170,29 @@ class LoadedModels:
         return [model for model in models if model is not None]
 
     def dtype_of(self, model: Model) -> str:
-        """The number format of one of them."""
+        """The number format of one of these models."""
         own = (info.dtype for info in self.infos if info.name == model.name)
         return next(own, self.device.dtype)
 
     def identity_of(self, model: Embedder) -> str:
-        """What tells one of them from every other that may make different vectors of a text."""
+        """A text that differs between any two models whose vectors of one text differ."""
         files = self.fingerprints.get(model, "")
         made = f"{self.dtype_of(model)} {model.max_length} {model.pooling}"
         return f"{__version__} {model.name} {files} {made}"
 
     @property
     def names(self) -> list[str]:
-        """Their names."""
+        """The names of all models."""
         return [model.name for model in self.each]
 
     def read_memory(self, kind: str) -> int:
-        """Bytes of a kind on all devices that can tell."""
+        """Bytes of this kind, on all devices that report them."""
         readers = (device.read_memory for device in self.devices)
         return sum(read(kind) for read in readers if read is not None)
 
     @property
     def devices(self) -> list[DeviceInfo]:
-        """Every device that serves."""
+        """The devices of these models and of their replicas."""
         return [self.device, *(replica.device for replica in self.replicas)]
 
 

@@ -1,4 +1,4 @@
-"""The token budget of a forward, which shrinks when memory runs out and recovers slowly."""
+"""The token budget of a forward: halved when memory runs out, then slowly restored."""
 
 from app.engine.batcher import Limits
 
@@ -22,9 +22,9 @@ class TokenBudget:
         return Limits(self._now, self._max_sequences, self._max_requests)
 
     def shrink(self, failed_tokens: int) -> None:
-        """Go down to half of what did not fit."""
+        """Lower the budget to half of `failed_tokens`, which did not fit."""
         self._now = max(1, min(self._now, failed_tokens // 2))
 
     def recover(self) -> None:
-        """After a forward that fitted, go up by a hundredth of the whole budget."""
+        """Raise the budget by a hundredth of the whole, after a forward that fitted."""
         self._now = min(self._most, self._now + max(1, self._most // _RECOVERY_STEPS))

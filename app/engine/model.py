@@ -1,4 +1,4 @@
-"""What the engine needs of a model; `app.models` implements it."""
+"""The models' interface, as the engine calls it; `app.models` implements it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -27,37 +27,34 @@ class Model(Protocol):
 
     @property
     def max_batch_sequences(self) -> int | None:
-        """The most sequences in one forward, where there is such a limit."""
+        """The most sequences in one forward; None for no limit."""
 
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], Sequence[Any]]:
-        """Begin one batch, in the device thread; `outputs` says for each sequence what is wanted.
+        """Launch the forward of one batch, in the device thread, with `outputs` of each sequence.
 
-        What is returned waits for it, in any thread, and gives a result for each sequence, in
-        order. Where a sequence made a number that is not finite, an `InferenceError` stands in the
-        place of its result.
+        Returns a function that waits for the forward, in any thread, and returns a result for each
+        sequence, in order. The result is an `InferenceError` for a sequence that has made a number
+        that is not finite.
         """
 
     @property
     def special_tokens(self) -> tuple[list[SpecialToken], list[SpecialToken]]:
-        """Those that it reads before, and after, every text."""
+        """The special tokens before, and those after, every text."""
 
     def token_spans(self, text: str) -> TokenSpans:
         """The tokens of a whole text; safe to call from several threads."""
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        """The text of these tokens; ids that the vocabulary has not are left out."""
+        """The text of these tokens; ids outside the vocabulary are left out."""
 
     def finish_loading(self) -> None:
-        """Do what can wait until after the first forward; forwards may run beside it."""
+        """Do the work of loading that was put off until after the first forward."""
 
 
 class Embedder(Model, Protocol):
-    """A model whose results are `TextEmbedding`s with the kinds asked for and no others.
-
-    A kind that it does not make is None, too.
-    """
+    """A model whose results are `TextEmbedding`s, with None for kinds not asked for or not made."""
 
     @property
     def kinds(self) -> Outputs:
@@ -77,15 +74,15 @@ class Embedder(Model, Protocol):
 
     @property
     def pooling(self) -> str:
-        """How a dense vector is made of hidden states: such as `cls` or `mean`."""
+        """How the hidden states become a dense vector, such as `cls` or `mean`."""
 
     @property
     def normalizes(self) -> bool:
-        """Whether its dense vectors have unit length whatever is asked for."""
+        """Whether its dense vectors always have unit length."""
 
     @property
     def min_dimensions(self) -> int | None:
-        """The fewest dimensions that it was trained for; None where it needs all of them."""
+        """The fewest dimensions that it was trained for; None if it was trained for all only."""
 
     @property
     def prompts(self) -> Mapping[str, str]:
@@ -93,11 +90,11 @@ class Embedder(Model, Protocol):
 
     @property
     def reads_input_type(self) -> bool:
-        """Whether it reads queries in another way than documents, whatever their prompts."""
+        """Whether it reads queries and documents differently, apart from their prompts."""
 
     @property
     def default_prompt(self) -> str:
-        """What it reads before the texts of a request that asks for no other prompt."""
+        """The prompt of requests that name none."""
 
     def tokenize(
         self,
@@ -112,7 +109,7 @@ class Embedder(Model, Protocol):
         """The token behind each ColBERT vector of the sequence `ids`."""
 
     def token_strings(self, ids: TokenIds) -> list[str]:
-        """What the vocabulary calls these tokens."""
+        """The strings of these tokens in the vocabulary."""
 
 
 class Reranker(Model, Protocol):
@@ -120,11 +117,11 @@ class Reranker(Model, Protocol):
 
     @property
     def reads_instruction(self) -> bool:
-        """Whether an instruction changes what is judged."""
+        """Whether it reads an instruction."""
 
     @property
     def scores_are_logits(self) -> bool:
-        """Whether a sigmoid makes probabilities of the scores."""
+        """Whether its scores are logits, whose sigmoid is a probability."""
 
     @property
     def refusal(self) -> str | None:
@@ -146,7 +143,7 @@ class Classifier(Model, Protocol):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What the logits are called."""
+        """The name of each logit."""
 
     def tokenize_input(
         self, text: str, other: str | None, truncation: TruncationOptions = CUT_AT_END

@@ -1,4 +1,4 @@
-"""How much memory is left for models, and which of them could make room."""
+"""The memory that is left for models, and the models that could be unloaded to make room."""
 
 import asyncio
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from app.errors import ModelTooLargeError
 
 
 class ModelMemory:
-    """Tells of the memories that `models` are in; `threshold` is the share of each in use."""
+    """The memories that `models` are in, of which at most the share `threshold` may be in use."""
 
     def __init__(
         self, models: Sequence[PooledModel], loader: ModelLoader, threshold: float
@@ -36,18 +36,18 @@ class ModelMemory:
         return sorted(loaded, key=lambda model: model.last_used)
 
     async def left(self, memory: str) -> int:
-        """Bytes below the threshold; less than none where more is in use."""
+        """Bytes that are free below the threshold; negative if more is in use."""
         usage = await asyncio.to_thread(self._loader.read_memory, memory)
         return int(usage.total * self._threshold) - usage.used
 
     async def shortage_for(self, model: PooledModel, memory: str) -> int:
-        """Bytes that it needs and that are not left."""
+        """Bytes that the model needs beyond those left; negative if it fits."""
         return model.needs[memory] - await self.left(memory)
 
     def require_enough(
         self, model: PooledModel, memory: str, shortage: int, others: Iterable[PooledModel]
     ) -> None:
-        """Raise `ModelTooLargeError` where it would not fit if all the others were unloaded."""
+        """Raise `ModelTooLargeError` if it would not fit even with all `others` unloaded."""
         freed = sum(other.needs[memory] for other in others)
         if shortage <= freed:
             return

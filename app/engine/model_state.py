@@ -1,4 +1,4 @@
-"""What is told of a model from outside: whether it serves, and why not."""
+"""The state of a model as clients and operators see it."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,7 +9,7 @@ from app.settings.model_names import public_name
 
 
 class ModelState(Enum):
-    """Where a model stands; a `FAILED` one is tried again after a pause."""
+    """The state of a model; loading a `FAILED` one is tried again after a pause."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"
@@ -21,8 +21,8 @@ class ModelState(Enum):
 class ModelStatus:
     """The state of one model.
 
-    `requests` use it or wait for it, `load_seconds` is what its latest loading took, `reason` says
-    why a failed one is not there, and `info` how it is computed while it is loaded.
+    `requests` is how many use it or wait for it. `load_seconds` is the duration of its latest
+    loading, `reason` is why that failed, and `info` describes the model while it is loaded.
     """
 
     name: str
@@ -38,7 +38,7 @@ class ModelStatus:
 def default_statuses(
     settings: Settings, models: LoadedModels | None, *, has_failed: bool
 ) -> list[ModelStatus]:
-    """Those of the models that have settings of their own, which are loaded for good."""
+    """The statuses of the default models, which are never unloaded."""
     state = ModelState.LOADING if models is None else ModelState.READY
     if has_failed:
         state = ModelState.FAILED

@@ -1,4 +1,4 @@
-"""Options of an embedding request against the models: what has no effect is refused."""
+"""Checks the options of an embedding request against the models: one without effect is refused."""
 
 from app.engine.loaded_models import LoadedModels
 from app.engine.model import Embedder
@@ -28,7 +28,7 @@ def wanted_kinds(
     colbert: bool | None,
     states: bool = False,
 ) -> Outputs:
-    """The kinds of a request; one that it leaves unsaid, None, is wanted where it is made."""
+    """The kinds of vectors that a request asks for; None stands for what the models make."""
     made = models.kinds
     return Outputs(
         made.dense if dense is None else dense,
@@ -39,9 +39,10 @@ def wanted_kinds(
 
 
 def check_options(models: LoadedModels, outputs: Outputs, options: EmbeddingOptions) -> None:
-    """Raise `InvalidRequestError` for an option that would change nothing; prompts apart.
+    """Check the kinds of vectors and every option but prompts, which `find_prompt` checks.
 
-    Raises `KindNotMadeError` for a kind of vectors that no model makes.
+    Raises `InvalidRequestError` for an option that would have no effect, and `KindNotMadeError` for
+    a kind of vectors that no model makes.
     """
     _check_kinds(models, outputs)
     if options.dimensions is not None:
@@ -87,9 +88,9 @@ def _check_dimensions(model: Embedder, outputs: Outputs, dimensions: int) -> Non
 
 
 def find_prompt(models: LoadedModels, outputs: Outputs, options: EmbeddingOptions) -> str:
-    """What the dense model reads before each text: its default where no option asks for a prompt.
+    """The prompt that the dense model reads: the one that the options name, else its default.
 
-    Raises `InvalidRequestError` where the option has no effect, or names a prompt that is unknown.
+    Raises `InvalidRequestError` for a prompt that would have no effect, or that is unknown.
     """
     given = [name for name in _PROMPT_FIELDS if getattr(options, name) is not None]
     if not given:
@@ -130,13 +131,13 @@ def _checked(prompt: str) -> str:
 
 
 def _embedder_reads_type(models: LoadedModels, outputs: Outputs) -> bool:
-    """Whether the type of texts changes the vectors that the embedder makes, beside prompts."""
+    """Whether the embedder is used, and reads queries and documents differently."""
     asked = models.dense is None or outputs.sparse or outputs.colbert
     return asked and models.embedder.reads_input_type
 
 
 def has_prompt_for(model: Embedder, input_type: InputType) -> bool:
-    """Whether it reads texts of this type in another way, so that the option has an effect."""
+    """Whether this input type changes how the model reads texts."""
     return model.reads_input_type or any(
         name in model.prompts for name in _PROMPT_NAMES[input_type]
     )

@@ -1,9 +1,8 @@
-"""What a request may ask for beside kinds of vectors: how texts are read, what is made of vectors.
+"""The options of a request: how its texts are read, and what is done with their vectors.
 
-An endpoint translates its own fields into these records and passes them to `Engine.embed` or in a
-`RerankRequest`. The engine refuses what has no effect on the loaded models with an
-`InvalidRequestError` (`app.engine.option_checks`), so an endpoint whose clients always send some
-field passes it on only where it means something: `LoadedModels.dense_model` tells what a model can.
+An endpoint translates its own fields into these records. `app.engine.option_checks` refuses an
+option that has no effect on the loaded models with an `InvalidRequestError`, so an endpoint whose
+clients always send some field passes it on only if the model uses it.
 """
 
 from dataclasses import dataclass
@@ -18,12 +17,12 @@ MAX_PROMPT_CHARACTERS = 4096
 
 @dataclass(frozen=True, slots=True)
 class TruncationOptions:
-    """What is done with a text that has more tokens than its model reads.
+    """How a text with more tokens than its model reads is truncated.
 
-    It is cut from `side`, `left` being its beginning; special tokens and a prompt stay. Without
-    `truncate` the request is refused with a `TextTooLongError` instead. `max_tokens` lowers the
-    limit of a text, its special tokens not counted. In reranking a query is always cut from the
-    right, and `side` and `max_tokens` are for the passages.
+    Tokens are cut from `side`, where `left` is the beginning; special tokens and a prompt are kept.
+    Without `truncate` the request is refused with a `TextTooLongError` instead. `max_tokens` lowers
+    the limit of a text, not counting special tokens. In reranking, `side` and `max_tokens` apply to
+    the passages; a query is always cut from the right.
     """
 
     truncate: bool = True
@@ -36,15 +35,15 @@ CUT_AT_END = TruncationOptions()
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOptions:
-    """How the texts of an embedding request are read, and what its answer holds.
+    """How the texts of an embedding request are read, and what its result holds.
 
-    - `truncation`: applies to every model that reads the texts.
-    - `prompt`, `prompt_name`, `input_type`: at most one of them. The text before each text, or a
-      name of it in the model's sentence-transformers configuration, or what the texts are, for
-      which that configuration has a prompt. It is for the model that makes the dense vector, and
-      so for bge-m3's other vectors only where bge-m3 makes the dense one, too.
-    - `dimensions`: the first so many numbers of the dense vector, scaled to unit length.
-    - `return_tokens`: whether `EmbeddingResult.token_strings` is wanted.
+    - `truncation` applies to every model that reads the texts.
+    - `prompt`, `prompt_name` and `input_type` choose the prompt that is read before each text; at
+      most one of them may be set. `prompt` is the text itself, `prompt_name` its name in the
+      model's sentence-transformers configuration, and `input_type` the type of the texts, for which
+      that configuration has a prompt. Only the model that makes dense vectors reads it.
+    - `dimensions` keeps the first so many numbers of a dense vector, scaled to unit length.
+    - `return_tokens` asks for `EmbeddingResult.token_strings`.
     """
 
     truncation: TruncationOptions = CUT_AT_END

@@ -1,4 +1,4 @@
-"""A model of MODELS in this process: its state, who uses it, and how long it takes to load."""
+"""A model of MODELS: its state, its leases, and how long it takes to load."""
 
 import asyncio
 import math
@@ -19,15 +19,15 @@ from app.errors import (
 )
 from app.settings.model_entry import ModelEntry
 
-# Until a model that failed is tried again, in seconds.
+# Seconds until a model that could not be loaded is tried again.
 _PAUSE_AFTER_FAILURE = 30.0
-# Where nothing is known of a model's size, in seconds.
+# The expected seconds of loading a model of unknown size.
 _UNKNOWN_TIME = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """A model while it is loaded: `model` is that of its jobs, `models` what its requests use."""
+    """A loaded model: `model` is the one of its jobs, `models` what its requests use."""
 
     model: Model
     models: LoadedModels
@@ -36,10 +36,10 @@ class Residence:
 
 @dataclass(slots=True, eq=False)
 class PooledModel:
-    """One model; all of it belongs to the event loop's thread.
+    """One model; to be used in the event loop's thread only.
 
-    `leases` are the requests that use it or wait for it, and `needs` the bytes of each memory, as
-    far as they are known yet. `loading` ends with the reason where it could not be loaded.
+    `leases` counts the requests that use it or wait for it. `needs` are the bytes that it takes of
+    each memory, empty until they are known. The result of `loading` is the error, if it fails.
     """
 
     entry: ModelEntry
@@ -61,36 +61,36 @@ class PooledModel:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes in all memories together."""
+        """The bytes that it takes of all memories together."""
         return sum(self.needs.values())
 
     def begin(self) -> None:
-        """Begin to load."""
+        """Loading begins."""
         self.state, self._began = ModelState.LOADING, time.monotonic()
 
     def succeed(self, residence: Residence) -> float:
-        """Serve from now on; returns the seconds that loading took."""
+        """Loading has succeeded; return the seconds that it took."""
         self.state, self.residence = ModelState.READY, residence
         self.last_used = time.monotonic()
         self.load_seconds = self.last_used - self._began
         return self.load_seconds
 
     def fail(self, too_large: ModelTooLargeError | None) -> None:
-        """Serve nobody until the pause after a failure is over."""
+        """Loading has failed: refuse requests until a pause is over."""
         self.state, self._failed_at = ModelState.FAILED, time.monotonic()
         # The reason of any other failure may name folders of this machine.
         told = f"the model {self.name} could not be loaded; the log says why"
         self._failure = too_large or ModelNotLoadedError(told)
 
     def leave(self) -> Residence | None:
-        """Serve nobody until it is loaded again; returns what it had."""
+        """Become unloaded; return the residence that it had."""
         residence, self.residence = self.residence, None
         self.state = ModelState.UNLOADED
         return residence
 
     @property
     def refusal(self) -> UnavailableError | None:
-        """What requests are told while the pause after a failure lasts."""
+        """The error of requests during the pause after a failure; None at other times."""
         left = math.ceil(self._failed_at + _PAUSE_AFTER_FAILURE - time.monotonic())
         if self.state is not ModelState.FAILED or left <= 0 or self._failure is None:
             return None
@@ -99,15 +99,15 @@ class PooledModel:
         return type(self._failure)(str(self._failure), retry_after=seconds)
 
     def seconds_left(self, bytes_per_second: float) -> float:
-        """Until its loading, which has begun, will be over; never less than a second."""
+        """Seconds until its loading, which has begun, will be over; at least 1."""
         expected = self.load_seconds or self.nbytes / bytes_per_second or _UNKNOWN_TIME
         elapsed = time.monotonic() - self._began
-        # What takes longer than it was to take is told to take half as long again.
+        # Loading that takes longer than expected is expected to take half as long again.
         return max(1.0, expected - elapsed, elapsed / 2 if elapsed > expected else 0.0)
 
     @property
     def status(self) -> ModelStatus:
-        """For those who watch the service."""
+        """The state, as /health shows it."""
         residence, has_failed = self.residence, self.state is ModelState.FAILED
         models = residence and residence.models
         return ModelStatus(
@@ -123,7 +123,7 @@ class PooledModel:
 
 
 def models_with(placed: PlacedModels, task: str, defaults: LoadedModels) -> LoadedModels:
-    """What requests for one model use: it alone, or as the reranker beside the default models."""
+    """The models of its requests: an embedder alone, or a reranker beside the default models."""
     place, info = placed.places[0], placed.describe()
     if task == "rerank":
         infos = (*defaults.infos, info)

@@ -1,8 +1,8 @@
 """Cooperative preemption: short jobs run between two parts of a long forward.
 
-A CPU computes one forward at a time, and whoever comes would wait until it ends. Between its layers
-a model calls `app.engine.device_threads.run_preempting_call`, where a batch of short jobs can run.
-This module says which jobs are short enough, and how many of them.
+A CPU computes one forward at a time, and a request that arrives meanwhile would wait for its end.
+Between two layers a model calls `app.engine.device_threads.run_preempting_call`, which can run a
+batch of short jobs. This module decides which jobs are short enough, and how many may run.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,19 +15,19 @@ from app.engine.queue import QueueConsumer
 
 # Tokens of one batch that preempts, since the forward waits for its end.
 _MOST_TOKENS = 256
-# Requests of like length would gain nothing from it.
+# Jobs of similar length would gain nothing.
 _TIMES_SHORTER = 8
-# A forward of fewer seconds is waited for.
+# Seconds; a shorter forward is not preempted.
 _WORTH_PREEMPTING = 0.05
 
 
 def is_long(seconds: float) -> bool:
-    """Whether a forward of so many seconds is worth preempting."""
+    """Whether a forward of `seconds` is long enough to be preempted."""
     return seconds > _WORTH_PREEMPTING
 
 
 def split_short(batch: Batch) -> tuple[Batch, Batch]:
-    """The jobs that are short beside the others of `batch`, which may be none, and the others."""
+    """Split off the jobs that are short beside the others of `batch`; there may be none."""
     short: list[BatchSlice] = []
     rest: list[BatchSlice] = []
     for part in batch.slices:
@@ -42,8 +42,8 @@ def split_short(batch: Batch) -> tuple[Batch, Batch]:
 class Preemption:
     """Takes short jobs from `queue` while the forward of `batch` runs, one batch at a time.
 
-    They may have the device for `seconds_left`, which is how long the forward itself needs it.
-    `start` begins such a batch, and `ended` is to be called after it.
+    Together they may take `seconds_left`, at first the seconds of the forward itself. `start` is
+    called to run a batch; `ended` must be called after it.
     """
 
     batch: Batch
@@ -54,12 +54,12 @@ class Preemption:
     running: bool = False
 
     def begin(self, batch: Batch) -> None:
-        """Start `batch`; until it has ended, no other is started."""
+        """Start `batch`; no other is started before it has ended."""
         self.running = True
         self.start(batch)
 
     def offer(self, jobs: Iterable[Job]) -> None:
-        """Start those that are short enough, unless a batch that was started runs."""
+        """Start a batch of the jobs that are short enough, unless one is running."""
         if self.running or self.seconds_left <= 0:
             return
         most = min(_MOST_TOKENS, self.limits.max_tokens)
@@ -69,7 +69,7 @@ class Preemption:
             self.begin(batch)
 
     def ended(self, seconds: float) -> None:
-        """Offer what came during a batch that had the device for so long."""
+        """Record that a batch took `seconds`, and start the next one from the jobs that wait."""
         self.running = False
         self.seconds_left -= seconds
         self.offer(self.queue.jobs)
@@ -82,9 +82,9 @@ class Preemption:
 
 
 def _is_short(job: Job, tokens: int, batch: Batch) -> bool:
-    """Whether another client, or another job of the same client, has far more in `batch`.
+    """Whether `batch` has far more tokens of another client, or of another job of this client.
 
-    And none in it is more urgent.
+    False if a job in `batch` is more urgent.
     """
     if job.weight < batch.weight:
         return False

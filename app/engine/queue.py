@@ -61,7 +61,7 @@ class JobQueue:
             consumer.tell(job)
 
     def hand_over(self, batch: Batch) -> None:
-        """Add a batch that was taken for a device that failed: it is the next to be taken."""
+        """Put back a batch whose device has failed; it is the first to be taken."""
         if self._closed_for is not None:
             batch.fail(self._closed_for)
             return
@@ -71,7 +71,7 @@ class JobQueue:
                 consumer.wake()
 
     def fail(self, error: SmartEmbedderError, of: Callable[[Model], bool] = lambda _: True) -> None:
-        """Fail every job that waits for a model `of` a kind."""
+        """Fail every waiting job whose model `of` accepts."""
         for job in [job for job in self._jobs if of(job.model)]:
             job.fail(error)
         for batch in [batch for batch in self._handed_over if of(batch.model)]:
@@ -84,7 +84,7 @@ class JobQueue:
         self.fail(error)
 
     def has_work(self, serves: Callable[[Model], bool]) -> bool:
-        """Whether something waits for a model that `serves` accepts."""
+        """Whether a job waits whose model `serves` accepts."""
         waits = any(serves(job.model) for job in self._jobs)
         return waits or any(serves(batch.model) for batch in self._handed_over)
 
@@ -94,9 +94,10 @@ class JobQueue:
         serves: Callable[[Model], bool] = lambda _: True,
         among: Iterable[Job] | None = None,
     ) -> Batch | None:
-        """Remove the next batch, of the jobs `among` those that wait or of all; None if none is.
+        """Remove and return the next batch; None if no job waits that `serves` accepts.
 
-        Only of models that `serves` accepts. Of all, one that was handed over is the first.
+        Chooses from the jobs in `among`, or from all; from all, a batch that was handed over is
+        first.
         """
         if among is None and (batch := self._take_handed_over(serves)) is not None:
             return batch
@@ -112,7 +113,7 @@ class JobQueue:
         return batch
 
     def _take_handed_over(self, serves: Callable[[Model], bool]) -> Batch | None:
-        """The first that somebody still waits for; fairness counted it when it was first taken."""
+        """The first one with unresolved jobs; fairness counted it when it was first taken."""
         for batch in [each for each in self._handed_over if serves(each.model)]:
             self._handed_over.remove(batch)
             if (unresolved := batch.unresolved()).slices:
@@ -160,7 +161,7 @@ class JobQueue:
 
 
 class QueueConsumer:
-    """What one device sees of the queue: the work for the models that it `serves`."""
+    """One device's view of the queue: the jobs of the models that it `serves`."""
 
     def __init__(self, queue: JobQueue, serves: Callable[[Model], bool]) -> None:
         self.serves = serves
@@ -176,7 +177,7 @@ class QueueConsumer:
 
     @contextmanager
     def listener(self, on_arrival: Callable[[Job], None]) -> Iterator[None]:
-        """Within the block, `on_arrival` hears of each job that comes while no device is idle."""
+        """Within the block, call `on_arrival` for each job that arrives while no device is idle."""
         self._on_arrival = on_arrival
         try:
             yield
@@ -194,16 +195,16 @@ class QueueConsumer:
             self.idle = False
 
     def wake(self) -> None:
-        """Let it look for work again."""
+        """Make `wait` look for work again."""
         self._arrival.set()
 
     def tell(self, job: Job) -> None:
-        """Tell its listener of a job."""
+        """Pass a job to the listener, if there is one."""
         if self._on_arrival is not None:
             self._on_arrival(job)
 
     def take(self, limits: Limits, among: Iterable[Job] | None = None) -> Batch | None:
-        """Remove the next batch that it can compute, as `JobQueue.take`."""
+        """Remove and return the next batch for this device, as `JobQueue.take`."""
         return self._queue.take(limits, self.serves, among)
 
     def hand_over(self, batch: Batch) -> None:

@@ -1,4 +1,4 @@
-"""Rerank requests: to jobs for a reranker, or for late interaction, and back."""
+"""Rerank requests: scores from a reranker, or from late interaction."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -32,11 +32,11 @@ _NO_VECTORS = Outputs()
 
 @dataclass(frozen=True, slots=True)
 class RerankRequest:
-    """A query, the passages to score for it, and how; `query` may be a list with one for each.
+    """A query and the passages to score for it; `query` may be a list of one for each passage.
 
-    `normalize` makes probabilities of logits, `instruction` is for rerankers that read one,
-    `weights` is for late interaction, and `truncation` says how passages are cut. `urgency`,
-    `client` and `model` are as in `Engine.embed`.
+    `normalize` turns logits into probabilities. `instruction` is for rerankers that read one, and
+    `weights` for late interaction. `truncation` applies to passages. `urgency`, `client` and
+    `model` are as in `Engine.embed`.
     """
 
     query: str | list[str]
@@ -66,7 +66,7 @@ class RerankRequest:
 
     @property
     def places(self) -> dict[str, list[int]]:
-        """The places of each query's passages: a query is read once, whatever their number."""
+        """The indices of each distinct query's passages, so that each query is tokenised once."""
         places: dict[str, list[int]] = {}
         for place, query in enumerate(self.queries):
             places.setdefault(query, []).append(place)
@@ -177,7 +177,7 @@ class RerankingPipeline:
 
 
 def _tokenize_pairs(model: Reranker, request: RerankRequest) -> list[TokenizedPair]:
-    """Each passage with its query, in the order of the passages."""
+    """Tokenise each passage with its query, in the order of the passages."""
     pairs: dict[int, TokenizedPair] = {}
     for query, places in request.places.items():
         passages = [request.passages[place] for place in places]

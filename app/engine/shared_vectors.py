@@ -1,6 +1,6 @@
 """Cached vectors in a Redis that several processes share; while it is away, they are computed.
 
-An entry is a safetensors file: numbers, and nothing that could be run.
+An entry is a safetensors file, so that reading it runs no code.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ log = structlog.get_logger(__name__)
 Item = TypeVar("Item")
 
 _NAMESPACE = "smart-embedder:vectors:"
-# Since it was written: an entry that is not asked for must go some day.
+# Since an entry was written.
 _SECONDS_TO_LIVE = 7 * 24 * 3600
-# Token vectors of 256 tokens: those of longer texts are computed sooner than they are sent.
+# ColBERT vectors of 256 tokens: those of longer texts are computed sooner than they are sent.
 MOST_ENTRY_BYTES = 2**20
 _MOST_PENDING_BYTES = 2**26
-# So many that a slow network brings them within REDIS_TIMEOUT.
+# Keys in one call, few of them for large entries: a slow network must answer in REDIS_TIMEOUT.
 _FEW, _MANY = 8, 256
 # For each kind, its arrays: their types and numbers of dimensions.
 _SHAPES: Final[dict[str, dict[str, tuple[type, int]]]] = {
@@ -72,7 +72,7 @@ class SharedVectors:
         self._bound_checked = False
 
     async def fetch(self, keys: Sequence[str]) -> dict[str, CachedVectors]:
-        """Those of the entries that Redis has."""
+        """The entries that Redis has."""
         values: dict[str, bytes] = {}
         for some in _by_size(keys):
             names = [_NAMESPACE + key for key in some]
@@ -82,7 +82,7 @@ class SharedVectors:
         return await asyncio.to_thread(_decode_all, values) if values else {}
 
     def put(self, entries: Mapping[str, CachedVectors]) -> None:
-        """Write entries in the background; none while much is still being written."""
+        """Write entries in the background; drop them if too many bytes are being written."""
         small = {key: each for key, each in entries.items() if each.nbytes <= MOST_ENTRY_BYTES}
         size = sum(each.nbytes for each in small.values())
         if not small or self._pending_bytes + size > _MOST_PENDING_BYTES:
@@ -109,7 +109,7 @@ class SharedVectors:
         return True
 
     async def _check_bound(self) -> None:
-        """Warn once where Redis would grow until the memory is full."""
+        """Warn once if Redis has no limit of memory."""
         if self._bound_checked:
             return
         memory = await self._breaker.call(partial(self._client.info, "memory"))
@@ -135,7 +135,7 @@ def _kind(key: str) -> str:
 
 
 def _by_size(keys: Sequence[str]) -> Iterator[list[str]]:
-    """Parts of the keys that one call may ask for: token vectors are large."""
+    """Split the keys into those of one call each: entries with token vectors are large."""
     few = [key for key in keys if _kind(key) in {"colbert", "states"}]
     many = [key for key in keys if _kind(key) not in {"colbert", "states"}]
     for some, count in ((few, _FEW), (many, _MANY)):
@@ -158,7 +158,7 @@ def _decode_all(values: Mapping[str, bytes]) -> dict[str, CachedVectors]:
 
 
 def _decode(value: bytes, kind: str) -> CachedVectors | None:
-    """The entry; None for bytes that are none of this kind."""
+    """The entry; None if the bytes are no entry of this kind."""
     try:
         arrays = {name: read_only(array) for name, array in load(value).items()}
     except (SafetensorError, KeyError, ValueError):

@@ -1,6 +1,6 @@
 """Threads for tokenisers, shared fairly between clients.
 
-Enormous texts have a thread of their own, so that they hold up no others.
+Huge texts have their own thread, so that others do not wait for them.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class TokenizerThreads:
         self._huge = _FairThreads(1, "tokenizer-huge")
 
     async def run(self, call: Callable[[], Result], texts: list[str], client: str) -> Result:
-        """The result of `call`, which tokenises these texts of a client."""
+        """Run `call`, which tokenises `texts`, on a thread; return its result."""
         threads = self._huge if await self._are_huge(texts, client) else self._usual
         return await threads.run(call, client)
 
@@ -57,20 +57,20 @@ class TokenizerThreads:
 
 
 class _FairThreads:
-    """A thread pool whose next free thread goes to the waiting client that occupies the fewest."""
+    """A thread pool whose next free thread goes to the waiting client that uses the fewest."""
 
     def __init__(self, count: int, name: str) -> None:
         self._permits = FairSemaphore(count)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
 
     async def run(self, call: Callable[[], Result], client: str) -> Result:
-        """The result of `call`, which occupies its thread to its end even if the caller leaves."""
+        """Run `call` on a thread, which it occupies to its end even if the caller is cancelled."""
         await self._permits.acquire(client)
 
         def free(done: "asyncio.Future[Result]") -> None:
             self._permits.release(client)
             if not done.cancelled():
-                done.exception()  # Whoever asked for it may have left.
+                done.exception()  # Marks it as retrieved: the caller may have been cancelled.
 
         running = asyncio.get_running_loop().run_in_executor(self._threads, call)
         running.add_done_callback(free)

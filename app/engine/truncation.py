@@ -1,4 +1,4 @@
-"""Which texts of a request a model did not read whole; they are reported, or refused."""
+"""The texts of a request that were truncated; they are reported, or refused."""
 
 from app.engine.model import Model, Reranker
 from app.engine.options import Side
@@ -28,7 +28,7 @@ def text_truncations(
 
 
 def pair_truncations(model: Reranker, pairs: list[TokenizedPair], side: Side) -> list[Truncation]:
-    """The query, where a pair cut it, and the passages that were cut, from `side`."""
+    """The query, if it was cut in any pair, and the passages that were cut from `side`."""
     worst = min(pairs, key=lambda pair: pair.query_kept)
     cuts = []
     if worst.query_kept < worst.query_tokens:
@@ -43,7 +43,7 @@ def pair_truncations(model: Reranker, pairs: list[TokenizedPair], side: Side) ->
 
 
 def refuse_truncation(truncations: list[Truncation]) -> None:
-    """Raise `TextTooLongError` where a text would be cut; its message names the first one."""
+    """Raise `TextTooLongError`, which names the first text, if any text was truncated."""
     if truncations:
         problems = [
             {"pointer": cut.pointer, "message": _too_long(cut)} for cut in truncations[:_MOST_NAMED]

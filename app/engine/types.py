@@ -1,4 +1,4 @@
-"""The records that carry a request from stage to stage, and what a model must offer them."""
+"""The records that carry a request from stage to stage."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ TokenIds = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What of a model is wanted: kinds of vectors, or all logits of a classifier.
+    """The outputs that are wanted of a model: kinds of vectors, or all logits of a classifier.
 
     `states` are the last hidden states of all tokens.
     """

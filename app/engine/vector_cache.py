@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from cachetools import LRUCache
 
 from app.engine.cached_vectors import CachedVectors
-from app.engine.forwards import Part
+from app.engine.forwards import Task
 from app.engine.options import TruncationOptions
 from app.engine.shared_vectors import SharedVectors
 from app.observability.metrics import Metrics
@@ -20,7 +20,7 @@ _LARGE_BYTES = 2**22
 class VectorCache:
     """Entries by key, the least recently used dropped first; to be used in the event loop.
 
-    What is given out nobody can write to, and it is bit for bit what was computed.
+    The arrays of an entry are read-only, and bit for bit those that were computed.
     """
 
     def __init__(self, max_bytes: int, shared: SharedVectors | None, metrics: Metrics) -> None:
@@ -33,7 +33,7 @@ class VectorCache:
         return self._entries.get(key)
 
     async def fetch(self, keys: Sequence[str]) -> dict[str, CachedVectors]:
-        """Those of the entries that other processes have shared; they are kept in memory, too."""
+        """The entries among `keys` that other processes have shared; keeps them in memory, too."""
         if self._shared is None or not keys:
             return {}
         found = await self._shared.fetch(keys)
@@ -76,16 +76,13 @@ def make_cache(settings: Settings, metrics: Metrics) -> VectorCache | None:
 
 
 class KeyMaker:
-    """The keys of texts that one part of a request reads: of all that their vectors depend on.
+    """Makes cache keys: hashes of a text and of everything else that its vectors depend on."""
 
-    A text cannot be read out of its key.
-    """
-
-    def __init__(self, part: Part, truncation: TruncationOptions) -> None:
-        how = (part.prompt, part.input_type, truncation.side, truncation.max_tokens)
-        depends_on = (part.identity(), *how)
+    def __init__(self, task: Task, truncation: TruncationOptions) -> None:
+        how = (task.prompt, task.input_type, truncation.side, truncation.max_tokens)
+        depends_on = (task.identity(), *how)
         self._begun = hashlib.blake2b(digest_size=32, person=b"smart-embedder")
-        # Written as Python writes strings: no two of them look like one.
+        # `repr` quotes strings, so that no two tuples have one representation.
         self._begun.update(repr(depends_on).encode() + b"\0")
 
     def keys_of(self, text: str, kinds: Sequence[str]) -> dict[str, str]:

@@ -2,19 +2,22 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from app.engine.active_requests import ActiveRequests
 
 
 class Drain:
-    """Begun once, by a signal: new requests are refused from then on, accepted ones finished."""
+    """A graceful shutdown: once a signal has begun it, new requests are refused.
+
+    Accepted requests are finished.
+    """
 
     def __init__(self) -> None:
         self._begun_at: float | None = None
-        self._active = 0
         self._on_timeout: list[Callable[[], None]] = []
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._requests = ActiveRequests()
         self._announced = asyncio.Event()
 
     @property
@@ -28,44 +31,36 @@ class Drain:
             self._begun_at = time.monotonic()
 
     def announce(self) -> None:
-        """Tell those that wait for its beginning; to be called on the event loop."""
+        """Wake those that `wait_for_beginning`; to be called on the event loop."""
         self._announced.set()
 
     async def wait_for_beginning(self) -> None:
-        """Return once it has begun: requests without end have to stop then."""
+        """Return once it has begun; a stream, which may never end by itself, stops then."""
         await self._announced.wait()
 
     def seconds_left(self, limit: float) -> float:
-        """What is left of `limit` seconds since it began; not below 0."""
+        """How many of the `limit` seconds since it began are left; not below 0."""
         elapsed = 0.0 if self._begun_at is None else time.monotonic() - self._begun_at
         return max(0.0, limit - elapsed)
 
     def on_timeout(self, callback: Callable[[], None]) -> None:
-        """Register what gives an error to the requests that are still in work at the timeout."""
+        """Register a callback that fails the requests that are still in work at the timeout."""
         self._on_timeout.append(callback)
 
     def time_out(self) -> None:
-        """Give an error to every request that is still in work."""
+        """Fail every request that is still in work."""
         for callback in self._on_timeout:
             callback()
 
-    @contextmanager
-    def track(self) -> Iterator[None]:
-        """Count one accepted request."""
-        self._active += 1
-        self._idle.clear()
-        try:
-            yield
-        finally:
-            self._active -= 1
-            if not self._active:
-                self._idle.set()
+    def track(self) -> AbstractContextManager[None]:
+        """Count one accepted request within the block."""
+        return self._requests.track()
 
     async def wait(self, seconds: float) -> bool:
         """Wait until every accepted request has its response; False after `seconds`."""
         try:
             async with asyncio.timeout(seconds):
-                await self._idle.wait()
+                await self._requests.wait_for_none()
         except TimeoutError:
             return False
         return True

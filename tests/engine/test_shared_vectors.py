@@ -39,11 +39,11 @@ async def replica(redis: RedisServer, metrics: Metrics, model: KindsModel) -> As
     async with engine_for(model, metrics, embedding_cache=redis.url) as engine:
         yield engine
         # What it has computed is written before the engine is closed.
-        await asyncio.gather(*engine._cache._shared._writes)
+        await asyncio.gather(*engine._pipelines._cache._shared._writes)
 
 
 def client_of(engine):
-    return engine._cache._shared._client
+    return engine._pipelines._cache._shared._client
 
 
 @needs_redis
@@ -75,7 +75,7 @@ async def test_keys_tell_no_text_and_entries_expire(redis: RedisServer) -> None:
         client = client_of(engine)
         await client.flushall()
         await engine.embed(["a secret text"], sparse=False, colbert=False)
-        await asyncio.gather(*engine._cache._shared._writes)
+        await asyncio.gather(*engine._pipelines._cache._shared._writes)
         (key,) = await client.keys("*")
         assert key.startswith(b"smart-embedder:vectors:")
         assert b"secret" not in key + await client.get(key)
@@ -90,7 +90,7 @@ async def test_a_damaged_entry_is_computed_anew(redis: RedisServer, damage) -> N
         client = client_of(first)
         await client.flushall()
         computed = await first.embed(["ab"])
-        await asyncio.gather(*first._cache._shared._writes)
+        await asyncio.gather(*first._pipelines._cache._shared._writes)
         dense, sparse = [(await client.keys(f"*:{kind}"))[0] for kind in ("dense", "sparse")]
         value = await client.get(sparse) if damage == "another kind" else damage
         await client.set(dense, value)
@@ -113,7 +113,7 @@ async def test_what_is_too_large_to_be_sent_stays_in_memory(redis: RedisServer) 
         await client_of(engine).flushall()
         await engine.embed(["ab"])
         await engine.embed(["ab"])
-        await asyncio.gather(*engine._cache._shared._writes)
+        await asyncio.gather(*engine._pipelines._cache._shared._writes)
         assert await client_of(engine).dbsize() == KINDS - 1
     assert len(model.batches) == 1
 
