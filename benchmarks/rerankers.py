@@ -23,7 +23,7 @@ from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION
 from app.settings import Settings
 from benchmarks.turns import Compute, measure, print_table
 from benchmarks.workload import PASSAGES, QUERIES, draw_texts
-from tools.verify.references import padded, qwen_rows, yes_and_no
+from tools.references.qwen import padded, qwen_rows, yes_and_no
 
 QUERY = draw_texts(QUERIES, 1, seed=1)[0]
 

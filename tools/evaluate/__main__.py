@@ -8,16 +8,15 @@ or those of a running service (--url). --reference runs the reference implementa
 import argparse
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
-from app.engine.options import NO_OPTIONS, EmbeddingOptions
+from app.engine.options import EmbeddingOptions, InputType
 from app.errors import SmartEmbedderError
 from app.settings import Settings
 from app.settings.sources import load_settings
@@ -25,18 +24,20 @@ from tools.evaluate.dataset import Dataset, DatasetError, read_beir
 from tools.evaluate.evaluation import Evaluation, Evaluator, Plan
 from tools.evaluate.ranking import MOST_RANKED
 from tools.evaluate.report import print_report, write_json
-from tools.evaluate.representations import KINDS, Representation, all_representations
+from tools.evaluate.representations import COLBERT, KINDS, Representation, all_representations
 from tools.evaluate.sources import (
-    Kinds,
+    Made,
     Source,
     SourceError,
     engine_source,
-    made_kinds,
+    look_at,
     service_source,
 )
+from tools.references.reference import ReferenceMissingError
 
 # One request may take as long as it needs: nobody waits for the answer.
 _PATIENT = {"gpu_process_timeout": 3600.0, "rerank_gpu_timeout": 3600.0, "request_timeout": 7200.0}
+_TYPES: tuple[InputType, ...] = ("query", "document")
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -70,30 +71,32 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("name a folder, or a task with --mteb")
     if not 0 <= given.rerank <= MOST_RANKED:
         parser.error(f"--rerank must be between 0 and {MOST_RANKED}")
-    if given.input_types and (given.query_prompt or given.reference):
-        parser.error("--input-types goes with neither --query-prompt nor --reference")
+    if given.input_types and given.query_prompt:
+        parser.error("--input-types does not go with --query-prompt")
     return given
 
 
-def plan_of(given: argparse.Namespace, made: Kinds) -> Plan:
+def plan_of(given: argparse.Namespace, made: Made) -> Plan:
     """What is evaluated; raises `DatasetError` where a name is not known or a kind not made."""
-    kinds = made if given.kinds is None else frozenset(given.kinds.split(","))
-    _known(kinds, made, "kind of vector that is made")
-    possible = [each for each in all_representations() if each.kinds <= kinds]
+    kinds = made.kinds if given.kinds is None else frozenset(given.kinds.split(","))
+    _known(kinds, made.kinds, "kind of vector that is made")
+    possible = all_representations(kinds, made.dimensions)
     names = {each.name for each in possible}
     only = names if given.only is None else {name.strip() for name in given.only.split(";")}
     _known(only, names, "representation of these kinds")
     chosen = [each for each in possible if each.name in only]
     candidates = given.candidates or chosen[0].name
     _known({candidates}, only, "representation that is evaluated")
-    if given.input_types:
-        asked, stored = (
-            EmbeddingOptions(input_type="query"),
-            EmbeddingOptions(input_type="document"),
-        )
-    else:
-        asked, stored = EmbeddingOptions(prompt=given.query_prompt or None), NO_OPTIONS
-    return Plan(chosen, given.rerank, candidates, asked, stored)
+    plan = Plan(chosen, given.rerank, candidates)
+    if given.input_types or (made.reads_queries_apart and COLBERT in plan.kinds):
+        if given.query_prompt:
+            raise DatasetError(
+                "--query-prompt is not for a ColBERT model, which has markers of its own: leave "
+                "one of them out (--kinds dense)"
+            )
+        asked, stored = (EmbeddingOptions(input_type=each) for each in _TYPES)
+        return replace(plan, query_options=asked, document_options=stored)
+    return replace(plan, query_options=EmbeddingOptions(prompt=given.query_prompt or None))
 
 
 def _known(names: AbstractSet[str], there: AbstractSet[str], what: str) -> None:
@@ -113,26 +116,10 @@ def read_dataset(given: argparse.Namespace) -> Dataset:
     return read_mteb(given.mteb, given.folder, given.split, given.subset)
 
 
-@asynccontextmanager
-async def _reference(settings: Settings) -> AsyncIterator[Source]:
-    try:
-        from tools.evaluate.reference import ReferenceSource  # noqa: PLC0415 - optional packages
-    except ImportError as error:
-        raise SourceError(f"--reference needs the extra verify: {error}") from None
-    yield ReferenceSource(settings)
-
-
-async def evaluate(
-    opened: AbstractAsyncContextManager[Source],
-    dataset: Dataset,
-    planned: Callable[[Kinds], Plan],
-) -> Evaluation:
-    """Evaluate one source with what is planned for the kinds that it makes."""
-    async with opened as source:
-        plan = planned(await made_kinds(source))
-        bar = tqdm(total=len(dataset.corpus), desc=source.name, unit="documents")
-        with bar:
-            return await Evaluator(source, dataset, plan, bar.update).run()
+async def evaluate(source: Source, dataset: Dataset, plan: Plan) -> Evaluation:
+    """Evaluate one source."""
+    with tqdm(total=len(dataset.corpus), desc=source.name, unit="documents") as bar:
+        return await Evaluator(source, dataset, plan, bar.update).run()
 
 
 def _basic(plan: Plan) -> Plan:
@@ -144,29 +131,45 @@ def _basic(plan: Plan) -> Plan:
     return replace(plan, representations=basic, candidates=candidates or basic[0].name)
 
 
-def run(given: argparse.Namespace) -> list[Evaluation]:
-    """Evaluate what the command line asks for, and report it."""
-    dataset, planned = read_dataset(given), partial(plan_of, given)
-    settings = load_settings().model_copy(update=_PATIENT)
+async def _evaluate_reference(settings: Settings, dataset: Dataset, plan: Plan) -> Evaluation:
+    # It imports PyTorch, which the engine wants to be the first to do.
+    from tools.evaluate.reference import ReferenceSource  # noqa: PLC0415
+
+    return await evaluate(ReferenceSource(settings), dataset, plan)
+
+
+async def run(given: argparse.Namespace) -> list[Evaluation]:
+    """Evaluate what the command line asks for, and report it, whatever becomes of a reference."""
+    dataset, settings = read_dataset(given), load_settings().model_copy(update=_PATIENT)
     opened: AbstractAsyncContextManager[Source] = (
         service_source(given.url, given.token) if given.url else engine_source(settings)
     )
-    evaluations = [asyncio.run(evaluate(opened, dataset, planned))]
-    if given.reference:
-        reference = evaluate(_reference(settings), dataset, lambda made: _basic(planned(made)))
-        evaluations.append(asyncio.run(reference))
+    async with opened as source:
+        plan = plan_of(given, await look_at(source))
+        basic = _basic(plan) if given.reference else None
+        evaluations = [await evaluate(source, dataset, plan)]
+    try:
+        if basic is not None:
+            evaluations.append(await _evaluate_reference(settings, dataset, basic))
+    except ReferenceMissingError as error:
+        print(f"--reference is left out: {error}", file=sys.stderr)
+    finally:
+        _report(given, dataset, evaluations)
+    return evaluations
+
+
+def _report(given: argparse.Namespace, dataset: Dataset, evaluations: list[Evaluation]) -> None:
     print_report(dataset, evaluations)
     if given.json is not None:
         options = {name: str(value) for name, value in vars(given).items() if value is not None}
         options.pop("token", None)
         write_json(given.json, dataset, evaluations, options)
-    return evaluations
 
 
 def main() -> int:
     """Evaluate, print, and return the exit status."""
     try:
-        run(parse())
+        asyncio.run(run(parse()))
     except (DatasetError, SourceError, SmartEmbedderError) as error:
         print(f"The evaluation cannot run: {error}", file=sys.stderr)
         return 2

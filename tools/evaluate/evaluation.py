@@ -102,6 +102,9 @@ class Evaluator:
 
     async def run(self) -> Evaluation:
         """Embed, rank, rerank and measure."""
+        reranks = bool(self.source.reranks and self.plan.rerank_depth)
+        if reranks:  # To warm up, and to fail now if it does.
+            await self.source.rerank("a", ["b"])
         queries, query_seconds = await self._embed_queries()
         rankings, num_bytes = await self._rank(Queries(queries))
         rows = [
@@ -110,7 +113,7 @@ class Evaluator:
         ]
         reranked: list[float] = []
         pairs = 0
-        if self.source.reranks and self.plan.rerank_depth:
+        if reranks:
             candidates = self._ranked(rankings[self.plan.candidates])
             ordered, reranked, pairs = await self._rerank(candidates)
             rows.append(self._row(RERANKED, ordered, None))

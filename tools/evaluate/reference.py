@@ -1,27 +1,27 @@
 """The reference implementations as a source, on the same weights, in float32."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 
 from app.engine.options import NO_OPTIONS, EmbeddingOptions
-from app.engine.types import SparseVector, TextEmbedding
-from app.models.checkpoint.sentence_config import read_pooling
-from app.models.runtime import locate_models
-from app.settings import NO_RERANKER, Settings
-from tools.evaluate.sources import Embedded, Kinds
-from tools.verify import references
+from app.engine.types import TextEmbedding
+from app.models.device.choose import choose_device
+from app.settings import Settings
+from tools.evaluate.representations import Kinds
+from tools.evaluate.sources import Embedded
+from tools.references.choose import References
 
 
 class ReferenceSource:
-    """FlagEmbedding for bge-m3 and its reranker, transformers for Qwen3."""
+    """What `tools.references` has for each model, on the first device of the settings."""
 
     name = "the reference"
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._folders = locate_models(settings)
-        self.reranks = settings.reranker_model != NO_RERANKER
+        self._references = References(settings, str(choose_device(settings.devices[0])))
+        self.reranks = self._references.reranks
 
     async def embed(
         self,
@@ -31,31 +31,29 @@ class ReferenceSource:
     ) -> Embedded:
         """All kinds, whatever is asked for; the number of tokens is not told."""
         began = time.perf_counter()
-        embeddings = self._embed(texts, options.prompt or "")
+        embeddings = self._embed(texts, options)
         return Embedded(embeddings, None, time.perf_counter() - began)
 
     async def rerank(self, query: str, passages: list[str]) -> list[float]:
         """A score of each passage."""
-        return references.rerank_scores(self._settings, self._folders, query, passages)[1]
+        reranking = self._references.reranking
+        return [] if reranking is None else reranking.scores(query, passages)
 
-    def _embed(self, texts: list[str], prompt: str) -> list[TextEmbedding]:
-        folder, dense = self._folders.embedding, self._folders.dense
-        limit = references.m3_limit(self._settings, folder)
-        # The model that makes dense vectors reads the prompt.
-        read = texts if dense else [prompt + text for text in texts]
-        found = references.m3_vectors(folder, read, limit, read_pooling(folder))
-        vectors = found.dense
-        if dense is not None:
-            limit = self._settings.qwen_embed_max_length
-            states = references.qwen_states(dense, [prompt + text for text in texts], limit)
-            vectors = states / np.linalg.norm(states, axis=1, keepdims=True)
+    def _embed(self, texts: list[str], options: EmbeddingOptions) -> list[TextEmbedding]:
+        references = self._references
+        if references.dense is None:
+            return [_with_unit_dense(each) for each in references.embedding.embed(texts, options)]
+        # A prompt is for the model that makes dense vectors.
+        typed = EmbeddingOptions(prompt="", input_type=options.input_type)
+        others = references.embedding.embed(texts, typed)
+        vectors = references.dense.embed(texts, options)
         return [
-            TextEmbedding(*three)
-            for three in zip(vectors, map(_sparse, found.sparse), found.colbert, strict=True)
+            _with_unit_dense(replace(rest, dense=own.dense))
+            for rest, own in zip(others, vectors, strict=True)
         ]
 
 
-def _sparse(weights: dict[int, float]) -> SparseVector:
-    ids = sorted(weights)
-    values = [weights[each] for each in ids]
-    return SparseVector(np.array(ids, np.int64), np.array(values, np.float32))
+def _with_unit_dense(made: TextEmbedding) -> TextEmbedding:
+    if made.dense is None:
+        return made
+    return replace(made, dense=made.dense / max(float(np.linalg.norm(made.dense)), 1e-12))

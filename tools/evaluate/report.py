@@ -19,6 +19,7 @@ _SPEEDS = (
     ("rerank P50 ms", "rerank_p50_ms"),
     ("rerank P99 ms", "rerank_p99_ms"),
 )
+_COMPARED = ("nDCG@10", "recall@100")
 
 
 def print_report(dataset: Dataset, evaluations: Sequence[Evaluation]) -> None:
@@ -51,21 +52,25 @@ def write_json(
 
 
 def _quality(ours: Evaluation, others: Sequence[Evaluation]) -> tuple[list[str], list[list[str]]]:
-    heads = ["representation", "bytes", "nDCG@10", "recall@100", "first"]
-    heads += [f"nDCG@10 of {each.source}" for each in others]
+    heads = ["representation", "bytes", *_COMPARED, "first"]
+    heads += [f"{figure} of {each.source}" for each in others for figure in _COMPARED]
     references = [{row.representation: row for row in each.rows} for each in others]
     rows = []
     for row in ours.rows:
-        theirs = [_ndcg(reference.get(row.representation)) for reference in references]
+        theirs = [
+            cell for reference in references for cell in _of(reference.get(row.representation))
+        ]
         size = "" if row.bytes_per_document is None else f"{row.bytes_per_document:,.0f}"
-        figures = (row.quality.recall_100, row.quality.success_1)
-        own = [_ndcg(row), *(f"{figure:.3f}" for figure in figures)]
+        own = [*_of(row), f"{row.quality.success_1:.4f}"]
         rows.append([row.representation, size, *own, *theirs])
     return heads, rows
 
 
-def _ndcg(row: Row | None) -> str:
-    return "" if row is None else f"{row.quality.ndcg_10:.4f}"
+def _of(row: Row | None) -> list[str]:
+    """The figures that are compared; empty cells for what a source has not."""
+    if row is None:
+        return [""] * len(_COMPARED)
+    return [f"{figure:.4f}" for figure in (row.quality.ndcg_10, row.quality.recall_100)]
 
 
 def _speeds(evaluations: Iterable[Evaluation]) -> tuple[list[str], list[list[str]]]:

@@ -5,7 +5,7 @@ client restores them, and the queries' stay whole, but for dense ones, whose for
 each other.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import TypeVar
@@ -22,11 +22,14 @@ from app.vectors.quantization import OUTPUT_DTYPES, OutputDtype, QuantizedVector
 Scores = npt.NDArray[np.float32]
 Vectors = TypeVar("Vectors", FloatArray, SparseVector)
 
+Kinds = frozenset[str]
+
 DENSE, SPARSE, COLBERT = "dense", "sparse", "colbert"
 KINDS = (DENSE, SPARSE, COLBERT)
 _POOL_FACTORS = (2, 3, 4)
 # More than any vocabulary has.
 _TOKEN_IDS = 2**24
+_LEAST = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,9 @@ class Queries:
         self._embeddings = embeddings
         self.dense = cache(self._make_dense)
 
-    def _make_dense(self, dtype: OutputDtype) -> FloatArray:
+    def _make_dense(self, dtype: OutputDtype, dimensions: int | None) -> FloatArray:
         """`[queries, width]`."""
-        vectors = _dense(self._embeddings)
+        vectors = _dense(self._embeddings, dimensions)
         return restore(quantize(vectors, dtype), vectors.shape[1])
 
     @cached_property
@@ -97,12 +100,12 @@ class Piece:
         self.colbert = cache(self._score_colbert)
         self._pooled = cache(self._pool)
 
-    def _score_dense(self, dtype: OutputDtype = "float32") -> Scored:
+    def _score_dense(self, dtype: OutputDtype = "float32", dimensions: int | None = None) -> Scored:
         """Dot products."""
-        vectors = _dense(self._embeddings)
+        vectors = _dense(self._embeddings, dimensions)
         made = quantize(vectors, dtype)
         documents = restore(made, vectors.shape[1])
-        return Scored(self._queries.dense(dtype) @ documents.T, _size_of(made))
+        return Scored(self._queries.dense(dtype, dimensions) @ documents.T, _size_of(made))
 
     @cached_property
     def sparse(self) -> Scored:
@@ -136,12 +139,18 @@ class Piece:
         documents = _muvera(self._embeddings, "document")
         return Scored(self._queries.muvera @ documents.T, documents.nbytes)
 
-    @property
-    def fused(self) -> Scored:
-        """The mean of the three, as FlagEmbedding has it."""
-        dense, sparse, colbert = self.dense(), self.sparse, self.colbert()
-        mean = (dense.scores + sparse.scores + colbert.scores) / np.float32(3)
-        return Scored(mean, dense.num_bytes + sparse.num_bytes + colbert.num_bytes)
+    def by_kind(self, kind: str) -> Scored:
+        """The scores of a whole kind of vectors."""
+        if kind == SPARSE:
+            return self.sparse
+        return self.dense() if kind == DENSE else self.colbert()
+
+    def fused(self, kinds: Kinds) -> Scored:
+        """The mean of the scores of `kinds`, as FlagEmbedding and late interaction have it."""
+        parts = [self.by_kind(kind) for kind in KINDS if kind in kinds]
+        total = sum((part.scores for part in parts[1:]), parts[0].scores)
+        mean = total / np.float32(len(parts))
+        return Scored(mean, sum(part.num_bytes for part in parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,36 +162,48 @@ class Representation:
     """
 
     name: str
-    kinds: frozenset[str]
+    kinds: Kinds
     score: Callable[[Piece], Scored]
     order_by: Callable[[Piece], Scored] | None = None
     basic: bool = False
 
 
-def all_representations() -> list[Representation]:
-    """Every one, the basic ones first."""
-    return [*_basic(), *_smaller_dense(), *_smaller_colbert(), *_muveras()]
+def all_representations(kinds: Kinds, dimensions: Sequence[int] = ()) -> list[Representation]:
+    """Every one of vectors of these kinds, the basic ones first.
+
+    `dimensions` are those that the dense vectors may be shortened to.
+    """
+    shortened = _shortened(dimensions)
+    each = [*_basic(kinds), *_smaller_dense(), *shortened, *_smaller_colbert(), *_muveras()]
+    return [representation for representation in each if representation.kinds <= kinds]
 
 
-def _basic() -> list[Representation]:
-    scores: Mapping[str, Callable[[Piece], Scored]] = {
-        DENSE: lambda piece: piece.dense(),
-        SPARSE: lambda piece: piece.sparse,
-        COLBERT: lambda piece: piece.colbert(),
-    }
-    each = [Representation(kind, frozenset({kind}), scores[kind], basic=True) for kind in KINDS]
-    fused = Representation("fused", frozenset(KINDS), lambda p: p.fused, basic=True)
-    return [*each, fused]
+def _basic(kinds: Kinds) -> list[Representation]:
+    def scored(kind: str) -> Callable[[Piece], Scored]:
+        return lambda piece: piece.by_kind(kind)
+
+    each = [Representation(kind, frozenset({kind}), scored(kind), basic=True) for kind in KINDS]
+    if len(kinds) > 1:
+        each.append(Representation("fused", kinds, lambda piece: piece.fused(kinds), basic=True))
+    return each
 
 
 def _smaller_dense() -> list[Representation]:
-    def scored(dtype: OutputDtype) -> Callable[[Piece], Scored]:
-        return lambda piece: piece.dense(dtype)
+    return [_dense_as(dtype) for dtype in OUTPUT_DTYPES[1:]]
 
-    return [
-        Representation(f"dense, {dtype}", frozenset({DENSE}), scored(dtype))
-        for dtype in OUTPUT_DTYPES[1:]
-    ]
+
+def _shortened(dimensions: Sequence[int]) -> list[Representation]:
+    dtypes: tuple[OutputDtype, ...] = ("float32", "int8")
+    return [_dense_as(dtype, width) for width in dimensions for dtype in dtypes]
+
+
+def _dense_as(dtype: OutputDtype, dimensions: int | None = None) -> Representation:
+    shorter = "" if dimensions is None else f" {dimensions} dimensions,"
+    return Representation(
+        f"dense,{shorter} {dtype}",
+        frozenset({DENSE}),
+        lambda piece: piece.dense(dtype, dimensions),
+    )
 
 
 def _smaller_colbert() -> list[Representation]:
@@ -214,8 +235,14 @@ def _muveras() -> list[Representation]:
     ]
 
 
-def _dense(embeddings: Sequence[TextEmbedding]) -> FloatArray:
-    return np.stack([_given(each.dense) for each in embeddings])
+def _dense(embeddings: Sequence[TextEmbedding], dimensions: int | None) -> FloatArray:
+    """`[texts, width]`, of unit length with fewer dimensions, too."""
+    vectors = np.stack([_given(each.dense) for each in embeddings])
+    if dimensions is None:
+        return vectors
+    shorter = vectors[:, :dimensions]
+    lengths = np.linalg.norm(shorter, axis=1, keepdims=True)
+    return np.asarray(shorter / np.maximum(lengths, _LEAST), np.float32)
 
 
 def _colbert(embedding: TextEmbedding) -> FloatArray:

@@ -17,15 +17,15 @@ import numpy.typing as npt
 from app.engine import Engine, RerankRequest
 from app.engine.options import NO_OPTIONS, EmbeddingOptions
 from app.engine.types import SparseVector, TextEmbedding
+from app.errors import InvalidRequestError
 from app.models.load import load_models
 from app.settings import NO_RERANKER, Settings
-from tools.evaluate.representations import COLBERT, DENSE, KINDS, SPARSE
-
-Kinds = frozenset[str]
+from tools.evaluate.representations import COLBERT, DENSE, KINDS, SPARSE, Kinds
 
 # Passages of one rerank request; the service takes 1,024.
 _PASSAGES = 256
 _TRIES = 20
+_FEWEST_DIMENSIONS = 32
 
 
 class SourceError(Exception):
@@ -64,10 +64,39 @@ class Source(Protocol):
         """A score of each passage."""
 
 
-async def made_kinds(source: Source) -> Kinds:
-    """The kinds of vectors that a source makes."""
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The kinds of vectors that a source makes, and the fewer `dimensions` of dense ones."""
+
+    kinds: Kinds
+    dimensions: tuple[int, ...] = ()
+
+    @property
+    def reads_queries_apart(self) -> bool:
+        """Whether its token vectors are of a ColBERT model, which reads queries in another way.
+
+        A model of bge-m3's kind does not, and makes sparse vectors, too.
+        """
+        return COLBERT in self.kinds and SPARSE not in self.kinds
+
+
+async def look_at(source: Source) -> Made:
+    """What a source makes."""
     (found,) = (await source.embed(["a"])).embeddings
-    return frozenset(kind for kind in KINDS if getattr(found, kind) is not None)
+    kinds = frozenset(kind for kind in KINDS if getattr(found, kind) is not None)
+    return Made(kinds, () if found.dense is None else await _dimensions(source, len(found.dense)))
+
+
+async def _dimensions(source: Source, width: int) -> tuple[int, ...]:
+    """A half of the width, a quarter and so on, as long as the source gives them."""
+    taken = []
+    while (width := width // 2) >= _FEWEST_DIMENSIONS:
+        try:
+            await source.embed(["a"], frozenset({DENSE}), EmbeddingOptions(dimensions=width))
+        except (InvalidRequestError, SourceError):
+            break
+        taken.append(width)
+    return tuple(taken)
 
 
 class EngineSource:
@@ -136,7 +165,8 @@ class ServiceSource:
         body: dict[str, Any] = {"sentences": texts, "normalize_dense": True}
         if kinds is not None:
             body |= {f"return_{kind}": kind in kinds for kind in KINDS}
-        given = {"prompt": options.prompt, "input_type": options.input_type}
+        fields = ("prompt", "input_type", "dimensions")
+        given = {name: getattr(options, name) for name in fields}
         body |= {name: value for name, value in given.items() if value is not None}
         answer, seconds = await self._post("/embeddings/", body, "application/msgpack")
         data = msgpack.unpackb(answer, object_hook=_array)

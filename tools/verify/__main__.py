@@ -8,22 +8,31 @@ that it prints, for each path that an operation could take on this machine, what
 
 import asyncio
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from app.engine import Engine, RerankRequest
 from app.engine.loaded_models import ModelInfo
-from app.engine.types import EmbeddingResult, FloatArray, RerankResult
+from app.engine.types import (
+    EmbeddingResult,
+    FloatArray,
+    RerankResult,
+    SparseVector,
+    TextEmbedding,
+)
 from app.errors import StartupError
-from app.models.checkpoint.sentence_config import read_pooling
 from app.models.load import load_models
-from app.models.runtime import ModelFolders, locate_models
 from app.settings import NO_RERANKER, Settings
 from app.settings.sources import load_settings
-from tools.verify import references
+from tools.references.choose import References
+from tools.references.reference import (
+    EmbeddingReference,
+    ReferenceMissingError,
+    RerankingReference,
+)
 from tools.verify.paths import path_rows, print_paths
 from tools.verify.texts import PASSAGES, QUERY, TEXTS
 
@@ -56,15 +65,10 @@ class Ours:
     embedding: EmbeddingResult
     rerank: RerankResult | None
 
-    @property
-    def makes_dense(self) -> bool:
-        """Whether a model makes dense vectors."""
-        return self.embedding.embeddings[0].dense is not None
-
 
 @dataclass(frozen=True)
 class Verification:
-    """One run: the settings, this engine's results, and where the models lie."""
+    """One run: the settings, and this engine's results."""
 
     settings: Settings
     ours: Ours
@@ -76,52 +80,34 @@ class Verification:
 
     def rows(self) -> Iterator[Row]:
         """One row for each output of the configured models."""
-        is_m3 = references.is_m3(self.folders.embedding)
-        if is_m3:
-            yield from self._m3_rows()
-        if self.ours.makes_dense and not (is_m3 and self.folders.dense is None):
-            yield self._dense_row()
-        if self.ours.rerank is not None:
-            yield self._rerank_row(self.ours.rerank)
-
-    @cached_property
-    def folders(self) -> ModelFolders:
-        """Where the models lie."""
-        return locate_models(self.settings)
-
-    def _m3_rows(self) -> Iterator[Row]:
-        folder = self.folders.embedding
-        limit = references.m3_limit(self.settings, folder)
-        theirs = references.m3_vectors(folder, TEXTS, limit, read_pooling(folder))
+        references = References(self.settings)
         ours = self.ours.embedding.embeddings
-        if self.settings.dense_model == self.settings.embedding_model:
-            difference = _largest(np.array([e.dense for e in ours]), theirs.dense)
-            yield self._row("dense", "FlagEmbedding", difference, len(ours))
-        sparse = [
-            dict(zip(e.sparse.indices.tolist(), e.sparse.values.tolist(), strict=True))
-            for e in ours
-            if e.sparse is not None
-        ]
-        yield self._row(
-            "sparse", "FlagEmbedding", _largest_sparse(sparse, theirs.sparse), len(ours)
-        )
-        colbert = [e.colbert for e in ours if e.colbert is not None]
-        difference = max(_largest(a, b) for a, b in zip(colbert, theirs.colbert, strict=True))
-        yield self._row("colbert", "FlagEmbedding", difference, len(ours))
+        yield from self._rows_of(references.embedding, ours, leave_out_dense=references.has_dense)
+        if references.dense is not None:
+            yield from self._rows_of(references.dense, ours)
+        if self.ours.rerank is not None and references.reranking is not None:
+            yield self._rerank_row(references.reranking, self.ours.rerank)
 
-    def _dense_row(self) -> Row:
-        """Of a model that makes dense vectors alone."""
-        folder = self.folders.dense or self.folders.embedding
-        reference, theirs = references.dense_vectors(self.settings, folder, TEXTS)
-        ours = np.array([e.dense for e in self.ours.embedding.embeddings])
-        # Raw states grow with the width of the model: the directions are what is compared.
-        difference = _largest(_unit(ours), _unit(theirs))
-        return self._row("dense", reference, difference, len(ours))
+    def _rows_of(
+        self,
+        reference: EmbeddingReference,
+        ours: list[TextEmbedding],
+        *,
+        leave_out_dense: bool = False,
+    ) -> Iterator[Row]:
+        """One row for each kind of vectors that the reference makes."""
+        theirs = reference.embed(TEXTS)
+        for kind, difference in _DIFFERENCES.items():
+            both = [(getattr(a, kind), getattr(b, kind)) for a, b in zip(ours, theirs, strict=True)]
+            if both[0][1] is not None and not (kind == "dense" and leave_out_dense):
+                # numpy's, which does not lose a NaN.
+                largest = float(np.max([difference(a, b) for a, b in both]))
+                yield self._row(kind, reference.package, largest, len(both))
 
-    def _rerank_row(self, result: RerankResult) -> Row:
-        reference, theirs = references.rerank_scores(self.settings, self.folders, QUERY, PASSAGES)
+    def _rerank_row(self, reference: RerankingReference, result: RerankResult) -> Row:
+        theirs = reference.scores(QUERY, PASSAGES)
         difference = _largest(np.array(result.scores), np.array(theirs))
-        return self._row("rerank score", reference, difference, len(theirs))
+        return self._row("rerank score", reference.package, difference, len(theirs))
 
     def _row(self, output: str, reference: str, difference: float, compared: int) -> Row:
         return Row(output, reference, compared, difference, self.tolerance)
@@ -181,7 +167,7 @@ def main() -> int:
         print_paths([row for name in settings.devices for row in path_rows(name)])
         ours = asyncio.run(run_engine(settings))
         rows = list(Verification(settings, ours).rows())
-    except StartupError as error:
+    except (StartupError, ReferenceMissingError) as error:
         print(f"The check cannot run: {error}", file=sys.stderr)
         return 2
     print_table(rows)
@@ -194,20 +180,31 @@ def _largest(ours: FloatArray, theirs: FloatArray) -> float:
     return float(np.abs(ours - theirs).max(initial=0.0))
 
 
-def _largest_sparse(ours: list[dict[int, float]], theirs: list[dict[int, float]]) -> float:
-    """Over the tokens of either side: one that the other lacks counts with its whole weight."""
-    differences = (
-        abs(mine.get(token, 0.0) - other.get(token, 0.0))
-        for mine, other in zip(ours, theirs, strict=True)
-        for token in mine.keys() | other.keys()
-    )
+def _dense_difference(ours: FloatArray, theirs: FloatArray) -> float:
+    """Relative to the length of the vector: raw states grow with the width of the model."""
+    return _largest(ours, theirs) / max(float(np.linalg.norm(theirs)), 1e-12)
+
+
+def _sparse_difference(ours: SparseVector, theirs: SparseVector) -> float:
+    """Over the tokens of either side: one that the other lacks counts with its whole weight.
+
+    A weight above 1, which a sum over a text's tokens may be, counts relative to the largest.
+    """
+    mine, other = _weights(ours), _weights(theirs)
+    differences = [abs(mine.get(id_, 0) - other.get(id_, 0)) for id_ in mine.keys() | other.keys()]
     # A model may give no token of these texts a weight.
-    return max(differences, default=0.0)
+    return float(np.max(differences, initial=0.0)) / max([1.0, *other.values()])
 
 
-def _unit(vectors: FloatArray) -> FloatArray:
-    unit: FloatArray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return unit
+def _weights(vector: SparseVector) -> dict[int, float]:
+    return dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True))
+
+
+_DIFFERENCES: dict[str, Callable[[Any, Any], float]] = {
+    "dense": _dense_difference,
+    "sparse": _sparse_difference,
+    "colbert": _largest,
+}
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
     ) -> None:
         super().__init__(name, backbone, tokenizer)
         self.labels = head.labels
-        self.ranking_label = _ranking_label(head.labels)
+        self.ranking_label = find_ranking_label(head.labels)
         self._head = head
         self._template = tokenizer.pair_template()
         self._drops_empty = drops_empty
@@ -180,7 +180,7 @@ def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target)
     return CrossEncoder(name, backbone, head, tokenizer, drops_empty=flag)
 
 
-def _ranking_label(labels: tuple[str, ...]) -> int | None:
+def find_ranking_label(labels: tuple[str, ...]) -> int | None:
     """Which of several labels speaks for a passage; None where no name says so."""
     names = [label.lower() for label in labels]
     known = (*_RANKING_LABELS, _SECOND_OF_TWO) if len(labels) <= 2 else _RANKING_LABELS  # noqa: PLR2004

@@ -15,7 +15,7 @@ from app.models.tasks.qwen3 import QwenReranker, load_qwen_reranker
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION
 from tests.support.checkpoints import corpus, save_qwen
 from tests.support.texts import varied_texts
-from tools.verify.references import qwen_scores, qwen_states
+from tools.references import qwen
 
 LIMIT = 330
 
@@ -40,7 +40,7 @@ def test_dense_vectors_equal_the_last_token_states_of_transformers(
 ) -> None:
     texts = varied_texts(120)
     ours = embedder.forward([text.ids for text in embedder.tokenize(texts)], Outputs(dense=True))
-    theirs = qwen_states(folder, texts, 32_768)
+    theirs = qwen.QwenEmbedding(folder, 32_768).states(texts)
     np.testing.assert_allclose([each.dense for each in ours], theirs, rtol=0, atol=1e-5)
 
 
@@ -114,7 +114,8 @@ def test_scores_equal_the_padded_causal_model(
     passages = ["", *varied_texts(45)[4:], " ".join(["vector"] * 300)]
     pairs = reranker.tokenize_pairs(query, passages, instruction)
     ours = reranker.forward([pair.ids for pair in pairs], Outputs())
-    expected = qwen_scores(folder, query, passages, LIMIT, instruction or DEFAULT_INSTRUCTION)
+    theirs = qwen.QwenReranker(folder, LIMIT)
+    expected = theirs.scores(query, passages, instruction or DEFAULT_INSTRUCTION)
     np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-5)
     assert min(ours) >= 0
     assert max(ours) <= 1

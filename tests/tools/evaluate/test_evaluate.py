@@ -1,12 +1,17 @@
 """`python -m tools.evaluate` as a user runs it: quality in every form, beside the reference."""
 
+import asyncio
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+from transformers import BertForMaskedLM, BertModel
 
 from tests.support.server import RunningServer
+from tests.support.wordpiece import save_colbert, save_splade
+from tools import references
 from tools.evaluate import __main__ as tool
 from tools.evaluate.evaluation import Evaluation
 
@@ -20,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def run_tool(*arguments: str | Path, **environment: str | Path) -> list[Evaluation]:
         for name, value in (settings | environment).items():
             monkeypatch.setenv(name, str(value))
-        return tool.run(tool.parse(list(map(str, arguments))))
+        return asyncio.run(tool.run(tool.parse(list(map(str, arguments)))))
 
     return run_tool
 
@@ -37,7 +42,7 @@ def test_the_demo_finds_its_passages_in_every_form(
         few_questions(60), "--rerank", "2", "--json", file, EMBEDDING_MODEL=demo_checkpoint
     )
     found = ndcg(ours)
-    names = [each.name for each in tool.all_representations()]
+    names = [each.name for each in tool.all_representations(frozenset(tool.KINDS))]
     assert list(found) == [*names, "reranked"]
     assert all(value > 0.85 for value in found.values())
     assert found["fused"] >= max(found[kind] for kind in ("dense", "sparse", "colbert"))
@@ -76,6 +81,52 @@ def test_a_qwen_model_is_compared_with_transformers(
         **models,
     )
     assert ndcg(ours) == pytest.approx(ndcg(theirs), abs=1e-6)
+
+
+@pytest.fixture(scope="module")
+def one_kind(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Models that make sparse or ColBERT vectors alone."""
+    root = tmp_path_factory.mktemp("one-kind")
+    return {
+        "sparse": save_splade(root / "splade", BertForMaskedLM),
+        "colbert": save_colbert(root / "colbert", BertModel),
+    }
+
+
+@pytest.mark.parametrize("kind", ["sparse", "colbert"])
+def test_a_model_of_one_kind_is_compared_in_what_it_has(
+    one_kind: dict[str, Path], few_questions, run, kind: str
+) -> None:
+    """ColBERT's queries are read as queries without being asked for."""
+    ours, theirs = run(
+        few_questions(4), "--reference", "--rerank", "2", EMBEDDING_MODEL=one_kind[kind]
+    )
+    assert all(name.startswith((kind, "muvera", "reranked")) for name in ndcg(ours))
+    assert {name: ndcg(ours)[name] for name in (kind, "reranked")} == ndcg(theirs)
+    assert ndcg(ours)[kind] == ndcg(ours)["reranked"]
+
+
+def test_kinds_of_two_models_are_fused(
+    one_kind: dict[str, Path], tiny_qwen: Path, few_questions, run
+) -> None:
+    models = {"EMBEDDING_MODEL": one_kind["sparse"], "DENSE_EMBEDDING_MODEL": tiny_qwen}
+    arguments = (few_questions(3), "--reference", "--only", "dense; sparse; fused")
+    ours, theirs = run(*arguments, RERANKER_MODEL="none", **models)
+    assert ours.rows == theirs.rows
+    assert list(ndcg(ours)) == ["dense", "sparse", "fused"]
+
+
+def test_without_a_reference_the_own_figures_are_printed(
+    one_kind: dict[str, Path], few_questions, run, monkeypatch, capsys
+) -> None:
+    monkeypatch.delitem(sys.modules, "tools.references.sentence", raising=False)
+    monkeypatch.delattr(references, "sentence", raising=False)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    arguments = (few_questions(2), "--reference", "--rerank", "0")
+    (ours,) = run(*arguments, EMBEDDING_MODEL=one_kind["sparse"])
+    printed = capsys.readouterr()
+    assert "--reference is left out: the reference needs sentence-transformers: pip" in printed.err
+    assert f"{ndcg(ours)['sparse']:.4f}" in printed.out
 
 
 def test_a_service_finds_what_the_engine_finds(
@@ -128,16 +179,27 @@ def test_a_service_that_is_away_is_one_sentence(few_questions, run) -> None:
 )
 def test_a_name_that_is_not_known_is_one_sentence(arguments: list[str], message: str) -> None:
     with pytest.raises(tool.DatasetError, match=message):
-        tool.plan_of(tool.parse(["folder", *arguments]), frozenset(tool.KINDS))
+        tool.plan_of(tool.parse(["folder", *arguments]), tool.Made(frozenset(tool.KINDS)))
 
 
-def test_a_model_of_one_kind_is_evaluated_by_that(tiny_qwen: Path, few_questions, run) -> None:
+def test_a_prompt_is_not_for_a_model_with_markers() -> None:
+    made = tool.Made(frozenset({"colbert", "dense"}))
+    prompted = ["folder", "--query-prompt", "a"]
+    with pytest.raises(tool.DatasetError, match="not for a ColBERT model"):
+        tool.plan_of(tool.parse(prompted), made)
+    plan = tool.plan_of(tool.parse([*prompted, "--kinds", "dense"]), made)
+    assert plan.query_options.prompt == "a"
+
+
+def test_a_model_that_was_trained_for_fewer_dimensions_is_evaluated_with_them(
+    tiny_qwen: Path, few_questions, run
+) -> None:
     (ours,) = run(
-        *(few_questions(3), "--rerank", "0", "--only", "dense; dense, int8"),
+        *(few_questions(3), "--rerank", "0", "--only", "dense; dense, 32 dimensions, int8"),
         EMBEDDING_MODEL=tiny_qwen,
         RERANKER_MODEL="none",
     )
-    assert list(ndcg(ours)) == ["dense", "dense, int8"]
+    assert [row.bytes_per_document for row in ours.rows] == [64 * 4, 32 + 4]
 
 
 def test_queries_are_told_from_documents_where_the_model_reads_them_differently(
@@ -155,7 +217,7 @@ def test_queries_are_told_from_documents_where_the_model_reads_them_differently(
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["folder", "--rerank", "101"], ["folder", "--input-types", "--reference"]],
+    [[], ["folder", "--rerank", "101"], ["folder", "--input-types", "--query-prompt", "a"]],
 )
 def test_a_wrong_command_line_is_refused(arguments: list[str], capsys) -> None:
     with pytest.raises(SystemExit):

@@ -6,7 +6,7 @@ import pytest
 from app.engine.late_interaction import score
 from app.engine.types import SparseVector, TextEmbedding
 from app.vectors.quantization import OUTPUT_DTYPES, quantize
-from tools.evaluate.representations import Piece, Queries, all_representations, restore
+from tools.evaluate.representations import KINDS, Piece, Queries, all_representations, restore
 
 WIDTH = 32
 
@@ -32,7 +32,9 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 @pytest.fixture(scope="module")
 def scored() -> dict[str, np.ndarray]:
     piece = Piece(Queries(texts(7, 1)), texts(9, 2))
-    return {each.name: each.score(piece).scores for each in all_representations()}
+    return {
+        each.name: each.score(piece).scores for each in all_representations(frozenset(KINDS), (4,))
+    }
 
 
 def test_the_basic_ones_score_as_late_interaction_does(scored) -> None:
@@ -66,7 +68,10 @@ def test_a_client_restores_what_was_sent(dtype) -> None:
 def test_the_bytes_are_those_that_travel() -> None:
     documents = texts(5, 4)
     piece = Piece(Queries(texts(2, 5)), documents)
-    sizes = {each.name: each.score(piece).num_bytes for each in all_representations()}
+    sizes = {
+        each.name: each.score(piece).num_bytes
+        for each in all_representations(frozenset(KINDS), (4,))
+    }
     tokens = sum(len(each.colbert) for each in documents)
     assert sizes["dense"] == 5 * WIDTH * 4
     assert sizes["dense, int8"] == 5 * (WIDTH + 4)

@@ -4,13 +4,16 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import BertForMaskedLM, BertModel
 
 from tests.support.encoders import save_family, word_tokenizer
 from tests.support.server import REPOSITORY
+from tests.support.wordpiece import save_colbert, save_splade
 from tools.verify import __main__ as verify
 
 
@@ -57,6 +60,17 @@ def test_any_dense_encoder_agrees_with_sentence_transformers(
     assert status == 0, output
     assert "1 of 1 outputs agree with their reference." in output
     assert "sentence-transformers" in output
+
+
+@pytest.mark.parametrize("kind", ["sparse", "colbert"])
+def test_a_model_of_one_kind_agrees(kind, tmp_path: Path, run_verify) -> None:
+    save = {"sparse": partial(save_splade, model=BertForMaskedLM)}.get(kind)
+    save = save or partial(save_colbert, model=BertModel)
+    model = str(save(tmp_path / kind))
+    status, output = run_verify(EMBEDDING_MODEL=model, RERANKER_MODEL="late-interaction")
+    assert status == 0, output
+    assert "2 of 2 outputs agree with their reference." in output
+    assert re.search(rf"{kind} +sentence-transformers", output)
 
 
 def test_a_model_that_weighs_no_token_agrees(tiny_m3: Path, tmp_path: Path, run_verify) -> None:

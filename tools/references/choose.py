@@ -1,0 +1,146 @@
+"""Which reference implementation a model has: decided by its folder, as the service decides.
+
+A package is imported when a model needs it: they take seconds, and one may be missing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+from app.engine.late_interaction import FusionWeights, score
+from app.engine.options import EmbeddingOptions
+from app.models.checkpoint.config import read_config
+from app.models.checkpoint.modules import read_modules
+from app.models.families import is_qwen3
+from app.models.runtime import locate_models
+from app.models.tasks.colbert_config import is_colbert
+from app.models.tasks.m3 import HEADS
+from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
+from tools.references.reference import (
+    EmbeddingReference,
+    ReferenceMissingError,
+    RerankingReference,
+)
+
+_FLAG_TYPES = ("xlm-roberta", "roberta")
+
+
+class References:
+    """Those of the models that the settings name; each is loaded when it is first asked for.
+
+    Raises `ReferenceMissingError` where its package is not installed, and `StartupError` for a
+    model that is not there.
+    """
+
+    def __init__(self, settings: Settings, device: str = "cpu") -> None:
+        self._settings = settings
+        self._device = device
+        self._folders = locate_models(settings)
+
+    @property
+    def has_dense(self) -> bool:
+        """Whether dense vectors are made by a model of their own."""
+        return self._folders.dense is not None
+
+    @property
+    def reranks(self) -> bool:
+        """Whether there is a reranker."""
+        return self._settings.reranker_model != NO_RERANKER
+
+    @cached_property
+    def embedding(self) -> EmbeddingReference:
+        """Of the embedding model."""
+        return self._embedder(self._folders.embedding, self._settings.embedding_model)
+
+    @cached_property
+    def dense(self) -> EmbeddingReference | None:
+        """Of the model for dense vectors, where it is one of its own."""
+        folder = self._folders.dense
+        return None if folder is None else self._embedder(folder, self._settings.dense_model)
+
+    @cached_property
+    def reranking(self) -> RerankingReference | None:
+        """Of the reranker."""
+        if self._settings.reranker_model == LATE_INTERACTION:
+            made = self.embedding
+            return made if isinstance(made, RerankingReference) else LateInteraction(made)
+        folder = self._folders.reranker
+        return None if folder is None else self._reranker(folder)
+
+    def _embedder(self, folder: Path, name: str) -> EmbeddingReference:
+        settings, device = self._settings, self._device
+        if is_qwen3(folder):
+            from tools.references.qwen import QwenEmbedding  # noqa: PLC0415 - see above
+
+            return QwenEmbedding(folder, settings.qwen_embed_max_length, device)
+        limit = settings.embed_max_length
+        if _is_m3(folder):
+            with _installed("FlagEmbedding"):
+                from tools.references.flag_embedding import M3  # noqa: PLC0415
+            return M3(folder, _m3_limit(limit, folder), device)
+        with _installed("sentence-transformers"):
+            from tools.references import sentence  # noqa: PLC0415
+        if any(module.kind == "SpladePooling" for module in read_modules(folder)):
+            return sentence.Sparse(folder, limit, device)
+        if is_colbert(folder):
+            return sentence.MultiVector(folder, limit, device)
+        pooling = settings.pooling if name == settings.dense_model else None
+        return sentence.Dense(folder, limit, device, pooling=pooling)
+
+    def _reranker(self, folder: Path) -> RerankingReference:
+        settings, device = self._settings, self._device
+        if is_qwen3(folder):
+            from tools.references.qwen import QwenReranker  # noqa: PLC0415
+
+            return QwenReranker(folder, settings.qwen_rerank_max_length, device)
+        limit = settings.bge_rerank_max_length
+        if _is_flag_reranker(folder):
+            with _installed("FlagEmbedding"):
+                from tools.references.flag_embedding import Reranker  # noqa: PLC0415
+            return Reranker(folder, _m3_limit(limit, folder), device)
+        with _installed("sentence-transformers"):
+            from tools.references import sentence  # noqa: PLC0415
+        return sentence.Reranker(folder, limit, device)
+
+
+class LateInteraction:
+    """The score of the vectors that a reference makes, for a model of one kind."""
+
+    def __init__(self, embedder: EmbeddingReference) -> None:
+        self.package = embedder.package
+        self._embedder = embedder
+
+    def scores(self, query: str, passages: list[str]) -> list[float]:
+        """As `RerankingReference.scores`; no prompt is read."""
+        (asked,) = self._embedder.embed([query], EmbeddingOptions(prompt="", input_type="query"))
+        found = self._embedder.embed(passages, EmbeddingOptions(prompt="", input_type="document"))
+        weights = FusionWeights()
+        return [weights.fuse(score(asked, passage)) for passage in found]
+
+
+def _is_m3(folder: Path) -> bool:
+    return any((folder / head).is_file() for head in HEADS)
+
+
+def _is_flag_reranker(folder: Path) -> bool:
+    """Whether it is of bge-reranker's shape."""
+    config = read_config(folder)
+    return config.get("model_type") in _FLAG_TYPES and len(config.get("id2label") or "ab") == 1
+
+
+def _m3_limit(limit: int, folder: Path) -> int:
+    """The limit in force, which a model with fewer positions lowers."""
+    config = read_config(folder)
+    reserved = config["pad_token_id"] + 1 if "roberta" in config["model_type"] else 0
+    return min(limit, int(config["max_position_embeddings"]) - reserved)
+
+
+@contextmanager
+def _installed(package: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise ReferenceMissingError(
+            f"the reference needs {package}: pip install '.[verify]' ({error})"
+        ) from error

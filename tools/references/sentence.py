@@ -1,0 +1,123 @@
+"""sentence-transformers: any dense encoder, SPLADE, ColBERT and cross-encoders."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import (
+    CrossEncoder,
+    MultiVectorEncoder,
+    SentenceTransformer,
+    SparseEncoder,
+)
+
+from app.engine.options import NO_OPTIONS, EmbeddingOptions
+from app.engine.types import SparseVector, TextEmbedding
+from app.models.checkpoint.sentence_config import POOLINGS
+from app.models.tasks.cross_encoder import find_ranking_label
+
+PACKAGE = "sentence-transformers"
+_NO_LIMIT = 2**31
+
+
+class Dense:
+    """`SentenceTransformer`; `pooling` takes the place of what its configuration says."""
+
+    package = PACKAGE
+
+    def __init__(
+        self, folder: Path, max_length: int, device: str, *, pooling: str | None = None
+    ) -> None:
+        self._model = _loaded(SentenceTransformer, folder, max_length, device)
+        if pooling is not None:
+            names = {ours: theirs for theirs, ours in POOLINGS.items()}
+            self._model[1].pooling_mode = names[pooling]
+
+    def embed(
+        self, texts: list[str], options: EmbeddingOptions = NO_OPTIONS
+    ) -> list[TextEmbedding]:
+        """As `EmbeddingReference.embed`."""
+        vectors = _encoder(self._model, options)(texts, show_progress_bar=False)
+        return [TextEmbedding(dense=vector) for vector in np.asarray(vectors, np.float32)]
+
+
+class Sparse:
+    """`SparseEncoder`."""
+
+    package = PACKAGE
+
+    def __init__(self, folder: Path, max_length: int, device: str) -> None:
+        self._model = _loaded(SparseEncoder, folder, max_length, device)
+
+    def embed(
+        self, texts: list[str], options: EmbeddingOptions = NO_OPTIONS
+    ) -> list[TextEmbedding]:
+        """As `EmbeddingReference.embed`."""
+        encode = _encoder(self._model, options)
+        rows = encode(texts, show_progress_bar=False, convert_to_tensor=False, save_to_cpu=True)
+        return [TextEmbedding(sparse=_sparse(row.coalesce())) for row in rows]
+
+
+def _sparse(row: torch.Tensor) -> SparseVector:
+    return SparseVector(row.indices()[0].numpy(), row.values().numpy())
+
+
+class MultiVector:
+    """`MultiVectorEncoder`, which reads texts of no type as documents."""
+
+    package = PACKAGE
+
+    def __init__(self, folder: Path, max_length: int, device: str) -> None:
+        del max_length  # The checkpoint's own limits are lower, and apart for queries.
+        self._model = MultiVectorEncoder(str(folder), device=device, local_files_only=True).float()
+
+    def embed(
+        self, texts: list[str], options: EmbeddingOptions = NO_OPTIONS
+    ) -> list[TextEmbedding]:
+        """As `EmbeddingReference.embed`; the markers are the model's, whatever `prompt` is."""
+        model = self._model
+        encode = model.encode_query if options.input_type == "query" else model.encode_document
+        vectors = encode(texts, convert_to_numpy=True, show_progress_bar=False)
+        return [TextEmbedding(colbert=each) for each in vectors]
+
+
+class Reranker:
+    """`CrossEncoder`, with one label or several."""
+
+    package = PACKAGE
+
+    def __init__(self, folder: Path, max_length: int, device: str) -> None:
+        self._model = _loaded(CrossEncoder, folder, max_length, device)
+
+    def scores(self, query: str, passages: list[str]) -> list[float]:
+        """The logit, or of several labels the logarithm of the odds of the one that ranks."""
+        logits: torch.Tensor = self._model.predict(
+            [(query, passage) for passage in passages],
+            activation_fn=torch.nn.Identity(),
+            convert_to_tensor=True,
+            show_progress_bar=False,
+        ).cpu()
+        if logits.dim() == 1:
+            return logits.tolist()
+        ranking = find_ranking_label(tuple(self._model.config.id2label.values()))
+        if ranking is None:
+            raise ValueError("none of the labels says that a passage answers a query")
+        chances = logits.double().softmax(dim=1)[:, ranking]
+        return torch.logit(chances).tolist()
+
+
+def _loaded(kind: Callable[..., Any], folder: Path, max_length: int, device: str) -> Any:
+    """In float32, whatever the files are; texts are cut as the service cuts them."""
+    model = kind(str(folder), device=device, local_files_only=True).float()
+    model.max_seq_length = min(max_length, model.max_seq_length or _NO_LIMIT)
+    return model
+
+
+def _encoder(model: Any, options: EmbeddingOptions) -> Callable[..., Any]:
+    """The method that reads texts as `options` say."""
+    if options.prompt is not None:
+        return lambda texts, **how: model.encode(texts, prompt=options.prompt, **how)
+    by_type = {"query": model.encode_query, "document": model.encode_document, None: model.encode}
+    return by_type[options.input_type]  # type: ignore[no-any-return]
