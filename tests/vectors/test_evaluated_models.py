@@ -1,9 +1,10 @@
-"""Models of every task evaluated beside their references, on the demo's questions.
+"""Models of every task evaluated beside their references.
 
 It needs no environment of its own, and takes too long for every run of the tests.
 """
 
 import asyncio
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,15 +48,40 @@ RERANKERS: dict[str, Save] = {
 
 
 @pytest.fixture
+def graded(tmp_path: Path) -> Path:
+    """A folder of the demo's first passages and questions, with titles and graded judgements."""
+    folder = tmp_path / "graded"
+    (folder / "qrels").mkdir(parents=True)
+    records = {
+        name: [json.loads(line) for line in (QUESTIONS / name).read_text("utf-8").splitlines()[:40]]
+        for name in ("corpus.jsonl", "queries.jsonl")
+    }
+    passages, queries = records.values()
+    for record in passages[::3]:
+        record["title"] = record["text"].split(".")[0]
+    for name, read in records.items():
+        (folder / name).write_text("".join(json.dumps(each) + "\n" for each in read), "utf-8")
+    judged = [
+        f"{query['_id']}\t{passages[(place + further) % 40]['_id']}\t{grade}\n"
+        for place, query in enumerate(queries)
+        for further, grade in ((0, 3), (7, 1), (11, 0))
+    ]
+    (folder / "qrels" / "test.tsv").write_text("".join(judged))
+    return folder
+
+
+@pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
 
-    def evaluate(model: Path, reranker: str | Path) -> list[dict[str, tuple[float, float]]]:
+    def evaluate(
+        data: Path, model: Path, reranker: str | Path
+    ) -> list[dict[str, tuple[float, float]]]:
         """nDCG@10 and recall@100 by representation, of this engine and of the reference."""
         settings = {"EMBEDDING_MODEL": model, "RERANKER_MODEL": reranker, "DEVICE": "cpu"}
         for name, value in (settings | {"DTYPE": "float32"}).items():
             monkeypatch.setenv(name, str(value))
-        given = tool.parse([str(QUESTIONS), "--reference", "--rerank", "5"])
+        given = tool.parse([str(data), "--reference", "--rerank", "5"])
         return [
             {
                 row.representation: (row.quality.ndcg_10, row.quality.recall_100)
@@ -68,24 +94,24 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("name", EMBEDDERS)
-def test_an_embedder_finds_what_its_reference_finds(name: str, tmp_path: Path, run) -> None:
-    ours, theirs = run(EMBEDDERS[name](tmp_path / "model"), "late-interaction")
+def test_an_embedder_finds_what_its_reference_finds(name: str, graded, tmp_path: Path, run) -> None:
+    ours, theirs = run(graded, EMBEDDERS[name](tmp_path / "model"), "late-interaction")
     assert len(theirs) == 2
     for representation, figures in theirs.items():
         assert ours[representation] == pytest.approx(figures, abs=TIE)
 
 
 def test_the_demo_finds_what_its_reference_finds(demo_checkpoint: Path, run) -> None:
-    ours, theirs = run(demo_checkpoint, "late-interaction")
+    ours, theirs = run(QUESTIONS, demo_checkpoint, "late-interaction")
     assert {name: ours[name] for name in theirs} == theirs
     assert len(theirs) == 5
 
 
 @pytest.mark.parametrize("name", [*RERANKERS, "bge-reranker"])
 def test_a_reranker_orders_as_its_reference_does(
-    name: str, tmp_path: Path, tiny_reranker: Path, run
+    name: str, graded: Path, tmp_path: Path, tiny_reranker: Path, run
 ) -> None:
     save = RERANKERS.get(name, lambda _: tiny_reranker)
-    ours, theirs = run(package_folder(), save(tmp_path / "reranker"))
+    ours, theirs = run(graded, package_folder(), save(tmp_path / "reranker"))
     assert list(theirs) == ["dense", "reranked"]
     assert {name: ours[name] for name in theirs} == theirs

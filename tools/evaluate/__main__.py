@@ -50,6 +50,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--mteb", metavar="TASK", help="a retrieval task of mteb, which must be installed")
     add("--subset", default="default", help="of the task (%(default)s)")
     add("--split", default="test", help="which judgements (%(default)s)")
+    add("--ignore-identical-ids", action="store_true", help="a query never finds its own id")
     add("--url", help="a running service, in the place of the engine in this process")
     add("--token", help="its access token")
     add("--reference", action="store_true", help="run the reference implementations, too")
@@ -108,7 +109,8 @@ def _known(names: AbstractSet[str], there: AbstractSet[str], what: str) -> None:
 def read_dataset(given: argparse.Namespace) -> Dataset:
     """The data set that is named; raises `DatasetError`."""
     if given.mteb is None:
-        return read_beir(given.folder, given.split)
+        rules = {"ignores_identical_ids": given.ignore_identical_ids}
+        return read_beir(given.folder, given.split, **rules)
     try:
         from tools.evaluate.mteb_task import read_mteb  # noqa: PLC0415 - an optional package
     except ImportError as error:

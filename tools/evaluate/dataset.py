@@ -5,12 +5,13 @@ Documents stay on the disk; only where they begin is kept.
 
 import csv
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 Qrels = dict[str, dict[str, int]]
 # What is embedded at once: the ColBERT vectors of so many characters are some 800 MB at most.
@@ -44,13 +45,31 @@ class Corpus(Protocol):
 class Dataset:
     """`queries` are texts by id; `qrels` tells how relevant a document is, by query and document.
 
-    Only queries with a relevant document are in it.
+    Only queries with a relevant document are in it. `candidates` are the documents that a query may
+    find, where a task of reranking names them; a document that `ignores_identical_ids` leaves out
+    has the id of the query.
     """
 
     name: str
     corpus: Corpus
     queries: dict[str, str]
     qrels: Qrels
+    candidates: Mapping[str, frozenset[str]] | None = None
+    ignores_identical_ids: bool = False
+
+    def may_find(self, documents: Sequence[Document]) -> npt.NDArray[np.bool_] | None:
+        """`[queries, documents]`: which query may find which document; None where each may all."""
+        if self.candidates is None and not self.ignores_identical_ids:
+            return None
+        places = {document.id: place for place, document in enumerate(documents)}
+        found = np.full((len(self.queries), len(documents)), self.candidates is None)
+        for row, query in enumerate(self.queries):
+            if self.candidates is not None:
+                named = places.keys() & self.candidates.get(query, frozenset())
+                found[row, [places[each] for each in named]] = True
+            if self.ignores_identical_ids and query in places:
+                found[row, places[query]] = False
+        return found
 
     def pieces(self) -> Iterator[tuple[int, list[Document]]]:
         """All documents in pieces of bounded size, each with the place of its first document."""
@@ -104,8 +123,10 @@ def document_text(record: dict[str, Any]) -> str:
     return f"{record.get('title') or ''} {record.get('text') or ''}".strip()
 
 
-def make_dataset(name: str, corpus: Corpus, queries: dict[str, str], qrels: Qrels) -> Dataset:
-    """The data set of the queries that have a relevant document.
+def make_dataset(
+    name: str, corpus: Corpus, queries: dict[str, str], qrels: Qrels, **rules: Any
+) -> Dataset:
+    """The data set of the queries that have a relevant document; `rules` are `Dataset`'s.
 
     Raises `DatasetError` where there is none.
     """
@@ -116,11 +137,11 @@ def make_dataset(name: str, corpus: Corpus, queries: dict[str, str], qrels: Qrel
     }
     if not judged or not len(corpus):
         raise DatasetError(f"{name} has no document, or no query with a relevant document")
-    return Dataset(name, corpus, {query: queries[query] for query in judged}, judged)
+    return Dataset(name, corpus, {query: queries[query] for query in judged}, judged, **rules)
 
 
-def read_beir(folder: Path, split: str) -> Dataset:
-    """Read a folder of corpus.jsonl, queries.jsonl and qrels/*.tsv.
+def read_beir(folder: Path, split: str, **rules: Any) -> Dataset:
+    """Read a folder of corpus.jsonl, queries.jsonl and qrels/*.tsv; `rules` are `Dataset`'s.
 
     Raises `DatasetError` where a file is missing or a line is not as it should be.
     """
@@ -130,7 +151,7 @@ def read_beir(folder: Path, split: str) -> Dataset:
             raise DatasetError(f"{file} is missing: a data set has corpus.jsonl and queries.jsonl")
     texts = dict(_read_queries(queries))
     qrels = _read_qrels(_find_qrels(folder / "qrels", split))
-    return make_dataset(folder.resolve().name, JsonLinesCorpus(corpus), texts, qrels)
+    return make_dataset(folder.resolve().name, JsonLinesCorpus(corpus), texts, qrels, **rules)
 
 
 def _find_qrels(folder: Path, split: str) -> Path:

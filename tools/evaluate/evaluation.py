@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from app.engine.options import NO_OPTIONS, EmbeddingOptions
 from app.engine.types import TextEmbedding
 from tools.evaluate.dataset import Dataset
 from tools.evaluate.ranking import Quality, Ranking, measure, run_of
-from tools.evaluate.representations import Piece, Queries, Representation
+from tools.evaluate.representations import Piece, Queries, Representation, Scores
 from tools.evaluate.sources import Embedded, Source
 
 RERANKED = "reranked"
@@ -137,12 +138,13 @@ class Evaluator:
         rankings = {name: Ranking(len(self.dataset.queries)) for name in named}
         num_bytes = dict.fromkeys(named, 0)
         for begin, documents in self.dataset.pieces():
+            found = self.dataset.may_find(documents)
             piece = Piece(queries, await self._embed_documents([each.text for each in documents]))
             for name, representation in named.items():
                 scored = representation.score(piece)
                 order_by = representation.order_by
                 others = None if order_by is None else order_by(piece).scores
-                rankings[name].add(begin, scored.scores, others)
+                rankings[name].add(begin, _where(found, scored.scores), others)
                 num_bytes[name] += scored.num_bytes
             self.on_progress(len(documents))
         return rankings, num_bytes
@@ -198,6 +200,11 @@ class Evaluator:
             rerank_p50_ms=rerank_p50,
             rerank_p99_ms=rerank_p99,
         )
+
+
+def _where(found: npt.NDArray[np.bool_] | None, scores: Scores) -> Scores:
+    """The scores, and -infinity of what a query may not find."""
+    return scores if found is None else np.where(found, scores, np.float32(-np.inf))
 
 
 def _percentiles_ms(seconds: list[float]) -> tuple[float, float]:

@@ -41,8 +41,25 @@ def read_mteb(name: str, folder: Path | None, split: str, subset: str) -> Datase
         task.metadata = task.metadata.model_copy(update={"dataset": place})
     try:
         task.load_data()
+        task.convert_v1_dataset_format_to_v2(num_proc=None)
         data = task.dataset[subset][split]
     except Exception as error:  # Whatever its libraries raise, the task is not there.
         raise DatasetError(f"the task {name} cannot be loaded: {error!r}") from error
-    queries = {str(row["id"]): row["text"] for row in data["queries"]}
-    return make_dataset(name, MtebCorpus(data["corpus"]), queries, data["relevant_docs"])
+    queries = {str(row["id"]): _query_text(name, row) for row in data["queries"]}
+    named = data["top_ranked"]
+    candidates = named and {query: frozenset(documents) for query, documents in named.items()}
+    return make_dataset(
+        name,
+        MtebCorpus(data["corpus"]),
+        queries,
+        data["relevant_docs"],
+        candidates=candidates or None,
+        ignores_identical_ids=task.ignore_identical_ids,
+    )
+
+
+def _query_text(name: str, row: dict[str, Any]) -> str:
+    """A query and the instruction behind it, where it has one, as mteb reads them."""
+    if not isinstance(row["text"], str):
+        raise DatasetError(f"the queries of the task {name} are conversations, which are not read")
+    return f"{row['text']} {row.get('instruction') or ''}".strip()

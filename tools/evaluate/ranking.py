@@ -19,7 +19,8 @@ _MEASURES = {"ndcg_cut.10": "ndcg_cut_10", "recall.100": "recall_100", "success.
 class Ranking:
     """The best `most` documents of each query by score.
 
-    Where other scores are given as well, the documents are ordered by these at the end.
+    Where other scores are given as well, the documents are ordered by these at the end. A document
+    whose score is -infinity is never among them.
     """
 
     def __init__(self, num_queries: int, most: int = MOST_RANKED) -> None:
@@ -44,7 +45,8 @@ class Ranking:
     def of_query(self, query: int) -> list[int]:
         """The places of the query's documents, the best first."""
         order = np.argsort(-self._order_by[query], kind="stable")
-        places: list[int] = self._places[query, order].tolist()
+        found = order[self._scores[query, order] > -np.inf]
+        places: list[int] = self._places[query, found].tolist()
         return places
 
 

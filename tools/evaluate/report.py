@@ -25,7 +25,9 @@ _COMPARED = ("nDCG@10", "recall@100")
 def print_report(dataset: Dataset, evaluations: Sequence[Evaluation]) -> None:
     """Quality by representation, a reference's beside ours, and how fast each source was."""
     ours, *others = evaluations
-    print(f"{dataset.name}: {len(dataset.corpus)} documents, {len(dataset.queries)} queries.\n")
+    own = "" if dataset.candidates is None else ", each with candidates of its own"
+    counts = f"{len(dataset.corpus)} documents, {len(dataset.queries)} queries{own}"
+    print(f"{dataset.name}: {counts}.\n")
     for line in _table(*_quality(ours, others)):
         print(line)
     print()

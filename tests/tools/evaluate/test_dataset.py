@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +46,17 @@ def test_the_pieces_are_the_corpus_in_order_and_bounded(lengths: list[int]) -> N
         assert documents[0].id == str(begin)
         assert len(documents) <= 7
         assert len(documents) == 1 or sum(len(each.text) for each in documents) <= 400
+
+
+def test_a_query_finds_its_candidates_and_never_its_own_id() -> None:
+    queries, corpus = {"a": "", "b": "", "c": ""}, Texts(["x"] * 3)
+    documents = [Document(each, "x") for each in ("b", "d", "a")]
+    assert Dataset("", corpus, queries, {}).may_find(documents) is None
+    own = Dataset("", corpus, queries, {}, ignores_identical_ids=True)
+    np.testing.assert_array_equal(own.may_find(documents), [[1, 1, 0], [0, 1, 1], [1, 1, 1]])
+    candidates = {"a": frozenset("ad"), "b": frozenset("z")}
+    both = Dataset("", corpus, queries, {}, candidates, ignores_identical_ids=True)
+    np.testing.assert_array_equal(both.may_find(documents), [[0, 1, 0], [0, 0, 0], [0, 0, 0]])
 
 
 def test_a_title_belongs_to_its_text(demo_questions: Path, tmp_path: Path) -> None:

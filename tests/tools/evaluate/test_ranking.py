@@ -35,6 +35,13 @@ def test_candidates_of_one_score_are_ordered_by_another() -> None:
     assert ranking.of_query(0) == [2, 0]
 
 
+def test_what_may_not_be_found_is_not_ranked() -> None:
+    ranking = Ranking(2, 3)
+    ranking.add(0, np.array([[-np.inf, 1.0], [-np.inf, -np.inf]]), np.array([[9.0, 0.1]] * 2))
+    ranking.add(2, np.array([[2.0], [-np.inf]]), np.array([[0.2]] * 2))
+    assert [ranking.of_query(query) for query in range(2)] == [[2, 1], []]
+
+
 def test_the_figures_are_those_of_their_definitions() -> None:
     qrels = {"graded": {"a": 2, "b": 1, "c": 0, "d": 1}, "unanswered": {"a": 1}}
     run = {"graded": {"c": 3.0, "a": 2.0, "x": 1.5, "b": 1.0}}
