@@ -70,10 +70,14 @@ class _Request:
 
 
 class _SharedWork:
-    """A computation that several requests wait for; cancelled when the last of them leaves."""
+    """A computation that several requests wait for; cancelled when the last of them leaves.
+
+    Then it is `abandoned`: it has no result.
+    """
 
     def __init__(self, request: _Request, work: "asyncio.Task[_Filled]") -> None:
         self.request = request
+        self.abandoned = False
         self._work = work
         self._users = 0
 
@@ -86,6 +90,7 @@ class _SharedWork:
         finally:
             self._users -= 1
             if not self._users and not self._work.done():
+                self.abandoned = True
                 self._work.cancel()
                 await asyncio.wait({self._work})
 
@@ -179,7 +184,7 @@ class CachedForwards:
 
         A request that joined a bulk load's computation would wait for the bulk load's turns.
         """
-        work = self._in_flight.get(key)
+        work = self._under_way(key)
         if work is None:
             return None
         own, other = request.reading, work.request.reading
@@ -196,15 +201,21 @@ class CachedForwards:
         """Start the computation of entries that others may join."""
         task = asyncio.create_task(self._compute(request, wanted), name="shared-work")
         work = _SharedWork(request, task)
-        keys = [key for each in wanted for key in each.keys.values() if key not in self._in_flight]
+        keys = [key for each in wanted for key in each.keys.values() if not self._under_way(key)]
         self._in_flight |= dict.fromkeys(keys, work)
 
         def forget(_: object) -> None:
             for key in keys:
-                del self._in_flight[key]
+                if self._in_flight.get(key) is work:
+                    del self._in_flight[key]
 
         task.add_done_callback(forget)
         return work
+
+    def _under_way(self, key: str) -> _SharedWork | None:
+        """The running computation that will have this entry."""
+        work = self._in_flight.get(key)
+        return None if work is None or work.abandoned else work
 
     async def _compute(self, request: _Request, wanted: list[_Wanted]) -> _Filled:
         """Fetch entries that other processes have shared, and compute the rest."""

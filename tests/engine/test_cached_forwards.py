@@ -150,6 +150,23 @@ async def test_when_all_have_left_their_work_leaves_the_queue() -> None:
     assert model.batches == [[4], [2]]
 
 
+async def test_one_who_comes_while_the_last_one_leaves_computes_by_itself() -> None:
+    model = KindsModel()
+    async with cached_engine(model) as engine:
+        held = await hold(engine, model)
+        leaves = asyncio.create_task(engine.embed(["ab"]))
+        await queued(engine, tokens=2)
+        leaves.cancel()
+        comes = [asyncio.create_task(engine.embed(["ab"])) for _ in range(2)]
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+        await queued(engine, tokens=2)
+        let_go(model)
+        assert [each.tokens for each in await asyncio.gather(*comes)] == [2, 2]
+        await held
+    assert model.batches == [[4], [2]]
+
+
 async def test_a_failure_is_that_of_one_request_and_is_not_kept() -> None:
     model = KindsModel()
     async with cached_engine(model) as engine:
