@@ -5,7 +5,7 @@ from importlib import metadata
 
 from app.settings.flags import parse_flags
 
-# What the client's package adds: ingest and search.
+# The entry points of commands: the client's package adds ingest and search.
 _COMMANDS = "smart_embedder.commands"
 
 
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def _run_command(name: str) -> None:
-    """Run and end, if a package has such a command."""
+    """Run the command of that name and exit, if an installed package provides it."""
     for command in metadata.entry_points(group=_COMMANDS, name=name):
         if command.name != "serve":  # That is this package's own.
             sys.exit(command.load()())

@@ -42,7 +42,7 @@ class InvalidRequestError(SmartEmbedderError):
 
 
 class UnknownModelError(SmartEmbedderError):
-    """The request names a model that is not served here, or not for this kind of work."""
+    """The request names a model that is not served, or not for this kind of work."""
 
     code = "model_not_found"
 
@@ -96,7 +96,7 @@ class BodyStalledError(SmartEmbedderError):
 
 
 class AnswerNotTakenError(SmartEmbedderError):
-    """The client of a stream goes on sending and does not read what it is answered."""
+    """The client of a stream goes on sending and does not read the answer."""
 
     code = "answer_not_taken"
 

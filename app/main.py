@@ -1,4 +1,4 @@
-"""Wires the parts into the ASGI app; `uvicorn app.main:app` serves it, too."""
+"""Builds the ASGI app from its parts; `uvicorn app.main:app` serves it, too."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -61,7 +61,7 @@ OnFailure = Callable[[Exception], None]
 
 _RENDER_THREADS = 2
 _BODIES_IN_MEMORY = 16
-# FastAPI's own obeys other variables than the settings, and sends the messages of errors.
+# FastAPI's own telemetry ignores the settings, and sends the messages of errors.
 _NO_TELEMETRY: TelemetryConfig = {
     "auto_configure": False,
     "tracing": False,
@@ -90,7 +90,7 @@ def create_app(
 ) -> FastAPI:
     """Create the service as an ASGI app; its lifespan loads the models in the background.
 
-    `loader` takes the place of `load_models`.
+    `loader` replaces `load_models`.
     """
     service = _create_service(settings, loader, drain or Drain())
     app = FastAPI(
@@ -216,7 +216,7 @@ def _lifespan(
             start.cancel()
             await asyncio.wait({start})
             await describe
-            # The drain is over: nobody waits for what still runs on the device.
+            # The drain is over: no client waits for the work that is left on the device.
             service.engine.abort()
             await service.engine.close()
             await service.buckets.close()

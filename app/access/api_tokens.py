@@ -20,16 +20,16 @@ _CLOCK_TICK_NS = 2_000_000_000
 
 
 def _digest(token: bytes) -> bytes:
-    """The digest that is stored and compared in place of a token, stripped of white space.
+    """The digest of a token without white space around it; only digests are stored and compared.
 
-    All digests have one length, so that a comparison does not reveal a token's length either.
+    All digests have the same length, so that the time of a comparison does not reveal a token's.
     """
     return hashlib.sha256(token.strip()).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class _Version:
-    """What distinguishes one state of a file from the next."""
+    """The attributes by which a change of a file is noticed."""
 
     modified_ns: int
     size: int
@@ -41,15 +41,15 @@ class _Version:
 
     @property
     def is_certain(self) -> bool:
-        """Whether a later write cannot leave the same version."""
+        """Whether every later write leaves another version."""
         return time.time_ns() - self.modified_ns > _CLOCK_TICK_NS
 
 
 class ApiTokens:
     """The valid tokens and their names.
 
-    Each call checks the file and reads it again if it has changed. Where it cannot be read, or is
-    missing, the tokens stay as they were and one warning is logged. No token is ever logged.
+    Each call reads the file again if it has changed. If it cannot be read, the tokens stay as they
+    were, and one warning is logged. No token is ever logged.
     """
 
     def __init__(self, token: str | None, file: Path | None) -> None:

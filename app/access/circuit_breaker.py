@@ -1,6 +1,6 @@
-"""A circuit breaker: a Redis that is away costs nobody more than a moment.
+"""A circuit breaker: a Redis that does not answer delays requests only for a moment.
 
-Whatever is asked of Redis here can be done without: then the caller goes on with something else.
+Its callers can do without an answer.
 """
 
 import asyncio
@@ -14,20 +14,20 @@ log = structlog.get_logger(__name__)
 
 Answer = TypeVar("Answer")
 
-# The most that a Redis which does not answer may cost a request, and how long it is then not asked.
+# Seconds: the longest wait for an answer, and the pause after a failure.
 REDIS_TIMEOUT = 0.25
 REDIS_PAUSE = 1.0
-# More concurrent calls would be no faster, and each would take longer than Redis needs.
+# With more concurrent calls each would wait longer, and none would be faster.
 _REDIS_CONCURRENCY = 16
 
 
 class CircuitBreaker:
-    """Asks a Redis as long as it answers; after a failure, nobody asks it for a while.
+    """Calls a Redis while it answers; after a failure, no call is made during a pause.
 
-    When that is over, one caller tries again while the others still go without. `on_error` is
-    called for each failure, which is one of `errors`; the log holds only the changes between
-    working and failing, as `{store}_gone` and `{store}_back`, with what each means for requests.
-    Neither an address nor a password is ever logged.
+    After the pause one caller tries again, while the others still get no answer. `on_error` is
+    called for each failure, one of `errors`. Only changes between working and failing are logged,
+    as `{store}_gone` and `{store}_back`, with their effect on requests. Neither an address nor a
+    password is ever logged.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class CircuitBreaker:
         self._retry_at = 0.0
 
     async def call(self, ask: Callable[[], Awaitable[Answer]]) -> Answer | None:
-        """What `ask` returns; None while Redis fails."""
+        """The result of `ask`; None while Redis fails."""
         # The timeout does not include the wait for the semaphore: otherwise a flood, which waits
         # there, would look like a failure of Redis.
         async with self._concurrency:

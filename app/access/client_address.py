@@ -20,7 +20,7 @@ _PATH_PREFIX = re.compile(r"(?:/[\w.~-]+)+", re.ASCII)
 
 
 def client_address(peer: str, forwarded_for: str, trusted: Sequence[Network]) -> Address | None:
-    """The right-most address that is not a trusted proxy's, beginning with the `peer` itself.
+    """The right-most address that is not a trusted proxy's; the `peer` itself is the last one.
 
     `forwarded_for` is the whole X-Forwarded-For, several header lines joined by commas. An entry
     counts only if the address after it is trusted; an entry that is no address ends the search at

@@ -1,1 +1,1 @@
-"""The HTTP face: routers, schemas, rendering and the one table from errors to statuses."""
+"""The HTTP API: routers, schemas, rendering, and the table from errors to statuses."""

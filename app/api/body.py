@@ -1,15 +1,16 @@
 """Reading a request body: from bytes to a validated model, within limits.
 
-The body must be declared as JSON in UTF-8. A page of another origin can make a browser send a POST
-of any other type without asking first, so a body without a type is refused, too.
+The body must be declared as JSON in UTF-8, because a web page of another origin can make a browser
+send a POST without a type, or of some other types, without asking the service first.
 
-The JSON is limited before it is parsed: a body of a few megabytes can hold millions of values, for
-which a parser needs seconds and gigabytes while the event loop stands still.
+The number of JSON values is limited before parsing: a few megabytes can hold millions of values,
+which take a parser seconds and gigabytes, during which the event loop is blocked.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from email.message import Message
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
@@ -42,24 +43,17 @@ def max_json_values(settings: Settings) -> int:
     return _VALUES_BESIDES_TEXTS + _VALUES_PER_TEXT * texts
 
 
-class BodyForm(Protocol):
-    """What a path reads: bodies of `schema`, of which those of other dialects have no `field`."""
+@dataclass(frozen=True, slots=True)
+class BodyForm:
+    """The bodies of one dialect at an endpoint: they match `schema`.
 
-    @property
-    def dialect(self) -> Dialect:
-        """Whose form it is."""
+    Of the forms that share a path, only this one's bodies have the field `field`.
+    """
 
-    @property
-    def endpoint(self) -> Endpoint:
-        """What it asks for."""
-
-    @property
-    def schema(self) -> type[RequestModel]:
-        """The body itself."""
-
-    @property
-    def field(self) -> str:
-        """The field by which it is told apart."""
+    dialect: Dialect
+    endpoint: Endpoint
+    field: str
+    schema: type[RequestModel]
 
 
 Form = TypeVar("Form", bound=BodyForm)
@@ -68,11 +62,12 @@ Form = TypeVar("Form", bound=BodyForm)
 async def read_body(
     request: Request, forms: Sequence[Form], max_values: int
 ) -> tuple[Form, RequestModel]:
-    """The body, and which one of `forms` it has; its errors never quote the client's texts.
+    """Read the body and validate it by the one of `forms` that it has; return both.
 
-    Raises `UnsupportedMediaError`, `InvalidRequestError` or `ClientGoneError`. A body of more than
-    `max_values` values is refused before it is read whole. Where there are several forms, the first
-    must forbid unknown fields; the request's context is told which one it is.
+    The form is recorded in the request's context. Of several forms, the first must forbid unknown
+    fields. A body of more than `max_values` values is refused before it is read whole. Raises
+    `UnsupportedMediaError`, `InvalidRequestError` or `ClientGoneError`, which never quote the
+    client's texts.
     """
     _require_json(request.headers)
     first, *others = forms
@@ -108,9 +103,9 @@ def _record(request: Request, form: BodyForm) -> None:
 
 
 def _tell_apart(error: ValidationError, size: int, first: Form, others: Sequence[Form]) -> Form:
-    """The form of a body of `size` bytes that is not valid in the first one's.
+    """The form of a body of `size` bytes that is not valid in the first form.
 
-    Raises `InvalidRequestError` where it has the fields of several forms, or of none.
+    Raises `InvalidRequestError` if it has the fields of several forms, or of none.
     """
     found = error.errors(include_url=False, include_context=False, include_input=False)
     missing = {item["loc"] for item in found if item["type"] == "missing"}
@@ -123,7 +118,7 @@ def _tell_apart(error: ValidationError, size: int, first: Form, others: Sequence
     if len(fit) == 1:
         return fit[0]
     if not fit:
-        # Only where it is needed: the search for a similar name takes a tenth of a small request.
+        # Made only here: the search for a similar name takes a tenth of a small request.
         invalid = as_invalid_request(error, first.schema, size)
         message = f"{invalid}; other APIs on this path are told by {_named(others)}"
         raise InvalidRequestError(message, invalid.problems)
@@ -177,7 +172,7 @@ class JsonValueCounter:
             raise InvalidRequestError(message, [{"pointer": "", "message": message}])
 
     def _without_escapes(self, chunk: bytes) -> bytes:
-        """Remove escaped backslashes and quotation marks; an escape cut in two waits."""
+        """Remove escaped backslashes and quotation marks; keep half an escape for later."""
         text = (self._carry + chunk).replace(b"\\\\", b"")
         self._carry = b"\\" if text.endswith(b"\\") else b""
         return text.removesuffix(b"\\").replace(b'\\"', b"")

@@ -1,4 +1,4 @@
-"""What a request may ask for, whatever its dialect calls it."""
+"""Checks of requests that every dialect shares."""
 
 from collections.abc import Sequence
 
@@ -16,14 +16,14 @@ def check_texts(texts: Sequence[object], field: str, settings: Settings) -> None
 def check_passages(
     query: str | Sequence[str], passages: Sequence[object], field: str, settings: Settings
 ) -> None:
-    """The same for the passages of a query, or each of its own, none of which may be blank."""
+    """The same for passages; raises `EmptyInputError` for a blank query, too."""
     if not all(map(str.strip, [query] if isinstance(query, str) else query)):
         raise EmptyInputError("the query is blank: send what the passages are to be judged by")
     _check(passages, field, settings.max_rerank_passages, "MAX_RERANK_PASSAGES")
 
 
 def check_truncation(truncate: bool, side: Side) -> None:
-    """Raise `InvalidRequestError` for a side that has no effect, because nothing will be cut."""
+    """Raise `InvalidRequestError` for a truncation side that has no effect without `truncate`."""
     if not truncate and side == "left":
         raise InvalidRequestError(
             "the option truncation_side has no effect without truncate: leave it out, or set "
@@ -34,7 +34,7 @@ def check_truncation(truncate: bool, side: Side) -> None:
 def check_rerank_options(
     models: LoadedModels | None, *, instruction: str | None = None, weights: object = None
 ) -> None:
-    """Refuse an option that the model ignores: the client would believe that it had an effect."""
+    """Raise `InvalidRequestError` for an option that the model would ignore."""
     if models is None or (models.reranker is None and not models.late_interaction):
         return  # The engine raises the error for that.
     reranker = models.reranker

@@ -22,7 +22,7 @@ _COMPRESSORS: Mapping[str, Callable[[], Any]] = {
     "gzip": lambda: isal_zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WINDOW),
 }
 
-# How a piece is ended, and how all is.
+# The modes of flushing: after a piece, and at the end.
 _FLUSHES: Mapping[str, tuple[int, int]] = {
     "zstd": (zstd.ZstdCompressor.FLUSH_BLOCK, zstd.ZstdCompressor.FLUSH_FRAME),
     "gzip": (isal_zlib.Z_SYNC_FLUSH, isal_zlib.Z_FINISH),
@@ -30,7 +30,7 @@ _FLUSHES: Mapping[str, tuple[int, int]] = {
 
 
 def encoding_of(request: Request) -> str | None:
-    """The encoding that the request prefers of those that there are, if it accepts one."""
+    """The encoding that the request prefers, if it accepts one of `_COMPRESSORS`."""
     wanted = preferences(", ".join(request.headers.getlist("accept-encoding")))
     named = {name: wanted[name] for name in _COMPRESSORS if wanted.get(name)}
     best = max(named, key=lambda name: named[name], default=None)
@@ -39,7 +39,7 @@ def encoding_of(request: Request) -> str | None:
 
 
 class FlushedCompressor:
-    """Compresses pieces of an answer; each comes out whole, so that none waits for the next."""
+    """Compresses an answer piece by piece; each piece can be decompressed when it arrives."""
 
     def __init__(self, encoding: str) -> None:
         self._compressor = _COMPRESSORS[encoding]()
@@ -53,7 +53,7 @@ class FlushedCompressor:
 
 
 def compress(chunks: Iterable[Chunk], encoding: str) -> Iterator[bytes]:
-    """The chunks in an encoding, piece by piece; other threads run while one is compressed."""
+    """Compress the chunks one by one; other threads run meanwhile."""
     compressor = _COMPRESSORS[encoding]()
     for chunk in chunks:
         yield compressor.compress(chunk)

@@ -1,4 +1,4 @@
-"""What is known of a request: one record, from the outermost middleware to the log line."""
+"""The context of a request: one record from the outermost middleware to the log line."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,24 +14,24 @@ class StreamMemory(Protocol):
     """Counts what a stream holds against the limits for bodies and answers."""
 
     def release_body(self, size: int) -> None:
-        """So many bytes of the body are not held any more."""
+        """Record that `size` bytes of the body are no longer held."""
 
     def hold_vectors(self, size: int) -> None:
-        """So many bytes of vectors wait to be sent."""
+        """Record that `size` bytes of vectors wait to be sent."""
 
     def release_vectors(self, size: int) -> None:
-        """They do no more."""
+        """Record that `size` bytes of vectors no longer wait."""
 
 
 @dataclass(slots=True)
 class RequestContext:
     """The facts of one request; middleware and endpoints fill in what they learn.
 
-    `endpoint` is what a POST asks for, and None for every other request. `dialects` are those that
-    the path is for, more than one where they share it and the body has not been read: errors are
-    answered in all of their shapes. `status` is None until the response begins; `error_status` is
-    what an error is in the native dialect, whatever status this one gives it. `counts` holds
-    numbers for the log line, `stages` the times for the trace; `memory` is there for a stream.
+    `endpoint` is None for a request that is no POST for work. `dialects` are those of the path; if
+    there are several, the body decides, and until it has been read, errors are answered in the
+    shapes of all of them. `status` is None until the response begins; `error_status` is the native
+    status of an error, whatever the dialect's is. `counts` holds numbers for the log line, `stages`
+    the times for the trace. `memory` is set for a stream.
     `path` is as the client wrote it, `route` without slashes at its end; neither has the `prefix`
     that a proxy removes from paths.
     """
@@ -78,7 +78,7 @@ def context_of(scope: Scope) -> RequestContext:
 
 
 def is_stream(scope: Scope) -> bool:
-    """Whether it is a request without end: limits for a body are then for a part of it."""
+    """Whether it is a stream, whose parts are limited instead of its body."""
     endpoint = working_endpoint(scope)
     return endpoint is not None and endpoint.streams
 

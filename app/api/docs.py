@@ -44,7 +44,7 @@ def _swagger_page(app: FastAPI) -> Page:
             swagger_js_url=f"{up}{_STATIC}/swagger-ui-bundle.js",
             swagger_css_url=f"{up}{_STATIC}/swagger-ui.css",
             swagger_favicon_url=f"{up}{_STATIC}/favicon.png",
-            # The groups alone: there are many operations.
+            # Only the groups are open, because there are many operations.
             swagger_ui_parameters={"docExpansion": "none"},
         )
 

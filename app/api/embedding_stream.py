@@ -1,4 +1,4 @@
-"""POST /embeddings/stream: a text a line in, a record a line out, as long as the client likes.
+"""POST /embeddings/stream: a text in each line of the body, a record for each in the answer.
 
 The options are those of /embeddings/, in the query.
 """
@@ -68,7 +68,7 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     make_reader = _READERS[_media_type(request.headers)]
     media_type = media_type_of(request, tuple(WRITERS))
     model = service.catalogue.embedder(fields.model) if fields.model else None
-    # For as long as its facts are asked for: each piece of the stream leases it by itself.
+    # Only while the stream is set up: each piece leases the model by itself.
     async with service.engine.lease(None if model is None else model.key) as loaded:
         models = as_asked_for(loaded, model) or loaded
     vectors = vector_options(fields, models)
@@ -115,7 +115,7 @@ def _is_field(name: str) -> bool:
 
 
 def _media_type(headers: Headers) -> str:
-    """What the body says that it is; raises `UnsupportedMediaError`."""
+    """The declared type of the body; raises `UnsupportedMediaError` for one that is not read."""
     check_encoding(headers)
     media_type = content_type_of(headers)
     if media_type not in _READERS:

@@ -1,4 +1,4 @@
-"""What an error looks like in each dialect: its body, and where the status is another one."""
+"""The shape of an error in each dialect: its body, and its status where that differs."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ from app.api.paths import Dialect
 
 @dataclass(frozen=True, slots=True)
 class ErrorFacts:
-    """An error as every dialect is told of it.
+    """An error independent of the dialect.
 
-    `status` is the native one; `problems` lists what is wrong with an invalid body.
+    `status` is the native one; `problems` lists the faults of an invalid body.
     """
 
     message: str
@@ -30,7 +30,7 @@ class _Shape:
 
 
 def body_of(error: ErrorFacts, request_id: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
-    """The body; where several dialects are possible it has the fields of all of them."""
+    """The body of the response, with the fields of all `dialects`."""
     bodies = [_SHAPES[dialect].body(error, request_id) for dialect in dialects]
     return {name: value for body in reversed(bodies) for name, value in body.items()}
 

@@ -47,7 +47,7 @@ def status_of(error: SmartEmbedderError) -> int:
 
 
 def error_facts(error: SmartEmbedderError) -> dict[str, Any]:
-    """What a record of a stream tells about an error: what a response would."""
+    """An error as it stands in a record of a stream."""
     facts = {"status": status_of(error), "code": error.code, "detail": _sentence(str(error))}
     return facts if error.retry_after is None else facts | {"retry_after": error.retry_after}
 
@@ -79,7 +79,7 @@ def unforeseen_error_response(scope: Scope, error: Exception) -> Response:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Give the service's errors, a lack of memory and unknown routes the one shape."""
+    """Answer the service's errors, a lack of memory and unknown routes in the dialect's shape."""
     app.add_exception_handler(SmartEmbedderError, _handle_service_error)
     app.add_exception_handler(HTTPException, _handle_http_exception)
     app.add_exception_handler(MemoryError, _handle_memory_error)
@@ -138,7 +138,7 @@ def _known_paths(app: FastAPI) -> dict[str, list[str]]:
 
 
 def _listed(known: dict[str, list[str]]) -> str:
-    # Those of one model repeat what there is at the root.
+    # The paths of one model repeat those at the root.
     shown = {path: methods for path, methods in known.items() if not path.startswith("/models/{")}
     return ", ".join([*(f"{methods[0]} {path}" for path, methods in shown.items()), "GET /docs"])
 
@@ -146,7 +146,7 @@ def _listed(known: dict[str, list[str]]) -> str:
 def _response(
     scope: Scope, error: ErrorFacts, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """An error in the shape, and with the status, of the dialect that the request is written in."""
+    """The response for an error, with shape and status of the request's dialect."""
     context = context_of(scope)
     context.error_code, context.error_status = error.code, error.status
     body = orjson.dumps(body_of(error, context.request_id, context.dialects))

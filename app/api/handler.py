@@ -1,8 +1,8 @@
 """What endpoints share: the parts of the service, and the path of a request that asks for work.
 
-`respond` takes such a request from its body to its response; an endpoint brings its operation: a
-schema, and a function that turns a valid body into a result and renders it. The API of another
-server needs no more than another operation.
+`respond` takes such a request from its body to its response. An endpoint defines an operation for
+it: a schema, and a function from a valid body to a rendered response. The API of another server is
+another operation.
 """
 
 import asyncio
@@ -19,13 +19,11 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from app.access.rate_limit import Buckets
-from app.api.body import max_json_values, read_body
+from app.api.body import BodyForm, max_json_values, read_body
 from app.api.compression import compress, encoding_of
 from app.api.context import RequestContext, context_of
 from app.api.model_catalogue import ModelCatalogue
-from app.api.paths import Dialect, Endpoint
 from app.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
-from app.api.schemas import RequestModel
 from app.engine import DEFAULT_URGENCY, Engine
 from app.engine.concurrency import FairSemaphore
 from app.engine.download import DownloadStatus
@@ -42,9 +40,9 @@ Result = TypeVar("Result")
 WorkResult = TypeVar("WorkResult", EmbeddingResult, RerankResult, ClassificationResult)
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
-# To render them takes the event loop three milliseconds.
+# Rendering so many bytes takes three milliseconds.
 _LARGE_RESPONSE_BYTES = 100_000
-# What most clients accept without having asked for it costs them more than it saves below this.
+# Most clients accept compression without needing it; below this it costs more than it saves.
 COMPRESSED_FROM_BYTES = 1 << 22
 _LEAST_URGENT = 7
 
@@ -53,8 +51,8 @@ _LEAST_URGENT = 7
 class Service:
     """The parts of one running service.
 
-    `stream_places` are the places in the queue that streams may take, which leaves others for
-    single requests.
+    `stream_places` are the places in the queue that streams may take; the rest is left to other
+    requests.
     """
 
     settings: Settings
@@ -80,7 +78,7 @@ ServiceDep = Annotated[Service, Depends(get_service)]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request in work; what `leases` holds, it holds to its end, which is at `deadline`."""
+    """A request in work; its `leases` are held to its end, at the latest at `deadline`."""
 
     request: Request
     service: Service
@@ -98,7 +96,7 @@ class Call:
         return urgency_of(self.request)
 
     async def lease(self, model: str) -> LoadedModels:
-        """A model of MODELS, loaded; it stays so until the request is answered.
+        """Load a model of MODELS, if necessary, and keep it loaded until the request is answered.
 
         Raises as `Engine.lease`, and `ClientGoneError` if the client disconnects meanwhile.
         """
@@ -109,9 +107,9 @@ class Call:
         return await cancel_on_disconnect(self.request, self.leases.enter_async_context(lease))
 
     async def run(self, work: Coroutine[Any, Any, WorkResult], **counts: int) -> WorkResult:
-        """The engine's result; records `counts`, tokens and stages for the log and the trace.
+        """Run `work` and return its result; record `counts`, tokens and stages for log and trace.
 
-        Cancels the work and raises `ClientGoneError` if the client disconnects.
+        If the client disconnects, cancels the work and raises `ClientGoneError`.
         """
         result = await cancel_on_disconnect(self.request, work)
         timings = timings_as_json(result.timings)
@@ -128,7 +126,7 @@ class Call:
         *,
         takes_long: bool = False,
     ) -> Response:
-        """The response that `render` makes, off the event loop if it is large or `takes_long`."""
+        """Render the response, off the event loop if it is large or `takes_long`."""
         began = time.perf_counter()
         compressed = media_type == JSON and estimated_bytes >= COMPRESSED_FROM_BYTES
         encoding = encoding_of(self.request) if compressed else None
@@ -153,22 +151,14 @@ def _create_response(
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
-    """Work that can be asked for in one dialect.
+class Operation(BodyForm):
+    """Work that can be asked for in one dialect; `answer` is called with a body of `schema`."""
 
-    `answer` is given a body of `schema`. Of the operations that share a path only this one's bodies
-    have the field `field`.
-    """
-
-    dialect: Dialect
-    endpoint: Endpoint
-    field: str
-    schema: type[RequestModel]
     answer: Callable[[Any, Call], Awaitable[Response]]
 
 
 async def respond(request: Request, service: Service, *operations: Operation) -> Response:
-    """Read the body as one of `operations` does and answer it, all within REQUEST_TIMEOUT."""
+    """Read the body, and answer it by its operation, all within REQUEST_TIMEOUT."""
 
     async def read_and_answer() -> Response:
         values = max_json_values(service.settings)
@@ -201,8 +191,7 @@ async def with_timeout(seconds: float, work: Coroutine[Any, Any, Result]) -> Res
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
     """The result of `work`, for a request whose body has been read whole.
 
-    When the client disconnects, cancels the work, which leaves the queue, and raises
-    `ClientGoneError`.
+    If the client disconnects, cancels the work and raises `ClientGoneError`.
     """
     task = asyncio.ensure_future(work)
     disconnect = asyncio.ensure_future(_wait_for_disconnect(request))
@@ -224,7 +213,7 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 
 def urgency_of(request: Request, default: int = DEFAULT_URGENCY) -> int:
-    """The urgency in the Priority header of RFC 9218, which says to ignore malformed values."""
+    """The urgency in the Priority header; malformed values are ignored, as RFC 9218 demands."""
     lines = request.headers.getlist("priority")
     if not lines:
         return default
@@ -241,7 +230,7 @@ def urgency_of(request: Request, default: int = DEFAULT_URGENCY) -> int:
 
 
 def get_and_head(router: APIRouter, path: str, **description: Any) -> Callable[[Handler], Handler]:
-    """Register an endpoint for GET, as `router.get` does, and for HEAD, which is not described."""
+    """Register an endpoint for GET and, without a description of its own, for HEAD."""
 
     def register(endpoint: Handler) -> Handler:
         router.head(path, include_in_schema=False)(endpoint)

@@ -88,7 +88,7 @@ def describe_gpu(service: Service) -> dict[str, Any]:
 
 
 def describe_limits(models: LoadedModels | None, settings: Settings) -> dict[str, Any]:
-    """Lengths, budgets and formats, as they are in force once the models are loaded."""
+    """Lengths, budgets and formats in force; null where they are known only after loading."""
     if models is None:
         unknown = ("batch_size", "max_batch_tokens", "dtype", "attention")
         limits: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The models that are served, by every name that a client may call them by."""
+"""The models that are served, with every name by which a client may ask for them."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ _EMBED = "embed"
 
 
 class Role(Enum):
-    """What a model does here: all kinds of vectors, dense ones alone, or scores."""
+    """What a model is used for: all kinds of vectors, only dense ones, or scores."""
 
     EMBEDDER = auto()
     DENSE = auto()
@@ -26,9 +26,9 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model with all its names, of which the first is the one that answers carry.
+    """A model with all its names; answers carry the first one.
 
-    A `further` one is of MODELS. `revision` is what was asked for, if anything was.
+    `further` marks a model of MODELS. `revision` is the setting's value, if it is set.
     """
 
     role: Role
@@ -38,17 +38,17 @@ class ServedModel:
 
     @property
     def name(self) -> str:
-        """What answers call it."""
+        """The name that answers carry."""
         return self.names[0]
 
     @property
     def is_default_embedder(self) -> bool:
-        """Whether it is that of EMBEDDING_MODEL: named, it makes dense vectors, too."""
+        """Whether it is EMBEDDING_MODEL, which makes dense vectors for requests that name it."""
         return self.role is Role.EMBEDDER and not self.further
 
     @property
     def key(self) -> str | None:
-        """What the engine calls it; None for the default models, of which it knows what for."""
+        """Its name in the engine; None for a default model, which the engine finds by its role."""
         return self.name if self.further else None
 
     def is_called(self, name: str) -> bool:
@@ -92,7 +92,7 @@ class ModelCatalogue:
         return _find(name, self._embedders, "embedding models")
 
     def reranker(self, name: str | None) -> ServedModel | None:
-        """The reranker of that name, or the default one; None where there is none at all."""
+        """The reranker of that name, or the default one; None if there is no reranker."""
         if not (name and self._rerankers):
             return self._default_reranker
         return _find(name, self._rerankers, "rerankers")
@@ -102,7 +102,7 @@ class ModelCatalogue:
         return _find(name, self.models, "models")
 
     def with_role(self, role: Role) -> ServedModel:
-        """The model that does this; there is always an embedder."""
+        """The first model with this role; there is always an embedder."""
         return next(model for model in self.models if model.role is role)
 
     def reranks(self, model: ServedModel) -> bool:
@@ -146,7 +146,7 @@ def _require_own_names(models: Sequence[ServedModel], entries: Sequence[ModelEnt
 
 
 def _own_names(role: Role, name: str) -> Iterator[str]:
-    """Its hub id, the last part of it, and for an embedding model one with `embed` in it."""
+    """Its hub id, the last part of that, and for an embedding model a name with `embed` in it."""
     last = name.rpartition("/")[2]
     yield name
     if last != name:

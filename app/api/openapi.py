@@ -54,7 +54,7 @@ _PROTECTED = ("/stats", "/metrics")
 _UNKNOWN_YET = "known once the models are loaded"
 
 
-# Checks nothing: it puts the lock on the operation in the description. See RequireToken.
+# Checks nothing, which `RequireToken` does: it adds the lock to the operation in the description.
 _BEARER_NAME = "HTTPBearer"
 BEARER = Security(
     HTTPBearer(
@@ -158,7 +158,7 @@ def install_openapi(app: FastAPI, service: Service) -> None:
 
 
 def _describe_limits(settings: Settings, models: LoadedModels | None) -> str:
-    """What a request may hold, how many tokens are read of it, and how long it may take."""
+    """The limits of a request in force: its size, its tokens and its time."""
     return _LIMITS.format(
         settings=settings,
         embed_lengths=_embed_lengths(models),

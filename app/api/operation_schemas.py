@@ -1,4 +1,4 @@
-"""What /health, /stats and / answer; only described."""
+"""The responses of /health, /stats and /, for the API's description only."""
 
 from typing import Annotated, Literal
 
@@ -29,7 +29,7 @@ class DownloadProgress(BaseModel):
 
 
 class ServedModelStatus(BaseModel):
-    """Whether a model is loaded, and why not; null is what is not known of it."""
+    """Whether a model is loaded, and why not; a fact that is not known is null."""
 
     name: str
     task: Literal["embed", "rerank"]

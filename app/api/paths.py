@@ -1,4 +1,4 @@
-"""Which path is answered in which dialect: the one table, read before a body is.
+"""The table from paths to endpoints and dialects, which is used before a body is read.
 
 A dialect is the API of another server or of a hosted service, whose clients can be pointed here.
 """
@@ -12,7 +12,7 @@ from app.observability.labels import EMBEDDING_ENDPOINT
 
 
 class Dialect(Enum):
-    """Whose API a request is written for; its errors are answered in the same one."""
+    """The API that a request is written for, and that its errors follow."""
 
     NATIVE = "Smart Embedder"
     OPENAI = "OpenAI"
@@ -23,9 +23,9 @@ class Dialect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A POST that asks for work: `path` names it in metrics and traces.
+    """A POST that asks for work; `path` is its name in metrics and traces.
 
-    One that `streams` reads a body without end, and answers while it reads.
+    An endpoint that `streams` answers while it reads the body, which may never end.
     """
 
     path: str
@@ -70,7 +70,7 @@ ENDPOINTS = (
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """What a path is for; where `dialects` share it, the fields of a body tell them apart."""
+    """The endpoint of a path; if several `dialects` share it, the fields of the body decide."""
 
     endpoint: Endpoint
     dialects: tuple[Dialect, ...]
@@ -99,7 +99,7 @@ _WORK: Mapping[str, _Route] = {
 _WORK_AT_ROOT = {**_WORK, "/": _Route(TEI_EMBED, (Dialect.NATIVE, Dialect.TEI))} | {
     each.path: _Route(each, _TEI) for each in _TEI_ENDPOINTS
 }
-# What is asked of one model, below /models/{model}.
+# The paths of one model, below /models/{model}.
 _WORK_OF_A_MODEL = {each.path: _Route(each, _TEI) for each in (*_TEI_ENDPOINTS, RERANK)} | {
     path: _Route(OPENAI_EMBEDDINGS, _OPENAI) for path in ("/v1/embeddings", "/embeddings")
 }
@@ -114,7 +114,7 @@ _HEALTH = ("/ping", "/health")
 
 
 def endpoint_of(path: str) -> Endpoint | None:
-    """What a POST to `path`, without a slash at its end, asks for."""
+    """The endpoint of a POST to `path`, which has no slash at its end."""
     route = _route_of(path)
     return None if route is None else route.endpoint
 
@@ -132,7 +132,7 @@ def dialects_of(path: str) -> tuple[Dialect, ...]:
 
 
 def is_health_check(path: str) -> bool:
-    """Whether a dialect asks here how the service is, which needs no token."""
+    """Whether the path is a dialect's health check, which needs no token."""
     return path == "/ping" or (path.startswith(f"{_MODELS}/") and path.endswith(_HEALTH))
 
 

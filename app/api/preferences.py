@@ -1,4 +1,4 @@
-"""What a client prefers: the lists with qualities of RFC 9110."""
+"""Parses headers of preferences, such as Accept, by RFC 9110."""
 
 from decimal import Decimal
 from typing import Any
@@ -9,7 +9,7 @@ import http_sf
 def preferences(header: str) -> dict[str, float]:
     """The quality, 0 to 1, of each item of an Accept or Accept-Encoding header.
 
-    Empty where it is malformed, which nobody is refused for.
+    Empty for a malformed header, which is no reason to refuse a request.
     """
     if not header:
         return {}

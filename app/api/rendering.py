@@ -1,7 +1,7 @@
-"""Vectors to JSON bytes, float32 arrays straight through orjson; and responses in chunks.
+"""Rendering results to JSON by orjson, in chunks, and responses of chunks.
 
-No Python list of floats is ever made. A chunk takes a few milliseconds at most, during
-which orjson holds the GIL; the event loop runs between chunks.
+float32 arrays are rendered without Python lists of floats. A chunk takes a few milliseconds at
+most, during which orjson holds the GIL; the event loop runs between chunks.
 """
 
 from binascii import b2a_base64
@@ -56,7 +56,7 @@ class ChunkedResponse(Response):
 
 
 def _messages(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-    """Join neighbours until they are large enough for a message; what is larger is not copied."""
+    """Join small chunks to messages; split a chunk that is larger than one without copying it."""
     joined: list[Chunk] = []
     size = 0
     for chunk in chunks:
@@ -95,6 +95,21 @@ def render_matrix(matrix: npt.NDArray[Any] | None) -> Iterator[bytes]:
     yield b"]"
 
 
+def render_items(items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """JSON of a list, whose items are rendered as chunks."""
+    yield b"["
+    for index, chunks in enumerate(items):
+        if index:
+            yield b","
+        yield from chunks
+    yield b"]"
+
+
+def render_list(items: Iterable[Any]) -> Iterator[bytes]:
+    """JSON of a list, item by item."""
+    return render_items((orjson.dumps(item, option=OPTIONS),) for item in items)
+
+
 def base64_of(vector: npt.NDArray[Any]) -> bytes:
     """JSON of its bytes, little-endian, in base64."""
     return b'"' + b2a_base64(vector.data, newline=False) + b'"'
@@ -110,47 +125,52 @@ def sparse_as_json(sparse: SparseVector | None, *, as_indices: bool) -> dict[Any
     return dict(zip(sparse.indices.tolist(), sparse.values, strict=True))
 
 
-def render_rerank(passages: list[str], result: RerankResult, model: str) -> list[bytes]:
+def render_rerank(passages: list[str], result: RerankResult, model: str) -> Iterator[bytes]:
     """The chunks of the JSON answer to a rerank request, by falling score."""
-    chunks = [b'{"results":[']
-    for place, (index, score) in enumerate(by_falling_score(result.scores)):
-        if place:
-            chunks.append(b",")
+    yield b'{"results":'
+    yield from render_list(_ranked_passages(passages, result))
+    yield b"," + orjson.dumps({"model_name": model} | report(result))[1:]
+
+
+def _ranked_passages(passages: list[str], result: RerankResult) -> Iterator[dict[str, Any]]:
+    for index, score in by_falling_score(result.scores):
         item = {"index": index, "passage": passages[index], "score": score}
         if result.parts is not None:
             parts = asdict(result.parts[index])
             item["parts"] = {kind: np.float32(part) for kind, part in parts.items()}
-        chunks.append(orjson.dumps(item, option=OPTIONS))
-    trailer = {"model_name": model} | report(result)
-    chunks.append(b"]," + orjson.dumps(trailer)[1:])
-    return chunks
+        yield item
 
 
 def by_falling_score(scores: list[float]) -> list[tuple[int, np.float32]]:
-    """The places in the request and their scores, the best first.
+    """The indices of the request and their scores, the best first.
 
-    Sorted as they are shown: float32, of which orjson writes the shortest distinct digits. Scores
-    that a client sees as equal keep the order of the request.
+    They are sorted as float32, of which orjson writes the shortest distinct digits, so that scores
+    that look equal to a client keep the order of the request.
     """
     shown = np.array(scores, dtype=np.float32)
     return [(index, shown[index]) for index in np.argsort(-shown, kind="stable").tolist()]
 
 
 def report(result: EmbeddingResult | RerankResult) -> dict[str, Any]:
-    """What every response reports of the work behind it."""
+    """The fields of every native response beside its results: times, warnings and usage."""
     timings = timings_as_json(result.timings)
     return {
         "processing_time_ms": timings["total"],
         "warnings": truncations_as_json(result),
-        "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
+        "usage": usage_as_json(result.tokens),
         "timings_ms": timings,
     }
+
+
+def usage_as_json(tokens: int) -> dict[str, int]:
+    """OpenAI's `usage` object, which many APIs have."""
+    return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 def truncations_as_json(
     result: EmbeddingResult | RerankResult, field: str | None = None
 ) -> list[dict[str, Any]]:
-    """A warning for each text that was cut; `field` is what the dialect calls the list of texts."""
+    """A warning for each text that was cut; `field` is the dialect's name for the list of texts."""
     return [truncation_as_json(each, field or each.field) for each in result.truncations]
 
 
@@ -170,7 +190,7 @@ _WARNING_CODES = {
 def truncation_as_json(
     truncation: Truncation, field: str, pointer: str | None = None
 ) -> dict[str, Any]:
-    """The warning that a text was truncated; `pointer` where it is not in a list of the body."""
+    """The warning that a text was truncated; `pointer` is set for a text outside a list."""
     index = truncation.index
     if pointer is None:
         pointer = "/query" if field == "query" else f"/{field}/{index}"

@@ -1,4 +1,4 @@
-"""What clients receive; only described, since an answer is rendered without them."""
+"""The responses, for the API's description only: answers are rendered without them."""
 
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
@@ -130,7 +130,7 @@ Sentence = TypeVar("Sentence", EmbeddedSentence, Base64Sentence)
 
 
 class EmbeddingReport(BaseModel, Generic[Sentence]):
-    """Vectors for each text, in the order of the request, and what is told besides."""
+    """Vectors for each text, in the order of the request, and facts about the work."""
 
     data: list[Sentence]
     model_name: str

@@ -1,4 +1,4 @@
-"""What clients send."""
+"""The bodies of requests."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal

@@ -105,7 +105,7 @@ def _wrong_value(item: Item, model: type[RequestModel]) -> str:
 
 
 def _model_at(location: Location, model: type[RequestModel]) -> type[RequestModel]:
-    """The model, `model` itself or a nested one, whose field the last part of `location` is."""
+    """The model that has the field at `location`: `model` itself or one nested in it."""
     for part in location[:-1]:
         field = model.model_fields.get(str(part))
         kinds = get_args(field.annotation) if field else ()
@@ -125,7 +125,7 @@ def _suggest(name: str, model: type[RequestModel]) -> str | None:
 
 
 def _describe(value: Any) -> str:
-    """Type and size, in JSON's terms."""
+    """The type and size of a value, in JSON's terms."""
     match value:
         case None:
             return "null"

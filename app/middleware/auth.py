@@ -20,9 +20,9 @@ _HOW = "send Authorization: Bearer <token>, with a token of API_TOKEN or API_TOK
 class RequireToken:
     """Answers 401 without a known token; records the token's name for limits and logs.
 
-    Each failure counts against its address, whatever the path and method, and is 429 once that
+    Each failure counts for its address, for every path and method, and is answered 429 once that
     address has no tries left. From then on a correct token gets another answer than a wrong one
-    only where it opens something and is counted by its name: guessing locks out nobody else.
+    only for requests that are counted by its name, so that guessing locks out no other client.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class RequireToken:
         await self.app(scope, receive, send)
 
     async def _check(self, scope: Scope) -> SmartEmbedderError | None:
-        """The error to answer, if the request may not pass."""
+        """The error to answer, or None if the request may pass."""
         context = context_of(scope)
         presented = _authorization(scope)
         name = self._tokens.name_of(presented.token)
@@ -58,7 +58,7 @@ class RequireToken:
         return None
 
     def _is_public(self, scope: Scope) -> bool:
-        """Whether it needs no token: never where work is asked for, whatever the path."""
+        """Whether the request needs no token; a request for work always needs one."""
         path = context_of(scope).route
         public = path == "/" or is_health_check(path) or _is_below(path, self._public)
         return public and working_endpoint(scope) is None
@@ -69,9 +69,9 @@ def _is_below(path: str, parents: Sequence[str]) -> bool:
 
 
 def _only_confirms_token(scope: Scope, name: str) -> bool:
-    """Whether 200 or 404 would only tell a client that guesses that its token is correct.
+    """Whether the answer would only tell a guessing client that the token is correct.
 
-    Requests for work are counted by the rate limit itself.
+    False for requests for work, which the rate limit counts.
     """
     if working_endpoint(scope) is not None:
         return False
@@ -80,14 +80,14 @@ def _only_confirms_token(scope: Scope, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Authorization:
-    """The token of a request, empty where there is none, and the message if it is not known."""
+    """The token of a request, empty if there is none, and the message for an unknown one."""
 
     token: bytes
     fault: str
 
 
 def _authorization(scope: Scope) -> _Authorization:
-    """The token behind `Bearer`, in any case; or, as some clients send it, the token alone."""
+    """The token after `Bearer`, in upper or lower case, or alone, as some clients send it."""
     # Bytes: str.strip would remove more than white space.
     header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
     scheme, _, token = header.strip().partition(b" ")

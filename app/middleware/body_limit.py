@@ -1,4 +1,4 @@
-"""Refuses a body over the limit before it is read whole, whether its length is announced or not."""
+"""Refuses a body that is too large before it is read whole."""
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -11,7 +11,7 @@ from app.errors import BodyTooLargeError
 class LimitBody:
     """Answers 413 as soon as a body is known to be larger than `max_bytes`.
 
-    A stream limits its lines itself.
+    The body of a stream has no limit; its lines have.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:

@@ -7,15 +7,15 @@ from starlette.types import Message, Receive
 from app.errors import BodyStalledError
 
 MIN_BYTES_PER_SECOND = 1024
-# A process that was stopped finds its timers overdue before it has read what arrived meanwhile.
+# After a process was stopped, timers expire before the bytes that arrived meanwhile are read.
 _GRACE_SECONDS = 0.25
 
 
 class TimedBody:
     """Passes a body on; raises `BodyStalledError` where it arrives too slowly.
 
-    Each `window` of seconds must bring MIN_BYTES_PER_SECOND or the end of the body, the first one
-    included. `time_out` makes it raise earlier.
+    In each `window` of seconds MIN_BYTES_PER_SECOND or the rest of the body must arrive. `time_out`
+    makes it raise earlier.
     """
 
     def __init__(self, receive: Receive, window: float) -> None:
@@ -28,7 +28,7 @@ class TimedBody:
         self.complete = False
 
     async def receive(self) -> Message:
-        """The next part of the body, or whatever comes after it."""
+        """The next message: a part of the body, or what follows it."""
         if self.complete:
             return await self._receive()
         late = False
@@ -43,7 +43,7 @@ class TimedBody:
         return message
 
     def time_out(self) -> None:
-        """Let the request fail now, as one whose body stalls while memory is short."""
+        """Fail the request now, because its body stalls while memory is short."""
         self._timed_out = True
         if self._timeout is not None and not self._timeout.expired():
             self._timeout.reschedule(asyncio.get_running_loop().time())
@@ -58,7 +58,7 @@ class TimedBody:
             self._timeout = None
 
     async def _receive_within_grace(self) -> Message:
-        """What has arrived although the time is over."""
+        """A message that has arrived although the time is over."""
         try:
             return await self._receive_until(asyncio.get_running_loop().time() + _GRACE_SECONDS)
         except TimeoutError:

@@ -88,8 +88,8 @@ def _below(root_path: str, path: str) -> str:
 def _normalize(path: str) -> str:
     """Remove slashes from the end of the path, where they change nothing.
 
-    The router's patterns also match a line feed at the end (%0A): it is removed too, so that no
-    request passes by the middleware that compares paths.
+    The router's patterns also match a line feed at the end (%0A). It is removed, too, so that no
+    request bypasses middleware that compares paths.
     """
     bare = path.rstrip("/\n")
     return EMBEDDING_ENDPOINT if f"{bare}/" == EMBEDDING_ENDPOINT else bare or "/"

@@ -1,4 +1,4 @@
-"""The bytes of bodies and responses that clients make the service hold, and who gives way."""
+"""The bytes of bodies and responses that the service holds for clients, and who is evicted."""
 
 import asyncio
 from collections import Counter
@@ -16,7 +16,7 @@ _SHARE_OF_FREE = 3
 
 @dataclass(eq=False, slots=True)
 class Reservation:
-    """The bytes that one request holds; `evict` ends it, and is None while the service works."""
+    """The bytes held for one request; `evict` ends it, and is None while it must not be evicted."""
 
     client: str
     evict: Callable[[], None] | None
@@ -32,7 +32,7 @@ class Reservation:
 
 
 class Memory:
-    """The bytes that all requests hold of one kind, at most about `max_bytes`."""
+    """The bytes held for all requests, of bodies or of responses, about `max_bytes` at most."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -67,7 +67,7 @@ class Memory:
     def _evict_stalled(self, now: float, client: str | None = None) -> bool:
         """Evict one stalled request, of `client` or else of the client that holds most.
 
-        The one that has made no progress for longest; False where none is stalled.
+        It is the one that has made no progress for longest. False if none is stalled.
         """
         stalled = [
             each
@@ -87,12 +87,12 @@ class Memory:
 class BodyMemory(Memory):
     """Request bodies that arrive or are worked on.
 
-    A client may hold three times what it leaves free: three quarters where it is alone, so that no
-    client can fill the memory. A small body is refused only where there is no room at all.
+    A client may hold three times the bytes that are free, which is three quarters for a single one,
+    so that no client can fill the memory. A small body is refused only if there is no room at all.
     """
 
     def reserve(self, reservation: Reservation, size: int) -> None:
-        """Hold `size` bytes more of a body; raise `QueueFullError` where there is no room."""
+        """Hold `size` more bytes of a body; raise `QueueFullError` if there is no room."""
         now = asyncio.get_running_loop().time()
         while not self._fits(reservation, size):
             client = None if self._total + size > self.max_bytes else reservation.client
@@ -129,12 +129,12 @@ class ResponseMemory(Memory):
         self._make_room()
 
     def release_sent(self, reservation: Reservation, size: int) -> None:
-        """Release the `size` bytes that the client has made room for."""
+        """Release `size` bytes that were sent."""
         self.release_part(reservation, size)
         reservation.record_progress(size, asyncio.get_running_loop().time())
 
     def _make_room(self) -> None:
-        """Evict stalled responses; check again later where that is not enough."""
+        """Evict stalled responses; check again later if that is not enough."""
         loop = asyncio.get_running_loop()
         while self._total > self.max_bytes and self._evict_stalled(loop.time()):
             pass

@@ -1,8 +1,8 @@
-"""Bounds the memory that clients hold: request bodies, and responses that wait to be read.
+"""Limits the memory of request bodies, and of responses that wait to be read.
 
-A request that waits for its client, for more of its body or for the response to be read, and has
-made no progress for a second, is evicted when memory is short. A request that the service itself
-works on never is.
+A request waits for its client while its body arrives and while its response is read. When memory is
+short, one that has waited for a second without progress is evicted. A request that the service
+works on is never evicted.
 """
 
 from collections.abc import Callable
@@ -22,10 +22,10 @@ BODY_SECONDS = 10.0
 class LimitMemory:
     """Holds at most about `max_bytes` of request bodies, and as much of responses.
 
-    The limit hits who causes it: a client's large bodies get 503 while it holds more than its
-    share, a body that stalls 408, and a response that is not read is cut off. Requests without a
-    body, such as those to /health, are never refused. A body must make progress within each
-    `body_seconds`; the body of a stream may pause for `stream_seconds`.
+    A client that holds more than its share gets 503 for large bodies, a stalled body gets 408, and
+    a response that is not read is cut off. Requests without a body, such as those to /health, are
+    never refused. A body must make progress within each `body_seconds`; the body of a stream may
+    pause for `stream_seconds`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class _Exchange:
         self._held_response = Reservation(client, self._cut_off if self._abort else None)
 
     async def receive(self) -> Message:
-        """A part of the body, if there is room for it."""
+        """Receive a part of the body; raises `QueueFullError` if there is no room for it."""
         message = await self._body.receive()
         size = len(message.get("body", b""))
         if size:
@@ -92,7 +92,7 @@ class _Exchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """A part of the response; nothing refers to the body any more when it begins."""
+        """Send a part of the response; when it begins, the body is no longer in memory."""
         if message["type"] == "http.response.start":
             self._bodies.release(self._held_body)
             length = int(Headers(raw=message["headers"]).get("content-length", "0"))
@@ -104,7 +104,7 @@ class _Exchange:
         """Hold nothing any more."""
         self._bodies.release(self._held_body)
         self._responses.release(self._held_response)
-        self._held_response.evict = None  # It refers back here, a cycle.
+        self._held_response.evict = None  # Ends a reference cycle.
 
     def _cut_off(self) -> None:
         self._log.warning("answer_not_taken", reason="unread answers fill the memory")

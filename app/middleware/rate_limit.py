@@ -13,10 +13,10 @@ from app.errors import RateLimitedError
 class RateLimiter:
     """Decides in which bucket a request counts, and whether it may go on.
 
-    Of the requests that pass the token check only those that ask for work count, for their client.
-    A request whose token failed counts for its address, whatever its path: in the bucket for work
-    without a named token, and in one for failures, which work does not fill. So a client that
-    guesses does not lock out a named token that comes from the same address.
+    After the token check only requests for work count, for their client. A request whose token
+    failed counts for its address, on every path, in two buckets: that of work without a named
+    token, and one of failures alone. So a client that guesses does not lock out a named token from
+    the same address.
     """
 
     def __init__(self, buckets: Buckets, requests_per_minute: int, burst: int) -> None:

@@ -51,13 +51,13 @@ class MeasureRequests:
             with self._endpoints[endpoint.path].active.track_inprogress():
                 await self.app(scope, receive, send)
         finally:
-            # Where dialects share a path, the body has told by now which one it was.
+            # If dialects share a path, the body has decided between them by now.
             endpoint = working_endpoint(scope) or endpoint
             seconds = time.perf_counter() - started
             self._count(self._endpoints[endpoint.path], context_of(scope), seconds)
 
     def _count(self, endpoint: EndpointMetrics, context: RequestContext, seconds: float) -> None:
-        """Every request is counted once: as refused, as abandoned, or by its outcome."""
+        """Count a request once: as refused, as abandoned, or by its outcome."""
         code = context.error_code
         if code in _REASON_OF:
             endpoint.rejected[_REASON_OF[code]].inc()

@@ -1,7 +1,7 @@
-"""Counts what a stream makes the service hold: lines that wait, and vectors that wait for a reader.
+"""Counts the bytes held for a stream: lines that wait, and vectors that wait to be read.
 
-A stream has no end, so it gives back what it has used, and it waits where memory is short. It gives
-way only while it waits for its own client, as every other request does.
+A stream releases bytes while it runs, and waits when memory is short. Like other requests it is
+evicted only while it waits for its own client.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ _RETRY_SECONDS = 0.5
 
 
 class StreamedExchange:
-    """One stream. Its client may pause for `patience` seconds before it sends more of the body."""
+    """One stream, whose client may pause for `patience` seconds before it sends more."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class StreamedExchange:
         self._complete = False
 
     async def receive(self) -> Message:
-        """A part of the body, once there is room for it."""
+        """Receive a part of the body, and wait until there is room for it."""
         if self._complete:
             return await self._receive()
         with self._may_give_way(self._held_body, self._stop_waiting):
@@ -55,20 +55,20 @@ class StreamedExchange:
         return message
 
     async def send(self, message: Message) -> None:
-        """A part of the answer."""
+        """Send a part of the answer."""
         with self._may_give_way(self._held_vectors, self._abort):
             await self._send(message)
 
     def release_body(self, size: int) -> None:
-        """So many bytes of the body are not held any more."""
+        """Record that `size` bytes of the body are no longer held."""
         self._bodies.release_part(self._held_body, size)
 
     def hold_vectors(self, size: int) -> None:
-        """So many bytes of vectors wait to be sent."""
+        """Record that `size` bytes of vectors wait to be sent."""
         self._responses.reserve(self._held_vectors, size)
 
     def release_vectors(self, size: int) -> None:
-        """They do no more."""
+        """Record that `size` bytes of vectors no longer wait."""
         self._responses.release_sent(self._held_vectors, size)
 
     def release(self) -> None:
@@ -112,7 +112,7 @@ class StreamedExchange:
         )
 
     async def _reserve(self, size: int) -> None:
-        """Wait for room, within the patience; raises `QueueFullError` where none becomes free."""
+        """Wait for room, `patience` seconds at most, and then raise `QueueFullError`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._patience
         while True:

@@ -1,4 +1,4 @@
-"""Unpacks gzipped bodies, in small pieces and no further than a body may be large."""
+"""Unpacks gzipped bodies in small pieces, up to the limit of a body."""
 
 import asyncio
 import math
@@ -15,12 +15,11 @@ _GZIP_WINDOW = 31
 
 
 class UnpackBody:
-    """What is inside sees an uncompressed body of at most `max_bytes`, with no Content-Encoding.
+    """Unpacks a gzipped body to at most `max_bytes` and removes its Content-Encoding.
 
-    A stream's body has no limit.
-
-    Each piece is unpacked when the one before has been taken, so that a small body which becomes a
-    large one is counted, and refused, as a large one.
+    The body of a stream has no limit. Each piece is unpacked when the one before it has been
+    received, so that a small body that unpacks to a large one is counted and refused as a large
+    one.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
@@ -56,7 +55,7 @@ class _GzippedBody:
         self._ended = False
 
     async def receive(self) -> Message:
-        """The next piece; after the last one, what the server has to say."""
+        """The next piece; after the last one, the server's messages."""
         while self._more_packed or self._packed or self._more_inside:
             if self._packed or self._more_inside:
                 piece = self._unpack()

@@ -1,4 +1,5 @@
 """Everything that touches tensors: packing, attention, checkpoints, heads and the forward pass.
 
-`app.models.load` is the way in: importing torch takes seconds, and the port must answer before.
+Import only `app.models.load` from outside: it imports torch, which takes seconds, when it is
+called.
 """

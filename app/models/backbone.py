@@ -1,4 +1,4 @@
-"""The transformer between the token ids and the heads, run packed."""
+"""The backbone of a model: a transformer from packed token ids to hidden states."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -41,9 +41,9 @@ from app.models.quantization.encoder import make_quantized_encoder
 from app.models.target import Target
 from app.models.text.tokenizer import TextTokenizer
 
-# oneDNN compiles a kernel for every new number of rows, milliseconds for each matrix in bfloat16.
-# Rounding up makes the numbers few, so that compiled kernels are used again. The fewer the rows,
-# the more the added ones cost: (tokens up to, multiple).
+# oneDNN compiles a kernel for each number of rows, which takes milliseconds in bfloat16. Rounding
+# up makes the numbers few, so that kernels are reused; added rows cost more the fewer rows there
+# are. (Tokens up to, multiple.)
 _CPU_MULTIPLES = ((32, 1), (512, 8))
 _CPU_LARGE_MULTIPLE = 32
 
@@ -51,9 +51,9 @@ _CPU_LARGE_MULTIPLE = 32
 class Backbone:
     """A transformer that maps a packed batch to the hidden state of every token.
 
-    `max_length` is the most tokens that have a position, RoBERTa counts positions from
-    `padding` + 1, and `parameters` are the weights that every token is multiplied with. Where
-    `reads_segments`, the second text of a pair is to be marked as such.
+    `max_length` is the number of positions. RoBERTa counts positions from `padding` + 1.
+    `parameters` is the number of weights that each token is multiplied with. With `reads_segments`
+    the tokens of the second text of a pair must be marked.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class Backbone:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether what sequences begin with alike is computed once, as in a causal model."""
+        """Whether common prefixes of sequences are computed once, as a causal model allows."""
         return self._transformer.shares_prefixes
 
     @property
     def wire_dtype(self) -> torch.dtype:
-        """What many numbers between -1 and 1 are copied to the host in: as exact as the model."""
+        """The dtype in which vectors are copied to the host: as exact as the model."""
         half = self.device.type == "cuda" and self.dtype is not torch.float32
         return torch.float16 if half else torch.float32
 
@@ -102,7 +102,7 @@ class Backbone:
         )
 
     def _multiple(self, tokens: int) -> int:
-        """What the rows of so many tokens are rounded up to a multiple of."""
+        """The multiple to which this number of tokens is rounded up."""
         rounds_up = self.device.type == "cpu" and self._transformer.rounds_up
         return cpu_multiple(tokens) if rounds_up else 1
 
@@ -115,7 +115,7 @@ class Backbone:
         return self._transformer(packed) if graph is None else graph(packed)
 
     def capture_graphs(self) -> None:
-        """On an NVIDIA GPU launch small batches as CUDA graphs from now on."""
+        """On an NVIDIA GPU, launch small batches as CUDA graphs from now on."""
         if self.device.type == "cuda" and self._transformer.capturable:
             tolerance = TOLERANCES[self.dtype]
             trial = GraphTrial(self._transformer, self.pack, self.max_length, tolerance)
@@ -123,13 +123,13 @@ class Backbone:
             self.target = self.target.launched_by(self._graphs)
 
     def select_tokens(self, packed: PackedBatch, selected: Sequence[bool]) -> TokenSelection:
-        """The tokens of the sequences for which `selected` is true, rounded up as rows are."""
+        """The tokens of the selected sequences, their number rounded up as for a forward."""
         return select_tokens(packed, selected, self._multiple)
 
     def leave_out_unattended(self, length: int) -> None:
-        """Read the mark of tokens that are not attended to, in sequences of at most that length.
+        """Exclude tokens that are marked as unattended, in sequences of at most `length` tokens.
 
-        Raises `StartupError` where those do not fit the window in which tokens see each other.
+        Raises `StartupError` if such a sequence is longer than the attention window.
         """
         window = self._transformer.window
         if window is not None and length > window:
@@ -140,25 +140,25 @@ class Backbone:
         self._transformer = self._transformer.with_attention(leaving_out)
 
     def finish_loading(self) -> None:
-        """Copy what was left in the file; forwards may run beside it."""
+        """Copy weights that are still mapped; forwards may run meanwhile."""
         self._transformer.finish_loading()
 
     def with_fewer_layers(self) -> tuple["Backbone", float]:
-        """One of fewer layers, and how many times as many this one has."""
+        """A copy with fewer layers, and by what factor this one has more."""
         fewer = copy(self)
         fewer._transformer, times = self._transformer.with_fewer_layers()  # noqa: SLF001 - its own
         return fewer, times
 
 
 def cpu_multiple(tokens: int) -> int:
-    """What the rows of a forward of `tokens` are rounded up to a multiple of on a CPU."""
+    """The multiple to which the rows of a forward of `tokens` are rounded up on a CPU."""
     return next((by for most, by in _CPU_MULTIPLES if tokens <= most), _CPU_LARGE_MULTIPLE)
 
 
 def load_tokenizer(folder: Path, max_length: int) -> TextTokenizer:
-    """An encoder's: texts are cut to `max_length`, or to as many tokens as have a position.
+    """Load an encoder's tokenizer; texts are cut to `max_length` or the number of positions.
 
-    Raises `StartupError` for whatever is wrong with the folder.
+    Raises `StartupError` for a folder that cannot be used.
     """
     return TextTokenizer.from_folder(folder, min(max_length, EncoderConfig.read(folder).max_length))
 
@@ -166,9 +166,9 @@ def load_tokenizer(folder: Path, max_length: int) -> TextTokenizer:
 def load_encoder(
     folder: Path, target: Target, tokenizer: TextTokenizer, weights: Weights | None = None
 ) -> Backbone:
-    """Load an encoder of BERT's or RoBERTa's kind, from `weights` where they are read already.
+    """Load an encoder of BERT's or RoBERTa's architecture, from `weights` if they are given.
 
-    The tokenizer is the model's own. Raises `StartupError` for whatever is wrong with the folder.
+    `tokenizer` is that of the model. Raises `StartupError` for a folder that cannot be used.
     """
     config = EncoderConfig.read(folder)
     if target.quantized:
@@ -188,7 +188,7 @@ def load_encoder(
 
 
 def load_decoder(folder: Path, target: Target, weights: Weights) -> Backbone:
-    """Load a decoder of Qwen3's kind; raises `StartupError` for whatever is wrong with it."""
+    """Load a decoder of Qwen3's architecture; raises `StartupError` if it cannot be used."""
     config = DecoderConfig.read(folder)
     if target.quantized:
         raise StartupError(
@@ -251,11 +251,11 @@ def _unquantized(weights: Weights, config: EncoderConfig, target: Target) -> Enc
 def _quantized(
     tokenizer: TextTokenizer, weights: Weights, config: EncoderConfig, target: Target
 ) -> Encoder:
-    # Rounded once, from what the file holds.
+    # In float32, so that the weights of the file are rounded only once.
     parameters = EncoderParameters(weights, config, target.device, torch.float32)
     texts = calibration_sequences(tokenizer)
-    # Rows that only round the forward up have no attention and large values: included in the
-    # calibration, they are no outliers, which would be computed twice.
+    # Rows that only round the forward up have large values. They are part of the calibration, or
+    # they would be outliers, which are computed twice.
     multiple = sum(map(len, texts)) + _CPU_LARGE_MULTIPLE
     packed = pack(texts, device=target.device, roberta_padding=config.padding, multiple=multiple)
     return make_quantized_encoder(parameters, target.backend, target.dtype, packed)

@@ -1,7 +1,7 @@
-"""Every family of encoders without a loop here, by transformers' own modules.
+"""Encoders of every family without an implementation here, by transformers' modules.
 
-Where a family's attention can be replaced, its batches run packed like all others; else they are
-padded, texts of like length together. Code of a checkpoint is never run.
+If the attention of a family can be replaced, its batches run packed; otherwise they are padded,
+texts of similar length together. Code of a checkpoint is never run.
 """
 
 import inspect
@@ -31,11 +31,11 @@ from app.models.target import Target
 
 _PACKED = "smart_embedder_packed"
 _LAYOUT, _PADDED = "batch", "padded"
-# What a family's attention may be given that the packed one does not compute.
+# Arguments of a family's attention that packed attention does not compute.
 _NOT_PACKED = ("position_bias", "softcap", "s_aux", "cache")
-# How many times as far as one operation's the rounding errors of all layers go.
+# The rounding errors of all layers, as a multiple of one operation's.
 _LAYERS = 4
-# Tokens of the texts that the packed path is tried with; more than a window where there is one.
+# Tokens of the texts of the trial; one text is longer than the window, if there is one.
 _TRIAL_LENGTHS = (3, 17, 40)
 _LONGEST_TRIAL = 700
 # Ids that every vocabulary has.
@@ -57,9 +57,9 @@ def attend_packed(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """One of transformers' attention functions: `[1, T, H, D]` of `[1, H, T, D]`.
+    """An attention function for transformers: from `[1, H, T, D]` to `[1, T, H, D]`.
 
-    Raises `ValueError` for what it does not compute.
+    Raises `ValueError` for arguments that it does not compute.
     """
     del attention_mask
     unknown = [name for name in _NOT_PACKED if others.get(name) is not None]
@@ -78,7 +78,7 @@ def attend_packed(
 
 
 class ModuleTransformer(Transformer):
-    """A module of transformers; `packed_by` says what computes attention, None that it pads."""
+    """A module of transformers; `packed_by` computes its attention; if None, batches are padded."""
 
     shares_prefixes = False
     capturable = False
@@ -104,7 +104,7 @@ class ModuleTransformer(Transformer):
         return states[0]
 
     def _padded(self, packed: PackedBatch) -> Iterator[Tensor]:
-        """The states of the tokens of each group of sequences, which are ordered by length."""
+        """The states of each group of sequences, padded, in packed order."""
         ids = torch.split(packed.input_ids[0], packed.lengths)
         attended = torch.split(packed.attended, packed.lengths)
         for group in groups_of(packed.lengths):
@@ -118,10 +118,10 @@ class ModuleTransformer(Transformer):
             yield states[mask]
 
     def finish_loading(self) -> None:
-        """Implement `Transformer`: nothing is left in the file."""
+        """Implement `Transformer`: no weights are mapped."""
 
     def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
-        """Implement `Transformer`; where batches are padded, it only reads marks."""
+        """Implement `Transformer`; a padded batch hides unattended tokens by its mask."""
         changed = copy(self)
         changed._change = change  # noqa: SLF001 - its own
         return changed
@@ -132,7 +132,7 @@ class ModuleTransformer(Transformer):
 
 
 def groups_of(lengths: list[int]) -> Iterator[slice]:
-    """Neighbours of rising lengths that are computed together without much padding."""
+    """Groups of neighbours, of ascending lengths, that need little padding."""
     start = tokens = 0
     for index, length in enumerate(lengths):
         padded = (index + 1 - start) * length
@@ -144,9 +144,9 @@ def groups_of(lengths: list[int]) -> Iterator[slice]:
 
 
 def load_by_transformers(folder: Path, target: Target) -> tuple[Backbone, int | None]:
-    """The transformer in `folder`, and the most tokens that have a position, if there is a limit.
+    """Load the transformer in `folder`; return it with its number of positions, if limited.
 
-    Raises `StartupError` for what transformers does not know, or cannot load.
+    Raises `StartupError` for a model that transformers does not know or cannot load.
     """
     if target.quantized:
         raise StartupError(
@@ -171,7 +171,7 @@ def load_by_transformers(folder: Path, target: Target) -> tuple[Backbone, int | 
 
 
 def _positions(module: Any) -> tuple[int | None, int | None]:
-    """The most tokens that have a position, and RoBERTa's padding id where it counts from there."""
+    """The number of positions, and RoBERTa's padding id if positions are counted from it."""
     for name, part in module.named_modules():
         if isinstance(part, nn.Embedding) and name.endswith("position_embeddings"):
             offset = part.padding_idx
@@ -190,7 +190,7 @@ def _width(module: Any) -> int:
 
 
 def _trial(module: Any, longest: int, offset: int | None, device: torch.device) -> PackedBatch:
-    """Texts of several lengths, one of them beyond the attention's window where there is one."""
+    """Random texts of several lengths, one longer than the attention window, if there is one."""
     window = getattr(module.config, "sliding_window", None) or 0
     lengths = (*_TRIAL_LENGTHS, min(_LONGEST_TRIAL, 2 * window + 9))
     drawn = np.random.default_rng(0)
@@ -200,7 +200,7 @@ def _trial(module: Any, longest: int, offset: int | None, device: torch.device) 
 
 @torch.inference_mode()
 def _prove(folder: Path, module: Any, target: Target, texts: PackedBatch) -> Target:
-    """How batches are laid out: packed, where that computes what padding does; else padded."""
+    """Choose the layout of batches: packed if that computes the same as padding, else padded."""
     padding = getattr(module.config, "pad_token_id", None) or 0
     try:
         expected = ModuleTransformer(module, padding, None)(texts)

@@ -1,10 +1,10 @@
 """Forwards of small batches as CUDA graphs: hundreds of launches captured once, repeated as one.
 
-A forward of few tokens takes as long as its kernels take to launch. A graph always computes what it
-was captured for: a bucket of so many tokens in so many sequences. A smaller batch is copied to the
-memory that the graph reads, and its states from where the graph writes. What is left of the bucket
-belongs to no sequence. All of that is in the order of one stream, so that several batches may be
-under way.
+A forward of few tokens takes as long as the launches of its kernels. A graph always computes the
+bucket that it was captured for: a number of tokens in a number of sequences. A smaller batch is
+copied to the memory that the graph reads, and its states from the memory that it writes; the rest
+of the bucket belongs to no sequence. All copies are in the order of one stream, so that several
+batches may be in flight.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ from app.models.ops.proof import Proof, try_path, warn_of_refused
 # more than the tokens; larger forwards take longer than their launches on every GPU.
 _TOKENS = (32, 64, 128, 256, 384, 512, 768, 1024, 1536, 2048)
 _TOKENS_OF_A_SEQUENCE = 8
-# How many times as far as one operation's the rounding errors of all layers go, at random.
+# The rounding errors of all layers, which are random, as a multiple of one operation's.
 _LAYERS = 4
 # Ids that every vocabulary has.
 _RANDOM_IDS = (5, 100)
@@ -39,14 +39,14 @@ Forward = Callable[[PackedBatch], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """What a graph has room for: tokens, sequences, and tokens of the longest sequence."""
+    """The size of a graph: its tokens, sequences, and tokens of the longest sequence."""
 
     tokens: int
     sequences: int
     longest: int
 
     def holds(self, packed: PackedBatch) -> bool:
-        """Whether the batch has no more."""
+        """Whether the batch fits the bucket."""
         return (
             packed.tokens <= self.tokens
             and len(packed.lengths) <= self.sequences
@@ -55,9 +55,9 @@ class Bucket:
 
 
 def make_buckets(tokens: Sequence[int] = _TOKENS) -> Iterator[Bucket]:
-    """For each number of tokens one for short sequences and one for few, from the smallest on.
+    """For each number of tokens a bucket for few long sequences and one for many short ones.
 
-    Attention starts blocks for each sequence as if all were the longest that there may be.
+    Attention starts as many blocks for each sequence as for the longest one of the bucket.
     """
     for count in tokens:
         most = max(1, count // _TOKENS_OF_A_SEQUENCE)
@@ -85,10 +85,10 @@ class _StaticBatch(PackedBatch):
 
 
 class GraphedForward:
-    """A forward for the batches that a bucket holds; raises what PyTorch says against its capture.
+    """A forward, captured for a bucket; raises PyTorch's errors of the capture.
 
-    The graph's own memory is `pool`, which other graphs on the device may use, too: none needs
-    anything of it before it begins or after it ends.
+    The graph allocates in `pool`, which other graphs on the device share: none needs the contents
+    before it begins or after it ends.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class GraphedForward:
         self._batch = _static_batch(bucket, stream.device)
         self._graph = torch.cuda.CUDAGraph()
         with _beside_the_current_stream(stream):
-            # Libraries allocate at the first call what they keep for good.
+            # A first call, in which libraries allocate the memory that they keep.
             forward(self._batch)
             with _captured(self._graph, stream, pool):
                 self._states = forward(self._batch)
@@ -130,7 +130,7 @@ def _static_batch(bucket: Bucket, device: torch.device) -> _StaticBatch:
 
 @contextmanager
 def _beside_the_current_stream(stream: torch.cuda.Stream) -> Iterator[None]:
-    """An error in a capture makes nothing but its own stream unusable."""
+    """Run the block on `stream`, because an error in a capture makes its stream unusable."""
     current = torch.cuda.current_stream(stream.device)
     stream.wait_stream(current)
     try:
@@ -143,7 +143,7 @@ def _beside_the_current_stream(stream: torch.cuda.Stream) -> Iterator[None]:
 @contextmanager
 def _captured(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any) -> Iterator[None]:
     try:
-        # Calls of other threads, which wait for results, are none of its business.
+        # Other threads, which wait for results, must not be affected.
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             yield
@@ -155,9 +155,9 @@ def _captured(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any)
 
 
 def _end_allocation(device: torch.device, pool: Any) -> None:
-    """Tell PyTorch's allocator that a capture is over, also where CUDA has ended it by itself.
+    """Tell PyTorch's allocator that a capture is over, even if CUDA has ended it by itself.
 
-    It would never again reuse memory that two streams have used, as every result is.
+    Otherwise it would never again reuse memory that two streams have used, such as results.
     """
     with suppress(RuntimeError):  # It knows already.
         torch._C._cuda_endAllocateToPool(device.index, pool)  # noqa: SLF001 - there is no other way
@@ -166,19 +166,19 @@ def _end_allocation(device: torch.device, pool: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GraphedForwards:
-    """From the smallest on; none where a single one did not hold, of which `proof` says why."""
+    """Graphs in ascending order; none if the proof of one failed, which is then `proof`."""
 
     forwards: tuple[GraphedForward, ...]
     proof: Proof
 
     def find(self, packed: PackedBatch) -> GraphedForward | None:
-        """The smallest that has room for a batch."""
+        """The smallest graph that the batch fits."""
         return next((each for each in self.forwards if each.bucket.holds(packed)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphTrial:
-    """Captures graphs of a forward, and compares each with what it stands for.
+    """Captures graphs of a forward, and compares the states of each with those of the forward.
 
     `max_length` is the most tokens of a sequence, and `tolerance` that of one operation.
     """
@@ -190,7 +190,7 @@ class GraphTrial:
 
     @torch.inference_mode()
     def capture(self, buckets: Sequence[Bucket], device: torch.device) -> GraphedForwards:
-        """Graphs for those buckets in which even the smallest batch is faster than without."""
+        """Graphs for the buckets in which even the smallest batch is faster than without."""
         make = partial(
             GraphedForward,
             self.forward,
@@ -199,8 +199,7 @@ class GraphTrial:
         )
         captured: list[GraphedForward] = []
         faster: list[GraphedForward] = []
-        # From the largest on, in whose memory the others find room. None of them gives its memory
-        # back before all are captured.
+        # The largest first, whose memory the others share. All are kept until the last is captured.
         for bucket in reversed(buckets):
             least = 1 + max(
                 (each.tokens for each in buckets if each.tokens < bucket.tokens), default=0
@@ -216,7 +215,7 @@ class GraphTrial:
         return GraphedForwards(tuple(reversed(faster)), proof)
 
     def _draw(self, bucket: Bucket, tokens: int, longest: int) -> PackedBatch:
-        """A batch of so many tokens at random, as far as the bucket holds them."""
+        """A random batch of `tokens`, or of fewer if the bucket holds no more."""
         longest = min(longest, self.max_length)
         drawn = np.random.default_rng(0).integers(
             *_RANDOM_IDS, min(tokens, longest * bucket.sequences)
@@ -229,7 +228,7 @@ class GraphTrial:
         batches: list[PackedBatch],
         captured: list[GraphedForward],
     ) -> Proof:
-        """Capture one more, and compare its states of the batches, each token's by themselves."""
+        """Capture a graph, and compare its states of the batches, token by token."""
         states = [self.forward(each).float() for each in batches]
         largest = [each.abs().amax(dim=1, keepdim=True) for each in states]
 
@@ -243,7 +242,7 @@ class GraphTrial:
 
 @cache
 def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all models: for each stream cuBLAS keeps memory of its own."""
+    """One stream for all models, because cuBLAS keeps memory for each stream."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

@@ -1,4 +1,4 @@
-"""Which transformer computes a model: a loop of this service's own, or transformers' modules."""
+"""Chooses the implementation of a model: one of `architectures`, or transformers' modules."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from app.models.checkpoint.weights import Weights
 from app.models.target import Target
 from app.models.text.tokenizer import TextTokenizer
 
-# Those whose states stay within the range of float16.
+# Types whose states stay within the range of float16.
 _HALF_PRECISION_TYPES = {*ENCODER_TYPES, "camembert", "distilbert", "electra", "mpnet"}
 
 
@@ -22,7 +22,7 @@ def is_qwen3(folder: Path) -> bool:
 
 
 def overflows_float16(folder: Path) -> bool:
-    """Whether states may leave the range of float16, so that bfloat16 is the half to run in."""
+    """Whether states may leave the range of float16, so that bfloat16 is needed."""
     return read_config(folder).get("model_type") not in _HALF_PRECISION_TYPES
 
 
@@ -35,11 +35,11 @@ def load_backbone(
     closing: str | None = None,
     weights: Weights | None = None,
 ) -> tuple[Backbone, TextTokenizer]:
-    """Load the transformer in `folder`, of whatever family, and the tokenizer beside it.
+    """Load the transformer in `folder`, of any family, and its tokenizer.
 
-    Texts are cut to `max_length` tokens, or to as many as have a position, read in `lower_case`,
-    and end with the token `closing`. `weights` are the folder's, where they are read already.
-    Raises `StartupError` for whatever is wrong with the folder.
+    Texts are cut to `max_length` tokens, or to the number of positions, converted to lower case if
+    `lower_case`, and end with the token `closing`. `weights` are the folder's, if they were read
+    already. Raises `StartupError` for a folder that cannot be used.
     """
 
     def tokenizer(positions: int | None) -> TextTokenizer:
@@ -52,7 +52,7 @@ def load_backbone(
     if _is_own_encoder(read_config(folder)):
         reads = tokenizer(EncoderConfig.read(folder).max_length)
         return load_encoder(folder, target, reads, weights), reads
-    # transformers takes seconds to import, and most models do without.
+    # transformers takes seconds to import, and most models do not need it.
     from app.models.by_transformers import load_by_transformers  # noqa: PLC0415
 
     backbone, positions = load_by_transformers(folder, target)

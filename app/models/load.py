@@ -1,7 +1,7 @@
-"""The loader that the service is wired with: from settings to warm models.
+"""The service's loader: from settings to warm models.
 
-torch is imported when it is called and not with this module: that takes seconds, and the port must
-answer before it is done.
+torch is imported when the loader is called and not with this module, because that takes seconds,
+and the port must answer before.
 """
 
 import os
@@ -13,22 +13,20 @@ from app.engine.loaded_models import LoadedModels
 from app.models.checkpoint.read_ahead import Half, read_ahead
 from app.settings import Settings
 
-# How often a thread of PyTorch's pool looks whether the others are done before it sleeps, in all
-# some 80 microseconds: longer than what lies between two operators. GNU OpenMP's own 300,000 are
-# milliseconds in which the thread that the others wait for may have no core.
+# How often a thread of PyTorch's pool polls for work before it sleeps: about 80 microseconds,
+# longer than the time between two operators. GNU OpenMP's default, 300,000, means milliseconds in
+# which the thread that the others wait for may have no core.
 _SPINS = "2000"
-# How long a thread that computes waits for the interpreter before it is given it, in seconds. It
-# waits anew for each of a forward's hundreds of operators, and for ever where the event loop gives
-# the interpreter up and takes it again within that time. Python's own 5 ms are longer than what the
-# loop does between two looks at its sockets.
+# Seconds until a thread that waits for the GIL may request it. A forward waits anew for each of its
+# hundreds of operators, and in vain as long as the event loop releases the GIL and takes it again
+# within that time, as it does within Python's default of 5 ms.
 _SWITCH_INTERVAL = 1e-4
 
 
 def load_models(settings: Settings, status: DownloadStatus | None = None) -> LoadedModels:
-    """Load and warm what the settings name; called in the device thread.
+    """Load and warm the models of the settings; called in the device thread.
 
-    `status` shows a download while it is under way.
-    Raises `StartupError` for whatever stands in the way.
+    `status` shows a running download. Raises `StartupError` if a model cannot be loaded.
     """
     _prepare_libraries(settings)
     sys.setswitchinterval(min(_SWITCH_INTERVAL, sys.getswitchinterval()))
@@ -47,7 +45,7 @@ def load_models(settings: Settings, status: DownloadStatus | None = None) -> Loa
 def _prepare_libraries(settings: Settings) -> None:
     """Set the variables that PyTorch and the hub's library read when they are imported."""
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    if "PYTORCH_ALLOC_CONF" not in os.environ:  # PyTorch's newer name, which only it knows.
+    if "PYTORCH_ALLOC_CONF" not in os.environ:  # PyTorch's newer name of the variable.
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings.pytorch_cuda_alloc_conf
-    if "OMP_WAIT_POLICY" not in os.environ:  # Says the same in another way.
+    if "OMP_WAIT_POLICY" not in os.environ:  # A standard variable for the same purpose.
         os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)

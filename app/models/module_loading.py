@@ -16,7 +16,7 @@ from app.models.architectures.transformer import preemption_point
 from app.models.checkpoint.config import read_config
 from app.models.target import Target
 
-# What transformers raises for files that it cannot use.
+# The errors that transformers raises for files that it cannot use.
 LOADING_ERRORS = (
     OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError,
     IndexError, SafetensorError,
@@ -24,9 +24,9 @@ LOADING_ERRORS = (
 
 
 def load_module(folder: Path, target: Target) -> Any:
-    """The module in `folder`, on its device, without what stands on it for another task.
+    """The module in `folder`, without a head, on its device.
 
-    Raises `StartupError` for what transformers does not know, or cannot load whole.
+    Raises `StartupError` for a model that transformers does not know, or cannot load completely.
     """
     _require_known(folder)
     transformers.utils.logging.set_verbosity_error()
@@ -79,7 +79,7 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
 
 
 def _let_short_forwards_run(module: nn.Module) -> None:
-    """Before each layer; the layers are the longest list of modules."""
+    """Add a preemption point before each layer; the layers are the longest list of modules."""
     lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
     for layer in max(lists, key=len, default=[]):
         layer.register_forward_pre_hook(lambda *_: preemption_point())

@@ -12,13 +12,13 @@ from app.models.device.timing import shortest
 from app.models.tasks.device_model import DeviceModel
 from app.models.token_budget import ChosenBudget, Measurement, choose_budget, minimum_tokens
 
-# Whoever comes waits for the forward that runs: no throughput is worth more than this, in seconds.
-# It also keeps the whole probe short. On a GPU two forwards are in flight.
+# The longest forward in seconds, because new requests wait for the one that runs; it also keeps the
+# probe short. On a GPU two forwards are in flight.
 _LONGEST_FORWARD = 1.0
 _LONGEST_OF_TWO = 0.5
 _SIZES = (128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768, 65_536)
 _WORTH_GOING_ON = 1.03
-# A busy moment may make a smaller size look like the last.
+# Below this size a busy moment may look like the limit of the throughput.
 _WEIGHTY_SIZE = 1024
 _MEMORY_SHARE = 0.8
 _FEW_TOKENS = 32
@@ -43,13 +43,13 @@ def probe(model: DeviceModel[Any], device: torch.device) -> ChosenBudget:
 
 
 def measure_shortly(model: DeviceModel[Any], device: torch.device) -> float:
-    """Seconds of a token, from forwards that keep the device from its other work for a moment."""
+    """Seconds per token, from short forwards that hardly delay the device's other work."""
     timed_forward = _on_gpu(model, device) if _is_cuda(device) else _on_few_layers(model)
     return timed_forward(_FEW_TOKENS) / _FEW_TOKENS
 
 
 def _worth_measuring(minimum: int, most: int | None) -> list[int]:
-    """The sizes that fit, from the last that is small beside the minimum on."""
+    """The sizes that fit the memory, from one below the minimum on."""
     least = min(minimum, _WEIGHTY_SIZE // 2)
     sizes = [size for size in _SIZES if size >= least and (most is None or size <= most)]
     return sizes or [_SIZES[0]]
@@ -58,10 +58,10 @@ def _worth_measuring(minimum: int, most: int | None) -> list[int]:
 def measure(
     timed_forward: Callable[[int], float], sizes: list[int], longest: float = _LONGEST_FORWARD
 ) -> Iterator[Measurement]:
-    """A forward of each size.
+    """Measure a forward of each size.
 
-    Ends when a size of some weight is no faster than the one before, or before a size whose forward
-    would take more than `longest` seconds.
+    Ends when a large size is no faster than the one before, or before a size whose forward would
+    take more than `longest` seconds.
     """
     best_rate = 0.0
     for size, next_size in zip(sizes, [*sizes[1:], 0], strict=True):
@@ -74,12 +74,12 @@ def measure(
 
 
 def warm_up(model: Model, tokens: int = 1024) -> None:
-    """Run once what every later forward needs."""
+    """Run a forward, in which kernels are chosen and memory is allocated."""
     _forward(model, tokens)
 
 
 def tokens_that_fit(model: Model, device: torch.device) -> int | None:
-    """How many tokens of `model` the free memory of a GPU holds; None where that is not known."""
+    """How many tokens of `model` the free memory of a GPU holds; None on other devices."""
     if not _is_cuda(device):
         return None
     warm_up(model, _MEMORY_TOKENS)
@@ -93,7 +93,7 @@ def tokens_that_fit(model: Model, device: torch.device) -> int | None:
 
 
 def _on_gpu(model: Model, device: torch.device) -> Callable[[int], float]:
-    """Seconds of a forward of so many tokens."""
+    """A function from a number of tokens to the seconds of their forward."""
 
     def run(tokens: int) -> None:
         _forward(model, tokens)
@@ -103,9 +103,9 @@ def _on_gpu(model: Model, device: torch.device) -> Callable[[int], float]:
 
 
 def _on_few_layers(model: DeviceModel[Any]) -> Callable[[int], float]:
-    """Seconds of a forward of so many tokens, from a few of its layers, because it may be long.
+    """The same, extrapolated from a few layers, because a forward on a CPU may take long.
 
-    Without the heads of every token, whose share would look larger than it is.
+    The heads for every token are left out: extrapolated, their share would be too large.
     """
     few, times = model.with_fewer_layers()
     dense = Outputs(dense=True)
@@ -115,7 +115,7 @@ def _on_few_layers(model: DeviceModel[Any]) -> Callable[[int], float]:
 def _forward(model: Model, tokens: int, outputs: Outputs = _ALL_KINDS) -> None:
     """Run about `tokens` tokens in sequences of at most 256."""
     length = min(_SEQUENCE_TOKENS, tokens, model.max_length)
-    # At random, because a causal model computes what begins alike once only.
+    # Random, because a causal model computes common prefixes only once.
     drawn = np.random.default_rng(0).integers(*_TOKENS, (max(1, tokens // length), length))
     model.launch(list(drawn), [outputs] * len(drawn))()
 

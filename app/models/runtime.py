@@ -49,7 +49,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ModelFolders:
-    """Where the models lie; None for one that is not a model of its own."""
+    """The folders of the models; None for a model that is not separate."""
 
     embedding: Path
     dense: Path | None
@@ -57,9 +57,9 @@ class ModelFolders:
 
 
 def load(settings: Settings, status: DownloadStatus | None = None) -> LoadedModels:
-    """Load and warm what the settings name; raise `StartupError` for whatever stands in the way.
+    """Load and warm the models of the settings; raise `StartupError` if one cannot be loaded.
 
-    `status` shows a download while it is under way.
+    `status` shows a running download.
     """
     # It would log every retry; a failure becomes one `StartupError`.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
@@ -80,7 +80,7 @@ def load(settings: Settings, status: DownloadStatus | None = None) -> LoadedMode
 
 
 def locate_models(settings: Settings, status: DownloadStatus | None = None) -> ModelFolders:
-    """Find the models, each in its own revision; what is not on the disk is fetched."""
+    """Find the models, each in its own revision; download those that are not on the disk."""
     # Made only where it is needed: without a home folder there is no cache.
     hub = partial(_hub, settings, status or DownloadStatus())
     return ModelFolders(
@@ -100,7 +100,7 @@ def locate_models(settings: Settings, status: DownloadStatus | None = None) -> M
 def locate_model(
     name: str, revision: str | None, settings: Settings, status: DownloadStatus
 ) -> Path:
-    """Find a model by its name in a setting; it is fetched where it is not on the disk."""
+    """Find a model by its name in a setting; download it if it is not on the disk."""
     return _locate(name, revision, partial(_hub, settings, status))
 
 
@@ -111,7 +111,7 @@ def _hub(settings: Settings, status: DownloadStatus, revision: str | None) -> Hu
 def _locate_unless(
     no_models: set[str], name: str, revision: str | None, hub: Callable[[str | None], Hub]
 ) -> Path | None:
-    """The folder of `name`, or None where it is no model of its own."""
+    """The folder of the model `name`, or None if the name is in `no_models`."""
     if name not in no_models:
         return _locate(name, revision, hub)
     _warn_of_revision(name, revision)
@@ -132,7 +132,7 @@ def _warn_of_revision(name: str, revision: str | None) -> None:
 
 
 def _files_of(settings: Settings, folders: ModelFolders) -> Iterator[tuple[str, Path]]:
-    """The files of weights, and what they are called in a message."""
+    """The files of weights, each with its name in messages."""
     names = (settings.embedding_model, settings.dense_model, settings.reranker_model)
     for name, folder in zip(names, astuple(folders), strict=True):
         if folder is not None:
@@ -148,7 +148,7 @@ def _load_workers(settings: Settings, folders: ModelFolders) -> list[LoadedModel
 
 
 def _load_cpu_workers(settings: Settings, folders: ModelFolders) -> Iterator[LoadedModels]:
-    """Workers on one memory node share the models, which forwards only read."""
+    """Load for several workers; those on one memory node share the models."""
     shares = share_cpus(settings.devices)
     on_node: dict[int, LoadedModels] = {}
     for share in shares:
@@ -188,16 +188,15 @@ def _load_on(
 
 
 def _require_dense(model: EmbeddingModel | None) -> None:
-    """Raise `StartupError` where the model for dense vectors makes none."""
+    """Raise `StartupError` if the model for dense vectors makes none."""
     if model is not None and not model.kinds.dense:
         raise StartupError(f"DENSE_EMBEDDING_MODEL={model.name} makes no dense vectors")
 
 
 def _finish_in_background(loaded: list[LoadedModels], files: MappedFiles) -> None:
-    """Finish the loading while the first requests come.
+    """Finish loading while the first requests are served.
 
-    The thread is no daemon, as the device's is: an interpreter that ends while such a thread is
-    inside PyTorch may crash.
+    The thread is no daemon: Python may crash if it exits while a daemon is inside PyTorch.
     """
 
     def finish() -> None:
@@ -212,7 +211,7 @@ def _finish_in_background(loaded: list[LoadedModels], files: MappedFiles) -> Non
 def _budget(
     settings: Settings, embedder: EmbeddingModel, others: Sequence[Model], device: torch.device
 ) -> ChosenBudget:
-    """Warm every model up, and say what one forward may hold and why."""
+    """Warm up every model, and choose and log the token budget."""
     budget = probe(embedder, device)
     for other in others:
         warm_up(other)
@@ -232,7 +231,7 @@ class DeviceLoader:
     cpu_threads: int | None = None
 
     def target_of(self, folder: Path) -> Target:
-        """How the model in `folder` runs: each has the number format that suits it."""
+        """The target of the model in `folder`; the dtype depends on the model."""
         settings = self.settings
         dtype = choose_dtype(settings.dtype, self.device, qwen=overflows_float16(folder))
         backend = choose_backend(self.device, dtype, settings.attention)
@@ -254,11 +253,11 @@ class DeviceLoader:
         return load_embedder(public, folder, limit, target, pooling=pooling)
 
     def load_dense(self, folder: Path | None) -> EmbeddingModel | None:
-        """The model for dense vectors, where it is one of its own."""
+        """The separate model for dense vectors; None without one."""
         return None if folder is None else self.load_embedder(self.settings.dense_model, folder)
 
     def load_reranker(self, folder: Path | None) -> CrossEncoder | QwenReranker | None:
-        """The reranker, where it is a model of its own."""
+        """The reranker; None if it is no separate model."""
         if folder is None:
             return None
         return self.load_reranker_named(self.settings.reranker_model, folder)

@@ -1,4 +1,4 @@
-"""Where and how a model runs: device, number format, and what computes each operation."""
+"""The target of a model: its device, its dtype, and the implementation of each operation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,8 @@ from app.settings import INT8
 class Target:
     """Where and how a model runs.
 
-    `paths` names what computes each operation once it is proven, and `refused` what was not.
+    `paths` holds the name of the proven implementation of each operation, and `refused` the proofs
+    that failed.
     """
 
     device: torch.device
@@ -26,27 +27,27 @@ class Target:
     backend: TorchBackend
     # Matrix products in 8 bits, the rest in `dtype`.
     quantized: bool = False
-    # Of every forward, where several workers share the cores of a CPU.
+    # Threads of every forward, where several workers share the cores of a CPU.
     cpu_threads: int | None = None
-    # By a setting: no other attention may take its place.
+    # Whether a setting names the attention, so that no other may replace it.
     attention_named: bool = False
     paths: dict[str, str] = field(default_factory=dict)
     refused: tuple[Proof, ...] = ()
 
     def prove(self, shapes: Shapes, operations: Sequence[str]) -> Self:
-        """The same with paths that are proven on the device; raises `StartupError` without any."""
+        """A copy with proven operations; raises `StartupError` if one cannot be proven."""
         trial = Trial(self.backend, shapes, self.device, self.dtype)
         proven = trial.prove(operations, attention_named=self.attention_named)
         return replace(self, backend=proven.backend, paths=proven.paths, refused=proven.refused)
 
     def launched_by(self, graphs: GraphedForwards) -> Self:
-        """The same with what became of the graphs of its forward."""
+        """A copy that describes whether forwards are launched as graphs."""
         launch = GRAPHS if graphs.forwards else PLAIN
         refused = () if graphs.proof.holds else (graphs.proof,)
         return replace(self, paths=self.paths | {LAUNCH: launch}, refused=(*self.refused, *refused))
 
     def describe(self, name: str) -> ModelInfo:
-        """How the model of that name is computed."""
+        """The description of a model that runs so."""
         return ModelInfo(
             name=name,
             dtype=INT8 if self.quantized else str(self.dtype).removeprefix("torch."),

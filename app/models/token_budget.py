@@ -1,4 +1,4 @@
-"""The token budget of one forward, where MAX_BATCH_TOKENS is auto: choosing it, from measurements.
+"""Chooses the token budget of one forward from measurements, where MAX_BATCH_TOKENS is auto.
 
 Small batches keep latency low; large ones keep the matrix units busy. The budget is the smallest
 whose throughput is within 3 % of the best that was seen, at least what dashboards and clients were
@@ -76,7 +76,7 @@ def choose_budget(
 
 
 def capped(budget: ChosenBudget, most: int | None) -> ChosenBudget:
-    """The budget, no larger than what the memory holds."""
+    """The budget, lowered to `most` tokens, which the memory holds."""
     if most is None or budget.tokens <= most:
         return budget
     return replace(budget, tokens=max(1, most), reason="what fits the memory")

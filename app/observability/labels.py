@@ -1,4 +1,4 @@
-"""The values that labels of the metrics may have, each of them there from the start."""
+"""The values of the metrics' labels; each has its series from the start."""
 
 from typing import Final
 
@@ -17,7 +17,7 @@ REJECTION_REASONS: Final = (
 )
 EMBEDDING_ENDPOINT: Final = "/embeddings/"
 RERANK_ENDPOINT: Final = "/rerank"
-# Where a vector was found: kept here, shared by another process, or being computed already.
+# Where a vector was found: in memory, in Redis, or in a computation that was under way.
 CACHE_SOURCES: Final = ("memory", "redis", "in_flight")
 # The values of the label `endpoint`: the native one, and one for each operation of another dialect.
 EMBEDDING_ENDPOINTS: Final = (

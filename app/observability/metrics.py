@@ -235,26 +235,26 @@ class Metrics:
         self.stuck_seconds.set_function(stuck_seconds)
 
     def set_capacities(self, *, embedding: int, rerank: int) -> None:
-        """Show how many requests of each kind find a place."""
+        """Set the gauges of how many requests of each kind may wait or be in work."""
         self.queue_capacity.set(embedding)
         self.rerank_capacity.set(rerank)
 
     def start_models(self, names: Iterable[str]) -> None:
-        """Let the tokens of each model be counted from zero."""
+        """Create the counter of tokens for each model."""
         for name in names:
             self.tokens.labels(name)
 
     def watch_models(
         self, names: Sequence[str], states: Sequence[str], read: Callable[[int], str]
     ) -> None:
-        """Let the gauge of states read that of the model at each place whenever it is scraped."""
-        for place, name in enumerate(names):
+        """Let the gauges of states call `read` with a model's index whenever they are scraped."""
+        for index, name in enumerate(names):
             for state in states:
-                is_in = partial(_is_in, state, partial(read, place))
+                is_in = partial(_is_in, state, partial(read, index))
                 self.model_state.labels(name, state).set_function(is_in)
 
     def watch_further_model(self, name: str, requests: Callable[[], int]) -> None:
-        """Show what becomes of a model of MODELS."""
+        """Create the series of a model of MODELS; its gauge reads `requests` when it is scraped."""
         self.tokens.labels(name)
         self.model_requests.labels(name).set_function(requests)
         for result in ("success", "failure"):

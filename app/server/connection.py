@@ -1,4 +1,4 @@
-"""The HTTP protocol of one connection: uvicorn's own, with the limits that it leaves open.
+"""The HTTP protocol of one connection: uvicorn's, with limits that it does not have.
 
 Knows nothing of the app. The connection is closed, after a bounded time, on a client that never
 completes its headers, sends too many bytes outside a body, goes on sending after its response, or
@@ -100,7 +100,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._start_headers_timer()
 
     def on_headers_complete(self) -> None:
-        """The headers are complete; a client that sends a request has read the response before."""
+        """The headers are complete, so the client has read the response before."""
         if self.parser.should_upgrade():
             return  # They are parsed again, without the upgrade.
         self._headers_timer.cancel()
@@ -127,7 +127,7 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """The response is written; nobody reads what may still arrive of its request."""
+        """The response is written; the rest of its request is not read."""
         super().on_response_complete()
         if self.transport.get_write_buffer_size():
             self._start_response_timer()
@@ -144,13 +144,13 @@ class BoundedConnection(HttpToolsProtocol):
         self._start_response_timer()
 
     def resume_writing(self) -> None:
-        """The client has read; a stream, which may never end, begins to wait anew."""
+        """The client has read; the time of a stream, which may never end, begins anew."""
         super().resume_writing()
         if self._is_streaming():
             self._response_timer.cancel()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close an idle connection, unless a request has arrived that is not yet read."""
+        """Close an idle connection, unless a request has arrived meanwhile."""
         close = super().timeout_keep_alive_handler
         self.timeout_keep_alive_task = self.loop.call_later(_GRACE_SECONDS, close)
 
@@ -181,7 +181,7 @@ class BoundedConnection(HttpToolsProtocol):
         return self._is_idle() or len(self.cycle.body) <= HIGH_WATER_LIMIT
 
     def _parse_buffer(self) -> None:
-        """Give the parser what arrived, until too many requests are pipelined."""
+        """Feed the parser with what has arrived, until too many requests are pipelined."""
         if self._read_buffer:
             self._unset_keepalive_if_required()
         while self._read_buffer and len(self.pipeline) < MAX_PIPELINED_REQUESTS:
@@ -211,7 +211,7 @@ class BoundedConnection(HttpToolsProtocol):
                 self._reject(status, "headers_too_large", detail)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Parse the request again without its offer to upgrade: the parser would skip its body."""
+        """Parse the request again without its offer to upgrade, which the parser would accept."""
         method = self.parser.get_method()
         if method == b"CONNECT":
             self._reject(HTTPStatus.BAD_REQUEST, "malformed_request", "This is no proxy.")
@@ -224,7 +224,7 @@ class BoundedConnection(HttpToolsProtocol):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _look_for_hangup(self) -> None:
-        """End a stream whose client has left: while nothing is read the loop does not notice."""
+        """End a stream whose client has left; the loop does not notice it while reading pauses."""
         if not self.flow.read_paused or not self._is_streaming():
             return
         if has_hung_up(self.transport.get_extra_info("socket")):
@@ -254,9 +254,9 @@ class BoundedConnection(HttpToolsProtocol):
         self.transport.close()
 
     def _warn_if_out_of_descriptors(self) -> None:
-        """Try to copy this connection's descriptor.
+        """Log a warning if this connection's descriptor cannot be copied.
 
-        The event loop reports nothing at the limit: it accepts the next client and closes at once.
+        At the limit the event loop reports nothing: it accepts the next client and closes at once.
         """
         connection = self.transport.get_extra_info("socket")
         if connection is None:

@@ -1,4 +1,4 @@
-"""Whether a port can be listened on, checked before the slow parts of a start.
+"""Checks that a port can be listened on, before the slow parts of a start.
 
 Imports only the standard library: the launcher uses it too.
 """
@@ -11,7 +11,7 @@ from app.errors import StartupError
 
 
 def require_port(host: str, port: int) -> None:
-    """Raise `StartupError` where the port cannot be bound; uvicorn would only log it."""
+    """Raise `StartupError` if the port cannot be bound, which uvicorn would only log."""
     try:
         for family, kind, number, _, address in socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

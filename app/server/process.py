@@ -45,7 +45,7 @@ class CreateApp(Protocol):
 
 def run(create_app: CreateApp, arguments: Sequence[str] = ()) -> None:
     """Serve until SIGTERM or SIGINT; the exit status tells whether the start succeeded."""
-    # Until the server sets its own handlers: PID 1 without a handler ignores SIGTERM.
+    # Until the server sets its own handlers: without one, process 1 of a container ignores SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     collect_rarely()
     try:
@@ -95,10 +95,10 @@ def serve(settings: Settings, create_app: CreateApp) -> int:
     try:
         server.run()
     except SystemExit:
-        # Says in one sentence that another process has taken the port since it was tried.
+        # Raises a `StartupError` if another process has taken the port since it was checked.
         require_port(settings.host, settings.port)
         raise
-    # Last, so that the log ends with the reason.
+    # After the server has stopped, so that the log ends with the reason.
     for error in failures:
         log_failure(error)
     return 1 if failures or not server.started else 0

@@ -1,4 +1,4 @@
-"""HTTP/1.1 as bytes, for what never becomes a request of the app."""
+"""HTTP/1.1 as bytes, for requests that never reach the app."""
 
 import uuid
 from collections.abc import Iterable

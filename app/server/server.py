@@ -1,4 +1,4 @@
-"""uvicorn's server with a graceful shutdown that loses no request that a client has sent.
+"""uvicorn's server with a graceful shutdown that loses no request.
 
 uvicorn closes its port at once: the system refuses new connections, and resets those that it has
 completed and the server has not accepted yet. Here the port stays open and answers 503 until every
@@ -82,7 +82,8 @@ class DrainingServer(uvicorn.Server):
             os._exit(_SIGNAL_STATUS + sig)
         self._drain.begin()
         self.should_exit = True
-        # Not in a tenth of a second, when `main_loop` looks: responses may begin before.
+        # At once, because `main_loop` looks every tenth of a second, and responses may begin
+        # before.
         asyncio.get_running_loop().call_soon_threadsafe(self._close_after_responses)
 
     async def main_loop(self) -> None:
@@ -125,7 +126,7 @@ class _Listener(Protocol):
 
 
 def _refuse_new_connections(listener: _Listener) -> None:
-    """Let no new connection begin; those in the backlog stay.
+    """Refuse new connections; those in the backlog stay.
 
     On Linux the first packet (SYN) of a new connection is dropped: the client's system sends it
     again after a second and finds the port closed. Elsewhere the backlog is shortened to its size.

@@ -1,4 +1,4 @@
-"""The log lines about a start, which people and scripts wait for."""
+"""The log lines of a start, for which people and scripts wait."""
 
 import structlog
 
@@ -43,7 +43,7 @@ def warn_of_misspelt_names() -> None:
 
 
 def log_failure(error: Exception) -> None:
-    """Log why the start failed, with the reason in the last line."""
+    """Log why the start failed; the last line holds the reason."""
     reason = str(error)
     if not isinstance(error, StartupError):
         first_line = reason.partition("\n")[0]

@@ -1,4 +1,4 @@
-"""What lies between a connection and its socket: timers, flow control, and a lingering close.
+"""The layer between a connection and its socket: timers, flow control, and a lingering close.
 
 A socket that is closed while unread data lies in it resets the connection, and the client's system
 then discards the response that the client has not read yet. `LingeringTransport` therefore shuts
@@ -18,9 +18,9 @@ LINGER_TIMEOUT = 10.0
 
 
 def has_hung_up(connection: Any) -> bool:
-    """Whether the other side of a socket has closed, also where it is not being read.
+    """Whether the other side of a socket has closed, even while it is not being read.
 
-    False where the system cannot tell (POLLRDHUP is Linux's).
+    False on systems that cannot tell (only Linux has POLLRDHUP).
     """
     if connection is None or not hasattr(select, "POLLRDHUP"):
         return False
@@ -100,7 +100,7 @@ class LingeringTransport(asyncio.Transport):
             self._transport.write(data)
 
     def get_write_buffer_size(self) -> int:
-        """How many bytes are written and not yet taken by the system."""
+        """How many written bytes the system has not taken yet."""
         return self._transport.get_write_buffer_size()
 
     def pause_reading(self) -> None:
@@ -113,7 +113,7 @@ class LingeringTransport(asyncio.Transport):
         self._transport.resume_reading()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What is known of the connection."""
+        """A fact about the connection, as asyncio's transports tell it."""
         return self._transport.get_extra_info(name, default)
 
 

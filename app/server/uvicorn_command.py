@@ -1,4 +1,4 @@
-"""What differs where the command `uvicorn app.main:app` serves the app, or another ASGI server."""
+"""The start of the app by the command `uvicorn app.main:app`, or by another ASGI server."""
 
 import atexit
 import os
@@ -18,7 +18,7 @@ from app.settings.sources import load_settings
 
 @contextmanager
 def exit_on_startup_error() -> Iterator[None]:
-    """Exit with one sentence where the app cannot be created; uvicorn would print a traceback."""
+    """Exit with one sentence if the app cannot be created; uvicorn would print a traceback."""
     try:
         yield
     except StartupError as error:

@@ -1,4 +1,4 @@
-"""What .env may hold for docker compose alone: the service accepts these names and reads none."""
+"""The variables in .env that are for docker compose: the service accepts and ignores them."""
 
 from typing import NamedTuple
 

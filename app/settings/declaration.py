@@ -1,7 +1,7 @@
 """Every setting: its name, what it may be, its default and its meaning.
 
-`python -m app --help`, .env.example and the tables of docs/configuration.md are made of what
-stands here: run `python -m scripts.settings_docs` after a change.
+`python -m app --help`, .env.example and the tables of docs/configuration.md are generated from this
+module: run `python -m scripts.settings_docs` after a change.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What can be told of a setting from its declaration: in --help, in errors and in documents."""
+"""Texts about a setting from its declaration, for --help, errors and documents."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from app.settings.types import Allowed
 
 _SECRETS = {"API_TOKEN", "EMBEDDING_CACHE", "RATE_LIMIT_STORE"}
 _HIDDEN = "**********"
-# Of an address what can hold no password and no key: scheme, host and port.
+# An address of scheme, host and port, which can hold no password and no key.
 _PLAIN_ADDRESS = re.compile(r"(\w+://)?[\w.-]*(:\w*)?/?")
 
 
@@ -28,7 +28,7 @@ def sections() -> dict[str, list[str]]:
 
 
 def default(name: str) -> str:
-    """The default as one would write it; empty where the setting is not set."""
+    """The default as a user would write it; empty if there is none."""
     value = Settings.model_fields[name].default
     if isinstance(value, SecretStr):
         return value.get_secret_value()
@@ -38,10 +38,10 @@ def default(name: str) -> str:
 
 
 def meaning(name: str) -> str:
-    """What the setting does, in Markdown; the words it may be, if there are few, stand before."""
-    told = Settings.model_fields[name].description or ""
+    """What the setting does, in Markdown, after the words that it allows, if these are fixed."""
+    description = Settings.model_fields[name].description or ""
     words = choices(Settings.model_fields[name])
-    return f"{_either([f'`{word}`' for word in words])}: {told}" if words else told
+    return f"{_either([f'`{word}`' for word in words])}: {description}" if words else description
 
 
 def without_markup(markdown: str) -> str:
@@ -50,31 +50,31 @@ def without_markup(markdown: str) -> str:
 
 
 def choices(field: FieldInfo) -> tuple[str, ...]:
-    """The words that a setting may be; none where it takes anything else."""
+    """The words that a setting allows; empty if it is not limited to fixed words."""
     annotation = field.annotation
     return get_args(annotation) if get_origin(annotation) is Literal else ()
 
 
 def allowed(name: str) -> str:
-    """What the setting may be."""
+    """The values that the setting allows."""
     return allowed_in(Settings.model_fields[name]) or f"see {name.upper()} in .env.example"
 
 
 def allowed_in(field: FieldInfo) -> str:
-    """What a field may be; empty where it does not say so."""
+    """The values that a field allows; empty if its declaration does not say."""
     if field.annotation is bool:
         return "true or false"
     if words := choices(field):
         return _either(words)
-    told = [*field.metadata, *_parts(field.annotation)]
-    texts = [each.text for each in told if isinstance(each, Allowed)]
-    # Of a field that may be left out, the words are within.
-    texts += [_either(get_args(each)) for each in told if get_origin(each) is Literal]
+    parts = [*field.metadata, *_parts(field.annotation)]
+    texts = [each.text for each in parts if isinstance(each, Allowed)]
+    # The words of an optional field are nested in its type.
+    texts += [_either(get_args(each)) for each in parts if get_origin(each) is Literal]
     return next(iter(texts), "")
 
 
 def shown(name: str, value: str) -> str:
-    """The value, unless there may be a password or a key in it."""
+    """The value, or asterisks if it may hold a password or a key."""
     address = "://" in value or name == "OTLP_ENDPOINT"
     if name in _SECRETS or "@" in value or (address and not _PLAIN_ADDRESS.fullmatch(value)):
         return _HIDDEN

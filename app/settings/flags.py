@@ -21,8 +21,7 @@ underscores: --max-queue-size is MAX_QUEUE_SIZE. A flag wins over the environmen
 def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
     """The settings that are given as flags, by name in lower case; empty ones count as not set.
 
-    Raises `StartupError` for a flag that there is none of; `--help` prints all and ends the
-    process.
+    Raises `StartupError` for an unknown flag; `--help` prints all flags and ends the process.
     """
     known, unknown = _parser().parse_known_args(arguments)
     if unknown:
@@ -32,7 +31,7 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """Argparse would print a usage of fifty flags."""
+        """Raise the message alone: argparse would print a usage of fifty flags."""
         raise StartupError(message)
 
 

@@ -16,9 +16,9 @@ def _as_list(value: object) -> object:
 
 
 class ModelEntry(BaseModel):
-    """One model of the file; None is what the setting of that name says.
+    """One model of the file; None stands for the value of the setting of that name.
 
-    `place` is where it stands in the file, for messages.
+    `place` is its file and line, for messages.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -39,5 +39,5 @@ class ModelEntry(BaseModel):
 
     @property
     def public_name(self) -> str:
-        """What answers call it: its hub id, or the last part of its folder's path."""
+        """The name that answers carry: its hub id, or the last part of its folder's path."""
         return public_name(self.name)

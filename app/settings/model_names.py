@@ -1,4 +1,4 @@
-"""What a model is called where others can read it."""
+"""The public name of a model."""
 
 import os
 import re
@@ -12,11 +12,11 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
 def public_name(model: str) -> str:
     """The hub id, or the last part of a local folder's path.
 
-    `model` is a setting's value. Where the folder lies is nobody's business but the machine's.
+    `model` is a setting's value. The path of a folder never leaves the machine.
     """
     # Unlike pathlib's, this one does not raise where there is no home folder.
     folder = Path(os.path.expanduser(model))  # noqa: PTH111
     if _HUB_ID.fullmatch(model) and not folder.is_dir():
         return model
-    # Whole, as . and .. name nothing; links are not followed, since the link's name was chosen.
+    # Absolute, because . and .. are no names; links are not followed, to keep the name of the link.
     return re.split(r"[/\\]", os.path.abspath(folder))[-1] or "model"  # noqa: PTH100

@@ -1,4 +1,4 @@
-"""The file that MODELS names, read with the line of whatever is wrong in it."""
+"""Reads the file that MODELS names; errors tell the line."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -15,7 +15,7 @@ _FIELDS = {name: field for name, field in ModelEntry.model_fields.items() if nam
 
 
 def read_model_entries(path: Path) -> tuple[ModelEntry, ...]:
-    """The models in a YAML file; raises `StartupError` that names the line of what is wrong."""
+    """The models in a YAML file; raises a `StartupError` that names the line of an error."""
     try:
         text = path.read_text(encoding="utf-8-sig")
         loader = yaml.SafeLoader(text)
@@ -40,7 +40,7 @@ def read_model_entries(path: Path) -> tuple[ModelEntry, ...]:
 
 
 class _Reader:
-    """Makes entries of YAML's nodes, which know their lines."""
+    """Makes entries of YAML nodes, which know their lines."""
 
     def __init__(self, file: str, loader: yaml.SafeLoader) -> None:
         self._file = file

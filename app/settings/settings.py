@@ -1,4 +1,4 @@
-"""The settings of a service: what is declared, checked together, and what follows from it."""
+"""The settings of a service: the declared ones, checks of several, and derived values."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from app.settings.types import IN_MEMORY, INT8, LATE_INTERACTION, OFF
 class Settings(DeclaredSettings):
     """The settings of a service or of an engine; None is a setting that is not set.
 
-    Reads nothing: `app.settings.sources.load_settings` is for flags, the environment and .env.
+    Reads no sources: `app.settings.sources.load_settings` reads flags, the environment and .env.
     Raises `ValueError` for a name that is no setting and for a value that is not allowed.
     """
 
@@ -70,7 +70,7 @@ class Settings(DeclaredSettings):
 
     @property
     def hub_cache(self) -> Path:
-        """Where downloaded models lie; raises `StartupError` where there is no home folder."""
+        """The folder of downloaded models; raises `StartupError` if the user has no home folder."""
         try:
             return self.hf_home.expanduser() / "hub"
         except RuntimeError as error:

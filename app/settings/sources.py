@@ -1,8 +1,8 @@
 """Settings from the command line, the environment and .env, in that order.
 
 A value that is not allowed stops the start with one sentence that names the setting, the value and
-what is allowed. So does a name in .env that nobody would read. Nothing is ever replaced by a
-default; an empty value counts as not set.
+the allowed values. So does an unknown name in .env. A wrong value is never replaced by the default;
+an empty value counts as not set.
 """
 
 import os
@@ -25,9 +25,9 @@ from app.settings.settings import Settings
 DOTENV = Path(".env")
 _SETTINGS = {name.upper() for name in Settings.model_fields}
 _KNOWN = _SETTINGS | {variable.name for variable in COMPOSE_VARIABLES}
-# In so few letters more than one difference makes another word, such as HOME of HOST.
+# In names up to this length more than one difference makes another word, as in HOME and HOST.
 _SHORT = 5
-# Two pairs of neighbours that are swapped in the shortest of the other names leave more alike.
+# The least similarity: two swapped pairs of letters in the shortest longer name leave more.
 _ALIKE = 0.5
 
 
@@ -54,7 +54,7 @@ def _settings_in(variables: Mapping[str, str | None]) -> dict[str, str]:
 
 
 def _read_dotenv() -> dict[str, str | None]:
-    """What .env sets; raises `StartupError` where it cannot be read or sets names of nobody."""
+    """The variables in .env; raises `StartupError` if it cannot be read or has unknown names."""
     if not DOTENV.is_file():
         return {}
     try:
@@ -73,7 +73,7 @@ def _unknown(name: str) -> str:
 
 
 def misspelt_names(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:
-    """Names in the environment that are a letter or two from a setting, each with that setting."""
+    """Names in the environment that differ from a setting by a letter or two, each with it."""
     for name in sorted(environment):
         upper = name.upper()
         near = [setting for setting in _SETTINGS - {upper} if _has_the_letters(upper, setting)]
@@ -82,7 +82,7 @@ def misspelt_names(environment: Mapping[str, str] = os.environ) -> Iterator[tupl
 
 
 def _has_the_letters(name: str, setting: str) -> bool:
-    """Whether the letters are the same but for one or two, in whatever order."""
+    """Whether all letters but one or two are the same, in any order."""
     most = 1 if len(setting) <= _SHORT else 2
     if abs(len(name) - len(setting)) > most:
         return False

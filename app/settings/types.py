@@ -1,4 +1,4 @@
-"""The types of settings: what a value may be, how it is checked, and the words that say so."""
+"""The types of settings: which values are allowed, how they are checked, and how errors say so."""
 
 import re
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _ADDRESS = re.compile(r"://|:[^/]*@")
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """Says, in an annotation, which values a setting takes; told where a value is refused."""
+    """The text, in a type's annotation, that tells which values are allowed."""
 
     text: str
 

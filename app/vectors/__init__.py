@@ -1,1 +1,1 @@
-"""What is made of a model's vectors before they travel: fewer bits, fewer vectors, one vector."""
+"""Post-processing of vectors: quantization, pooling of ColBERT vectors, MUVERA."""

@@ -6,15 +6,16 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
 from starlette.responses import Response
 
 from app.api.dialects.cohere_rerank import CohereError
+from app.api.dialects.fields import AnyCase
 from app.api.dialects.work import embed, input_type_of
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import COHERE_EMBED, Dialect
-from app.api.rendering import OPTIONS, base64_of, estimate_bytes
+from app.api.rendering import OPTIONS, base64_of, estimate_bytes, render_items
 from app.api.schemas import ForeignRequest
 from app.engine import EmbeddingOptions, TruncationOptions
 from app.engine.types import EmbeddingResult, FloatArray, Outputs
@@ -30,10 +31,6 @@ _EXAMPLE: dict[str, JsonValue] = {
 }
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
-
-
-def _fold(value: Any) -> Any:
-    return value.upper() if isinstance(value, str) else value
 
 
 class CohereEmbedRequest(ForeignRequest):
@@ -56,7 +53,7 @@ class CohereEmbedRequest(ForeignRequest):
     )
     truncate: Annotated[
         Literal["NONE", "START", "END"] | None,
-        BeforeValidator(_fold),
+        AnyCase(str.upper),
         Field(description="Which end of a text that is too long is cut; NONE is an error."),
     ] = None
     images: Annotated[list[Any] | None, Field(description="Refused.")] = None
@@ -131,12 +128,12 @@ def _render(
     yield orjson.dumps({"id": request_id})[:-1] + b',"embeddings":'
     if by_type:
         kinds: list[EmbeddingType] = body.embedding_types or ["float"]
-        for place, kind in enumerate(dict.fromkeys(kinds)):
-            yield (b"," if place else b"{") + b'"%s":' % kind.encode()
-            yield from _render_type(vectors, kind)
+        for index, kind in enumerate(dict.fromkeys(kinds)):
+            yield (b"," if index else b"{") + b'"%s":' % kind.encode()
+            yield from render_items(_rendered(vectors, kind))
         yield b"}"
     else:
-        yield from _render_type(vectors, "float")
+        yield from render_items(_rendered(vectors, "float"))
     rest = {
         "texts": body.texts,
         "meta": {
@@ -148,15 +145,13 @@ def _render(
     yield b"," + orjson.dumps(rest)[1:]
 
 
-def _render_type(vectors: list[FloatArray], kind: EmbeddingType) -> Iterator[bytes]:
-    for place, vector in enumerate(vectors):
-        yield b"," if place else b"["
+def _rendered(vectors: list[FloatArray], kind: EmbeddingType) -> Iterator[tuple[bytes]]:
+    for vector in vectors:
         if kind == "base64":
-            yield base64_of(vector)
+            yield (base64_of(vector),)
         else:
             values = quantize(vector, "float32" if kind == "float" else kind).values
-            yield orjson.dumps(values, option=OPTIONS)
-    yield b"]"
+            yield (orjson.dumps(values, option=OPTIONS),)
 
 
 _EMBED = Operation(Dialect.COHERE, COHERE_EMBED, "texts", CohereEmbedRequest, _embed)

@@ -22,7 +22,8 @@ from app.api.handler import Call, Operation
 from app.api.openapi import describe_body, error_responses
 from app.api.paths import RERANK as RERANK_ENDPOINT
 from app.api.paths import Dialect
-from app.api.rendering import OPTIONS, by_falling_score
+from app.api.rendering import by_falling_score, render_list, usage_as_json
+from app.api.response_schemas import Usage
 from app.api.schemas import ForeignRequest
 from app.engine import TruncationOptions
 from app.engine.types import RerankResult
@@ -112,13 +113,6 @@ class RankedDocument(BaseModel):
     document: DocumentText | None = None
 
 
-class DocumentsUsage(BaseModel):
-    """Tokens that the model read."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 class DocumentsMeta(BaseModel):
     """Cohere's accounts."""
 
@@ -134,7 +128,7 @@ class DocumentsResponse(BaseModel):
     model: str
     results: list[RankedDocument]
     meta: DocumentsMeta
-    usage: DocumentsUsage
+    usage: Usage
 
 
 class CohereError(BaseModel):
@@ -170,7 +164,7 @@ async def _rerank(body: DocumentsRequest, call: Call) -> Response:
 
 
 def _check(body: DocumentsRequest) -> None:
-    """Refuse what is known, would change the numbers, and cannot be had."""
+    """Raise `InvalidRequestError` for options that would change the scores and are not computed."""
     if body.rank_fields not in (None, [], ["text"]):
         raise InvalidRequestError(
             "the field rank_fields may name text alone: put what is to be read there"
@@ -187,14 +181,17 @@ def _check(body: DocumentsRequest) -> None:
 def _render(
     body: DocumentsRequest, result: RerankResult, model: str, request_id: str
 ) -> Iterator[bytes]:
-    yield orjson.dumps({"id": request_id, "model": model})[:-1] + b',"results":['
-    ranked = by_falling_score(result.scores)[: body.top_n or None]
-    for place, (index, score) in enumerate(ranked):
+    yield orjson.dumps({"id": request_id, "model": model})[:-1] + b',"results":'
+    yield from render_list(_ranked_documents(body, result))
+    yield b"," + orjson.dumps(_report(result, len(body.documents)))[1:]
+
+
+def _ranked_documents(body: DocumentsRequest, result: RerankResult) -> Iterator[dict[str, Any]]:
+    for index, score in by_falling_score(result.scores)[: body.top_n or None]:
         item: dict[str, Any] = {"index": index, "relevance_score": score}
         if body.return_documents:
             item["document"] = {"text": body.documents[index]}
-        yield (b"," if place else b"") + orjson.dumps(item, option=OPTIONS)
-    yield b"]," + orjson.dumps(_report(result, len(body.documents)))[1:]
+        yield item
 
 
 def _report(result: RerankResult, documents: int) -> dict[str, Any]:
@@ -204,7 +201,7 @@ def _report(result: RerankResult, documents: int) -> dict[str, Any]:
             "billed_units": {"search_units": math.ceil(documents / _DOCUMENTS_OF_A_UNIT)},
             "tokens": {"input_tokens": result.tokens},
         },
-        "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
+        "usage": usage_as_json(result.tokens),
     }
 
 

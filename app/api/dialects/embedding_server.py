@@ -13,7 +13,7 @@ from app.api.dialects import tei, tei_schemas
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import EMBEDDING_SERVER, Dialect
-from app.api.rendering import OPTIONS, estimate_bytes
+from app.api.rendering import estimate_bytes, render_list, usage_as_json
 from app.api.response_schemas import Usage
 from app.engine.types import EmbeddingResult
 
@@ -63,20 +63,21 @@ async def _embed(body: tei_schemas.EmbedRequest, call: Call) -> Response:
 
 
 def _render(result: EmbeddingResult) -> Iterator[bytes]:
-    yield b'{"data":['
-    for index, embedding in enumerate(result.embeddings):
-        item = {"embedding": embedding.dense, "index": index}
-        yield (b"," if index else b"") + orjson.dumps(item, option=OPTIONS)
+    yield b'{"data":'
+    yield from render_list(
+        {"embedding": embedding.dense, "index": index}
+        for index, embedding in enumerate(result.embeddings)
+    )
     timings = result.timings
     report: dict[str, Any] = {
-        "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
+        "usage": usage_as_json(result.tokens),
         "timings": {
             "tokenization": _duration(timings.tokenize),
             "queue": _duration(timings.queue),
             "inference": _duration(timings.inference),
         },
     }
-    yield b"]," + orjson.dumps(report)[1:]
+    yield b"," + orjson.dumps(report)[1:]
 
 
 def _duration(seconds: float) -> str:

@@ -1,11 +1,18 @@
 """Types of fields that several dialects share."""
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, FailFast, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from app.api.body import TEXTS_ADVICE
+
+
+def AnyCase(fold: Callable[[str], str]) -> BeforeValidator:  # noqa: N802 - stands among types
+    """Folds the case of a string before its value is checked."""
+    return BeforeValidator(lambda value: fold(value) if isinstance(value, str) else value)
+
 
 _TEXTS_OR_TEXT = {
     "anyOf": [
@@ -17,7 +24,7 @@ _TEXTS_OR_TEXT = {
 
 
 def _as_texts(value: Any) -> Any:
-    """A list of texts for a text alone; raises an error that helps for token ids."""
+    """A list of one text for a text; the error for token ids says how to send texts."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value and _are_token_ids(value[0]):

@@ -27,9 +27,11 @@ from app.api.rendering import (
     OPTIONS,
     base64_of,
     estimate_bytes,
+    render_items,
     render_matrix,
     sparse_as_json,
     truncations_as_json,
+    usage_as_json,
 )
 from app.engine import EmbeddingOptions
 from app.engine.types import EmbeddingResult, Outputs
@@ -96,22 +98,23 @@ async def _options(
 def _render(
     result: EmbeddingResult, model: ServedModel, wanted: VectorOptions, *, as_base64: bool
 ) -> Iterator[bytes]:
-    yield b'{"object":"list","data":['
-    for index, embedding in enumerate(result.embeddings):
-        yield b'%s{"object":"embedding","index":%d' % (b"," if index else b"", index)
-        yield from _render_vectors(vectors_of(embedding, wanted), as_base64=as_base64)
-        yield b"}"
+    yield b'{"object":"list","data":'
+    yield from render_items(
+        _render_embedding(index, vectors_of(embedding, wanted), as_base64=as_base64)
+        for index, embedding in enumerate(result.embeddings)
+    )
     trailer: dict[str, Any] = {
         "model": model.name,
-        "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
+        "usage": usage_as_json(result.tokens),
     }
     if result.truncations:
         trailer["warnings"] = truncations_as_json(result, "input")
-    yield b"]," + orjson.dumps(trailer)[1:]
+    yield b"," + orjson.dumps(trailer)[1:]
 
 
-def _render_vectors(vectors: TextVectors, *, as_base64: bool) -> Iterator[bytes]:
+def _render_embedding(index: int, vectors: TextVectors, *, as_base64: bool) -> Iterator[bytes]:
     dense, colbert = vectors.dense, vectors.colbert
+    yield b'{"object":"embedding","index":%d' % index
     if dense is not None:
         yield b',"embedding":'
         yield base64_of(dense.values) if as_base64 else orjson.dumps(dense.values, option=OPTIONS)
@@ -127,6 +130,7 @@ def _render_vectors(vectors: TextVectors, *, as_base64: bool) -> Iterator[bytes]
             yield b',"colbert_scale":' + orjson.dumps(colbert.scales, option=OPTIONS)
     if vectors.muvera is not None:
         yield b',"muvera":' + orjson.dumps(vectors.muvera, option=OPTIONS)
+    yield b"}"
 
 
 EMBEDDINGS = Operation(Dialect.OPENAI, OPENAI_EMBEDDINGS, "input", OpenAIEmbeddingRequest, _embed)

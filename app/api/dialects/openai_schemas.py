@@ -1,11 +1,11 @@
-"""What OpenAI's clients send and read, and the fields that others add to it."""
+"""The bodies of OpenAI's embeddings API, with the fields that other servers add."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from app.api.dialects.fields import TextsOrText
+from app.api.dialects.fields import AnyCase, TextsOrText
 from app.api.response_schemas import SparseIndices, TruncationWarning, Usage
 from app.api.schemas import PROMPT_SCHEMA, ForeignRequest
 from app.engine import TruncationOptions
@@ -16,7 +16,7 @@ from app.vectors.pooling import MAX_POOL_FACTOR
 from app.vectors.quantization import OutputDtype
 
 _EXAMPLE: dict[str, JsonValue] = {"input": ["What is hybrid search?"]}
-# What servers and clients call them; Jina calls the field `task`.
+# Input types by their names in servers and clients; Jina calls the field `task`.
 INPUT_TYPES: Mapping[str, InputType] = {
     "query": "query",
     "document": "document",
@@ -26,7 +26,7 @@ INPUT_TYPES: Mapping[str, InputType] = {
     "retrieval.query": "query",
     "retrieval.passage": "document",
 }
-# What other servers read and this one does not, with the values that change nothing.
+# Fields that other servers read and this one refuses, but for these values, which change nothing.
 _REFUSED: Mapping[str, tuple[JsonValue, ...]] = {
     "truncate_prompt_tokens": (-1,),
     "late_chunking": (False,),
@@ -41,10 +41,6 @@ NumberType = Literal["float", "int8", "uint8", "binary", "ubinary"]
 EmbeddingType = Encoding | NumberType
 _NUMBER_TYPES = get_args(NumberType)
 _Refused = Annotated[JsonValue, Field(description="Refused.")]
-
-
-def _upper(value: Any) -> Any:
-    return value.upper() if isinstance(value, str) else value
 
 
 class OpenAIEmbeddingRequest(ForeignRequest):
@@ -85,7 +81,7 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     ] = None
     truncate: Annotated[
         bool | Literal["NONE", "START", "END"] | None,
-        BeforeValidator(_upper),
+        AnyCase(str.upper),
         Field(description="Cut texts that are too long, as by default; false: an error."),
     ] = None
     truncation: Annotated[bool | None, Field(description="Voyage's name for it.")] = None
@@ -114,7 +110,7 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     embed_dtype: _Refused = None
 
     def given(self, *names: str) -> Any:
-        """What is sent in a field of several names; raises `InvalidRequestError` for two values."""
+        """The value of a field with several names; raises `InvalidRequestError` for two values."""
         values = [value for name in names if (value := getattr(self, name)) is not None]
         if any(value != values[0] for value in values):
             raise InvalidRequestError(
@@ -123,7 +119,7 @@ class OpenAIEmbeddingRequest(ForeignRequest):
         return values[0] if values else None
 
     def check(self) -> None:
-        """Refuse what other servers read, would change the numbers, and cannot be had."""
+        """Raise `InvalidRequestError` for other servers' options that would change the vectors."""
         for name, harmless in _REFUSED.items():
             value = getattr(self, name)
             if value is not None and value not in harmless:
@@ -140,7 +136,7 @@ class OpenAIEmbeddingRequest(ForeignRequest):
 
     @property
     def dtype(self) -> OutputDtype:
-        """What the numbers of vectors are."""
+        """The number type of dense and ColBERT vectors."""
         kind = self._type if self._type in _NUMBER_TYPES else None
         if kind is not None and self.output_dtype not in {None, kind}:
             raise InvalidRequestError(

@@ -19,7 +19,14 @@ from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.model_catalogue import Role, ServedModel
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import Dialect
-from app.api.rendering import OPTIONS, by_falling_score, estimate_bytes, render_matrix
+from app.api.rendering import (
+    OPTIONS,
+    by_falling_score,
+    estimate_bytes,
+    render_items,
+    render_list,
+    render_matrix,
+)
 from app.api.schemas import ForeignRequest
 from app.engine.types import (
     ClassificationResult,
@@ -135,8 +142,8 @@ def _render_cosines(result: EmbeddingResult) -> list[bytes]:
 async def _rerank(body: schemas.RerankTextsRequest, call: Call) -> Response:
     passages = Passages(body.query, body.texts, "texts", body.truncation)
     result = await rerank(call, passages, reranker_of(call), raw=bool(body.raw_scores))
-    render = partial(_render_ranks, body, result)
-    response = await call.render(render, sum(map(len, body.texts)))
+    ranks = _ranks(body, result)
+    response = await call.render(partial(render_list, ranks), sum(map(len, body.texts)))
     return add_headers(response, call, [body.query, *body.texts], result)
 
 
@@ -151,31 +158,21 @@ def reranker_of(call: Call) -> ServedModel | None:
     return model
 
 
-def _render_ranks(body: schemas.RerankTextsRequest, result: RerankResult) -> Iterator[bytes]:
-    yield b"["
-    for place, (index, score) in enumerate(by_falling_score(result.scores)):
+def _ranks(body: schemas.RerankTextsRequest, result: RerankResult) -> Iterator[dict[str, Any]]:
+    for index, score in by_falling_score(result.scores):
         item: dict[str, Any] = {"index": index, "score": score}
         if body.return_text:
             item["text"] = body.texts[index]
-        yield (b"," if place else b"") + orjson.dumps(item, option=OPTIONS)
-    yield b"]"
+        yield item
 
 
 async def _answer(
     call: Call, texts: list[str], result: EmbeddingResult, render: Render
 ) -> Response:
-    """A list with what `render` makes of each text's vectors."""
-    response = await call.render(partial(_render_list, result, render), estimate_bytes([], result))
+    """The response: a list of the vectors of each text as `render` renders them."""
+    items = partial(render_items, map(render, result.embeddings))
+    response = await call.render(items, estimate_bytes([], result))
     return add_headers(response, call, texts, result)
-
-
-def _render_list(result: EmbeddingResult, render: Render) -> Iterator[bytes]:
-    yield b"["
-    for place, embedding in enumerate(result.embeddings):
-        if place:
-            yield b","
-        yield from render(embedding)
-    yield b"]"
 
 
 def add_headers(

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
-import orjson
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -15,7 +15,7 @@ from app.api.dialects.tei import add_headers, add_operation, reranker_of
 from app.api.handler import Call, Operation
 from app.api.openapi import BEARER
 from app.api.paths import Dialect
-from app.api.rendering import OPTIONS, by_falling_score
+from app.api.rendering import by_falling_score, render_list
 from app.engine import ClassificationRequest
 from app.engine.reranking import sigmoid
 from app.engine.types import ClassificationResult, FloatArray
@@ -46,13 +46,19 @@ async def _predict(body: schemas.PredictRequest, call: Call) -> Response:
 
 
 def _render(body: schemas.PredictRequest, result: ClassificationResult) -> Iterator[bytes]:
-    yield b"" if body.is_single else b"["
-    for place, logits in enumerate(result.logits):
+    predictions = _predictions(body, result)
+    if body.is_single:
+        return render_list(next(predictions))
+    return render_list(predictions)
+
+
+def _predictions(
+    body: schemas.PredictRequest, result: ClassificationResult
+) -> Iterator[list[dict[str, Any]]]:
+    for logits in result.logits:
         scores = logits.tolist() if body.raw_scores else probabilities(logits)
         ranked = by_falling_score(scores)
-        items = [{"score": score, "label": result.labels[label]} for label, score in ranked]
-        yield (b"," if place else b"") + orjson.dumps(items, option=OPTIONS)
-    yield b"" if body.is_single else b"]"
+        yield [{"score": score, "label": result.labels[label]} for label, score in ranked]
 
 
 def probabilities(logits: FloatArray) -> list[float]:

@@ -1,4 +1,4 @@
-"""What text-embeddings-inference's clients send and read."""
+"""The bodies of text-embeddings-inference's API."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from app.api.dialects.fields import TextsOrText
+from app.api.dialects.fields import AnyCase, TextsOrText
 from app.api.schemas import ForeignRequest
 from app.engine import EmbeddingOptions, TruncationOptions
 
@@ -33,13 +33,9 @@ _IDS: dict[str, JsonValue] = {"ids": [101, 2054]}
 _CLASSIFIED: dict[str, JsonValue] = {"inputs": ["It rains.", "The ground is wet."]}
 
 
-def _fold(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
-
-
 _Direction = Annotated[
     Literal["left", "right"] | None,
-    BeforeValidator(_fold),
+    AnyCase(str.lower),
     Field(description="Which end is cut, Left or Right; Right by default."),
 ]
 _PromptName = Annotated[
@@ -58,7 +54,7 @@ class _Reading(ForeignRequest):
 
     @property
     def truncation(self) -> TruncationOptions:
-        """The same for the engine."""
+        """These fields as the engine's options."""
         return TruncationOptions(bool(self.truncate), self.truncation_direction or "right")
 
 
@@ -68,7 +64,7 @@ class _Prompted(_Reading):
     prompt_name: _PromptName = None
 
     def options(self, dimensions: int | None = None) -> EmbeddingOptions:
-        """The same for the engine."""
+        """These fields as the engine's options."""
         return EmbeddingOptions(
             self.truncation, prompt_name=self.prompt_name, dimensions=dimensions
         )

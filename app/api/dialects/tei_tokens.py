@@ -16,6 +16,7 @@ from app.api.handler import Call, Operation
 from app.api.model_catalogue import Role, ServedModel
 from app.api.openapi import BEARER
 from app.api.paths import Dialect
+from app.api.rendering import render_items
 from app.engine.loaded_models import LoadedModels
 from app.engine.model import Model
 from app.engine.types import SpecialToken, TokenSpans
@@ -37,7 +38,7 @@ def model_of(call: Call) -> ServedModel:
 
 
 def loaded(model: ServedModel, models: LoadedModels) -> Model:
-    """The same as it is loaded."""
+    """The loaded model behind one that is served."""
     of_role = {
         Role.EMBEDDER: models.embedder,
         Role.DENSE: models.dense,
@@ -90,17 +91,11 @@ def _render_tokens(
     frame: tuple[list[SpecialToken], list[SpecialToken]],
 ) -> Iterator[bytes]:
     before, after = (list(map(_special, tokens)) for tokens in frame)
-    yield b"["
-    for place, (text, tokens) in enumerate(zip(texts, spans, strict=True)):
-        yield b"," if place else b""
-        yield b"["
-        separator = b""
-        for items in (before, *_plain(text, tokens), after):
-            if items:
-                yield separator + orjson.dumps(items)[1:-1]
-                separator = b","
-        yield b"]"
-    yield b"]"
+    return render_items(
+        render_items((orjson.dumps(items)[1:-1],) for items in (before, *plain, after) if items)
+        for text, tokens in zip(texts, spans, strict=True)
+        for plain in [_plain(text, tokens)]
+    )
 
 
 def _special(token: SpecialToken) -> dict[str, Any]:

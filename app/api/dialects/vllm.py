@@ -17,7 +17,7 @@ from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import SCORE as SCORE_ENDPOINT
 from app.api.paths import Dialect
-from app.api.rendering import OPTIONS
+from app.api.rendering import OPTIONS, usage_as_json
 from app.api.response_schemas import Usage
 from app.api.schemas import ForeignRequest
 from app.engine.types import RerankResult
@@ -105,7 +105,7 @@ async def _score(body: ScoreRequest, call: Call) -> Response:
 
 
 def _check(body: ScoreRequest) -> None:
-    """Refuse texts that make no pairs."""
+    """Raise an error for texts that form no pairs, and for an option that is not read."""
     if not body.text_1:
         raise EmptyInputError("the list text_1 is empty: send at least one text")
     if len(body.text_1) not in {1, len(body.text_2)}:
@@ -128,7 +128,7 @@ def _render(result: RerankResult, model: str, request_id: str) -> Iterator[bytes
         "created": int(time.time()),
         "model": model,
         "data": data,
-        "usage": {"prompt_tokens": result.tokens, "total_tokens": result.tokens},
+        "usage": usage_as_json(result.tokens),
     }
     yield orjson.dumps(answer, option=OPTIONS)
 

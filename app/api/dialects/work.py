@@ -1,4 +1,4 @@
-"""What a dialect does between its body and its answer: the engine's work, checked and counted."""
+"""The work behind every dialect: requests are checked, run by the engine, and counted."""
 
 from dataclasses import dataclass, replace
 
@@ -31,9 +31,9 @@ def embedder_of(call: Call, role: Role | None = None) -> ServedModel:
 
 
 async def models_for(call: Call, model: ServedModel | None) -> LoadedModels | None:
-    """What a request for this model works with, loaded where it is not yet.
+    """The models for a request that names `model`, which is loaded if necessary.
 
-    None while the default models are being loaded: the engine raises the error for that.
+    None while the default models are being loaded, for which the engine raises the error.
     """
     if model is None or model.key is None:
         return call.service.engine.models
@@ -41,7 +41,7 @@ async def models_for(call: Call, model: ServedModel | None) -> LoadedModels | No
 
 
 async def input_type_of(call: Call, model: ServedModel, input_type: InputType) -> InputType | None:
-    """The type where the model has a prompt for it; else it changes nothing, and is left out."""
+    """The input type, or None if the model has no prompt for it."""
     models = await models_for(call, model)
     if models is None:
         return None  # The engine raises the error for that.
@@ -62,7 +62,7 @@ async def embed(
     options: EmbeddingOptions = NO_OPTIONS,
     normalize: bool = True,
 ) -> EmbeddingResult:
-    """Vectors of `texts`, which the request has in `field`; `model` makes the dense ones."""
+    """Embed `texts`, which are in the request's `field`; `model` makes the dense vectors."""
     check_texts(texts, field, call.service.settings)
     embedder_only = model.role is Role.EMBEDDER
     models = await models_for(call, model)
@@ -93,7 +93,7 @@ async def vectors(
     normalize: bool = True,
     model: str | None = None,
 ) -> EmbeddingResult:
-    """The engine's vectors of texts that have been checked; `model` is its key in the engine."""
+    """Embed texts that have been checked; `model` is a key of the engine."""
     service = call.service
     work = service.engine.embed(
         texts,
@@ -131,10 +131,9 @@ async def rerank(
     instruction: str | None = None,
     raw: bool = False,
 ) -> RerankResult:
-    """A score for each text by a reranker: a probability, or with `raw` what the model gives.
+    """Score each passage: with a probability, or, with `raw`, with the model's own score.
 
-    The scores of late interaction, which has no probabilities, are given through a sigmoid, which
-    keeps their order.
+    Late interaction has no probabilities: its scores go through a sigmoid, which keeps the order.
     """
     service = call.service
     check_passages(passages.query, passages.texts, passages.field, service.settings)
@@ -155,7 +154,7 @@ async def rerank(
 
 
 async def scores(call: Call, request: RerankRequest) -> RerankResult:
-    """The engine's scores of passages that have been checked."""
+    """Score passages that have been checked."""
     service, count = call.service, len(request.passages)
     result = await call.run(service.engine.rerank(request), passages=count)
     service.metrics.pairs.inc(count)

@@ -1,4 +1,4 @@
-"""What an answer with vectors holds: the one place where a result becomes what travels."""
+"""The answer with vectors before it is rendered: the engine's result and the request's options."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +19,8 @@ from app.vectors.muvera import MuveraSide, muvera_of
 from app.vectors.pooling import pool
 from app.vectors.quantization import OutputDtype, QuantizedVectors, quantize
 
+# Under which formats with metadata hold the report, as JSON.
+METADATA_KEY = "smart-embedder"
 # An index and a value.
 _WEIGHT_BYTES = 4 + 4
 
@@ -43,11 +45,11 @@ class ModelNames:
 
 @dataclass(frozen=True, slots=True)
 class VectorOptions:
-    """What is made of the vectors of a result; `outputs` are the kinds that are answered.
+    """How the vectors of a result are post-processed; `outputs` are the kinds in the answer.
 
-    `dtype` is for dense and ColBERT. `pool_factor` leaves about one in so many ColBERT vectors.
-    `muvera` adds one vector that stands for all of a text's ColBERT vectors, before they are pooled
-    or quantized.
+    `dtype` applies to dense and ColBERT vectors. `pool_factor` reduces the number of ColBERT
+    vectors by about that factor. `muvera` adds one vector that represents all ColBERT vectors of a
+    text before pooling and quantization.
     """
 
     outputs: Outputs
@@ -57,18 +59,18 @@ class VectorOptions:
 
     @property
     def needed(self) -> Outputs:
-        """The kinds that are to be computed."""
+        """The kinds that the engine must compute."""
         return replace(self.outputs, colbert=self.outputs.colbert or self.muvera is not None)
 
     @property
     def take_long(self) -> bool:
-        """Whether the vectors are computed with, and not only rendered."""
+        """Whether post-processing takes long."""
         return self.pool_factor is not None or self.muvera is not None
 
     def check(self, *, queries: bool = False, tokens: bool = False) -> None:
-        """Raise `InvalidRequestError` for what has no effect, or makes no sense.
+        """Raise `InvalidRequestError` for options that have no effect or contradict each other.
 
-        `queries` says whether the texts are, `tokens` whether the strings of tokens are wanted.
+        `queries` says whether the texts are queries, `tokens` whether token strings are wanted.
         """
         if self.dtype != "float32" and not (self.outputs.dense or self.outputs.colbert):
             raise InvalidRequestError(
@@ -96,7 +98,7 @@ class VectorOptions:
 
 @dataclass(frozen=True, slots=True)
 class TextVectors:
-    """What is answered for one text; a kind not asked for is None."""
+    """The post-processed vectors of one text; None for a kind not asked for."""
 
     dense: QuantizedVectors | None
     sparse: SparseVector | None
@@ -106,7 +108,7 @@ class TextVectors:
 
     @property
     def nbytes(self) -> int:
-        """Their size, about, without the strings."""
+        """Their approximate size in bytes, without the strings."""
         vectors = [each.values.nbytes for each in (self.dense, self.colbert) if each is not None]
         sparse = 0 if self.sparse is None else self.sparse.indices.size * _WEIGHT_BYTES
         return sum(vectors) + sparse + (0 if self.muvera is None else self.muvera.nbytes)
@@ -122,24 +124,24 @@ class EmbeddingAnswer:
     options: VectorOptions
 
     def vectors(self) -> Iterator[TextVectors]:
-        """Those of each text, made when they are asked for: most answers are sent in pieces."""
+        """The vectors of each text, post-processed one by one while the answer is rendered."""
         strings = self.result.token_strings or repeat(None, len(self.texts))
         for embedding, tokens in zip(self.result.embeddings, strings, strict=True):
             yield vectors_of(embedding, self.options, tokens)
 
     def typed_report(self) -> dict[str, Any]:
-        """The same, and the type of the numbers."""
+        """The report with the type of the numbers."""
         return self.report() | {"output_dtype": self.options.dtype}
 
     def report(self) -> dict[str, Any]:
-        """What is told besides: the models, usage, times and warnings."""
+        """The fields beside vectors: models, usage, times and warnings."""
         return self.names.as_json() | report(self.result)
 
 
 def vectors_of(
     embedding: TextEmbedding, options: VectorOptions, tokens: TokenStrings | None = None
 ) -> TextVectors:
-    """The vectors of one text as the options ask for them."""
+    """Post-process the vectors of one text."""
     dense, colbert, outputs = embedding.dense, embedding.colbert, options.outputs
     muvera = None
     if options.muvera is not None and colbert is not None:

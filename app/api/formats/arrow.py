@@ -1,7 +1,7 @@
 """Vectors as an Arrow IPC stream: one row for each text, in record batches of about a megabyte.
 
-nanoarrow writes it: 3 MB, where pyarrow takes 170. It copies the vectors into its own memory, which
-it uses again; they are sent from where they are instead.
+nanoarrow (3 MB, where pyarrow takes 170) writes the metadata. It would copy the vectors into a
+buffer that it reuses; they are sent from their own memory instead.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,17 +17,15 @@ import orjson
 from nanoarrow.c_array_stream import CArrayStream
 from nanoarrow.ipc import StreamWriter
 
-from app.api.formats.answer import EmbeddingAnswer, TextVectors
+from app.api.formats.answer import METADATA_KEY, EmbeddingAnswer, TextVectors
+from app.api.rendering import Chunk
 from app.engine.types import SparseVector
 from app.vectors.quantization import scales_of
 
-# The key of the schema's metadata.
-METADATA_KEY = "smart-embedder"
 BATCH_BYTES = 1 << 20
 _ALIGNMENT = 8
-# A larger buffer is sent from where it is.
+# A larger buffer is sent without a copy.
 _COPIED_BYTES = 1 << 16
-Chunk = bytes | memoryview
 
 _TYPES = {
     "float32": na.float32(),
@@ -41,7 +39,7 @@ _TYPES = {
 }
 
 
-# Made once: they would take half of the time that a batch does.
+# Cached: making them takes half of the time of a batch.
 @cache
 def _type(name: str) -> Any:
     return na.c_schema(_TYPES[name])
@@ -63,7 +61,7 @@ _WEIGHT = na.struct({"index": na.uint32(), "value": na.float32()})
 
 @cache
 def _weight_types() -> tuple[Any, Any]:
-    """Of a weight, and of a list of them."""
+    """The types of a sparse weight and of a list of them."""
     return na.c_schema(_WEIGHT), na.c_schema(na.list_(_WEIGHT))
 
 
@@ -76,22 +74,22 @@ class Column:
 
 
 class ArrowStream:
-    """Writes record batches, all with the columns of the first one.
+    """Writes record batches with the columns of the first one.
 
-    `metadata` stands in the schema under `METADATA_KEY`, as JSON.
+    `metadata` is stored in the schema under `METADATA_KEY`, as JSON.
     """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = {METADATA_KEY: orjson.dumps(metadata)}
         self._chunks: list[Chunk] = []
-        # That of the record batch that is being written, from where it is.
+        # The body of the record batch that is being written, which is not copied.
         self._body: list[Chunk] | None = None
         self._wrote_header = False
         self._writer = StreamWriter.from_writable(self)
         self._schema: Any = None
 
     def write(self, data: Any) -> int:
-        """Take what the writer writes, from memory that it uses again: a header, then its body."""
+        """Receive what the writer writes, in a buffer that it reuses: a header, then its body."""
         if self._body is not None and self._wrote_header:
             self._chunks += self._body
         else:
@@ -100,12 +98,12 @@ class ArrowStream:
         return len(data)
 
     def batch(self, first_id: int, rows: Sequence[TextVectors]) -> list[Chunk]:
-        """The bytes of one record batch, and before the first one those of the schema."""
+        """The bytes of one record batch; the first one follows the schema."""
         ids = _flat(np.arange(first_id, first_id + len(rows)))
         return self.batch_of({"id": ids} | vector_columns(rows), len(rows))
 
     def batch_of(self, columns: Mapping[str, Column], rows: int) -> list[Chunk]:
-        """The same for `columns` of so many `rows`, which have the types of the first batch's."""
+        """The same from `columns` of `rows` rows each, with the types of the first batch."""
         self._begin(columns)
         row_batch = _column(self._schema, rows, [None], list(columns.values()))
         self._body, self._wrote_header = _body(row_batch.buffers), False
@@ -114,7 +112,7 @@ class ArrowStream:
         return self._take()
 
     def schema_of(self, columns: Mapping[str, Column]) -> list[Chunk]:
-        """The bytes of the schema alone, if nothing is written yet."""
+        """The bytes of the schema, if it is not written yet."""
         self._begin(columns)
         return self._take()
 
@@ -154,7 +152,7 @@ def render(answer: EmbeddingAnswer) -> Iterator[Chunk]:
 def _column(
     kind: Any, length: int, buffers: Sequence[Any], children: Sequence[Column] = ()
 ) -> Column:
-    """A None among `buffers` is a validity bitmap where every value is there."""
+    """An array; None among `buffers` is the validity bitmap of a column without nulls."""
     arrays = [child.array for child in children]
     array = na.c_array_from_buffers(kind, length, buffers, children=arrays)
     inner = chain.from_iterable(child.buffers for child in children)
@@ -162,7 +160,7 @@ def _column(
 
 
 def _body(buffers: Iterable[Any]) -> list[Chunk]:
-    """The body of a record batch's message: every buffer, padded; the large ones not copied."""
+    """The body of a record batch's message: every buffer, padded; large ones are not copied."""
     chunks: list[Chunk] = []
     small = bytearray()
     for buffer in buffers:
@@ -184,7 +182,7 @@ def vector_columns(rows: Sequence[TextVectors], validity: bytes | None = None) -
 def _columns(
     rows: Sequence[TextVectors], validity: bytes | None
 ) -> Iterator[tuple[str, Column | None]]:
-    """Each column of the batch; None where the answer has no such column."""
+    """Each column of the batch by name; None for one that the answer does not have."""
     dense = [row.dense for row in rows if row.dense is not None]
     if dense:
         yield "dense", _vectors(np.stack([each.values for each in dense]), validity)
@@ -223,7 +221,7 @@ def _vectors(matrix: npt.NDArray[Any], validity: bytes | None = None) -> Column:
 
 
 def _lists(kind: Any, sizes: Sequence[int], items: Column, validity: bytes | None) -> Column:
-    """A list for each size, of the next so many items."""
+    """A list column: for each size a list of that many of the `items`."""
     buffers = [validity, _offsets(sizes)]
     return _column(kind, len(sizes), buffers, [items])
 
@@ -242,19 +240,19 @@ def _sparse(vectors: Sequence[SparseVector], validity: bytes | None) -> Column:
 
 
 def integer_column(numbers: Sequence[int | None]) -> Column:
-    """64-bit integers, null where there is none."""
+    """A column of 64-bit integers; None is null."""
     return _flat(np.array([number or 0 for number in numbers], np.int64), validity_of(numbers))
 
 
 def string_column(texts: Sequence[str | None]) -> Column:
-    """Strings, null where there is none."""
+    """A column of strings; None is null."""
     encoded = [(text or "").encode() for text in texts]
     buffers = [validity_of(texts), _offsets(map(len, encoded)), b"".join(encoded)]
     return _column(_type("string"), len(encoded), buffers)
 
 
 def validity_of(values: Sequence[object | None]) -> bytes | None:
-    """A bit for each value that is not None; None where all are there."""
+    """The validity bitmap, a bit for each value; None if no value is None."""
     present = [value is not None for value in values]
     return None if all(present) else np.packbits(present, bitorder="little").tobytes()
 
@@ -265,5 +263,5 @@ def _string_lists(lists: Sequence[list[str]], validity: bytes | None) -> Column:
 
 
 def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """Without a copy where there is one part."""
+    """Concatenate, without a copy of a single part."""
     return parts[0] if len(parts) == 1 else np.concatenate(parts)

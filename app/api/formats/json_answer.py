@@ -9,37 +9,34 @@ import numpy.typing as npt
 import orjson
 
 from app.api.formats.answer import EmbeddingAnswer, TextVectors
-from app.api.rendering import OPTIONS, render_matrix, sparse_as_json
+from app.api.rendering import OPTIONS, render_items, render_matrix, sparse_as_json
 from app.engine.types import SparseVector, TokenStrings
 from app.vectors.quantization import QuantizedVectors
 
 
 def render(
     answer: EmbeddingAnswer, *, sparse_as_indices: bool = False, as_base64: bool = False
-) -> list[bytes]:
+) -> Iterator[bytes]:
     """The chunks of the answer to an embedding request."""
-    chunks = [b'{"data":[']
-    for index, (text, row) in enumerate(zip(answer.texts, answer.vectors(), strict=True)):
-        if index:
-            chunks.append(b",")
-        chunks.extend(
-            render_item(
-                {"id": index, "text": text},
-                row,
-                sparse_as_indices=sparse_as_indices,
-                as_base64=as_base64,
-            )
+    yield b'{"data":'
+    yield from render_items(
+        render_item(
+            {"id": index, "text": text},
+            row,
+            sparse_as_indices=sparse_as_indices,
+            as_base64=as_base64,
         )
+        for index, (text, row) in enumerate(zip(answer.texts, answer.vectors(), strict=True))
+    )
     is_plain = answer.options.dtype == "float32" and not as_base64
-    told = answer.report() if is_plain else answer.typed_report()
-    chunks.append(b"]," + orjson.dumps(told)[1:])
-    return chunks
+    report = answer.report() if is_plain else answer.typed_report()
+    yield b"," + orjson.dumps(report)[1:]
 
 
 def render_item(
     facts: Mapping[str, Any], row: TextVectors, *, sparse_as_indices: bool, as_base64: bool
 ) -> Iterator[bytes]:
-    """The object of one text: `facts`, its vectors and its tokens."""
+    """The JSON object of one text: `facts`, its vectors and its tokens."""
     yield orjson.dumps(facts)[:-1] + b',"embeddings":{'
     if as_base64:
         yield from _render_base64(row)
@@ -81,7 +78,7 @@ def _render_base64(row: TextVectors) -> Iterator[bytes]:
 
 
 def _arrays(row: TextVectors) -> Iterator[tuple[str, Any, str | None]]:
-    """What is rendered in base64, with the type of its numbers where numpy has another one."""
+    """The arrays to render in base64, with the name of a number type that numpy does not have."""
     for name, vectors in (("dense", row.dense), ("colbert", row.colbert)):
         values = None if vectors is None else vectors.values
         yield name, values, None if vectors is None else vectors.type_name
@@ -114,7 +111,7 @@ def _base64(values: npt.NDArray[Any]) -> bytes:
 def _tokens_as_json(
     strings: TokenStrings, sparse: SparseVector | None, *, by_id: bool
 ) -> dict[str, Any]:
-    """The strings in the shape of the vectors that they belong to."""
+    """The token strings in the shape of their vectors."""
     names: Any = strings.sparse
     if sparse is not None and strings.sparse is not None and by_id:
         names = dict(zip(sparse.indices.tolist(), strings.sparse, strict=True))

@@ -1,4 +1,4 @@
-"""Which format a client asks for: the Accept header of RFC 9110."""
+"""Chooses the format of an answer by the Accept header of RFC 9110."""
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
@@ -10,7 +10,7 @@ from app.api.formats.answer import EmbeddingAnswer
 from app.api.preferences import preferences
 from app.api.rendering import JSON, Chunk
 
-# By media type; JSON, which everybody else gets, has a renderer of its own.
+# Renderers by media type; JSON, the default, has its own.
 BINARY: Mapping[str, Callable[[EmbeddingAnswer], Iterator[Chunk]]] = {
     "application/vnd.apache.arrow.stream": arrow.render,
     "application/msgpack": msgpack.render,
@@ -19,7 +19,7 @@ BINARY: Mapping[str, Callable[[EmbeddingAnswer], Iterator[Chunk]]] = {
 
 
 def media_type_of(request: Request, answered: tuple[str, ...] = (JSON, *BINARY)) -> str:
-    """The media type that the request prefers of those `answered`; the first one in doubt."""
+    """The media type among `answered` that the request prefers; by default the first one."""
     return _preferred(", ".join(request.headers.getlist("accept")), answered)
 
 

@@ -1,4 +1,4 @@
-"""The answer to a stream of texts: a record for each, in the formats that vectors are sent in."""
+"""The records that answer a stream of texts, and a writer for each format."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,9 +23,9 @@ RecordId = int | str | None
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is answered for one text: its vectors, or the error in their place.
+    """The answer to one text: its vectors, or an error.
 
-    Only the error that ends a stream has no id.
+    Only an error that ends the stream has no id.
     """
 
     id: RecordId
@@ -35,7 +35,7 @@ class Record:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is told beside vectors, as JSON has it."""
+        """The fields of the record beside vectors, as in JSON."""
         facts: dict[str, Any] = {} if self.id is None else {"id": self.id}
         if self.warnings:
             facts["warnings"] = self.warnings
@@ -62,12 +62,12 @@ class RecordOptions:
 
     @property
     def told(self) -> dict[str, Any]:
-        """What is told once, where the format has a place for it."""
+        """The facts about all records, for formats with metadata."""
         return self.names.as_json() | {"output_dtype": self.vectors.dtype}
 
 
 class RecordWriter(Protocol):
-    """Turns records into bytes; what is written for some of them is complete."""
+    """Turns records into bytes; the bytes of each call can be read without later ones."""
 
     def write(self, records: Sequence[Record]) -> bytes:
         """The bytes of at least one record."""
@@ -167,7 +167,7 @@ class _ArrowWriter:
 
     @cached_property
     def _null(self) -> TextVectors:
-        """What stands behind a row without vectors: Arrow's types are fixed before the first."""
+        """The values behind a null row, which give the types of the columns."""
         return _vectors_of_nothing(self._options)
 
     def end(self) -> bytes:
@@ -180,7 +180,7 @@ def _as_text(value: Any) -> str | None:
 
 
 def _vectors_of_nothing(options: RecordOptions) -> TextVectors:
-    """Vectors of the types that are answered."""
+    """A text's vectors of the types in the answer."""
     outputs, (dense, colbert) = options.vectors.needed, options.widths
     nothing = SparseVector(np.empty(0, np.int64), np.empty(0, np.float32))
     tokens = TokenStrings([] if outputs.sparse else None, [] if outputs.colbert else None)
@@ -192,7 +192,7 @@ def _vectors_of_nothing(options: RecordOptions) -> TextVectors:
     return vectors_of(embedding, options.vectors, tokens if options.return_tokens else None)
 
 
-# By media type; NDJSON is what everybody else gets.
+# By media type; NDJSON is the default.
 WRITERS: Mapping[str, Callable[[RecordOptions], RecordWriter]] = {
     NDJSON: _NdjsonWriter,
     ARROW: _ArrowWriter,

@@ -1,4 +1,4 @@
-"""What a request's fields ask for: the kinds of vectors, their numbers, and who makes them."""
+"""From a request's fields to the kinds of vectors, their number types, and their models."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ _NOT_IN_JSON = ("float16", "bfloat16")
 
 
 def vector_options(fields: EmbeddingFields, models: LoadedModels | None) -> VectorOptions:
-    """What is to be made of vectors; raises `InvalidRequestError` for what makes no sense."""
+    """The options of vectors; raises `InvalidRequestError` for ones that contradict each other."""
     outputs = _kinds(fields, models)
     if not (outputs or fields.muvera):
         raise InvalidRequestError(
@@ -30,7 +30,7 @@ def vector_options(fields: EmbeddingFields, models: LoadedModels | None) -> Vect
 
 
 def _kinds(fields: EmbeddingFields, models: LoadedModels | None) -> Outputs:
-    """Those asked for, and where nothing is said of a kind, whether it is made."""
+    """The kinds that are asked for; a kind that the request leaves out is made if it can be."""
     if models is None:  # The engine raises the error for that.
         return Outputs(fields.return_dense, fields.return_sparse, fields.return_colbert)
     said = fields.model_fields_set
@@ -43,7 +43,7 @@ def _kinds(fields: EmbeddingFields, models: LoadedModels | None) -> Outputs:
 
 
 def check_numbers(fields: EmbeddingFields, media_type: str, binary: list[str]) -> None:
-    """Raise `InvalidRequestError` for numbers that a format cannot hold; `binary` can hold all."""
+    """Raise `InvalidRequestError` for a number type that a format not in `binary` cannot hold."""
     is_json = media_type not in binary
     if is_json and fields.encoding != "base64" and fields.output_dtype in _NOT_IN_JSON:
         raise InvalidRequestError(
@@ -57,14 +57,14 @@ def check_numbers(fields: EmbeddingFields, media_type: str, binary: list[str]) -
 
 
 def as_asked_for(models: LoadedModels | None, model: ServedModel | None) -> LoadedModels | None:
-    """The models that work for a request that names one: the default embedder works alone."""
+    """The models for a request that names `model`: the default embedder, named, works alone."""
     if models is None or model is None or not model.is_default_embedder:
         return models
     return replace(models, dense=None)
 
 
 def model_names(settings: Settings, model: ServedModel | None = None) -> ModelNames:
-    """Which model makes which kind, where the request names one, or none."""
+    """The model of each kind of vectors; `model` is the one that the request names."""
     if model is not None and (model.further or model.is_default_embedder):
         return ModelNames(dense=model.name, sparse=model.name, colbert=model.name)
     bge = public_name(settings.embedding_model)

@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from app.api.formats.answer import EmbeddingAnswer, TextVectors
+from app.api.formats.answer import METADATA_KEY, EmbeddingAnswer, TextVectors
 from app.vectors.quantization import QuantizedVectors, scales_of
 
-METADATA_KEY = "smart-embedder"
 _ALIGNMENT = 8
 _TYPES = {
     "float32": "F32",
@@ -31,7 +30,7 @@ Part = npt.NDArray[Any]
 
 
 class _Tensor:
-    """One tensor in parts, joined along its first dimension."""
+    """A tensor given as parts, which are concatenated along the first dimension."""
 
     def __init__(self, name: str, parts: Sequence[Part], type_name: str | None = None) -> None:
         self.name = name

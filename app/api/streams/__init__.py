@@ -1,1 +1,1 @@
-"""Texts in and vectors out over one request, as long as it may be."""
+"""Streams: a request whose body and answer may be of any length."""

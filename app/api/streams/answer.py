@@ -1,8 +1,8 @@
-"""The answer to a stream: pieces are computed beside each other, and sent in order.
+"""The answer to a stream: pieces are computed concurrently and sent in order.
 
-One task reads the body ahead, one makes pieces of its lines, and one sends what is done. So many
-pieces are in work that the device always finds the next one, and no more: where the client does not
-read, nothing is sent, so nothing more is computed, so nothing more is read.
+One task reads the body ahead, one divides its lines into pieces, and one sends the results. Only as
+many pieces are in work as keep the device busy. So if the client does not read, nothing is sent,
+then nothing more is computed, and then nothing more is read.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class StreamPlan:
     """How one stream is read, computed and written.
 
     A piece holds at most `max_lines`, and about as many bytes of the body as `size` says.
-    `make_writer` is called once it is known how the body is read.
+    `make_writer` is called when `lines` has read the beginning of the body.
     """
 
     lines: LineReader
@@ -58,7 +58,7 @@ class StreamResponse(Response):
     def __init__(self, call: Call, plan: StreamPlan) -> None:
         super().__init__(media_type=plan.media_type)
         del self.headers["content-length"]
-        # A proxy that collects the answer first would hold back what is ready.
+        # Tells nginx not to buffer the answer.
         self.headers["X-Accel-Buffering"] = "no"
         if plan.encoding is not None:
             self.headers.update({"Content-Encoding": plan.encoding, "Vary": "Accept-Encoding"})
@@ -68,7 +68,7 @@ class StreamResponse(Response):
         self._results: asyncio.Queue[Result | None] = asyncio.Queue()
         self._sending_since: float | None = None
         self._counts = {"sentences": 0, "failed": 0, "tokens": 0}
-        # The request itself is counted for as many lines as another one may have.
+        # The rate limit has counted one request, which pays for as many lines as one may have.
         self._paid_lines = call.service.settings.max_sentences_per_request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -98,7 +98,7 @@ class StreamResponse(Response):
             context.counts = dict(self._counts)
 
     def _stalled_seconds(self) -> float:
-        """How long the client has taken nothing of what is sent."""
+        """Seconds since the client last read some of the answer, while something is being sent."""
         return 0.0 if self._sending_since is None else time.monotonic() - self._sending_since
 
     async def _stop_at_drain(self, body: StreamBody) -> None:
@@ -107,7 +107,7 @@ class StreamResponse(Response):
         body.stop(DrainingError(message, retry_after=_RETRY_AFTER))
 
     async def _make_pieces(self, body: StreamBody, group: TaskGroup) -> None:
-        """Compute a piece whenever there is room for one; an error of the body waits its turn."""
+        """Compute a piece whenever a slot is free; an error of the body is sent in its place."""
         while True:
             await self._slots.acquire()
             try:
@@ -124,7 +124,7 @@ class StreamResponse(Response):
             self._results.put_nowait(group.create_task(self._compute(lines)))
 
     async def _pay(self, lines: int) -> None:
-        """Count lines as the requests that they would have been; wait where the rate is used up."""
+        """Count the lines for the rate limit as requests of full size; wait if it is used up."""
         service = self._call.service
         self._paid_lines -= lines
         while self._paid_lines < 0:
@@ -177,7 +177,7 @@ class StreamResponse(Response):
         self._slots.release()
 
     def _render_unit(self, writer: RecordWriter, results: Iterator[LineResult]) -> bytes:
-        """The bytes of the next records; none after the last."""
+        """The bytes of the next records; empty after the last one."""
         records: list[Record] = []
         size = 0
         for result in results:
@@ -189,7 +189,7 @@ class StreamResponse(Response):
         return self._compressed(writer.write(records)) if records else b""
 
     def _last_record(self, writer: RecordWriter, error: SmartEmbedderError) -> bytes:
-        """What ends a stream before its body does."""
+        """The record of an error that ends the stream before its body."""
         context = self._call.context
         context.error_code, context.error_status = error.code, status_of(error)
         return self._compressed(writer.write([Record(None, None, error=error_facts(error))]))

@@ -1,7 +1,7 @@
-"""Messages of an Arrow IPC stream: where one ends, and what is said in its metadata.
+"""Parses the messages of an Arrow IPC stream and their metadata.
 
-nanoarrow reads them, too, but crashes on some that are malformed, and these come from anybody.
-Here every offset is checked by Python. Sources: the frame at
+nanoarrow parses them, too, but crashes on some malformed ones, which any client could send. Here
+Python checks every offset. Sources: the frame at
 https://arrow.apache.org/docs/format/Columnar.html#encapsulated-message-format, the tables in
 format/Message.fbs and format/Schema.fbs of apache/arrow, and flatbuffers' internals.
 """
@@ -45,7 +45,7 @@ class FlatTable:
         return value
 
     def _place(self, index: int) -> int | None:
-        """Where a field is; None if it has its default."""
+        """The position of a field; None if it has its default."""
         entry = 4 + 2 * index
         offset = self._read("<H", self._vtable + entry) if entry < self._size else 0
         return self._position + offset if offset else None
@@ -88,9 +88,9 @@ class FlatTable:
 
 
 class MessageBuffer:
-    """Cuts a stream, in whatever pieces it arrives, into messages.
+    """Splits a stream, which arrives in chunks of any size, into messages.
 
-    One with a body of more than `max_bytes` is refused before it has arrived.
+    A message with a body of more than `max_bytes` is refused before it has arrived.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -107,7 +107,7 @@ class MessageBuffer:
             self._buffer += chunk
 
     def take(self) -> Message | None:
-        """The next message, if it has arrived; raises `InvalidRequestError` for what is none."""
+        """The next message, if it has arrived; raises `InvalidRequestError` for malformed bytes."""
         if self.complete or len(self._buffer) < _FRAME.size:
             return None
         mark, size = _FRAME.unpack_from(self._buffer)

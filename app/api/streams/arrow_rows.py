@@ -42,8 +42,8 @@ class _Column:
 class ArrowReader:
     """Rows with `text` and, where there is such a column, `id`.
 
-    Bad rows are errors in their place; what is no Arrow stream, or a record batch of more than
-    `max_batch_bytes`, ends the stream.
+    A bad row becomes an error in its place. Bytes that are no Arrow stream, and a record batch of
+    more than `max_batch_bytes`, end the stream.
     """
 
     def __init__(self, max_batch_bytes: int) -> None:
@@ -71,7 +71,7 @@ class ArrowReader:
 
     @property
     def ready(self) -> bool:
-        """Whether a row can be taken; raises `InvalidRequestError` where none can be read."""
+        """Whether a row can be taken; raises `InvalidRequestError` for malformed bytes."""
         while self._batch is None and (message := self._messages.take()) is not None:
             self._read(message)
         if self._batch is None and self._ended and len(self._messages):
@@ -85,7 +85,7 @@ class ArrowReader:
             self._read(message)
 
     def end(self) -> None:
-        """The body is complete; raises `InvalidRequestError` where there is nothing."""
+        """The body is complete; raises `InvalidRequestError` if it has no schema."""
         self._ended = True
         if self._columns is None:
             raise malformed("it ends too early")
@@ -169,11 +169,11 @@ class _Rows:
 
     @property
     def bytes_left(self) -> int:
-        """About their bytes."""
+        """Approximately their bytes."""
         return int(self.left * self._bytes_of_a_row)
 
     def take(self, max_lines: int, max_bytes: int, records: int) -> list[Line]:
-        """The next rows; so many records came before them."""
+        """The next rows; `records` is the number of records before them."""
         lines: list[Line] = []
         size = 0
         while self.left and len(lines) < max_lines and (not lines or size < max_bytes):
@@ -198,7 +198,7 @@ class _Rows:
 
 
 class _Values:
-    """The values of one column of a record batch; raises `ValueError` where buffers are short."""
+    """The values of one column of a record batch; raises `ValueError` for short buffers."""
 
     def __init__(self, column: _Column, buffers: list[memoryview | None], count: int) -> None:
         validity, numbers, *rest = buffers[column.first : column.first + 2 + column.is_text]

@@ -1,4 +1,4 @@
-"""The body of a stream: read ahead as far as there is room, and taken in pieces."""
+"""The body of a stream: read ahead within limits, and taken line by line."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from app.api.streams.lines import Line, LineReader
 from app.errors import AnswerNotTakenError, ClientGoneError, SmartEmbedderError
 
 READ_AHEAD_BYTES = 1 << 20
-# From then on a client counts as one that reads only when it has sent everything.
+# After that a client may be one that reads only when it has sent its whole body.
 _STALLED_SECONDS = 1.0
 _LOOK_SECONDS = 0.25
 
@@ -18,11 +18,11 @@ _LOOK_SECONDS = 0.25
 class StreamBody:
     """Reads the lines of a stream in a task of its own, `read`, while others take them.
 
-    Usually READ_AHEAD_BYTES are read ahead. Where the client has taken nothing of the answer for a
-    second, which `stalled_seconds` tells, it may be one that sends its whole body first: up to
-    `max_ahead` bytes are then read, as many as a usual body may have. Where that is not all, and
-    the client still takes nothing after `patience` seconds, it never will: `given_up` says so, and
-    the rest of the body is dropped, so that the client can read it after all.
+    At most READ_AHEAD_BYTES are read ahead. `stalled_seconds` is how long the client has read
+    nothing of the answer. After a second it may be one that sends its whole body first, and up to
+    `max_ahead` bytes are read. If the body is longer, and the client still reads nothing after
+    `patience` seconds, `given_up` is set to the error, and the rest of the body is dropped, so that
+    a client that reads only after sending gets the error.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class StreamBody:
         await self._drop_the_rest()
 
     def stop(self, error: SmartEmbedderError) -> None:
-        """Take no further line: `take` raises `error` from now on."""
+        """End the body: `take` raises `error` from now on."""
         self._stopped_by = self._stopped_by or error
         self._arrived.set()
 
     async def take(self, max_lines: int, max_bytes: int) -> list[Line]:
-        """The next lines, as many as have arrived; none at the end of the body.
+        """The next lines that have arrived; empty at the end of the body.
 
-        Raises what is wrong with the body once the lines before it are taken.
+        Raises an error of the body once the lines before it are taken.
         """
         while self._stopped_by is None:
             self._arrived.clear()
@@ -122,7 +122,7 @@ class StreamBody:
                 self._check_client()
 
     def _check_client(self) -> None:
-        """Nothing is received meanwhile, which would tell that the client has left."""
+        """Raise an error if the client has left, which `receive` would tell, or does not read."""
         if self._is_closing is not None and self._is_closing():
             raise ClientGoneError("the client left before its stream was answered")
         if self._stalled_seconds() >= self._patience:
@@ -142,7 +142,7 @@ class StreamBody:
         )
 
     async def _drop_the_rest(self) -> None:
-        """Nothing more is wanted: a client that is still sending can then read why."""
+        """Drop the rest of the body, so that a client that is still sending can read the error."""
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":

@@ -1,4 +1,4 @@
-"""The texts of a stream: what arrives piece by piece becomes lines, good and bad ones in order."""
+"""Splits the body of a stream, which arrives in chunks, into lines with texts or errors."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -28,14 +28,14 @@ def _is_id(value: object) -> TypeGuard[int | str | None]:
 
 
 def _check_id(value: object) -> int | str | None:
-    """A union of types would tell about each of them."""
+    """The id; one error, where a union of types would raise one for each type."""
     if _is_id(value):
         return value
     raise PydanticCustomError("id_type", "send a string, or a whole number of 64 bits")
 
 
 class StreamLine(RequestModel):
-    """A text, and what its record is called."""
+    """A text, and the id of its record."""
 
     example: ClassVar[Mapping[str, JsonValue]] = {"id": "a1", "text": "What is hybrid search?"}
     aliases: ClassVar[Mapping[str, str]] = dict.fromkeys(
@@ -54,8 +54,8 @@ _TEXT = TypeAdapter(Annotated[str, Field(strict=True)])
 class Line:
     """A text, or the error of a line that holds none.
 
-    `number` is the line's in the body, from 1; `id` is its own, or else its place among the
-    records, from 0. `size` is what it took of the body, in bytes.
+    `number` is the line's number in the body, from 1. `id` is its own id, or else its index among
+    the records, from 0. `size` is its size in the body, in bytes.
     """
 
     number: int
@@ -66,7 +66,7 @@ class Line:
 
 
 class LineReader(Protocol):
-    """Splits a body, in whatever pieces it arrives, into lines."""
+    """Splits a body, which arrives in chunks of any size, into lines."""
 
     @property
     def buffered(self) -> int:
@@ -148,12 +148,12 @@ class NdjsonReader:
             self._begin = self._searched = min(end + 1, len(self._buffer))
             lines.append(self._line(content))
             size += lines[-1].size
-        # Once: what is behind moves.
+        # Only once, because it moves the bytes that follow.
         self._forget_taken()
         return lines
 
     def _end_of_next(self) -> int:
-        """Where the next line that is not blank ends; -1 where it is not complete."""
+        """Where the next line that is not blank ends; -1 if it is not complete."""
         if not self._skipped and self._buffer[self._begin : self._begin + 1].isspace():
             self._skip_blank_lines()
         end = self._end_of_line()
@@ -216,7 +216,7 @@ def _parse(content: bytes) -> tuple[str, int | str | None]:
 
 
 def _parse_usual(content: bytes) -> tuple[str, int | str | None] | None:
-    """The same as `_parse_with_reasons` in a fifth of the time; None where that has to look."""
+    """The text and id of a usual line, in a fifth of the time; None for any other line."""
     try:
         value = orjson.loads(content)
     except orjson.JSONDecodeError:
@@ -231,7 +231,7 @@ def _parse_usual(content: bytes) -> tuple[str, int | str | None] | None:
 
 
 def _parse_with_reasons(content: bytes) -> StreamLine:
-    """The line; raises `InvalidRequestError` that says what is wrong with it."""
+    """Parse any line; raises an `InvalidRequestError` that says what is wrong with it."""
     try:
         if content.lstrip()[:1] == b'"':
             return StreamLine(text=_TEXT.validate_json(content))

@@ -1,4 +1,4 @@
-"""What is computed of a stream at a time: a piece of its lines, each with its result or error."""
+"""Embeds a stream piece by piece: consecutive lines, each with its result or its error."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,16 +23,16 @@ from app.errors import (
     UnavailableError,
 )
 
-# About as many as a token has, with JSON around short texts.
+# Approximately, with JSON around short texts.
 _BYTES_PER_TOKEN = 4
-# Of several forwards, and of their vectors.
+# The limits of a piece of several forwards.
 _PIECE_SECONDS = 0.1
 _PIECE_VECTOR_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class LineResult:
-    """What became of one line: its vectors, or an error."""
+    """The vectors of one line, or its error."""
 
     line: Line
     embedding: TextEmbedding | None = None
@@ -41,7 +41,7 @@ class LineResult:
     error: SmartEmbedderError | None = None
 
     def record(self, options: VectorOptions) -> Record:
-        """What is answered; takes as long as the options make of vectors."""
+        """The record of the line; takes the time of post-processing its vectors."""
         if self.error is not None or self.embedding is None:
             return Record(self.line.id, None, error=self._error())
         warnings = [
@@ -59,7 +59,7 @@ class LineResult:
 class Piece:
     """The results of consecutive lines.
 
-    `tokens` were read for them, `nbytes` are those of the vectors, and the forwards took `seconds`.
+    `tokens` is how many were read, `nbytes` the size of the vectors, `seconds` the forwards' time.
     """
 
     results: list[LineResult]
@@ -78,10 +78,10 @@ class Piece:
 
 
 class PieceSize:
-    """How many bytes of the body become a piece: about as many as have the tokens of a forward.
+    """How many bytes of the body form a piece: about as many as have the tokens of a forward.
 
-    Every piece costs some milliseconds beside its forwards. Where a forward is quick, a piece has
-    the tokens of several, as long as their vectors are few.
+    A piece costs some milliseconds beside its forwards, so where a forward is quick a piece has the
+    tokens of several, as long as their vectors are small.
     """
 
     def __init__(self, max_batch_tokens: int) -> None:
@@ -89,7 +89,7 @@ class PieceSize:
         self.bytes = _BYTES_PER_TOKEN * max_batch_tokens
 
     def observe(self, piece: Piece) -> None:
-        """Learn from a piece; the next one is larger or smaller by a factor of two at most."""
+        """Adapt the size to the tokens and times of a piece, by a factor of two at most."""
         if not (piece.seconds and piece.nbytes):
             return
         size = sum(result.line.size for result in piece.results)
@@ -99,10 +99,10 @@ class PieceSize:
 
 
 class PieceEmbedder:
-    """Embeds pieces of one stream, as far as places for streams are free.
+    """Embeds pieces of one stream, each in a place for streams.
 
-    A full queue is waited for. An error that one text has caused is that text's alone: the texts
-    are tried again in halves, down to one.
+    It waits while the queue is full. After an error it tries halves, down to single texts, so that
+    an error that one text has caused is that text's alone.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class PieceEmbedder:
         self._model = model
 
     async def embed(self, lines: Sequence[Line]) -> Piece:
-        """The results of these lines; raises `UnavailableError` where the service cannot go on."""
+        """The results of these lines; raises `UnavailableError` if the service cannot go on."""
         good = [line for line in lines if line.error is None]
         piece = await self._results(good)
         if len(good) == len(lines):

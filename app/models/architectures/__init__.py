@@ -1,1 +1,1 @@
-"""The transformers: BERT's kind and Qwen3's."""
+"""Transformers: BERT (with RoBERTa and XLM-RoBERTa) and Qwen3."""

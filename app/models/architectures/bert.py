@@ -1,7 +1,7 @@
 """BERT's, RoBERTa's and XLM-RoBERTa's encoder as a plain loop over packed tokens.
 
-It computes what transformers' own modules compute, which the tests compare it with, without what
-those cost beside the matrix products, call by call and layer by layer.
+The tests compare it with transformers' modules, which compute the same and spend more time between
+the matrix products.
 """
 
 from collections.abc import Callable
@@ -31,16 +31,17 @@ AddNorm = Callable[[Tensor, Tensor, LayerNorm], Tensor]
 
 
 def plain_add_norm(states: Tensor, other: Tensor, norm: LayerNorm) -> Tensor:
-    """In the dtype of `states`, which are overwritten."""
+    """The norm of the sum, in the dtype of `states`, which are overwritten."""
     return norm(states.add_(other))
 
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """On a CPU the normalised sum of the embeddings of a token, its position and its type.
+    """On a CPU: the normalised sum of the embeddings of a token, its position and its type.
 
-    `positions` is `[types x positions, width]`: below the positions those of the second segment's
-    tokens, with what its type differs in from type 0; `type` `[width]` is type 0, added to all.
+    `type` `[width]` is type 0, which is added to every token. `positions` is
+    `[types x positions, width]`: the positions of type 0, then those of the second segment, to
+    which the difference of type 1 and type 0 is added.
     """
 
     tokens: TokenEmbedding
@@ -107,7 +108,7 @@ class EncoderParameters(Parameters):
         self.config = config
 
     def embeddings(self, add_norm: AddNorm = plain_add_norm) -> Embeddings:
-        """What the first layer's input is looked up in on a CPU."""
+        """The embedding on a CPU."""
         positions, types = self._positions_and_types()
         return Embeddings(
             tokens=self._token_embedding(self.config.vocabulary, self.config.width),
@@ -118,10 +119,10 @@ class EncoderParameters(Parameters):
         )
 
     def gpu_embeddings(self, backend: Backend) -> GpuEmbeddings:
-        """What it is looked up in on a GPU."""
+        """The embedding on a GPU."""
         positions, types = self._positions_and_types()
         tokens = self._weights.get(_TOKENS, self.config.vocabulary, self.config.width)
-        # Not in the order of transformers: one pass less counts for more.
+        # Not summed in the order of transformers, which would take one more pass.
         positions = _of_each_type(positions.float() + types[0].float(), types)
         return GpuEmbeddings(
             backend,
@@ -155,7 +156,7 @@ class EncoderParameters(Parameters):
         )
 
     def _norm(self, name: str) -> LayerNorm:
-        # PyTorch takes parameters that are more exact than the states on a CPU alone.
+        # Only on a CPU PyTorch accepts parameters that are more exact than the states.
         dtype = torch.float32 if self.device.type == "cpu" else self.dtype
         weight, bias = (
             self._norm_parameter(f"{name}.LayerNorm.{part}", self.config.width, dtype)
@@ -165,7 +166,7 @@ class EncoderParameters(Parameters):
 
 
 def _of_each_type(positions: Tensor, types: Tensor) -> Tensor:
-    """`[types x positions, width]`: `positions`, and then as they are with each type but type 0."""
+    """`[types x positions, width]`: `positions`, then with the difference of each other type."""
     if len(types) == 1:
         return positions
     types = types.float()
@@ -206,7 +207,7 @@ def self_attention(projected: Tensor, heads: int, packed: PackedBatch, attend: A
 
 @dataclass(frozen=True, slots=True)
 class Encoder(LayeredTransformer):
-    """Its states come out in `dtype`, whatever the layers compute in."""
+    """The encoder; its states are returned in `dtype`, whatever the layers compute in."""
 
     embeddings: Embeddings | GpuEmbeddings
     dtype: torch.dtype

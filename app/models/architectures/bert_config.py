@@ -19,7 +19,7 @@ _SIZES = {
     "positions": "max_position_embeddings",
     "types": "type_vocab_size",
 }
-# Those of transformers' classes, for what the file leaves out.
+# The defaults of transformers' classes, for values that the file leaves out.
 _DEFAULTS = {"type_vocab_size": 2, "max_position_embeddings": 512, "pad_token_id": 1}
 _DEFAULT_EPSILON = 1e-12
 
@@ -41,7 +41,7 @@ class EncoderConfig:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Raises `StartupError` for a model of another kind, and for what makes no sense."""
+        """Read it; raises `StartupError` for another kind of model, and for impossible values."""
         config = read_config(folder)
         _require_encoder(folder, config)
         size = {name: _whole_number(folder, config, key) for name, key in _SIZES.items()}
@@ -60,17 +60,17 @@ class EncoderConfig:
 
     @property
     def max_length(self) -> int:
-        """The most tokens that have a position."""
+        """The most tokens of a sequence, by its positions."""
         return self.positions - (0 if self.padding is None else self.padding + 1)
 
     @property
     def reads_segments(self) -> bool:
-        """Whether the second text of a pair has an embedding of its own; RoBERTa uses none."""
+        """Whether the second text of a pair has another type of token; RoBERTa has none."""
         return self.padding is None and self.types > 1
 
     @property
     def parameters(self) -> int:
-        """Weights that every token is multiplied with."""
+        """The number of weights that each token is multiplied with."""
         return self.layers * self.width * (4 * self.width + 2 * self.inner_width)
 
 

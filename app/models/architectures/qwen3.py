@@ -1,6 +1,6 @@
-"""Qwen3's decoder as a plain loop over packed tokens, for texts that are read and not continued.
+"""Qwen3's decoder as a plain loop over packed tokens, without generation.
 
-It computes what transformers' own modules compute, which the tests compare it with.
+The tests compare it with transformers' modules.
 """
 
 from dataclasses import dataclass
@@ -35,11 +35,11 @@ _SIZES = {
     "head_width": "head_dim",
     "positions": "max_position_embeddings",
 }
-# Those of transformers' class, for what the file leaves out.
+# The defaults of transformers' class, for values that the file leaves out.
 _DEFAULT_HEAD_WIDTH = 128
 _DEFAULT_EPSILON = 1e-6
 _DEFAULT_THETA = 10_000.0
-# What every known model of this kind has; nothing else is computed here.
+# Options of which only the value of all known models is implemented.
 _FIXED = {"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False}
 _TOKENS = "embed_tokens.weight"
 
@@ -48,8 +48,8 @@ _TOKENS = "embed_tokens.weight"
 class DecoderConfig:
     """Sizes from `config.json`; the queries' `heads` share the `key_heads`, all `head_width` wide.
 
-    `theta` is the base of the rotary embedding's wave lengths. `tied` says whether the vocabulary's
-    head is the table that tokens are looked up in.
+    `theta` is the base of the rotary embedding's wave lengths. `tied` says whether the language
+    model's head is the token embedding.
     """
 
     vocabulary: int
@@ -66,7 +66,7 @@ class DecoderConfig:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Raises `StartupError` for a model of another kind, and for what makes no sense."""
+        """Read it; raises `StartupError` for another kind of model, and for impossible values."""
         config = read_config(folder)
         _require_qwen3(folder, config)
         config.setdefault("head_dim", _DEFAULT_HEAD_WIDTH)
@@ -86,7 +86,7 @@ class DecoderConfig:
 
     @property
     def parameters(self) -> int:
-        """Weights that every token is multiplied with."""
+        """The number of weights that each token is multiplied with."""
         attention = 2 * (self.heads + self.key_heads) * self.head_width
         return self.layers * self.width * (attention + 3 * self.inner_width)
 
@@ -146,12 +146,12 @@ class DecoderParameters(Parameters):
         self.config = config
 
     def embeddings(self) -> TokenEmbedding:
-        """What the tokens are looked up in."""
+        """The token embedding."""
         self._weights.give_back_pages()
         return self._token_embedding(self.config.vocabulary, self.config.width)
 
     def final_norm(self) -> RmsNorm:
-        """What the last layer's states go through."""
+        """The norm after the last layer."""
         return self._norm("norm", self.config.width)
 
     def layer(self, index: int) -> DecoderLayerParameters:
@@ -184,7 +184,7 @@ class DecoderParameters(Parameters):
 
 
 def vocabulary_head(weights: Weights, config: DecoderConfig) -> Tensor:
-    """`[vocabulary, width]`, as it lies in the file."""
+    """The weights `[vocabulary, width]` of the language model's head, as in the file."""
     shape = config.vocabulary, config.width
     if config.tied:
         return weights.before(_TOKENS).get(_TOKENS, *shape)
@@ -193,7 +193,7 @@ def vocabulary_head(weights: Weights, config: DecoderConfig) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Attention and feed-forward, each read from a norm and added to its input.
+    """Attention and feed-forward, each behind a norm and added to its input.
 
     `head_norm` is that of the heads of queries and keys, `[heads + key_heads, width]`.
     """
@@ -243,7 +243,7 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Decoder(LayeredTransformer):
-    """Prefixes that sequences share are computed once."""
+    """The decoder; common prefixes of sequences are computed once."""
 
     shares_prefixes: ClassVar[bool] = True
     embeddings: TokenEmbedding

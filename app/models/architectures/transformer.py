@@ -1,4 +1,4 @@
-"""What encoders and decoders have in common."""
+"""The parts that encoders and decoders share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -24,10 +24,10 @@ _ROWS_COPIED_AT_ONCE = 16_384
 class TokenEmbedding:
     """Maps token ids `[T]` to their rows `[T, width]` in `dtype`; half of a model like bge-m3.
 
-    The table, `[vocabulary, width]`, may still be that of the checkpoint's file. A forward reads
-    few of its rows, and to round and copy them all takes long: `finish_loading` does that, and
-    changes no result. Where `stays_mapped`, the file is read for good. `give_back_pages` lets go of
-    what was read of the file.
+    The table, `[vocabulary, width]`, may be mapped from the checkpoint's file. A forward reads few
+    rows, and copying and rounding all of them takes long: `finish_loading` does that later, which
+    changes no result. With `stays_mapped` the table is never copied. `give_back_pages` releases the
+    pages of the file that were read.
     """
 
     def __init__(
@@ -48,19 +48,19 @@ class TokenEmbedding:
         return functional.embedding(token_ids, self._table).to(self._dtype)
 
     def copied_to(self, dtype: torch.dtype) -> "TokenEmbedding":
-        """The same in `dtype`, and not to stay mapped."""
+        """The same in `dtype`, which `finish_loading` copies."""
         return TokenEmbedding(
             self._table, dtype, stays_mapped=False, give_back_pages=self._give_back_pages
         )
 
     def finish_loading(self) -> None:
-        """Copy the table; lookups may run beside it."""
+        """Copy the table; lookups may run meanwhile."""
         if not self._stays_mapped:
             self._table = self._copied()
             self._stays_mapped = True
 
     def _copied(self) -> Tensor:
-        """A copy in `dtype`, made in parts: the file's pages are never all held beside it."""
+        """A copy in `dtype`, made in parts, so that not all pages of the file are in memory."""
         copied = torch.empty_like(self._table, dtype=self._dtype)
         for start in range(0, len(copied), _ROWS_COPIED_AT_ONCE):
             rows = slice(start, start + _ROWS_COPIED_AT_ONCE)
@@ -70,9 +70,9 @@ class TokenEmbedding:
 
 
 class Parameters:
-    """Reads parameters from `weights`, and brings them to a device and a dtype.
+    """Reads parameters from `weights`, and copies them to a device and a dtype.
 
-    What has both already is not copied, so that it may stay mapped from its file.
+    A parameter that has both already is not copied, and stays mapped from its file.
     """
 
     def __init__(
@@ -80,7 +80,8 @@ class Parameters:
     ) -> None:
         self.device = device
         self.dtype = dtype
-        # Where the model has a head, all names but the head's have a prefix, as `tokens` shows.
+        # In a model with a head, all names but the head's have a prefix, which that of `tokens`
+        # has.
         self._weights = weights.before(tokens)
         self._tokens = tokens
 
@@ -108,18 +109,18 @@ class Parameters:
 
 
 class InputEmbeddings(Protocol):
-    """What the first layer's input is looked up in."""
+    """The embedding, which makes the first layer's input."""
 
     def finish_loading(self) -> None:
-        """Copy what was left in the file; lookups may run beside it."""
+        """Copy a table that is still mapped; lookups may run meanwhile."""
 
 
 class Transformer(ABC):
     """Maps a packed batch to the hidden state of every token.
 
-    `shares_prefixes`: what sequences begin with alike is computed once. `capturable`: a forward may
-    be a CUDA graph. `rounds_up`: a forward takes rows that belong to no sequence. `window`: how
-    near tokens must be to see each other, where some layers have such a limit.
+    `shares_prefixes`: common prefixes are computed once. `capturable`: a forward can be captured as
+    a CUDA graph. `rounds_up`: a forward accepts rows that belong to no sequence. `window`: the
+    attention window of some layers, if there is one.
     """
 
     shares_prefixes: ClassVar[bool] = False
@@ -133,15 +134,15 @@ class Transformer(ABC):
 
     @abstractmethod
     def finish_loading(self) -> None:
-        """Copy what was left in the file; forwards may run beside it."""
+        """Copy weights that are still mapped; forwards may run meanwhile."""
 
     @abstractmethod
     def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
-        """The same with another attention, made of its own; `StartupError` where it cannot be."""
+        """A copy whose attention is `change` of this one's."""
 
     @abstractmethod
     def with_fewer_layers(self) -> tuple[Self, float]:
-        """The same with its first layers alone, and how many times as many this one has."""
+        """A copy with only the first layers, and by what factor this one has more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +162,16 @@ class LayeredTransformer(Transformer):
         return replace(self, attend=change(self.attend))
 
     def with_fewer_layers(self) -> tuple[Self, float]:
-        """Implement `Transformer`: enough to measure what all of them cost."""
+        """Implement `Transformer`: enough layers to measure the cost of all."""
         few: Any = self.layers[: max(2, len(self.layers) // _DEPTH_RATIO)]
         return replace(self, layers=few), len(self.layers) / len(few)
 
 
 def in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) -> Tensor:
-    """`step`, which looks at each row by itself, on a CPU a few rows at a time.
+    """Compute `step`, which treats each row by itself, on a CPU for a few rows at a time.
 
-    What it holds between two products would else be too large for the cache, and at 32 MiB too
-    large for what the allocator keeps: pages that are new cost more than a pass over them.
+    Its intermediate results then fit the cache. From 32 MiB on the allocator would also return them
+    to the system each time, and new pages cost more than a pass over them.
     """
     at_once = _ROWS_PER_THREAD * torch.get_num_threads()
     if states.device.type != "cpu" or len(states) <= at_once:
@@ -184,7 +185,7 @@ def in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) 
 
 
 def preemption_point() -> None:
-    """Let a short forward run that waits for this thread."""
+    """Run a short forward that waits for this thread, if there is one."""
     threads = torch.get_num_threads()
     if run_preempting_call():
         torch.set_num_threads(threads)

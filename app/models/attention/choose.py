@@ -48,9 +48,9 @@ def _name(device: torch.device) -> str:
 
 
 def load_attention(name: str) -> Attention:
-    """The attention `name`; raises `StartupError` where what it needs is not installed.
+    """The attention `name`; raises `StartupError` if its package or kernel is missing.
 
-    `native` is that of `NativeBackend`, which loads it by itself.
+    `native` belongs to `NativeBackend`, which loads it by itself.
     """
     if name in FLASH_MODULES:
         return load_flash_attention(name)

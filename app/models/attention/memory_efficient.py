@@ -16,8 +16,8 @@ def memory_efficient(
 ) -> Tensor:
     """Implement `Attention`.
 
-    It is what `scaled_dot_product_attention` calls; by itself it takes sequences of any lengths in
-    one call. Its heads of keys are as many as those of queries, so grouped ones are copied.
+    `scaled_dot_product_attention` calls the same kernel; called directly it takes sequences of any
+    lengths at once. It has no grouped heads, so these are copied.
     """
     group = query.shape[0] // key.shape[0]
     if group > 1:

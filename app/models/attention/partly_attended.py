@@ -1,18 +1,18 @@
-"""Attention in which some tokens ask and are not asked: ColBERT's expansion of queries.
+"""Attention with tokens that no token attends to: ColBERT's expansion of queries.
 
-A query is filled up with mask tokens, which attend to the query's own tokens and to nothing else,
-and to which nothing attends.
+A query is filled up with mask tokens, which attend to the query's own tokens alone.
 """
 
 from torch import Tensor
 from torch.nn import functional
 
 from app.models.attention.reference import Attention
-from app.models.batch.packing import PackedBatch, PartlyAttended
+from app.models.attention.sdpa import pad
+from app.models.batch.packing import PackedBatch
 
 
 def leaving_out(attend: Attention) -> Attention:
-    """The same where all tokens are attended to; the other sequences of a batch padded."""
+    """`attend` for the sequences without unattended tokens; the others are padded and masked."""
 
     def attend_partly(
         query: Tensor,
@@ -27,9 +27,9 @@ def leaving_out(attend: Attention) -> Attention:
         some = packed.partly_attended
         if some is not None:
             padded = functional.scaled_dot_product_attention(
-                _padded(query, some),
-                _padded(key, some),
-                _padded(value, some),
+                pad(query, some),
+                pad(key, some),
+                pad(value, some),
                 attn_mask=some.mask.to(query.dtype),
                 scale=scale,
                 enable_gqa=query.shape[0] != key.shape[0],
@@ -39,9 +39,3 @@ def leaving_out(attend: Attention) -> Attention:
         return output
 
     return attend_partly
-
-
-def _padded(states: Tensor, some: PartlyAttended) -> Tensor:
-    """`[count, H, length, D]` of `[H, T, D]`."""
-    rows = states.transpose(0, 1).index_select(0, some.gather)
-    return rows.view(some.count, some.length, *rows.shape[1:]).transpose(1, 2)

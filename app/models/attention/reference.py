@@ -1,4 +1,4 @@
-"""What attention over a packed batch is, and a slow reference that every kernel must agree with."""
+"""The interface of attention over a packed batch, and the slow reference for every kernel."""
 
 from typing import Protocol
 

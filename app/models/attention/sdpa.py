@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from app.models.batch.packing import DenseBlock, PackedBatch, PaddedBlock
+from app.models.batch.packing import DenseBlock, PackedBatch, PaddedBlock, Padding
 
 # Query [H, T, D], key and value [Hkv, T, D]; in a block [N, H, L, D] and [N, Hkv, L, D].
 States = tuple[Tensor, Tensor, Tensor]
@@ -39,7 +39,7 @@ def fused(
         query,
         key,
         value,
-        # Padding stands behind the tokens, where a causal query does not look.
+        # Padding is behind the tokens, where a causal query attends to nothing.
         attn_mask=None if causal else mask,
         is_causal=causal,
         scale=scale,
@@ -50,7 +50,7 @@ def fused(
 def attend_in_blocks(
     attend: BlockAttention, states: States, packed: PackedBatch, *, scale: float
 ) -> Tensor:
-    """`[T, H, D]`: `attend` once for each block of `packed`; zeros for what only rounds T up."""
+    """`[T, H, D]`: call `attend` for each block of `packed`; zeros for tokens that round T up."""
     heads, tokens, _ = states[0].shape
     output = states[0].new_empty(tokens, heads, states[2].shape[2])
     for block in packed.blocks:
@@ -68,7 +68,7 @@ def attend_in_blocks(
 def _attend_padded(
     attend: BlockAttention, states: States, block: PaddedBlock, output: Tensor, *, scale: float
 ) -> None:
-    query, key, value = (_padded_block(each, block) for each in states)
+    query, key, value = (pad(each, block) for each in states)
     padded = query.new_empty(block.count, block.length, query.shape[1], value.shape[-1])
     mask = block.mask.to(query.dtype)
     attend((query, key, value), padded.transpose(1, 2), scale=scale, mask=mask)
@@ -81,7 +81,7 @@ def _block(states: Tensor, block: DenseBlock) -> Tensor:
     return tokens.view(states.shape[0], block.count, block.length, -1).transpose(0, 1)
 
 
-def _padded_block(states: Tensor, block: PaddedBlock) -> Tensor:
-    """Copy sequences of near lengths into `[count, H, length, D]`."""
-    rows = states.transpose(0, 1).index_select(0, block.gather)
-    return rows.view(block.count, block.length, *rows.shape[1:]).transpose(1, 2)
+def pad(states: Tensor, padding: Padding) -> Tensor:
+    """Copy the sequences of states `[H, T, D]` into `[count, H, length, D]`."""
+    rows = states.transpose(0, 1).index_select(0, padding.gather)
+    return rows.view(padding.count, padding.length, *rows.shape[1:]).transpose(1, 2)

@@ -22,7 +22,7 @@ def varlen(
 ) -> Tensor:
     """Implement `Attention` by the kernel of `torch.nn.attention.varlen`.
 
-    That module would fill a tensor with zeros at every call, and takes a second to import.
+    Not by that module, which fills a tensor with zeros at every call and takes a second to import.
     """
 
     def attend(query: Tensor, key: Tensor, value: Tensor, part: LengthClass) -> Tensor:
@@ -36,7 +36,7 @@ def varlen(
 
 
 def load_flash_attention(name: str) -> Attention:
-    """One of `FLASH_MODULES`; raises `StartupError` where its package is not installed."""
+    """The attention of one of `FLASH_MODULES`; raises `StartupError` if it is not installed."""
     module_name, package = FLASH_MODULES[name]
     try:
         attend = importlib.import_module(module_name).flash_attn_varlen_func
@@ -73,7 +73,7 @@ def attend_by_length(
     states: tuple[Tensor, Tensor, Tensor],
     packed: PackedBatch,
 ) -> Tensor:
-    """`[T, H, D]`: `attend` once for each class of `packed`, with its tokens `[tokens, H, D]`.
+    """`[T, H, D]`: call `attend` for each length class, with its tokens `[tokens, H, D]`.
 
     Query, key and value in `states` are `[H, T, D]`; nothing is copied.
     """
@@ -87,5 +87,5 @@ def attend_by_length(
 
 
 def _without_log_sum_exp(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """The output alone, beside which FlashAttention 3 returns the log-sum-exp."""
+    """The output without the log-sum-exp that FlashAttention 3 returns with it."""
     return output[0] if isinstance(output, tuple) else output

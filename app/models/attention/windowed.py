@@ -1,4 +1,4 @@
-"""Attention over a packed batch in which a token sees those near it alone."""
+"""Attention over a packed batch with a sliding window."""
 
 from dataclasses import dataclass, field
 
@@ -10,13 +10,13 @@ from torch.nn import functional
 from app.models.attention.reference import Attention
 from app.models.batch.packing import PackedBatch
 
-# Queries at once of a text that is longer than the window.
+# Queries at a time, of a sequence that is longer than the window.
 _BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PackedAttention:
-    """Attention within each sequence of `packed`, by `attend` where a window does not matter."""
+    """Attention in each sequence of `packed`; `attend` is for those no longer than the window."""
 
     attend: Attention
     packed: PackedBatch
@@ -34,8 +34,8 @@ class PackedAttention:
     ) -> Tensor:
         """`[T, H, D]` of query `[H, T, D]`, key and value `[Hkv, T, D]`.
 
-        A token sees those that are less than `window` tokens away. Sequences that are attended to
-        in part are shorter than that.
+        A token attends to those less than `window` tokens away. Partly attended sequences are
+        never longer than the window.
         """
         packed = self.packed
         if window is None or packed.max_length <= window:
@@ -53,7 +53,7 @@ class PackedAttention:
         return torch.cat(parts)
 
     def _shorter_than(self, window: int) -> tuple[PackedBatch, int]:
-        """The batch up to the first sequence that is longer than the window, and how many."""
+        """The sequences no longer than the window, as a batch, and their number."""
         if window not in self._short:
             packed = self.packed
             longer = np.flatnonzero(np.diff(packed.offsets) > window)

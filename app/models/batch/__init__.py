@@ -1,1 +1,1 @@
-"""Sequences of token ids as one packed row."""
+"""Batches: sequences of token ids packed into one row."""

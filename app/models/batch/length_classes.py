@@ -1,8 +1,8 @@
-"""Which sequences of a packed batch go through an attention kernel for packed sequences together.
+"""Divides the sequences of a packed batch into classes, each for one call of an attention kernel.
 
-Such a kernel starts as many blocks of threads for each sequence as the longest of the call needs.
-Those of shorter sequences end at once, but beside one long text those of thousands of short ones
-take longer than the attention itself.
+A kernel for packed sequences starts as many blocks of threads for each sequence as the longest one
+needs. The superfluous blocks of a short sequence end at once, but beside one long text those of
+thousands of short ones take longer than the attention itself.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import torch
 
 # Queries in one block of threads, as in FlashAttention's kernels for packed sequences.
 QUERIES_OF_A_BLOCK = 128
-# What one more call costs, in blocks for each head that are started and do nothing.
+# The cost of one more call, as a number of superfluous blocks for each head.
 WORTH_A_CALL = 256
 
 
@@ -21,7 +21,7 @@ WORTH_A_CALL = 256
 class LengthClass:
     """Neighbouring sequences, the tokens from `start` to `stop`, the longest of `longest` tokens.
 
-    `bounds` int32 on the device are where they begin and end, counted from `start`.
+    `bounds` int32 on the device are their cumulative lengths, from 0.
     """
 
     start: int
@@ -31,11 +31,11 @@ class LengthClass:
 
 
 def divide_lengths(lengths: Sequence[int]) -> list[slice]:
-    """Divide sequences of those lengths, which ascend, so that all calls together cost least."""
+    """Divide sequences of ascending lengths so that all calls together cost least."""
     blocks = -(-np.asarray(lengths) // QUERIES_OF_A_BLOCK)
     groups = np.flatnonzero(np.diff(np.ceil(np.log2(blocks)))) + 1
     borders = [0, *groups.tolist(), len(blocks)]
-    # For each border the least cost up to there, and where the last class then begins.
+    # For each border the least cost up to it, and the border at which the last class begins.
     best = [(0, 0)]
     for place, stop in enumerate(borders[1:], start=1):
         highest = int(blocks[stop - 1])

@@ -1,7 +1,7 @@
-"""What a model is told of single tokens beside their ids: the upper bits of 31.
+"""Marks of single tokens, in upper bits of their ids.
 
-A sequence travels from its tokenizer to the forward as one array of ids, so that the queue, the
-batcher and the device threads need not know what some models read beside them.
+A sequence is one array of ids from its tokenizer to the forward, so that the queue, the batcher and
+the device threads need not know what some models read beside ids.
 """
 
 import numpy as np
@@ -11,11 +11,11 @@ from app.engine.types import TokenIds
 
 _ID_BITS = 28
 _IDS = (1 << _ID_BITS) - 1
-# Of the second text of a pair, which BERT adds another embedding to.
+# A token of the second text of a pair, to which BERT adds another type embedding.
 SECOND_SEGMENT = 1 << _ID_BITS
-# Which no token attends to, itself included; it stands behind all others of its sequence.
+# A token at the end of its sequence to which no token attends, not even itself.
 UNATTENDED = SECOND_SEGMENT << 1
-# Of which no vector is made.
+# A token without a ColBERT vector.
 WITHOUT_VECTOR = UNATTENDED << 1
 
 

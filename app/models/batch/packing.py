@@ -39,39 +39,39 @@ class DenseBlock:
         return self.start + self.count * self.length
 
 
-@dataclass(frozen=True, slots=True)
-class PaddedBlock:
-    """Neighbouring short sequences of near lengths: `count`, each padded to `length` tokens.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Padding:
+    """How `count` sequences are padded to `length` tokens each.
 
-    `gather` `[count x length]` holds for each place of the padded block the token that stands there
-    (at padding, the first of the same sequence, so that a number that is not finite stays within
-    its sequence), `places` `[tokens]` for each token its place in the block, and
-    `mask` `[count, 1, 1, length]` float32 0 where there is a token and minus infinity at padding.
+    `gather` `[count x length]` holds the token at each place of the padded block; at padding it is
+    the first token of the same sequence, so that a number that is not finite stays within its
+    sequence. `places` `[tokens]` holds the place of each token in the block. `mask`
+    `[count, 1, 1, length]` float32 is 0 for tokens and minus infinity for padding.
     """
+
+    count: int
+    length: int
+    gather: torch.Tensor
+    places: torch.Tensor
+    mask: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaddedBlock(Padding):
+    """Neighbouring short sequences of similar lengths: the tokens from `start` to `stop`."""
 
     start: int
     stop: int
-    count: int
-    length: int
-    gather: torch.Tensor
-    places: torch.Tensor
-    mask: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class PartlyAttended:
-    """Sequences that end in tokens which none attends to: `count`, each padded to `length` tokens.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartlyAttended(Padding):
+    """Sequences that end in unattended tokens; `tokens` `[tokens]` are theirs in the packed row.
 
-    `tokens` `[tokens]` are theirs in the packed row; the rest is as in `PaddedBlock`, whose `mask`
-    hides the unattended tokens, too.
+    `mask` hides the unattended tokens, too.
     """
 
     tokens: torch.Tensor
-    count: int
-    length: int
-    gather: torch.Tensor
-    places: torch.Tensor
-    mask: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,8 @@ class PackedBatch:
 
     `input_ids` and `position_ids` are `[1, T]` int64 on the device, `cu_seqlens` is `[N + 1]` int32
     on the device; `offsets` is the same on the host. `unpack_order[i]` is the packed place of the
-    i-th sequence given to `pack`. `sharing` says what of them is computed once, if anything is, and
-    `partly_attended` which sequences hold tokens that are not attended to, if any does.
+    i-th sequence given to `pack`. `sharing` is set if tokens that sequences share are computed
+    once, and `partly_attended` if some tokens are not attended to.
     """
 
     input_ids: torch.Tensor
@@ -99,7 +99,7 @@ class PackedBatch:
 
     @property
     def real_tokens(self) -> int:
-        """The tokens of the sequences that were given; what follows only rounds T up."""
+        """The tokens of the given sequences, without those that only round T up."""
         return int(self.offsets[len(self.unpack_order)])
 
     @property
@@ -144,7 +144,7 @@ class PackedBatch:
 
     @cached_property
     def blocks(self) -> list[DenseBlock | PaddedBlock]:
-        """All sequences that were given, in packed order: short ones of near lengths together."""
+        """The given sequences in packed order, in blocks of equal or, if short, similar length."""
         blocks: list[DenseBlock | PaddedBlock] = []
         start = 0
         for _, near in groupby(self.lengths[: len(self.unpack_order)], key=_bucket):
@@ -157,7 +157,7 @@ class PackedBatch:
 
 
 def _bucket(length: int) -> int:
-    """Sequences of one bucket are computed together; above the limit only equal ones are."""
+    """Sequences of one bucket form a block; long ones only with others of the same length."""
     return length if length > _LONGEST_PADDED else -(-length // _BUCKET_WIDTH) - _LONGEST_PADDED
 
 
@@ -190,10 +190,10 @@ def pack(
 ) -> PackedBatch:
     """Join non-empty token sequences end to end; positions restart in each.
 
-    Positions count from 0, or as RoBERTa's do where its padding id is given. Those of tokens that
-    are marked as of a second segment have `segment_positions` added. T is rounded up to a multiple
-    of `multiple` by one more sequence at the end, which `unpack_order` does not name. In a `causal`
-    model sequences share what they begin with.
+    Positions count from 0, or, with RoBERTa's padding id `roberta_padding`, as RoBERTa's do. Tokens
+    that are marked as of the second segment have `segment_positions` added. T is rounded up to a
+    multiple of `multiple` by one more sequence at the end, which is not in `unpack_order`. In a
+    `causal` model common prefixes are computed once.
     """
     order = np.argsort([len(ids) for ids in sequences], kind="stable")
     rows = [sequences[i] for i in order]
@@ -244,7 +244,7 @@ def _partly_attended(
 
 
 def _share(rows: list[TokenIds], device: torch.device, multiple: int) -> Sharing | None:
-    """The tokens that are computed are rounded up by the first one."""
+    """Share common prefixes; the tokens that are computed are rounded up by repeating the first."""
     places = shared_places(rows)
     if places is None:
         return None
@@ -254,7 +254,7 @@ def _share(rows: list[TokenIds], device: torch.device, multiple: int) -> Sharing
 
 
 def to_device(device: torch.device, array: npt.NDArray[Any]) -> torch.Tensor:
-    """An array of the host on the device; on a CUDA device nothing waits for the copy."""
+    """Copy an array to the device; to a CUDA device without waiting for the copy."""
     tensor = torch.from_numpy(array)
     if device.type != "cuda":
         return tensor.to(device)

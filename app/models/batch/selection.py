@@ -1,4 +1,4 @@
-"""The tokens of a packed batch that a head reads: those of sequences that its kind is asked for."""
+"""Selects the tokens of a packed batch that a head reads, those of some of the sequences."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from app.models.batch.packing import PackedBatch, to_device
 
-# Where the rows of each sequence lie, in the order given to `pack`; None where it has none.
+# The rows of each sequence, in the order given to `pack`; None for one without rows.
 Spans = list[slice | None]
 Places = npt.NDArray[np.int64]
 
@@ -27,16 +27,16 @@ class TokenSelection:
     spans: Spans
 
     def rows(self, states: Tensor) -> Tensor:
-        """`[R, width]`: of the states `[T, width]` of all tokens the selected ones."""
+        """`[R, width]`: the states of the selected tokens, of those `[T, width]` of all."""
         return states if self.places is None else states.index_select(0, self.places)
 
 
 def select_tokens(
     packed: PackedBatch, selected: Sequence[bool], multiple_of: Callable[[int], int]
 ) -> TokenSelection:
-    """The tokens of the sequences, in the order given to `pack`, for which `selected` is true.
+    """Select the tokens of sequences; `selected` is in the order given to `pack`.
 
-    R is rounded up to a multiple of what `multiple_of` says, by repeating a token.
+    R is rounded up to a multiple of `multiple_of(R)` by repeating a token.
     """
     offsets, order = packed.offsets, packed.unpack_order
     spans = [slice(int(offsets[place]), int(offsets[place + 1])) for place in order]
@@ -49,9 +49,9 @@ def select_tokens(
 
 
 def select_sequences(packed: PackedBatch, selected: Sequence[bool]) -> tuple[Places, Spans]:
-    """Packed places `[S]` of the sequences for which `selected` is true, in the order given.
+    """The packed places `[S]` of the selected sequences, in the order given to `pack`.
 
-    Beside it, for each sequence given to `pack`, where its one row lies among those.
+    Also returns, for each sequence given to `pack`, the span of its one row among those.
     """
     places = packed.unpack_order[np.flatnonzero(selected)].astype(np.int64)
     return places, _side_by_side([slice(0, 1)] * len(selected), selected)

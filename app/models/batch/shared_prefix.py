@@ -1,7 +1,7 @@
-"""Prefixes that texts of a batch have in common, which a causal model computes once.
+"""Common prefixes of the sequences in a batch, which a causal model computes once.
 
-There a token's state depends on the tokens up to it alone. Pairs of one query share their template,
-instruction and query, and so do texts behind one instruction.
+In a causal model a token's state depends only on the tokens up to it. Pairs of one query share
+their template, instruction and query, and so do texts behind one instruction.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch import Tensor
 from app.engine.types import TokenIds
 
 Places = npt.NDArray[np.int64]
-# Gathering what was shared has a cost in every layer.
+# The least share of tokens that must be saved, because gathering has a cost in every layer.
 _LEAST_SAVED = 1 / 16
 
 

@@ -1,4 +1,4 @@
-"""What a model's `config.json` says."""
+"""Reads a model's `config.json` and other files of JSON, as `StartupError` where they are wrong."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> Any:
-    """What a file of a model holds as JSON."""
+    """The value in a file of JSON."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -27,11 +27,16 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The same where it must be an object."""
+    """The JSON object in a file."""
     config = read_json(path)
     if not isinstance(config, dict):
         raise StartupError(f"{path} is not a JSON object")
     return config
+
+
+def read_optional(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where there is no such file."""
+    return read_object(path) if path.is_file() else {}
 
 
 def whole_number(
@@ -53,5 +58,5 @@ def number(folder: Path, config: dict[str, Any], key: str, default: float) -> fl
 
 
 def unusable(folder: Path, key: str, value: Any) -> StartupError:
-    """What is raised for a value that makes no sense."""
+    """The error for a value that cannot be used."""
     return StartupError(f"{folder / 'config.json'} has no usable {key}: {value}")

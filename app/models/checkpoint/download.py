@@ -1,4 +1,4 @@
-"""Counts the bytes of a download, for the log and for /health, in place of progress bars."""
+"""Counts the bytes of a download, for the log and for /health."""
 
 import threading
 import time
@@ -15,16 +15,15 @@ from app.engine.download import Download, DownloadStatus, human_size
 
 log = structlog.get_logger(__name__)
 
-# How the hub's library names its bars of bytes, as they come from the network and as they reach the
-# disk. Where the hub stores files in chunks, the disk lags behind, and what the disk has in another
-# file is not sent at all.
+# The hub library's names of its progress bars for bytes from the network and bytes on the disk. For
+# files that the hub stores in chunks the disk lags behind, and chunks on the disk are not sent.
 _BYTE_BARS = {"huggingface_hub.snapshot_download.transfer", "huggingface_hub.snapshot_download"}
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_TO_LEFTOVER = 3600.0
 
 
 class DownloadProgress:
-    """The progress of one model's files: in `status` at once, in the log every few seconds."""
+    """The progress of one model's download, in `status`, and every few seconds in the log."""
 
     def __init__(
         self,
@@ -74,10 +73,10 @@ class DownloadProgress:
 def follow_download(
     model: str, status: DownloadStatus, sizes: dict[str, int], on_disk: set[str]
 ) -> Iterator[type[tqdm] | None]:
-    """Report the download of those files that are not on the disk, while the block runs.
+    """Report the download of the files that are not on the disk, within the block.
 
-    `sizes` has the bytes of each of the model's files. Yields what the hub's library takes as
-    `tqdm_class`; None where nothing is missing, and then nothing is reported either.
+    `sizes` holds the bytes of each of the model's files. Yields the `tqdm_class` for the hub's
+    library, or None if no file is missing, when nothing is reported.
     """
     total = sum(sizes.values())
     present = sum(size for file, size in sizes.items() if file in on_disk)
@@ -94,10 +93,10 @@ def follow_download(
 
 
 def remove_leftovers(snapshot: Path) -> None:
-    """Remove what downloads of this model left behind whose processes were ended.
+    """Remove the files of downloads of this model whose processes were ended.
 
-    The hub's library begins each of them in a file of its own and never continues one. A download
-    that goes on writes at least every few seconds, so an old file belongs to none.
+    The hub's library begins each download in a new file and never continues one. A running download
+    writes every few seconds, so an old file belongs to none.
     """
     for file in (snapshot.parents[1] / "blobs").glob("*.incomplete"):
         with suppress(OSError):  # Another start was faster, or the cache is read-only.
@@ -106,7 +105,7 @@ def remove_leftovers(snapshot: Path) -> None:
 
 
 def _bar_class(progress: DownloadProgress) -> type[tqdm]:
-    """A progress bar that is never drawn, and counts bytes where it is one for bytes."""
+    """A class of progress bars that are not drawn, and of which those for bytes count them."""
 
     class CountingBar(tqdm):
         def __init__(self, *arguments: Any, name: str | None = None, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""What tells the files of one model from those of another that may have the same name."""
+"""Identifies the contents of a model's files, because two models may have the same name."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ _FILES = {".json", ".safetensors", ".bin", ".pt", ".txt", ".model"}
 def fingerprint(folder: Path) -> str:
     """The commit of a model from the hub, or a digest of the files that make a model.
 
-    Reads all of them; the digest is the same wherever they lie. Raises `StartupError` for a file
+    Reads all of them; the digest does not depend on the folder. Raises `StartupError` for a file
     that cannot be read.
     """
     if folder.parent.name == _COMMITS:
@@ -32,7 +32,7 @@ def fingerprint(folder: Path) -> str:
 
 
 def start_fingerprints(folders: Sequence[Path]) -> Callable[[], list[str]]:
-    """Begin to read the files of these folders; what is returned waits for their fingerprints."""
+    """Begin to read the files of these folders; return a function that waits for fingerprints."""
     beside = ThreadPoolExecutor(1, "fingerprint")
     prints = [beside.submit(fingerprint, folder) for folder in folders]
     beside.shutdown(wait=False)

@@ -1,4 +1,4 @@
-"""Memory that the allocator keeps after it was freed."""
+"""Returns freed memory to the system."""
 
 import ctypes
 import sys
@@ -6,7 +6,7 @@ from contextlib import suppress
 
 
 def trim_heap() -> None:
-    """Give it back to the system, where the allocator can."""
+    """Return memory that the allocator keeps after it was freed, if the allocator can."""
     if sys.platform == "linux":
         with suppress(AttributeError):  # glibc alone has it.
             ctypes.CDLL(None).malloc_trim(0)

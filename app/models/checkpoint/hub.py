@@ -1,6 +1,6 @@
-"""Where a model lies: in a local folder, in the hub's cache, or on the hub.
+"""Finds a model in a local folder or in the hub's cache, or downloads it from the hub.
 
-Every fault becomes a `StartupError` of one sentence that says what to do.
+Every failure becomes a `StartupError` of one sentence that says what to do.
 """
 
 import os
@@ -43,7 +43,7 @@ _UNWANTED_FOLDERS = ["onnx/*", "openvino/*", "imgs/*"]
 class Hub:
     """How models are fetched: cache folder, revision, and whether the network may be used.
 
-    `status` shows a download while it is under way.
+    `status` shows a running download.
     """
 
     cache: Path
@@ -53,13 +53,13 @@ class Hub:
 
 
 def local_folder(name: str) -> Path:
-    """The folder that the model `name` would have on this machine, were it none of the hub."""
+    """The path of `name`, if it is a folder on this machine and no hub id."""
     # Unlike pathlib's, this one does not raise where there is no home folder.
     return Path(os.path.expanduser(name))  # noqa: PTH111
 
 
 def locate(name: str, hub: Hub) -> Path:
-    """The folder of the model `name`, downloaded first where it is a hub id not yet on disk."""
+    """The folder of the model `name`, which is downloaded if it is a hub id and not on the disk."""
     folder = local_folder(name)
     if folder.is_dir():
         return folder
@@ -99,7 +99,7 @@ def _from_hub(name: str, hub: Hub) -> Path:
     unwanted = [*_UNWANTED_FOLDERS]
     files = {file.rfilename: file.size or 0 for file in info.siblings or ()}
     if any(file.endswith(".safetensors") and "/" not in file for file in files):
-        # Those in folders of their own are projections, of which there is no other copy.
+        # Those in subfolders are projections, of which there is no other copy.
         unwanted += [file for file in files if file.endswith(".bin") and "/" not in file]
     wanted = filter_repo_objects(files, allow_patterns=_WANTED_FILES, ignore_patterns=unwanted)
     sizes = {file: files[file] for file in wanted}
@@ -116,9 +116,9 @@ def _on_disk(name: str, info: ModelInfo, files: Iterable[str], hub: Hub) -> set[
 
 
 def _ask_hub(name: str, hub: Hub) -> ModelInfo:
-    """The model's files: the first question, which tells whether the hub is there.
+    """The model's files; the first request, which tells whether the hub can be reached.
 
-    Asked any other way, the hub's library would try six times.
+    It is tried twice, where other functions of the hub's library would try six times.
     """
     hooks = get_session().event_hooks["request"]
     if _limit_waiting not in hooks:
@@ -132,7 +132,7 @@ def _ask_hub(name: str, hub: Hub) -> ModelInfo:
 
 
 def _limit_waiting(request: httpx2.Request) -> None:
-    """Set a time limit where the hub's library would wait for ever for an answer."""
+    """Set a time limit, without which the hub's library might wait for ever."""
     limits = request.extensions.get("timeout", {})
     kinds = ("connect", "read", "write", "pool")
     request.extensions["timeout"] = {
@@ -141,7 +141,7 @@ def _limit_waiting(request: httpx2.Request) -> None:
 
 
 def _without_the_hub(name: str, hub: Hub) -> Path:
-    """What an earlier download left; raises `StartupError` where there is none."""
+    """The folder of an earlier download; raises `StartupError` if there is none."""
     try:
         return _from_hub(name, replace(hub, offline=True))
     except LocalEntryNotFoundError as error:

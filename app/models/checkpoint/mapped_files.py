@@ -1,8 +1,8 @@
-"""The files that weights are mapped from: whether one was changed under the running models.
+"""The files that weights are mapped from, and checks whether one was changed.
 
-A model in the format of its file reads the weights from there for good. Writing to such a file
-changes the model, and truncating it kills the process at the next forward. To rename another file
-over it is harmless: the mapped one lives on without a name.
+A model in the dtype of its file keeps reading the weights from there. Writing to such a file
+changes the model, and truncating it kills the process at the next forward. Renaming another file
+over it is harmless: the mapped file stays, without a name.
 """
 
 import ctypes
@@ -32,15 +32,15 @@ class _FileState:
 
     @classmethod
     def of(cls, file: int | Path) -> "_FileState":
-        """Of an open file or a path."""
+        """The state of an open file or of a path."""
         found = os.stat(file)  # noqa: PTH116 - of a descriptor, too
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 class MappedFiles:
-    """Files, opened before they are mapped; `names` are what they are called in a message.
+    """Files, opened before they are mapped, each with its name in messages.
 
-    An open file is asked for its state, not a path: what was mapped, whatever has its name by now.
+    The state is that of the open file, which is the mapped one even if its path names another.
     """
 
     def __init__(self, files: Iterable[tuple[str, Path]]) -> None:
@@ -54,12 +54,12 @@ class MappedFiles:
 
     @property
     def names(self) -> list[str]:
-        """Those that are watched."""
+        """The names of the watched files."""
         with self._lock:
             return [name for name, *_ in self._open.values()]
 
     def require_unchanged(self) -> None:
-        """Raise `StartupError` where a path holds another file, or another state, by now."""
+        """Raise `StartupError` if a path names another file by now, or the file has changed."""
         with self._lock:
             for name, path, state in self._open.values():
                 if not _is(path, state):
@@ -72,7 +72,7 @@ class MappedFiles:
             return next((name for file, (name, _, state) in opened if not _is(file, state)), None)
 
     def forget_unmapped(self) -> None:
-        """Stop watching files that are not mapped any more, where the system shows which are."""
+        """Stop watching files that are no longer mapped, on systems that show mappings."""
         if not _MAPS.exists():
             return
         maps = _MAPS.read_text(encoding="utf-8", errors="replace")
@@ -89,11 +89,10 @@ class MappedFiles:
 
 
 def give_back_pages(paths: Iterable[Path]) -> None:
-    """Take what was read of mapped files out of the process's memory; changes no content.
+    """Release the pages of mapped files from the process's memory.
 
-    Whoever reads there again gets it from the system's cache. What was written to the mapping, and
-    so to no file, would be lost: weights are only read. Does nothing where the system does not tell
-    what is mapped.
+    A later read gets them from the system's cache. Weights must only be read, because writes to the
+    mapping would be lost. Does nothing on systems that do not show mappings.
     """
     if sys.platform != "linux" or not _MAPS.exists():
         return

@@ -1,4 +1,4 @@
-"""What a folder's `modules.json` is made of: sentence-transformers' modules, in their order."""
+"""Reads `modules.json`: the modules of a sentence-transformers model, in their order."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 from app.errors import StartupError
 from app.models.checkpoint.config import read_json
 
-# Whose classes are known by what they compute; none of them is imported.
+# The packages of known classes, none of which is imported.
 _PACKAGES = ("sentence_transformers", "pylate")
 
 
@@ -23,7 +23,7 @@ class Module:
 def read_modules(folder: Path) -> list[Module]:
     """All modules; none where there is no `modules.json`.
 
-    Raises `StartupError` for a file that makes no sense, and for code of the checkpoint's own.
+    Raises `StartupError` for a malformed file, and for classes in the checkpoint's own code.
     """
     path = folder / "modules.json"
     if not path.is_file():

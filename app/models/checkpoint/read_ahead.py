@@ -1,4 +1,4 @@
-"""Bringing the weights from the disk before they are needed."""
+"""Reads weights into the system's cache before they are needed."""
 
 import os
 import threading
@@ -17,7 +17,7 @@ _AT_ONCE = 2**25
 
 
 class Half(Enum):
-    """Of a file of weights: the first holds the vocabulary's table, which can wait."""
+    """A half of a file of weights; the first half holds the token embedding, which can wait."""
 
     FIRST = "first"
     SECOND = "second"
@@ -26,8 +26,8 @@ class Half(Enum):
 def read_ahead(settings: Settings, half: Half) -> threading.Thread:
     """Read, on a thread of its own, a half of each model's weights that lie on the disk.
 
-    It only fills the system's cache: errors are raised when the weights are loaded. Only to
-    announce to the system what will be needed (posix_fadvise) gained nothing.
+    It only fills the system's cache: errors are raised when the weights are loaded. posix_fadvise,
+    which only announces the reads, gained nothing.
     """
     # In the order in which they are loaded, each once.
     names = (settings.embedding_model, settings.dense_model, settings.reranker_model)

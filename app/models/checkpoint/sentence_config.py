@@ -7,10 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 from app.errors import StartupError
-from app.models.checkpoint.config import read_config, read_object, whole_number
+from app.models.checkpoint.config import read_config, read_object, read_optional, whole_number
 from app.models.checkpoint.modules import Module, read_modules
 
-# By the names in a pooling's configuration: `pooling_mode` since version 5.4, one flag each before.
+# Names in the configuration of a pooling: `pooling_mode` since version 5.4, before that flags.
 POOLINGS = {
     "cls": "cls",
     "max": "max",
@@ -29,13 +29,18 @@ _OLD_FLAGS = {
 }
 _POOLING_FOLDER = "1_Pooling"
 _IGNORED = {"Transformer", "Dropout"}
-# What a tokenizer's configuration holds where there is no limit is far above.
+_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
+_TEXT_VECTOR = "sentence_embedding"
+# In a tokenizer's configuration a much larger number stands for no limit.
 _NO_LIMIT = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A linear layer after the pooling; `activation` is a class of `torch.nn`."""
+    """A linear layer in `folder`, with an activation and, where `residual`, its input added.
+
+    `activation` names a class of `torch.nn` with its package.
+    """
 
     folder: Path
     in_features: int
@@ -43,6 +48,19 @@ class Projection:
     bias: bool
     activation: str
     residual: bool
+
+    @classmethod
+    def read(cls, folder: Path) -> "Projection":
+        """Read the configuration of a module Dense."""
+        config = read_config(folder)
+        return cls(
+            folder,
+            whole_number(folder, config, "in_features"),
+            whole_number(folder, config, "out_features"),
+            bool(config.get("bias", True)),
+            str(config.get("activation_function", "torch.nn.modules.activation.Tanh")),
+            bool(config.get("use_residual", False)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +73,11 @@ Step = Projection | Normalization
 
 @dataclass(frozen=True, slots=True)
 class SentenceConfig:
-    """What is done with the states of a text, in this order, and how texts are read.
+    """How texts are read, and the steps from their states to vectors: `poolings`, then `steps`.
 
-    Without `poolings`, the configuration names none. Texts are cut to `max_length` tokens, where
-    there is such a limit, and read in lower case where `lower_case`. `default_prompt` stands before
-    each text of a request that asks for no other.
+    `poolings` is empty if the configuration names none. Texts are cut to `max_length` tokens, if it
+    is set, and converted to lower case with `lower_case`. `default_prompt` is read before each text
+    of a request that names no prompt.
     """
 
     poolings: tuple[str, ...] = ()
@@ -71,7 +89,7 @@ class SentenceConfig:
 
     @classmethod
     def read(cls, folder: Path) -> "SentenceConfig":
-        """Raises `StartupError` for what is not known here, or makes no sense."""
+        """Read it; raises `StartupError` for unknown modules and impossible values."""
         modules = _modules(folder)
         texts = _text_options(folder)
         length = texts.get("max_seq_length") or _tokenizer_limit(folder)
@@ -86,12 +104,12 @@ class SentenceConfig:
 
 
 def has_modules(folder: Path) -> bool:
-    """Whether the folder says how vectors are made of states."""
+    """Whether the folder has a configuration of modules."""
     return (folder / "modules.json").is_file() or (folder / _POOLING_FOLDER).is_dir()
 
 
 def _modules(folder: Path) -> list[Module]:
-    """Those of `modules.json`, or a pooling that lies in the folder without one."""
+    """The modules of `modules.json`, or without that file a pooling in its usual folder."""
     modules = read_modules(folder)
     for module in modules:
         if module.kind == "Transformer" and module.folder != folder:
@@ -126,22 +144,20 @@ def _steps(modules: list[Module]) -> Iterator[Step]:
 
 
 def _projection(folder: Path) -> Projection:
-    config = read_config(folder)
-    if config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
+    if read_config(folder).get("module_input_name", _TEXT_VECTOR) != _TEXT_VECTOR:
         raise StartupError(f"{folder} projects each token, and no vector of a text is made of that")
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    return Projection(
-        folder,
-        whole_number(folder, config, "in_features"),
-        whole_number(folder, config, "out_features"),
-        bool(config.get("bias", True)),
-        activation.rpartition(".")[2] if activation.startswith("torch.") else activation,
-        bool(config.get("use_residual", False)),
-    )
+    projection = Projection.read(folder)
+    package, _, name = projection.activation.rpartition(".")
+    if package.split(".")[0] != "torch" or name not in _ACTIVATIONS:
+        raise StartupError(
+            f"the projection in {folder} has the activation {name}; known: "
+            f"{', '.join(_ACTIVATIONS)}"
+        )
+    return projection
 
 
 def read_poolings(folder: Path) -> tuple[str, ...]:
-    """What a pooling's configuration names: side by side in the vector where they are several."""
+    """The poolings in a configuration; the vectors of several are concatenated."""
     config = read_config(folder)
     path = folder / "config.json"
     if config.get("include_prompt", True) is not True:
@@ -172,7 +188,7 @@ def read_pooling(folder: Path) -> str:
 
 
 def read_prompts(folder: Path) -> dict[str, str]:
-    """The prompts by name of sentence-transformers' configuration; none where all are empty."""
+    """The prompts by name in sentence-transformers' configuration; empty if all prompts are."""
     path, config = _sentence_transformers(folder)
     prompts = config.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(each, str) for each in prompts.values()):
@@ -193,16 +209,15 @@ def _default_prompt(folder: Path) -> str:
 
 def _sentence_transformers(folder: Path) -> tuple[Path, dict[str, Any]]:
     path = folder / "config_sentence_transformers.json"
-    return path, read_object(path) if path.is_file() else {}
+    return path, read_optional(path)
 
 
 def _text_options(folder: Path) -> dict[str, Any]:
-    """Of `sentence_bert_config.json`, which older versions call by the family's name."""
+    """`sentence_bert_config.json`, or, from older versions, a file with the family's name."""
     path = next(iter(sorted(folder.glob("sentence_*_config.json"))), None)
     return {} if path is None else read_object(path)
 
 
 def _tokenizer_limit(folder: Path) -> int | None:
-    path = folder / "tokenizer_config.json"
-    limit = read_object(path).get("model_max_length") if path.is_file() else None
+    limit = read_optional(folder / "tokenizer_config.json").get("model_max_length")
     return limit if isinstance(limit, int) and 0 < limit < _NO_LIMIT else None

@@ -1,6 +1,6 @@
 """The tensors of a checkpoint by name: safetensors or PyTorch's files, whole or in shards.
 
-They stay mapped from their files: what is not copied costs no memory but the system's cache.
+They stay mapped from their files: a tensor that is not copied takes only the system's cache.
 """
 
 import json
@@ -36,9 +36,9 @@ _FILES = ("model.safetensors", "pytorch_model.bin")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Tensors of the checkpoint in `folder`; every name asked for is one behind `prefix`.
+    """The tensors of the checkpoint in `folder`; names in methods do not include `prefix`.
 
-    `files` are those that they are mapped from.
+    `files` are the files that they are mapped from.
     """
 
     folder: Path
@@ -58,7 +58,7 @@ class Weights:
         return self.prefix + name in self.tensors
 
     def before(self, name: str) -> Self:
-        """The same tensors, asked for behind what stands before `name` in this checkpoint."""
+        """The same tensors with the prefix that `name` has in this checkpoint."""
         found = (known.removesuffix(name) for known in self.tensors if known.endswith(name))
         return replace(self, prefix=next(found, self.prefix))
 
@@ -69,14 +69,14 @@ class Weights:
         """
         full_name = self.prefix + name
         tensor = self.tensors.get(full_name)
-        # Anything in its place would be random numbers, and the results with them.
+        # A random tensor in its place would make random results.
         if tensor is None:
             raise StartupError(f"the checkpoint in {self.folder} lacks the tensor {full_name}")
         if tensor.shape != shape:
             raise StartupError(
                 f"the checkpoint in {self.folder} has another shape for the tensor {full_name}"
             )
-        # Others are parts of a quantized weight, which without its scales would be random, too.
+        # Other dtypes are those of quantized weights, which mean nothing without their scales.
         if tensor.dtype not in _DTYPES:
             raise StartupError(
                 f"the checkpoint in {self.folder} has the tensor {full_name} in "
@@ -86,9 +86,9 @@ class Weights:
         return tensor
 
     def give_back_pages(self) -> None:
-        """Hold no page of the files until it is read again: what was copied is not held twice.
+        """Release the pages of the files, so that copied weights are not in memory twice.
 
-        So goes what the allocator keeps of freed copies: a tenth of a model that is laid out anew.
+        Also returns freed copies that the allocator keeps, which can be a tenth of a model.
         """
         give_back_pages(self.files)
         trim_heap()
@@ -123,9 +123,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def count_parameters(folder: Path) -> int:
-    """How many numbers the tensors of a checkpoint hold, which are mapped and not read.
+    """The number of parameters of a checkpoint, from tensors that are mapped and not read.
 
-    0 where they cannot be read: loading raises the error.
+    0 if they cannot be mapped: loading raises the error.
     """
     with suppress(*_FILE_ERRORS):
         tensors = (each for path in weight_files(folder) for each in _read_file(path).values())
@@ -136,14 +136,14 @@ def count_parameters(folder: Path) -> int:
 def _read_file(path: Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         return load_file(path)
-    # Files from before PyTorch 1.6 are no archives, which alone can be mapped.
+    # Only archives can be mapped, which files from before PyTorch 1.6 are not.
     mapped = zipfile.is_zipfile(path)
     state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     return state
 
 
 def _modern(name: str) -> str:
-    """Checkpoints that were made with TensorFlow call a norm's parameters by other names."""
+    """The name of a norm's parameter that has another one in checkpoints from TensorFlow."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
         "LayerNorm.beta", "LayerNorm.bias"
     )
@@ -172,7 +172,7 @@ def read_linear(path: Path, in_features: int, out_features: int | None = None) -
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear layer of these very tensors."""
+    """A linear layer with these tensors, which are not copied."""
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias is not None, device="meta")
     parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
     linear.load_state_dict(parameters, assign=True)

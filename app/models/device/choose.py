@@ -1,4 +1,4 @@
-"""Which device and number format to run on, and what the hardware is called."""
+"""Chooses the device and the dtype, and describes the hardware."""
 
 import gc
 import platform
@@ -21,7 +21,7 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device(_best_device())
     device = torch.device(name)
-    if device.type == "cpu":  # PyTorch knows one, whatever the number of the worker.
+    if device.type == "cpu":  # For PyTorch there is one, whatever the number of the worker.
         return torch.device("cpu")
     if device.type == "cuda":
         _require_cuda(name, device)
@@ -52,7 +52,7 @@ def choose_dtype(name: str, device: torch.device, *, qwen: bool = False) -> torc
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 matrices natively, and is made to."""
+    """Whether the processor has instructions for matrix products in bfloat16."""
     return _cpu_has_any("amx_bf16", "avx512_bf16", arm="bf16")
 
 
@@ -68,14 +68,14 @@ def cpu_has_int8() -> bool:
 
 
 def _cpu_has_any(*x86: str, arm: str) -> bool:
-    """One of the features; that of ARM counts on Linux, as PyTorch uses Apple's processors' not."""
+    """Whether the processor has one of these features; PyTorch uses ARM's only on Linux."""
     capabilities = torch.cpu.get_capabilities()
     names = (*x86, arm) if platform.system() == "Linux" else x86
     return any(capabilities.get(name) for name in names)
 
 
 def describe_device(device: torch.device) -> str:
-    """What the hardware is called."""
+    """The name of the hardware."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     capabilities = torch.cpu.get_capabilities()
@@ -91,7 +91,7 @@ def memory_bytes(device: torch.device) -> int | None:
 
 
 def memory_freer(device: torch.device) -> Callable[[], None]:
-    """A call that gives back what the device's allocator keeps without using it."""
+    """A function that makes the device's allocator return memory that it does not use."""
 
     def free() -> None:
         gc.collect()
@@ -119,7 +119,7 @@ def memory_reader(device: torch.device) -> Callable[[str], int] | None:
 
 
 def _has_cuda() -> bool:
-    """Whether PyTorch can use a GPU; what it warns of otherwise, `_why_no_cuda` says."""
+    """Whether PyTorch can use a GPU, without its warnings, which `_why_no_cuda` returns."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return torch.cuda.is_available()
@@ -134,13 +134,13 @@ def _best_device() -> str:
         return "cpu"
     if torch.backends.mps.is_available():
         return "mps"
-    if torch.version.cuda:  # Somebody installed the build for GPUs and will wonder.
+    if torch.version.cuda:  # The build for GPUs is installed, so a GPU was expected.
         log.warning("no_gpu_used", reason=_why_no_cuda(), device="cpu")
     return "cpu"
 
 
 def _why_no_cuda() -> str:
-    """What PyTorch says, such as a driver that is missing or too old; its first sentence."""
+    """The first sentence of PyTorch's reason, such as a driver that is missing or too old."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:

@@ -19,7 +19,7 @@ def groups_of(controller: str, cgroups: Path, membership: Path) -> set[Path]:
 
 
 def read_or_empty(path: Path) -> str:
-    """What a file of the system says; nothing where there is none."""
+    """The text of a system file; empty if there is no such file."""
     try:
         return path.read_text(encoding="ascii")
     except (OSError, UnicodeError):

@@ -1,4 +1,4 @@
-"""Sharing the cores out among several workers on the CPU, each on one memory node."""
+"""Divides the cores between several workers on the CPU, each on one memory node."""
 
 import os
 import sys
@@ -22,9 +22,9 @@ _CPUS = Path("/sys/devices/system/cpu")
 
 @dataclass(frozen=True, slots=True)
 class CpuShare:
-    """What the worker `name` may use: the CPUs of the memory node number `node`, and threads.
+    """The share of the worker `name`: `cpus` of the memory node `node`, and a number of threads.
 
-    `cpus` is empty where the system binds no threads to CPUs.
+    `cpus` is empty on systems that cannot bind threads to CPUs.
     """
 
     name: str
@@ -33,17 +33,17 @@ class CpuShare:
     threads: int
 
     def bind_thread(self) -> None:
-        """Keep the calling thread, and those that it starts, on these CPUs.
+        """Bind the calling thread, and those that it starts, to these CPUs.
 
-        PyTorch's pool is such: each thread that computes starts one of its own. The system gives a
-        thread memory of the node on which it runs.
+        Each thread that computes starts a pool of PyTorch's. The system gives a thread memory of
+        the node on which it runs.
         """
         if self.cpus and sys.platform == "linux":
             with suppress(OSError):  # A CPU may have been taken away meanwhile.
                 os.sched_setaffinity(0, self.cpus)
 
     def run(self, call: Callable[[], Result]) -> Result:
-        """The result of `call`, from a thread that is bound to these CPUs."""
+        """Run `call` on a thread that is bound to these CPUs; return its result."""
         with ThreadPoolExecutor(1, initializer=self.bind_thread) as executor:
             return executor.submit(call).result()
 
@@ -51,7 +51,7 @@ class CpuShare:
 def share_cpus(names: Sequence[str], nodes: Path = _NODES, cpus: Path = _CPUS) -> list[CpuShare]:
     """A share for each worker; raises `StartupError` where there are more of them than cores.
 
-    All have as many threads, because PyTorch's matrix library knows one number for the process.
+    All have the same number of threads, of which PyTorch's matrix library has one for the process.
     """
     available = available_threads()
     if len(names) > available:
@@ -82,7 +82,7 @@ def divide(nodes: Sequence[Sequence[int]], workers: int) -> list[tuple[int, list
 
 
 def _cut(cpus: Sequence[int], parts: int) -> list[list[int]]:
-    """`parts` runs of as equal a length as can be."""
+    """`parts` runs of lengths as equal as possible."""
     borders = [len(cpus) * part // parts for part in range(parts + 1)]
     return [list(cpus[start:stop]) for start, stop in pairwise(borders)]
 

@@ -1,4 +1,4 @@
-"""Threads on the CPU: how many a forward should use, and one that leaves them to others."""
+"""Threads on the CPU: how many a forward should use, and threads of the lowest priority."""
 
 import math
 import os
@@ -13,18 +13,18 @@ import torch
 
 from app.models.device.control_groups import CGROUPS, MEMBERSHIP, groups_of, read_or_empty
 
-# Below this much work for each thread, waiting for one another costs more than it saves, the more
-# so because the threads share their cores with the event loop, the tokenizer and the clients.
+# With less work for each thread, waiting for each other costs more than it saves, as the threads
+# share their cores with the event loop, the tokenizer and the clients.
 _FLOP_WORTH_A_THREAD = 0.5e9
 _LOWEST_PRIORITY = 19
 
 
 @cache
 def available_threads() -> int:
-    """What PyTorch would use by itself, or less where a quota leaves the process less.
+    """PyTorch's default number of threads, or fewer if a quota allows fewer CPUs.
 
-    Threads beyond the quota would be halted in turn while the others wait for them. Asked once,
-    because `set_for` changes PyTorch's answer.
+    Threads beyond the quota would be halted in turn while the others wait for them. Cached, because
+    `set_for` changes PyTorch's number.
     """
     quota = cpu_quota(CGROUPS, MEMBERSHIP)
     threads = torch.get_num_threads()
@@ -51,10 +51,10 @@ def _quota_of(group: Path) -> float | None:
 
 
 class CpuThreads:
-    """Sets the calling thread's intra-operation threads to what a batch is worth.
+    """Sets the calling thread's number of intra-operation threads by the size of a batch.
 
-    `fixed` are those of every forward, where several workers share the cores: PyTorch's matrix
-    library knows one number for all threads of the process.
+    `fixed` is the number for every forward, where several workers share the cores: PyTorch's matrix
+    library has one number for all threads of the process.
     """
 
     def __init__(self, parameters: int, fixed: int | None = None) -> None:
@@ -63,7 +63,7 @@ class CpuThreads:
         self._most = fixed or available_threads()
 
     def choose(self, tokens: int) -> int:
-        """At most what PyTorch would use by itself."""
+        """The number of threads for a batch; at most PyTorch's default."""
         worth = math.ceil(tokens * self._flop_per_token / _FLOP_WORTH_A_THREAD)
         return max(self._least, min(self._most, worth))
 
@@ -75,9 +75,9 @@ class CpuThreads:
 
 
 def run_in_background(work: Callable[[], None], name: str, *, daemon: bool) -> threading.Thread:
-    """Start `work` on a thread of its own, on Linux of the lowest priority.
+    """Start `work` on a new thread, on Linux with the lowest priority.
 
-    It should seldom run Python: other threads wait for the lock that it holds meanwhile.
+    It should run little Python: other threads wait for the GIL that it holds meanwhile.
     """
 
     def run() -> None:
@@ -91,6 +91,6 @@ def run_in_background(work: Callable[[], None], name: str, *, daemon: bool) -> t
 
 def leave_processor_to_others() -> None:
     """Give the calling thread the lowest priority, on Linux."""
-    if sys.platform == "linux":  # Elsewhere that would be the whole process's.
+    if sys.platform == "linux":  # Elsewhere this would change the whole process.
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)

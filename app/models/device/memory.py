@@ -1,4 +1,4 @@
-"""How much of a device's memory is in use; on a CPU, of the control group's or the machine's."""
+"""The usage of a device's memory; on a CPU that of the control group or of the machine."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +9,9 @@ import torch
 from app.engine.loaded_models import MemoryUsage
 from app.models.device.control_groups import CGROUPS, MEMBERSHIP, groups_of, read_or_empty
 
-# What the system cannot take back without swapping: in version 2 of control groups, and in 1.
+# Memory that the system can reclaim only by swapping, in version 2 of control groups and in 1.
 _HELD = ({"anon", "shmem", "kernel"}, {"total_rss", "total_shmem"})
-# What version 1 calls no limit is near the largest number of bytes.
+# In version 1 a larger number stands for no limit.
 _NO_LIMIT = 1 << 60
 
 
@@ -29,7 +29,7 @@ def memory_usage(device: torch.device) -> MemoryUsage:
 
 
 def control_group_usage(cgroups: Path, membership: Path) -> MemoryUsage | None:
-    """That of the control group with the lowest limit, version 1 or 2; None without a limit."""
+    """The usage of the control group with the lowest limit, version 1 or 2; None without one."""
     usages = (_usage_of(group) for group in groups_of("memory", cgroups, membership))
     limited = [usage for usage in usages if usage is not None]
     return min(limited, key=lambda usage: usage.total, default=None)

@@ -1,4 +1,4 @@
-"""How long a computation takes."""
+"""Measures the time of a computation."""
 
 import time
 from collections.abc import Callable
@@ -8,9 +8,9 @@ _LONG_SECONDS = 0.2
 
 
 def shortest(run: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> float:
-    """The seconds of the best of a few runs, the first of which chooses or compiles its kernels.
+    """The seconds of the fastest of a few runs, as the first one may compile kernels.
 
-    Fewer are enough where that is lost in the time of the run itself.
+    A long run is repeated less often.
     """
     tries: list[float] = []
     while len(tries) < _TRIES and sum(tries) < _LONG_SECONDS:

@@ -1,4 +1,4 @@
-"""Bringing results back from the device, beside what it computes next."""
+"""Copies results from the device to the host while the device computes the next batch."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,38 +14,38 @@ from torch import Tensor
 from app.engine.types import FloatArray
 from app.errors import InferenceError
 
-# In bytes: where a result begins in pinned memory, and the least that is taken at once.
+# In bytes: the alignment of a result in pinned memory, and the smallest buffer.
 _ALIGNMENT = 64
 _LEAST = 2**20
-# As many batches are in flight at once, each of which holds one.
+# As many as batches in flight, each of which has one.
 _MOST_BUFFERS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceRows:
-    """`values` `[rows, ...]` on the device; `check` `[rows]` is finite where all of a row is."""
+    """`values` `[rows, ...]` on the device; `check` `[rows]` is finite if its whole row is."""
 
     values: Tensor
     check: Tensor
 
     @classmethod
     def of(cls, values: Tensor) -> "DeviceRows":
-        """A row's sum is not finite as soon as one number is not: a look without a copy."""
+        """Check rows by their sums, which are not finite if a number is not."""
         return cls(values, values if values.dim() == 1 else values.sum(dim=-1))
 
 
 @dataclass(frozen=True, slots=True)
 class HostRows:
-    """`values` `[rows, ...]` float32 on the host; `finite` `[rows]`: whether all of a row is."""
+    """`values` `[rows, ...]` float32 on the host; `finite` `[rows]` says if a whole row is."""
 
     values: FloatArray
     finite: npt.NDArray[np.bool_]
 
 
 def start_copies(results: Sequence[DeviceRows]) -> Callable[[], list[HostRows]]:
-    """Begin to bring results of one device to the host.
+    """Begin to copy results of one device to the host.
 
-    What is returned waits for them and may be called in any thread, once.
+    Returns a function that waits for the copies, to be called once, in any thread.
     """
     collect_arrays = _copy([each for rows in results for each in (rows.check, rows.values)])
 
@@ -60,12 +60,12 @@ def start_copies(results: Sequence[DeviceRows]) -> Callable[[], list[HostRows]]:
 
 
 def not_finite() -> InferenceError:
-    """What stands in the place of a result with a number that is not finite."""
+    """The error in place of a result with a number that is not finite."""
     return InferenceError("the model returned a number that is not finite")
 
 
 def _copy(tensors: list[Tensor]) -> Callable[[], list[FloatArray]]:
-    """Begin to copy tensors; what is returned waits for them, as float32."""
+    """Begin to copy tensors; return a function that waits for the copies in float32."""
     if tensors[0].device.type == "cuda":
         return _copy_from_cuda(tensors)
     copies = [tensor.cpu() for tensor in tensors]
@@ -100,17 +100,17 @@ def _copy_from_cuda(tensors: list[Tensor]) -> Callable[[], list[FloatArray]]:
 
 
 class PinnedBuffers:
-    """Pinned memory that results are copied to, taken again for each batch.
+    """Reused buffers of pinned memory, to which results are copied.
 
-    To allocate it takes milliseconds, in which the launching thread stands still. Of a batch that
-    is never collected the buffer is lost, and another one takes its place.
+    Allocating one blocks the launching thread for milliseconds. The buffer of a batch that is never
+    collected is lost and replaced.
     """
 
     def __init__(self) -> None:
         self._free: deque[Tensor] = deque(maxlen=_MOST_BUFFERS)
 
     def take(self, size: int) -> Tensor:
-        """At least so many bytes, which nobody else has until they are given back."""
+        """A buffer of at least `size` bytes, until `give_back` is called with it."""
         try:
             buffer = self._free.popleft()
         except IndexError:
@@ -121,7 +121,7 @@ class PinnedBuffers:
         return buffer
 
     def give_back(self, buffer: Tensor) -> None:
-        """Let another batch have it; called in any thread."""
+        """Make a buffer available to other batches; called in any thread."""
         self._free.append(buffer)
 
 

@@ -1,5 +1,5 @@
-"""Kernels of this service's own, in C: attention, and the passes over rows between two products.
+"""Backends: the operations of a model's layers, by PyTorch, oneDNN, and kernels in C and CUDA.
 
-They are for Linux on x86-64 processors with AVX2 or more, and on ARM's with dot products (`build`
-makes them); everywhere else, and where they are not built, PyTorch's operators do the same work.
+The kernels in C are for Linux on x86-64 processors with AVX2 and on ARM with dot products. `build`
+builds them; elsewhere, and where they are not built, PyTorch's operators compute the same.
 """

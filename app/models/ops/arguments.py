@@ -1,4 +1,4 @@
-"""What the operations of a backend take and return besides plain tensors."""
+"""The arguments and results of a backend's operations, besides plain tensors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
-"""The operations of a model's layers, and the choice of what computes them.
+"""The interface of the operations of a model's layers, and the choice of a backend.
 
-Each model has one backend, chosen beside its device and dtype. `TorchBackend` says what is computed
-and is the reference in the tests; the others override what they compute faster. A new device or a
-fused kernel is a new file beside them and a line in `_fastest`.
+Each model has one backend for its device and dtype. `TorchBackend` defines the operations and is
+the reference in tests; the others override operations that they compute faster. A new device or a
+fused kernel is a new module in this folder and a line in `_fastest`.
 
 No row of a result depends on the other rows of its batch.
 """
@@ -37,10 +37,10 @@ from app.models.ops.torch_backend import TorchBackend
 
 
 class Backend(Protocol):
-    """What computes the layers of one model.
+    """Computes the operations of one model's layers.
 
-    `attention` is the name of what `attend` is. `int8_weight_limit` is the largest absolute value
-    of a weight for which `int8_gemm` is exact.
+    `attention` is the name of `attend`. `int8_weight_limit` is the largest absolute value of a
+    weight for which `int8_gemm` is exact.
     """
 
     attention: str
@@ -102,9 +102,9 @@ class Backend(Protocol):
 def choose_backend(
     device: torch.device, dtype: torch.dtype, attention: str = "auto"
 ) -> TorchBackend:
-    """The fastest that runs here; the setting ATTENTION overrides its attention alone.
+    """The fastest backend on this machine; the setting ATTENTION replaces only its attention.
 
-    Raises `StartupError` where the attention of that name cannot run on `device` in `dtype`.
+    Raises `StartupError` if that attention cannot run on `device` in `dtype`.
     """
     make = _fastest(device, dtype)
     if attention == "auto":

@@ -1,12 +1,12 @@
 """Build the kernels where the processor can run them: `python -m app.models.ops.build`.
 
-The compiler is a package from the index, fetched for this alone and removed again, so that the
-library is the same wherever it is built and nothing has to be installed. `--anywhere` does not look
-at the processor, for images that are built on one machine and run on another; `--machine aarch64`
-builds for machines of another architecture.
+The compiler is a package from the index, fetched for the build and removed again, so that the
+library is the same wherever it is built, and nothing has to be installed. `--anywhere` ignores the
+processor, for images that are built on one machine and run on another. `--machine aarch64` builds
+for another architecture.
 
-It ends with 0 where the library is there or of no use, and with 1 and a sentence where it cannot be
-built: the service runs without it, only slower.
+The exit status is 0 if the library is there or of no use, and 1, with a sentence, if it cannot be
+built: the service runs without it, but slower.
 """
 
 import hashlib
@@ -45,9 +45,9 @@ _SECONDS = 600
 
 
 def library_path(architecture: Architecture | None = None) -> Path:
-    """Where the library of just these sources is, once it is built; by default for this machine.
+    """The path of the library of the present sources; by default for this machine.
 
-    A library of other sources, which might take other arguments, has another name.
+    A library of other sources, whose functions may have other arguments, has another name.
     """
     flags = (*_COMPILE, *_LINK, str(architecture or architecture_here()))
     digest = hashlib.sha256(" ".join(flags).encode())
@@ -166,7 +166,7 @@ def _run(command: list[str], environment: Mapping[str, str]) -> None:
 
 
 def explain(error: subprocess.SubprocessError | OSError) -> str:
-    """The last line that the failed program said, or what kept it from running."""
+    """The last line of the failed program's output, or why it could not run."""
     said = str(getattr(error, "stderr", None) or error).strip()
     return said.splitlines()[-1] if said else type(error).__name__
 

@@ -1,8 +1,8 @@
-"""The kernels of `csrc/row_ops.cu`, compiled at the start for the GPU at hand.
+"""The kernels of `csrc/row_ops.cu`, compiled at the start for the present GPU.
 
-NVRTC compiles them, a library that PyTorch's builds for CUDA bring, and `cuda.bindings`, which they
-bring on Linux, calls it. Triton, which they bring as well, would need a C compiler and Python's
-headers on the machine; this needs neither, and no header of CUDA.
+NVRTC compiles them, called by `cuda.bindings`; PyTorch's builds for CUDA on Linux depend on both.
+Triton would need a C compiler and Python's headers on the machine; NVRTC needs neither, and no
+header of CUDA.
 """
 
 import ctypes
@@ -68,7 +68,7 @@ def _type_of(argument: Tensor | float | None) -> Any:
 
 @cache
 def load_kernels(device: torch.device, dtype: torch.dtype) -> CudaKernels | None:
-    """The kernels, or None and a warning where PyTorch's operators must do their work."""
+    """The kernels; None, with a warning, if they cannot be compiled."""
     try:
         return CudaKernels(device, dtype)
     except (ImportError, OSError, RuntimeError) as error:
@@ -96,7 +96,7 @@ def compile_for(capability: tuple[int, int], dtype: torch.dtype) -> bytes:
 
 
 def _checked(result: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a call of CUDA gives behind its status."""
+    """The results of a call of CUDA, without its status."""
     status, *values = result
     if status != 0:
         raise RuntimeError(f"CUDA says {status.name}")

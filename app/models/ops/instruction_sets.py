@@ -1,4 +1,4 @@
-"""The sets of instructions that the kernels in C are compiled for, and which processor has them."""
+"""The instruction sets for which the kernels in C are compiled, and their processors."""
 
 import ctypes
 import platform
@@ -14,10 +14,10 @@ MAX_INT8_IN_PAIRS = 63
 class InstructionSet:
     """One that the kernels are compiled for.
 
-    `name` ends the names of its functions. `processor` is what the compiler calls the least one
-    that has it. `needs` are its features by Linux's names, which on x86-64 are PyTorch's as well.
-    `tile` is as TILE in tile.h, `matrix_rows` as MATRIX_ROWS in vector.h. `int8_weight_limit` is
-    the largest absolute value that an 8-bit weight may have.
+    `name` ends the names of its functions. `processor` is the compiler's name of the least
+    processor that has it. `needs` are its features by Linux's names, which on x86-64 are also
+    PyTorch's. `tile` is as TILE in tile.h, `matrix_rows` as MATRIX_ROWS in vector.h.
+    `int8_weight_limit` is the largest absolute value that an 8-bit weight may have.
     """
 
     name: str
@@ -84,12 +84,12 @@ _ARM_FEATURES = {"asimddp": (_HWCAP, 20), "i8mm": (_HWCAP2, 13), "bf16": (_HWCAP
 
 
 def architecture_here() -> Architecture:
-    """That of this machine; on one of another architecture no set is runnable."""
+    """The architecture of this machine; x86-64 for an unknown one, where no set is runnable."""
     return ARCHITECTURES.get(platform.machine(), X86_64)
 
 
 def arm_features() -> set[str]:
-    """What the 64-bit ARM processor of this Linux machine has, of what the kernels need."""
+    """The features of this Linux machine's 64-bit ARM processor that kernels may need."""
     read = ctypes.CDLL(None).getauxval
     read.argtypes, read.restype = [ctypes.c_ulong], ctypes.c_ulong
     return {name for name, (vector, bit) in _ARM_FEATURES.items() if read(vector) >> bit & 1}

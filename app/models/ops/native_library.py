@@ -35,7 +35,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
 }
 # As `Format` in vector.h.
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
-# Most kernels take a row so many numbers at a time.
+# Most kernels compute this many numbers of a row at a time.
 STEP = 16
 
 
@@ -94,7 +94,7 @@ def load_library(instructions: InstructionSet | None = None) -> Library | None:
 
 
 def address(tensor: Tensor, dtype: torch.dtype) -> int:
-    """Where a tensor's numbers lie; raises `ValueError` for a layout that kernels do not read."""
+    """The address of a tensor; raises `ValueError` for a layout that kernels do not read."""
     if tensor.dtype is not dtype or not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError(f"a kernel needs {dtype} numbers without gaps, not {tensor.dtype}")
     return tensor.data_ptr()

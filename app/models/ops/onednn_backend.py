@@ -52,7 +52,7 @@ class OneDnnBackend(TorchBackend):
 
     def int8_gemm(self, values: Tensor, scale: Tensor, activation: str | None = None) -> Int8Gemm:
         """Implement `Backend`."""
-        del activation  # Any can be asked for.
+        del activation  # The product is called with it.
         packed = torch.ops.onednn.qlinear_prepack(values, None)
         zero_points = torch.zeros(len(scale), dtype=torch.int32)
 

@@ -1,8 +1,9 @@
 """Proves at the start that each operation of a backend computes what it should on this machine.
 
-Each path of an operation (a kernel in C, a library's operator, an attention) computes a small batch
-beside the plain reference on the same device: `TorchBackend` in float32 with eager attention. One
-that raises, or differs by more than its number format explains, is refused, and the next one tried.
+Each path of an operation (a kernel in C, a library's operator, an attention) computes a small
+batch, which is compared with the reference on the same device: `TorchBackend` in float32 with eager
+attention. A path that raises an error, or differs by more than its dtype explains, is refused, and
+the next one is tried.
 """
 
 import math
@@ -32,10 +33,10 @@ _PLAIN_ATTENTIONS = ("sdpa", "eager")
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the trial of one path of an operation showed.
+    """The result of the trial of one path of an operation.
 
-    `difference` is the largest, as a share of the largest number. `error` is the class of what was
-    raised instead, and `message` its first line.
+    `difference` is the largest one, relative to the largest number. `error` is the class of an
+    error that was raised, and `message` its first line.
     """
 
     operation: str
@@ -47,12 +48,12 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Whether the path may be used; a difference that is not a number is none."""
+        """Whether the path may be used."""
         return self.error is None and self.difference <= self.tolerance
 
     @property
     def reason(self) -> str:
-        """Why it was refused, without anything that names folders of this machine."""
+        """Why it was refused, without the message, which may name folders of this machine."""
         if self.error is not None:
             return f"raises {self.error}"
         return f"differs by {self.difference:.1e}, allowed are {self.tolerance:.0e}"
@@ -60,7 +61,7 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class ProvenBackend:
-    """A backend with a proven path for each operation, their names, and what was refused."""
+    """A backend with a proven path for each operation, their names, and the refused ones."""
 
     backend: TorchBackend
     paths: dict[str, str]
@@ -79,9 +80,9 @@ class Trial:
         self._dtype = dtype
 
     def prove(self, operations: Sequence[str], *, attention_named: bool = False) -> ProvenBackend:
-        """Choose the first path of each operation that holds.
+        """Choose the first path of each operation whose proof holds.
 
-        Raises `StartupError` where that is not the attention that a setting names.
+        Raises `StartupError` if none holds, or if that of an attention that a setting names fails.
         """
         proven = copy(self._backend)
         paths: dict[str, str] = {}
@@ -100,7 +101,7 @@ class Trial:
         return ProvenBackend(proven, paths, tuple(refused))
 
     def every_proof(self, operations: Sequence[str]) -> list[Proof]:
-        """Those of all paths."""
+        """The proofs of all paths."""
         return [proof for each in operations for _, proof in self._proofs(each)]
 
     def _until_one_holds(self, operation: str) -> Iterator[tuple[TorchBackend, Proof]]:
@@ -110,7 +111,7 @@ class Trial:
                 return
 
     def _proofs(self, operation: str) -> Iterator[tuple[TorchBackend, Proof]]:
-        """Of each path; the last one is the plain one."""
+        """The proof of each path; the last one is that of the plain path."""
         for path, variant in _variants(self._backend, operation):
             yield variant, self._try(operation, path, variant)
 
@@ -134,7 +135,7 @@ def try_path(
     expected: list[Tensor],
     tolerance: float,
 ) -> Proof:
-    """What a path computes, against what it should; whatever it raises, the next one serves."""
+    """Compare what a path computes with the expected results; an error is part of the proof."""
     actual = outcome_of(compute)
     if isinstance(actual, Exception):
         message = next(iter(str(actual).splitlines()), "")

@@ -1,4 +1,4 @@
-"""What the start-up proof computes: for each operation of a backend, a small batch at random."""
+"""The cases of the start-up proof: for each operation of a backend a small random batch."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -23,9 +23,9 @@ ATTENTION, EMBED = "attention", "embed"
 # Shorter and longer than the blocks in which kernels compute, and no multiple of them.
 _LENGTHS = (1, 8, 66)
 _MULTIPLE = 8
-# Few columns, so that the start does not wait for it; more than a kernel computes at once.
+# Few columns, to be fast, but more than a kernel computes at once.
 _MOST_COLUMNS = 192
-# A prime number, so that the rows of a matrix that is filled with these in turn all differ.
+# A prime number, so that all rows of a matrix that is filled with these numbers differ.
 _DRAWN = 65_537
 _EPSILON = 1e-5
 _THETA = 10_000.0
@@ -33,7 +33,7 @@ _THETA = 10_000.0
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """The sizes of a model's layers, and what its kind of layer has."""
+    """The sizes and features of a model's layers."""
 
     width: int
     inner_width: int
@@ -46,7 +46,7 @@ class Shapes:
 
 
 class TrialInputs:
-    """Numbers drawn at random, the same for every path.
+    """Random numbers, the same for every path.
 
     They are rounded to `dtype`; the reference, which is `exact`, gets them in float32.
     """

@@ -25,7 +25,7 @@ from app.models.ops.instruction_sets import MAX_INT8
 
 # PyTorch stores a quantized row with its scale and minimum behind it, as two float32 numbers.
 _ROW_ALIGNMENT = 4
-# What a row is divided by at least, as in `torch.nn.functional.normalize`.
+# The least divisor of a row, as in `torch.nn.functional.normalize`.
 SHORTEST_ROW = 1e-12
 
 
@@ -44,7 +44,7 @@ class TorchBackend:
         return load_attention(name)
 
     def implementations(self, operation: str) -> list[type["TorchBackend"]]:
-        """The classes that compute an operation here each in its own way, the fastest first."""
+        """The classes with an implementation of an operation on this machine, the fastest first."""
         bases = (each for each in type(self).__mro__ if issubclass(each, TorchBackend))
         return [each for each in bases if operation in vars(each)]
 
@@ -104,7 +104,7 @@ class TorchBackend:
 
     def int8_gemm(self, values: Tensor, scale: Tensor, activation: str | None = None) -> Int8Gemm:
         """Implement `Backend`; exact and slow, in float64."""
-        del activation  # Any can be asked for.
+        del activation  # The product is called with it.
         weight = values.double().t() * scale.double()
 
         def gemm(

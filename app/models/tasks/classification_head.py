@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from app.errors import StartupError
@@ -13,11 +12,12 @@ from app.models.backbone import Backbone
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.config import number, read_config
 from app.models.checkpoint.weights import Weights
+from app.models.tasks.pooling import mean
 
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What reads the pooled state, its activation and norm, and what gives the logits."""
+    """The names of a head's layers, and the activation after the dense one."""
 
     dense: str
     activation: Callable[[], nn.Module]
@@ -42,23 +42,20 @@ _DEFAULT_EPSILON = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class ClassificationHead:
-    """Logits of `labels` from the state of each sequence's first token, or from their `mean`."""
+    """Logits of `labels` from each sequence's first state, or from the mean of its states."""
 
     layers: nn.Module
     labels: tuple[str, ...]
-    mean: bool = False
+    from_mean: bool = False
 
     def __call__(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
         """`[N, labels]` float32, in packed order, from the states `[T, hidden]`."""
         return self.layers(self._pool(hidden, packed)).float()  # type: ignore[no-any-return]
 
     def _pool(self, hidden: Tensor, packed: PackedBatch) -> Tensor:
-        if not self.mean:
+        if not self.from_mean:
             return hidden[packed.cu_seqlens[:-1].long()]
-        lengths = packed.cu_seqlens.long().diff()
-        # Unsafe: PyTorch would wait for the device to look at the lengths.
-        means = torch.segment_reduce(hidden.float(), "mean", lengths=lengths, unsafe=True)
-        return means.to(hidden.dtype)
+        return mean(hidden, packed).to(hidden.dtype)
 
 
 def require_classifier(folder: Path, weights: Weights) -> None:

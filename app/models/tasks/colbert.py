@@ -1,4 +1,4 @@
-"""ColBERT: a vector for each token, by which queries and documents that are read apart are matched.
+"""ColBERT: a vector for each token, for late interaction between queries and documents.
 
 Source: "ColBERTv2" (Santhanam et al. 2022), as PyLate and sentence-transformers compute it.
 """
@@ -31,16 +31,16 @@ from app.models.tasks.colbert_config import (
 )
 from app.models.tasks.device_model import EmbeddingModel
 from app.models.tasks.kind_rows import KindRows
-from app.models.tasks.token_projection import load_projection
+from app.models.tasks.projection import load_token_projection
 from app.models.text.template import NO_IDS, ids_of
 from app.models.text.tokenizer import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class TextReader:
-    """Reads texts of one type; `marker` holds at most one id, which stands behind the first token.
+    """Tokenises queries or documents; `marker` holds at most one id, put after the first token.
 
-    `max_tokens` are those of a text without special ones.
+    `max_tokens` is the limit of a text without special tokens.
     """
 
     tokenizer: TextTokenizer
@@ -50,7 +50,7 @@ class TextReader:
 
     @classmethod
     def of(cls, reading: Reading, tokenizer: TextTokenizer) -> "TextReader":
-        """Raises `StartupError` where the marker is no token, or no room is left beside it."""
+        """Raises `StartupError` if the marker is no token, or leaves no room for text."""
         marker = NO_IDS
         if reading.marker:
             marker = ids_of([_required(tokenizer, reading.marker, "marker")])
@@ -81,14 +81,14 @@ class TextReader:
 
 @dataclass(frozen=True, slots=True)
 class QueryExpansion:
-    """Fills queries up to `length` tokens with one that may be marked as unattended."""
+    """Fills queries up to `length` tokens with `token`, which may be marked as unattended."""
 
     length: int
     token: int
 
     @classmethod
     def of(cls, expansion: Expansion, folder: Path, tokenizer: TextTokenizer) -> "QueryExpansion":
-        """Raises `StartupError` where the vocabulary has no token for it."""
+        """Raises `StartupError` if the vocabulary has no such token."""
         name = expansion.token or special_token(folder, "mask_token")
         name = name or special_token(folder, "eos_token")
         if name is None:
@@ -97,7 +97,7 @@ class QueryExpansion:
         return cls(expansion.length, token if expansion.attended else token | UNATTENDED)
 
     def fill(self, query: TokenizedText) -> TokenizedText:
-        """The query with as many tokens behind it as are missing."""
+        """The query with as many tokens appended as are missing."""
         missing = max(0, self.length - len(query.ids))
         filling = np.full(missing, self.token, np.int64)
         ids = np.concatenate((query.ids, filling))
@@ -139,10 +139,6 @@ class ColbertEmbedder(EmbeddingModel):
         """Numbers in each ColBERT vector."""
         return int(self._projection[-1].out_features)  # type: ignore[index]
 
-    def finish_loading(self) -> None:
-        """Implement `DeviceModel`."""
-        self._backbone.finish_loading()
-
     def tokenize(
         self,
         texts: list[str],
@@ -150,7 +146,7 @@ class ColbertEmbedder(EmbeddingModel):
         truncation: TruncationOptions = CUT_AT_END,
         input_type: InputType | None = None,
     ) -> list[TokenizedText]:
-        """Token ids of queries, or of documents, which texts are of which nothing is said."""
+        """Token ids of queries, or of documents, the default."""
         if input_type == "query":
             queries = self._query.read(texts, prompt, truncation)
             return [*map(self._expansion.fill, queries)] if self._expansion else queries
@@ -206,7 +202,7 @@ def _required(tokenizer: TextTokenizer, token: str, what: str) -> int:
 
 
 def _skipped(config: ColbertConfig, folder: Path, tokenizer: TextTokenizer) -> TokenIds:
-    """The tokens of documents that have no vector."""
+    """The tokens of documents that get no vector."""
     ids = [tokenizer.token_id(word) for word in config.skipped]
     if config.skips_unknown and None in ids:
         unknown = special_token(folder, "unk_token")
@@ -228,7 +224,7 @@ def load_colbert_embedder(
         folder=folder,
         backbone=backbone,
         tokenizer=tokenizer,
-        projection=load_projection(folder, weights, backbone.hidden_size),
+        projection=load_token_projection(folder, weights, backbone.hidden_size),
         config=config,
         # Those of sentence-transformers are the markers.
         prompts={} if config.query.prompt or config.document.prompt else read_prompts(folder),

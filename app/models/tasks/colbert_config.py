@@ -1,11 +1,10 @@
 """How a ColBERT model reads queries and documents, from the folders of three packages.
 
-PyLate and sentence-transformers write `modules.json`, the one with two marker tokens beside it in
-`config_sentence_transformers.json`, the other with prompts. Stanford's ColBERT, the first of them,
-keeps its projection with the weights, and the rest in `artifact.metadata`.
+PyLate and sentence-transformers write `modules.json`, and `config_sentence_transformers.json` with
+two marker tokens (PyLate) or with prompts. Stanford's ColBERT keeps the projection with the
+weights, and the rest in `artifact.metadata`.
 """
 
-import json
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import StartupError
-from app.models.checkpoint.config import read_config
+from app.models.checkpoint.config import read_config, read_optional
 from app.models.checkpoint.modules import Module, read_modules
 
 _STANFORD = "HF_ColBERT"
@@ -25,7 +24,7 @@ _STANFORD_MARKERS = {"query": "[unused0]", "document": "[unused1]"}
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Queries are filled up with `token` to `length` tokens, which `attended` says is read, too."""
+    """Queries are filled up to `length` tokens with `token`, which is `attended` to or not."""
 
     length: int
     attended: bool
@@ -45,8 +44,8 @@ class Reading:
 class ColbertConfig:
     """How queries and documents are read.
 
-    Tokens of documents that `skipped` names have no vector. A word of it that is no token stands
-    for the unknown token where `skips_unknown`, as in PyLate.
+    Tokens of documents that are in `skipped` get no vector. With `skips_unknown`, as in PyLate, a
+    word in `skipped` that is no token stands for the unknown token.
     """
 
     query: Reading
@@ -57,7 +56,7 @@ class ColbertConfig:
 
 
 def is_colbert(folder: Path) -> bool:
-    """Whether the folder's model makes a vector of each token, and nothing of a whole text."""
+    """Whether the folder's model makes a vector of each token, and none of a whole text."""
     modules = read_modules(folder)
     kinds = {module.kind for module in modules}
     if "MultiVectorMask" in kinds:
@@ -72,14 +71,14 @@ def _is_stanford(folder: Path) -> bool:
 
 
 def read_colbert_config(folder: Path) -> ColbertConfig:
-    """Raises `StartupError` for what is not known here."""
+    """Read it; raises `StartupError` for options that are not known here."""
     modules = read_modules(folder)
     mask = next((module for module in modules if module.kind == "MultiVectorMask"), None)
     if mask is not None:
         return _by_sentence_transformers(folder, mask)
     if not modules:
-        return _by_stanford(_read_optional(folder / "artifact.metadata"))
-    return _by_pylate(_read_optional(folder / "config_sentence_transformers.json"))
+        return _by_stanford(read_optional(folder / "artifact.metadata"))
+    return _by_pylate(read_optional(folder / "config_sentence_transformers.json"))
 
 
 def _by_pylate(config: Mapping[str, Any]) -> ColbertConfig:
@@ -118,13 +117,13 @@ def _by_stanford(metadata: Mapping[str, Any]) -> ColbertConfig:
 
 
 def _by_sentence_transformers(folder: Path, mask: Module) -> ColbertConfig:
-    masks = _read_optional(mask.folder / "config.json")
+    masks = read_optional(mask.folder / "config.json")
     if masks.get("keep_only_token_ids") or "query" in (masks.get("skiplist_tasks") or ()):
         raise StartupError(
             f"{mask.folder} leaves out other tokens than some of documents, which is not done here"
         )
-    texts = _read_optional(folder / "sentence_bert_config.json")
-    prompts = _read_optional(folder / "config_sentence_transformers.json").get("prompts") or {}
+    texts = read_optional(folder / "sentence_bert_config.json")
+    prompts = read_optional(folder / "config_sentence_transformers.json").get("prompts") or {}
     expansion = _expansion(folder, texts.get("query_expansion"))
     longest = texts.get("max_seq_length")
     return ColbertConfig(
@@ -161,22 +160,10 @@ def _or_default(config: Mapping[str, Any], key: str, default: Any) -> Any:
     return default if value is None else value
 
 
-def _read_optional(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StartupError(f"{path} cannot be read: {error}") from error
-    if not isinstance(config, dict):
-        raise StartupError(f"{path} is not a JSON object")
-    return config
-
-
 def special_token(folder: Path, name: str) -> str | None:
-    """What the tokenizer's configuration calls its `mask_token`, for instance."""
+    """A special token in the tokenizer's configuration, where `name` is such as `mask_token`."""
     for file in ("tokenizer_config.json", "special_tokens_map.json"):
-        value = _read_optional(folder / file).get(name)
+        value = read_optional(folder / file).get(name)
         content = value.get("content") if isinstance(value, dict) else value
         if isinstance(content, str):
             return content

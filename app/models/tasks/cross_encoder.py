@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from app.engine.options import CUT_AT_END, TruncationOptions
 from app.engine.types import (
@@ -23,7 +22,6 @@ from app.engine.types import (
 from app.errors import InferenceError
 from app.models.backbone import Backbone
 from app.models.batch.marks import SECOND_SEGMENT
-from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.config import read_config
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
@@ -38,20 +36,19 @@ from app.models.tasks.device_model import DeviceModel
 from app.models.text.template import NO_IDS
 from app.models.text.tokenizer import TextTokenizer, TruncatedTokens
 
-# What the label that speaks for a passage is called, in the order in which they are looked for:
-# in natural language inference, and by those who train rerankers with two labels.
+# Names of the label that a passage is relevant, by priority: the first one is that of natural
+# language inference, the others those of rerankers with two labels.
 _RANKING_LABELS = ("entailment", "relevant", "yes", "true")
 _SECOND_OF_TWO = "label_1"
-# Those that FlagReranker is for, which leaves an empty passage out.
+# The types that FlagReranker is for, which leaves out an empty passage.
 _FLAG_TYPES = ("xlm-roberta", "roberta")
 
 
 class CrossEncoder(DeviceModel[float | FloatArray]):
     """Implements `app.engine.model.Reranker` and `Classifier`.
 
-    Where `drops_empty`, a query whose passage is empty is read as a text alone.
-    A score is the raw logit; of several labels it is the logarithm of the odds of `ranking_label`,
-    whose sigmoid is its probability beside the others.
+    With `drops_empty`, a query whose passage is empty is read as a single text. A score is the raw
+    logit, or of several labels the log odds of `ranking_label`, whose sigmoid is its probability.
     """
 
     scores_are_logits = True
@@ -80,9 +77,9 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
         instruction: str | None,
         truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
-        """The query cut to three quarters of the limit, each passage to the rest.
+        """Cut the query to three quarters of the limit and each passage to the rest.
 
-        A cross-encoder has no use for an instruction.
+        A cross-encoder reads no instruction.
         """
         del instruction
         (query_tokens,) = self._tokenizer.encode_plain([query], self.max_length * 3 // 4)
@@ -96,7 +93,7 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
     def tokenize_input(
         self, text: str, other: str | None, truncation: TruncationOptions = CUT_AT_END
     ) -> TokenizedText:
-        """Token ids of a text alone, or of a pair, which is cut as that of a query is."""
+        """Token ids of a text alone, or of a pair, cut as a query and a passage are."""
         if other is None:
             return self._tokenizer.encode([text], truncation=truncation)[0]
         (pair,) = self.tokenize_pairs(text, [other], None, truncation)
@@ -123,10 +120,6 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
             passage_exact=passage.exact,
         )
 
-    def finish_loading(self) -> None:
-        """Implement `DeviceModel`."""
-        self._backbone.finish_loading()
-
     @property
     def refusal(self) -> str | None:
         """Implement `app.engine.model.Reranker`."""
@@ -141,7 +134,7 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], list[float | FloatArray | InferenceError]]:
-        """Implement `DeviceModel`: the score of each pair, or where asked for all its logits."""
+        """Implement `DeviceModel`: the score of each pair, or all its logits if asked for."""
         packed = self._backbone.pack(sequences)
         logits = self._head(self._backbone.forward(packed), packed)
         copies = start_copies([DeviceRows.of(logits)])
@@ -159,7 +152,7 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
         return collect
 
     def _scores(self, logits: FloatArray) -> list[float]:
-        """Of each row of `[N, labels]`; zeros where no label ranks, which nobody asks for then."""
+        """The score of each row of `[N, labels]`; 0 without a ranking label."""
         if logits.shape[1] == 1:
             return logits[:, 0].tolist()  # type: ignore[no-any-return]
         if self.ranking_label is None:
@@ -181,28 +174,8 @@ def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target)
 
 
 def find_ranking_label(labels: tuple[str, ...]) -> int | None:
-    """Which of several labels speaks for a passage; None where no name says so."""
+    """The index of the label that a passage is relevant; None if no label has such a name."""
     names = [label.lower() for label in labels]
     known = (*_RANKING_LABELS, _SECOND_OF_TWO) if len(labels) <= 2 else _RANKING_LABELS  # noqa: PLR2004
     found = (names.index(name) for name in known if name in names)
     return 0 if len(labels) == 1 else next(found, None)
-
-
-def start_scores(
-    logits: Tensor, packed: PackedBatch, *, as_probabilities: bool = False
-) -> Callable[[], list[float | InferenceError]]:
-    """Begin to copy logits `[N]`, in packed order, to the host; collected in the order given.
-
-    For one that is not finite there is an `InferenceError`.
-    """
-    copies = start_copies([DeviceRows.of(logits)])
-
-    def collect() -> list[float | InferenceError]:
-        (rows,) = copies()
-        scores = torch.from_numpy(rows.values)
-        values = (torch.sigmoid(scores) if as_probabilities else scores).tolist()
-        return [
-            values[place] if rows.finite[place] else not_finite() for place in packed.unpack_order
-        ]
-
-    return collect

@@ -1,4 +1,4 @@
-"""One dense vector for each text, of any encoder: states, pooling, projections."""
+"""Dense vectors of any encoder: pooling, then projections and scaling to unit length."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,12 +13,13 @@ from app.models.backbone import Backbone
 from app.models.batch.selection import Spans, select_sequences
 from app.models.checkpoint.config import read_config
 from app.models.checkpoint.sentence_config import Normalization, SentenceConfig, has_modules
-from app.models.device.transfer import DeviceRows, not_finite, start_copies
+from app.models.device.transfer import DeviceRows, not_finite
 from app.models.families import is_qwen3, load_backbone
 from app.models.target import Target
 from app.models.tasks.device_model import EmbeddingModel
-from app.models.tasks.kind_rows import KindRows
-from app.models.tasks.sentence_vectors import load_steps, pool
+from app.models.tasks.kind_rows import KindRows, start_kinds
+from app.models.tasks.pooling import pool
+from app.models.tasks.projection import load_steps
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION
 from app.models.text.tokenizer import TextTokenizer
 
@@ -59,7 +60,7 @@ class DenseEmbedder(EmbeddingModel):
         return self._width
 
     def finish_loading(self) -> None:
-        """Implement `DeviceModel`; of a decoder the vocabulary's table stays in its file."""
+        """Implement `DeviceModel`; a decoder's token embedding stays mapped from its file."""
         if not self._backbone.shares_prefixes:
             self._backbone.finish_loading()
 
@@ -67,7 +68,7 @@ class DenseEmbedder(EmbeddingModel):
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], list[TextEmbedding | InferenceError]]:
-        """Implement `DeviceModel`: in float32, and of unit length where the model's own are."""
+        """Implement `DeviceModel`: vectors in float32, scaled as the model's configuration says."""
         packed = self._backbone.pack(sequences)
         hidden = self._backbone.forward(packed)
         made: dict[str, tuple[DeviceRows, Spans]] = {}
@@ -78,11 +79,10 @@ class DenseEmbedder(EmbeddingModel):
         if any(wanted := [each.states for each in outputs]):
             tokens = self._backbone.select_tokens(packed, wanted)
             made["states"] = DeviceRows.of(tokens.rows(hidden).float()), tokens.spans
-        copies = start_copies([rows for rows, _ in made.values()])
+        copied = start_kinds(made)
 
         def collect() -> list[TextEmbedding | InferenceError]:
-            spans = (spans for _, spans in made.values())
-            kinds = dict(zip(made, map(KindRows, copies(), spans), strict=True))
+            kinds = copied()
             return [_embedding(index, kinds) for index in range(len(sequences))]
 
         return collect

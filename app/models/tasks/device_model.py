@@ -1,4 +1,4 @@
-"""What every model here has in common: a forward that is launched, and collected afterwards."""
+"""The base classes of models: a forward is launched, and its results are collected later."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ class DeviceModel(ABC, Generic[Result]):
 
     @property
     def special_tokens(self) -> tuple[list[SpecialToken], list[SpecialToken]]:
-        """Those that stand before, and after, every text."""
+        """The special tokens before, and those after, every text."""
         return self._tokenizer.special_tokens
 
     def token_spans(self, text: str) -> TokenSpans:
@@ -60,22 +60,23 @@ class DeviceModel(ABC, Generic[Result]):
         self._backbone.capture_graphs()
 
     def with_fewer_layers(self) -> tuple[Self, float]:
-        """One of fewer layers, for measuring only, and how many times as many this one has."""
+        """A copy with fewer layers, for measurements only, and by what factor this one has more."""
         fewer = copy(self)
         fewer._backbone, times = self._backbone.with_fewer_layers()  # noqa: SLF001 - its own
         return fewer, times
 
     def finish_loading(self) -> None:
         """Implement `app.engine.model.Model`: results are the same before and after."""
+        self._backbone.finish_loading()
 
     @abstractmethod
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
     ) -> Callable[[], list[Result | InferenceError]]:
-        """Begin one forward for all sequences, each with the kinds in its place of `outputs`.
+        """Launch one forward for all sequences, with `outputs` of each.
 
-        What is returned waits for it, in any thread, and returns one result for each sequence, in
-        order; an `InferenceError` for one with a number that is not finite.
+        Returns a function that waits for the forward, in any thread, and returns one result for
+        each sequence, in order: an `InferenceError` for one with a number that is not finite.
         """
 
     def forward(self, sequences: list[TokenIds], outputs: Outputs) -> list[Result | InferenceError]:
@@ -84,7 +85,7 @@ class DeviceModel(ABC, Generic[Result]):
 
 
 class EmbeddingModel(DeviceModel[TextEmbedding]):
-    """Implements `app.engine.model.Embedder` but for `launch` and the attributes without value."""
+    """Implements `app.engine.model.Embedder` but for `launch` and attributes without a value."""
 
     kinds: Outputs
     pooling: str
@@ -117,13 +118,13 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         input_type: InputType | None = None,
     ) -> list[TokenizedText]:
         """Token ids of each text behind `prompt`, cut to `max_length`; special tokens stay."""
-        del input_type  # Most models read queries as documents, or have a prompt for them.
+        del input_type  # Most models read queries and documents alike, or have a prompt for each.
         return self._tokenizer.encode(texts, prompt, truncation)
 
     def colbert_tokens(self, ids: TokenIds) -> TokenIds:
-        """The token behind each ColBERT vector: bge-m3's first one has none."""
+        """The token of each ColBERT vector: the first token has none in bge-m3."""
         return ids[1:]
 
     def token_strings(self, ids: TokenIds) -> list[str]:
-        """What the vocabulary calls these tokens."""
+        """The strings of these tokens in the vocabulary."""
         return self._tokenizer.token_strings(ids)

@@ -16,6 +16,7 @@ from app.models.batch.packing import PackedBatch, to_device
 from app.models.batch.selection import Places
 from app.models.device.transfer import DeviceRows
 from app.models.ops.backend import Backend
+from app.models.tasks.pooling import mean
 
 
 def dense_vectors(
@@ -25,15 +26,12 @@ def dense_vectors(
     if pooling == "cls":
         first = to_device(packed.device, packed.offsets[sequences])
         return DeviceRows(*backend.unit_rows(hidden, torch.float32, first))
-    lengths = packed.cu_seqlens.long().diff()
-    # Unsafe: PyTorch would wait for the device to look at the lengths.
-    means = torch.segment_reduce(hidden.float(), "mean", lengths=lengths, unsafe=True)
     places = to_device(packed.device, sequences)
-    return DeviceRows(*backend.unit_rows(means, torch.float32, places))
+    return DeviceRows(*backend.unit_rows(mean(hidden, packed), torch.float32, places))
 
 
 def token_weights(states: Tensor, head: nn.Linear) -> DeviceRows:
-    """`[R]`: of every token with states `[R, hidden]` its lexical weight, where it is above 0."""
+    """`[R]`: the lexical weight of each token with states `[R, hidden]`, if it is above 0."""
     return DeviceRows.of(head(states).squeeze(-1))
 
 
@@ -46,7 +44,7 @@ def token_vectors(
 
 @dataclass(frozen=True, slots=True)
 class LexicalVocabulary:
-    """Which tokens never carry lexical weight: those that frame, fill or stand for the unknown."""
+    """The tokens without lexical weight: special, padding and unknown ones."""
 
     ignored: TokenIds
 

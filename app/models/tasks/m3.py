@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -21,11 +20,12 @@ from app.models.batch.packing import PackedBatch
 from app.models.batch.selection import Spans, select_sequences
 from app.models.checkpoint.sentence_config import read_pooling, read_prompts
 from app.models.checkpoint.weights import read_linear
-from app.models.device.transfer import DeviceRows, not_finite, start_copies
+from app.models.device.transfer import DeviceRows, not_finite
 from app.models.target import Target
 from app.models.tasks import heads
 from app.models.tasks.device_model import EmbeddingModel
-from app.models.tasks.kind_rows import KindRows
+from app.models.tasks.kind_rows import KindRows, start_kinds
+from app.models.text.template import ids_of
 from app.models.text.tokenizer import TextTokenizer
 
 HEADS = _SPARSE_HEAD, _COLBERT_HEAD = "sparse_linear.pt", "colbert_linear.pt"
@@ -54,7 +54,7 @@ class M3Embedder(EmbeddingModel):
         sparse_head = sparse_head.to(backbone.device, backbone.dtype)
         self._colbert_head = colbert_head.to(backbone.device, backbone.dtype)
         self.pooling = pooling
-        # What is made of the states `[R, hidden]` of the tokens of each kind.
+        # Each is called with the states `[R, hidden]` of the tokens that need it.
         self._token_heads: dict[str, Callable[[Tensor], DeviceRows]] = {
             "sparse": partial(heads.token_weights, head=sparse_head),
             "colbert": partial(
@@ -70,10 +70,6 @@ class M3Embedder(EmbeddingModel):
         """Numbers in each ColBERT vector."""
         return self._colbert_head.out_features
 
-    def finish_loading(self) -> None:
-        """Implement `DeviceModel`."""
-        self._backbone.finish_loading()
-
     @torch.inference_mode()
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
@@ -81,19 +77,13 @@ class M3Embedder(EmbeddingModel):
         """Implement `DeviceModel`."""
         packed = self._backbone.pack(sequences)
         made = self._run_heads(self._backbone.forward(packed), packed, outputs)
-        copies = start_copies([rows for rows, _ in made.values()])
-
-        def collect() -> list[TextEmbedding | InferenceError]:
-            spans = (spans for _, spans in made.values())
-            kinds = dict(zip(made, map(KindRows, copies(), spans), strict=True))
-            return self._unpack(sequences, kinds)
-
-        return collect
+        copied = start_kinds(made)
+        return lambda: self._unpack(sequences, copied())
 
     def _run_heads(
         self, hidden: Tensor, packed: PackedBatch, outputs: Sequence[Outputs]
     ) -> dict[str, tuple[DeviceRows, Spans]]:
-        """Each kind that is requested, for the sequences that it is requested for."""
+        """Each requested kind, of the sequences that request it, and the rows of each sequence."""
         made: dict[str, tuple[DeviceRows, Spans]] = {}
         if any(wanted := [each.dense for each in outputs]):
             places, spans = select_sequences(packed, wanted)
@@ -103,7 +93,7 @@ class M3Embedder(EmbeddingModel):
 
         @cache
         def select(requested: tuple[bool, ...]) -> tuple[Tensor, Spans]:
-            """Gather the same tokens once, whatever is made of them."""
+            """Gather the states of the same tokens only once."""
             tokens = self._backbone.select_tokens(packed, requested)
             return tokens.rows(hidden), tokens.spans
 
@@ -132,7 +122,7 @@ class M3Embedder(EmbeddingModel):
         ]
 
     def _sparse(self, sequences: list[TokenIds], kind: KindRows | None) -> dict[int, SparseVector]:
-        """By the index of the sequences that it is requested for."""
+        """The sparse vectors, by the index of the sequences that request them."""
         if kind is None:
             return {}
         weights = {
@@ -160,8 +150,8 @@ def load_m3_embedder(name: str, folder: Path, max_length: int, target: Target) -
 
 
 def _ids_of(tokenizer: TextTokenizer, tokens: tuple[str, ...]) -> TokenIds:
-    ids = [tokenizer.token_id(token) for token in tokens]
-    return np.array([token_id for token_id in ids if token_id is not None], dtype=np.int64)
+    ids = map(tokenizer.token_id, tokens)
+    return ids_of([token_id for token_id in ids if token_id is not None])
 
 
 def _only_row(kind: KindRows | None, index: int) -> FloatArray | None:

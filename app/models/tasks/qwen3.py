@@ -1,4 +1,4 @@
-"""Qwen3-Reranker: a causal decoder whose last token says whether a passage suits a query.
+"""Qwen3-Reranker: a causal decoder that answers whether a passage suits a query.
 
 The score is that of the Qwen3-Reranker model card.
 """
@@ -14,11 +14,11 @@ from app.engine.types import Outputs, TokenIds, TokenizedPair
 from app.errors import InferenceError, StartupError
 from app.models.architectures.qwen3 import DecoderConfig, vocabulary_head
 from app.models.backbone import Backbone, load_decoder
-from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.weights import Weights
+from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.target import Target
-from app.models.tasks.cross_encoder import start_scores
 from app.models.tasks.device_model import DeviceModel
+from app.models.tasks.pooling import last
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, QwenTemplate
 from app.models.text.tokenizer import TextTokenizer
 
@@ -51,8 +51,11 @@ class QwenReranker(DeviceModel[float]):
         instruction: str | None,
         truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
-        """The template filled in; only its content is cut, and what is before a passage last."""
+        """Fill in the template; only its content is cut, a passage before what precedes it."""
         return self._template.pairs(query, passages, instruction or DEFAULT_INSTRUCTION, truncation)
+
+    def finish_loading(self) -> None:
+        """Implement `DeviceModel`; the decoder's token embedding stays mapped from its file."""
 
     @torch.inference_mode()
     def launch(
@@ -61,8 +64,18 @@ class QwenReranker(DeviceModel[float]):
         """Implement `DeviceModel`: the probability of yes, from two rows of the head."""
         del outputs
         packed = self._backbone.pack(sequences)
-        states = _last_states(self._backbone.forward(packed), packed)
-        return start_scores(states @ self._yes_minus_no, packed, as_probabilities=True)
+        states = last(self._backbone.forward(packed), packed)
+        copies = start_copies([DeviceRows.of(states @ self._yes_minus_no)])
+
+        def collect() -> list[float | InferenceError]:
+            (rows,) = copies()
+            scores = torch.sigmoid(torch.from_numpy(rows.values)).tolist()
+            return [
+                scores[place] if rows.finite[place] else not_finite()
+                for place in packed.unpack_order
+            ]
+
+        return collect
 
 
 def load_qwen_reranker(
@@ -92,8 +105,3 @@ def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:
         raise StartupError(f"the vocabulary in {weights.folder} has no tokens yes and no")
     head = vocabulary_head(weights, DecoderConfig.read(weights.folder))
     return head[yes].float() - head[no].float()
-
-
-def _last_states(hidden: Tensor, packed: PackedBatch) -> Tensor:
-    """`[N, hidden]` float32: the state of each sequence's last token, in packed order."""
-    return hidden[packed.cu_seqlens[1:].long() - 1].float()

@@ -98,10 +98,6 @@ class SpladeEmbedder(EmbeddingModel):
         self._head = head
         self._splade = splade
 
-    def finish_loading(self) -> None:
-        """Implement `DeviceModel`."""
-        self._backbone.finish_loading()
-
     @torch.inference_mode()
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]

@@ -1,7 +1,7 @@
 """Qwen3-Reranker's prompt: the template of its model card, filled in with token ids.
 
-The query is tokenised once and each passage once. Their ids joined are those of the whole prompt:
-between the colon and the space before either of them every pre-tokenizer ends a word.
+The query and each passage are tokenised once. Joined, their ids are those of the whole prompt,
+because every pre-tokenizer ends a word between the colon and the space before them.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _BEHIND_QUERY = "\n<Document>:"
 
 @dataclass(frozen=True, slots=True)
 class PromptHead:
-    """What comes before a passage: `tokens` of content, of which `ids` holds what the model reads.
+    """The part before a passage: `tokens` of content, of which `ids` holds those that are read.
 
     The query's tokens are those from `query_start` to `query_stop`; `ids` begins with the prefix.
     Where not `exact`, the counts are lower bounds.
@@ -40,7 +40,7 @@ class PromptHead:
 
 
 class QwenTemplate:
-    """Makes pairs of a query and passages; only what is filled in is cut, from the end."""
+    """Makes pairs of a query and passages; only the content is cut, not the template."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -61,7 +61,7 @@ class QwenTemplate:
         instruction: str,
         truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
-        """The query with each passage; all that is before a passage counts before it."""
+        """The query with each passage; the part before a passage is cut only after the passage."""
         head = self._head(query, instruction)
         limit = max(0, self._limit - head.tokens)
         if truncation.max_tokens is not None:

@@ -1,11 +1,11 @@
 """Slices of a text that are small enough to be tokenised, also after normalisation.
 
-A slice is cut at a border if it holds one: a place where the pre-tokenizer ends a word whatever
-stands on either side, so that the tokens of the slices are those of the whole text. A slice without
-a border is cut hard, and the tokens beside that cut may differ from those of the whole text.
+A slice ends at a border, if it has one: a place where the pre-tokenizer ends a word whatever is on
+either side, so that the tokens of the slices are those of the whole text. A slice without a border
+is cut anywhere, and tokens next to that cut may differ from those of the whole text.
 
-Megabytes of white space or control characters, of which a tokenizer makes no token, would be read
-to their end, because texts are counted by tokens. Long runs of them are shortened.
+Texts are read up to a number of tokens. White space and control characters, which make no tokens,
+would be read without limit, so long runs of them are shortened.
 """
 
 import json

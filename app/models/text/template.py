@@ -1,4 +1,4 @@
-"""The special tokens that a model wants around a text or a pair, found by tokenising one."""
+"""The special tokens around a text or a pair, found by tokenising one."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from app.errors import StartupError
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """The special tokens that a model wants before and after a text."""
+    """The special tokens before and after a text."""
 
     prefix: TokenIds
     suffix: TokenIds
@@ -22,7 +22,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class PairTemplate:
-    """The special tokens that a model wants before, between and after two texts."""
+    """The special tokens before, between and after two texts."""
 
     prefix: TokenIds
     middle: TokenIds
@@ -33,7 +33,7 @@ class PairTemplate:
 
 
 def template_of(tokenizer: Tokenizer) -> Template:
-    """Find the special tokens by looking where a plain text lands between them."""
+    """Find the special tokens by the position of a plain text between them."""
     plain = tokenizer.encode("a", add_special_tokens=False).ids
     framed = tokenizer.encode("a", add_special_tokens=True).ids
     start = _find(plain, framed)
@@ -53,7 +53,7 @@ def closed_with(template: Template, closing: str | None, tokenizer: Tokenizer) -
 
 
 def pair_template_of(tokenizer: Tokenizer) -> PairTemplate:
-    """Find the special tokens by looking where two plain texts land between them."""
+    """Find the special tokens by the positions of two plain texts between them."""
     first = tokenizer.encode("a", add_special_tokens=False).ids
     second = tokenizer.encode("b", add_special_tokens=False).ids
     framed = tokenizer.encode("a", "b", add_special_tokens=True).ids

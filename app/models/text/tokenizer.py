@@ -1,10 +1,9 @@
 """Tokenisation in time and memory that do not grow with the text.
 
-The model's own `tokenizer.json` is read with the tokenizers library, whose encoding releases the
-GIL and may run in several threads at once. A text goes through it slice by slice, from the end if
-its beginning is to be cut: what is kept are the ids that the model reads, of the others only their
-number. Far beyond the model's limit a text is not read any more, and its number of tokens is a
-lower bound.
+The model's `tokenizer.json` is read with the tokenizers library, whose encoding releases the GIL
+and may run in several threads at once. A text is tokenised slice by slice, from the end if its
+beginning is cut. Only the ids that the model reads are kept; the others are counted. Far beyond the
+model's limit a text is not read any further, and its number of tokens is a lower bound.
 """
 
 from collections.abc import Iterator
@@ -56,7 +55,7 @@ class TruncatedTokens:
 
     @property
     def ids(self) -> TokenIds:
-        """What was kept, `[tokens]`."""
+        """The kept ids, `[tokens]`."""
         if len(self._parts) != 1:
             self._parts = [np.concatenate([NO_IDS, *self._parts])]
         return self._parts[0]
@@ -67,18 +66,18 @@ class TruncatedTokens:
         return min(self.total, self.limit)
 
     def take(self, before: TokenIds, after: TokenIds) -> TokenIds:
-        """What was kept, between these; it is not kept any longer."""
+        """The kept ids between these, `[tokens]`; they are not kept any longer."""
         ids = np.concatenate([before, *self._parts, after])
         self._parts.clear()
         return ids
 
     @property
     def counted(self) -> bool:
-        """Whether further ids would neither be kept nor counted."""
+        """Whether further ids are neither kept nor counted."""
         return self.total >= self.limit + COUNTED_TOKENS
 
     def add(self, ids: list[int]) -> None:
-        """Go on with the next ids of the text, which stand before the others if `side` is left."""
+        """Add the next ids of the text, which precede the others if `side` is left."""
         left = self.limit - self.total
         if self.side == "right":
             if left > 0:
@@ -93,7 +92,7 @@ class TruncatedTokens:
         self.total += len(ids)
 
     def begin_with(self, ids: list[int]) -> None:
-        """Keep these ids of the text's beginning, and so many fewer of its end."""
+        """Keep these ids of the text's beginning, in place of the first kept ones."""
         end = self.ids[min(len(ids), self.limit) :]
         self._parts = [ids_of(ids[: self.limit]), end]
 
@@ -204,7 +203,7 @@ class TextTokenizer:
             yield batch
 
     def _ids_of_prompt(self, prompt: str, text: str) -> list[int]:
-        """The ids of the tokens that begin within the prompt, as it stands before the text."""
+        """The ids of the tokens that begin within the prompt when it precedes the text."""
         ids: list[int] = []
         begin, end = 0, len(prompt.rstrip())
         for part in self._slicer.slices(prompt + text):
@@ -239,7 +238,7 @@ class TextTokenizer:
         return before, after
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        """The text of these tokens; those of other vocabularies are left out."""
+        """The text of these tokens; ids outside the vocabulary are left out."""
         return str(self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def pair_template(self) -> PairTemplate:
@@ -247,7 +246,7 @@ class TextTokenizer:
         return pair_template_of(self._tokenizer)
 
     def token_strings(self, ids: TokenIds) -> list[str]:
-        """What the vocabulary calls these tokens."""
+        """The strings of these tokens in the vocabulary."""
         return [self._tokenizer.id_to_token(token_id) or "" for token_id in ids.tolist()]
 
     def token_id(self, token: str) -> int | None:
@@ -257,7 +256,7 @@ class TextTokenizer:
     def _finish(self, text: TruncatedTokens) -> TokenizedText:
         template = self._template
         ids = text.take(template.prefix, template.suffix)
-        if not len(ids):  # No model computes nothing at all.
+        if not len(ids):  # A forward needs at least one token.
             return TokenizedText(np.zeros(1, dtype=np.int64), 1)
         return TokenizedText(ids, text.total + len(template), text.exact)
 

@@ -31,8 +31,8 @@ def exaggerate(metrics):
 
 
 def by_rising_score(passages, result, model):
-    first, *items, last = _rerank(passages, result, model)
-    return [first, *reversed(items), last]
+    start, opening, *items, closing, end = _rerank(passages, result, model)
+    return [start, opening, *reversed(items), closing, end]
 
 
 if __name__ == "__main__":
