@@ -1,9 +1,12 @@
 """The servers that the oracle asks: which models, and which rerank options have an effect there."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tests.oracle.cases import KINDS, Body, Case, draw_cases
+from tests.oracle.several import draw_several, save_several
 from tests.support.checkpoints import save_m3, save_qwen, save_reranker
 
 INSTRUCTION = "Find the passage that names a river."
@@ -11,30 +14,33 @@ INSTRUCTION = "Find the passage that names a river."
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A server's settings, the rerank options to combine, and the words of a request."""
+    """A server's settings, and how requests for it are drawn from a seed, so many.
+
+    `only_under_load` are settings that the idle server, whose answers are expected, does not have.
+    """
 
     settings: dict[str, str]
-    rerank_options: list[Body]
-    words: int = 500
-
-    def draw_cases(self, seed: int, count: int) -> list[Case]:
-        """Requests for such a server."""
-        return draw_cases(seed, count, self.rerank_options, self.words)
+    draw_cases: Callable[[int, int], list[Case]]
+    only_under_load: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """Folders of tiny checkpoints, one of each architecture."""
+    """Folders of tiny checkpoints, one of each architecture; `several` is a file for MODELS."""
 
     m3: Path
     reranker: Path
     qwen: Path
+    several: Path
 
 
 def save_checkpoints(folder: Path) -> Checkpoints:
-    """Make all three."""
+    """Make them all."""
     return Checkpoints(
-        save_m3(folder / "m3"), save_reranker(folder / "reranker"), save_qwen(folder / "qwen")
+        save_m3(folder / "m3"),
+        save_reranker(folder / "reranker"),
+        save_qwen(folder / "qwen"),
+        save_several(folder / "several"),
     )
 
 
@@ -52,7 +58,7 @@ def configurations(checkpoints: Checkpoints) -> dict[str, Configuration]:
                 "RERANKER_MODEL": str(checkpoints.reranker),
                 "BGE_RERANK_MAX_LENGTH": "512",
             },
-            [{"normalize": False}, {"normalize": True}],
+            _drawing([{"normalize": False}, {"normalize": True}]),
         ),
         "qwen": Configuration(
             {
@@ -63,11 +69,31 @@ def configurations(checkpoints: Checkpoints) -> dict[str, Configuration]:
                 "QWEN_EMBED_MAX_LENGTH": "1536",
                 "QWEN_RERANK_MAX_LENGTH": "1024",
             },
-            [{}, {"normalize": True}, {"instruction": INSTRUCTION}, {"instruction": "?" * 40}],
-            words=170,
+            _drawing(
+                [{}, {"normalize": True}, {"instruction": INSTRUCTION}, {"instruction": "?" * 40}],
+                words=170,
+            ),
         ),
         "late-interaction": Configuration(
             {"EMBEDDING_MODEL": m3, "BGE_EMBED_MAX_LENGTH": "1024"},
-            [{}, *weights],
+            _drawing([{}, *weights]),
+        ),
+        "several": Configuration(
+            {
+                "EMBEDDING_MODEL": m3,
+                "RERANKER_MODEL": str(checkpoints.reranker),
+                "MODELS": str(checkpoints.several),
+            },
+            draw_several,
+            # So small that most of what it keeps is soon dropped.
+            {
+                "DEVICE": "cpu:0,cpu:1",
+                "EMBEDDING_CACHE": "memory",
+                "EMBEDDING_CACHE_BYTES": "400000",
+            },
         ),
     }
+
+
+def _drawing(rerank_options: list[Body], words: int = 500) -> Callable[[int, int], list[Case]]:
+    return partial(draw_cases, rerank_options=rerank_options, words=words)

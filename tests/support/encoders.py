@@ -61,7 +61,7 @@ def _distilbert() -> PreTrainedModel:
 
 
 def _of(family: str, sizes: Mapping[str, Any] = _SIZES, **options: Any) -> PreTrainedModel:
-    config = getattr(transformers, f"{family}Config")(**sizes | options)
+    config = getattr(transformers, f"{family}Config")(**dict(sizes) | options)
     return getattr(transformers, f"{family}Model")(config)
 
 
@@ -173,7 +173,7 @@ def _module(index: int, path: str, kind: str) -> dict[str, Any]:
 
 def dense(
     out_features: int, activation: str, *, bias: bool = True
-) -> tuple[str, dict, torch.nn.Linear]:
+) -> tuple[str, dict[str, Any], torch.nn.Linear]:
     """A projection of the pooled vector, for `save_modules`."""
     layer = torch.nn.Linear(WIDTH, out_features, bias=bias)
     config = {

@@ -3,6 +3,7 @@
 import json
 import string
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -60,7 +61,7 @@ def save_wordpiece_tokenizer(folder: Path) -> int:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=SPECIAL, show_progress=False)
     tokenizer.train_from_iterator([*plain_corpus(300), *[string.punctuation] * 9], trainer)
-    ids = {token: tokenizer.token_to_id(token) for token in SPECIAL}
+    ids = {token: tokenizer.token_to_id(token) or 0 for token in SPECIAL}
     tokenizer.post_processor = processors.BertProcessing(
         ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
     )
@@ -71,7 +72,7 @@ def save_wordpiece_tokenizer(folder: Path) -> int:
 
 
 def save_model(
-    folder: Path, model: type[PreTrainedModel], *, tokenizer_of: Path | None = None, **changes
+    folder: Path, model: type[PreTrainedModel], *, tokenizer_of: Path | None = None, **changes: Any
 ) -> Path:
     """A checkpoint of that class of transformers, 64 wide and two layers deep.
 
@@ -92,7 +93,9 @@ def save_model(
     return folder
 
 
-def save_colbert(folder: Path, model: type[PreTrainedModel], *, width=16, **changes) -> Path:
+def save_colbert(
+    folder: Path, model: type[PreTrainedModel], *, width: int = 16, **changes: Any
+) -> Path:
     """A model with a projection and the two markers of PyLate's configuration.
 
     Of `changes` those that a configuration of PyLate has are for it, the rest for the model.
@@ -119,7 +122,7 @@ def save_dense(folder: Path, inner: int, outer: int) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"activation_function": activation}))
 
 
-def save_splade(folder: Path, model: type[PreTrainedModel], **changes) -> Path:
+def save_splade(folder: Path, model: type[PreTrainedModel], **changes: Any) -> Path:
     """A masked language model with sentence-transformers' SpladePooling behind it."""
     save_model(folder, model, **changes)
     SparseEncoder(str(folder), device="cpu").save_pretrained(str(folder))
