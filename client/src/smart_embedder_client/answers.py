@@ -1,4 +1,4 @@
-"""What the methods of a client return, and how it is read from the service's answers."""
+"""The results of a client's methods, and functions that read them from the service's answers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,14 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from smart_embedder_client import safetensors
-from smart_embedder_client.errors import check_status, json_object, refusal, unexpected_answer
+from smart_embedder_client.errors import (
+    MALFORMED,
+    check_safetensors,
+    check_status,
+    json_object,
+    refusal,
+    unexpected_answer,
+)
 from smart_embedder_client.safetensors import Array
 
 FloatArray = npt.NDArray[np.float32]
-
-_METADATA_KEY = "smart-embedder"
-# What reading JSON of another shape raises.
-_MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,7 +41,7 @@ class TokenStrings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What the service tells besides.
+    """The facts about a request in its answer.
 
     `usage` counts tokens, `timings_ms` has milliseconds, `warnings` says which texts were cut.
     `request_id` finds the request in the service's log.
@@ -119,14 +122,11 @@ class Health:
 
 def read_embeddings(response: httpx.Response) -> Embeddings:
     """An answer in safetensors; raises `SmartEmbedderError` for any other one."""
-    check_status(response)
-    media_type = response.headers.get("content-type", "of no type")
-    if media_type != safetensors.MEDIA_TYPE:
-        raise unexpected_answer(response, f"the answer is {media_type} and not safetensors")
+    check_safetensors(response)
     try:
         tensors, metadata = safetensors.read(response.content)
-        return _embeddings(response, tensors, json.loads(metadata[_METADATA_KEY]))
-    except _MALFORMED as error:
+        return _embeddings(response, tensors, json.loads(metadata[safetensors.METADATA_KEY]))
+    except MALFORMED as error:
         raise unexpected_answer(response, f"the vectors cannot be read: {error!r}") from error
 
 
@@ -159,7 +159,7 @@ def _sparse(tensors: Mapping[str, Array]) -> list[SparseVector]:
 
 
 def _split(joined: Array | None, offsets: Array | None) -> list[Array] | None:
-    """What belongs to each text."""
+    """The part of each text."""
     if joined is None or offsets is None:
         return None
     return np.split(joined, offsets[1:-1])
@@ -171,7 +171,7 @@ def read_ranking(response: httpx.Response) -> Ranking:
     try:
         told = response.json()
         return _ranking(response, told["results"], told)
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise unexpected_answer(response, f"the ranking cannot be read: {error!r}") from error
 
 
@@ -195,7 +195,7 @@ def read_counts(response: httpx.Response) -> list[int]:
     check_status(response)
     try:
         return [len(tokens) for tokens in response.json()]
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise unexpected_answer(response, f"the tokens cannot be read: {error!r}") from error
 
 

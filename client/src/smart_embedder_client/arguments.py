@@ -1,4 +1,4 @@
-"""The options that both commands have: the service, and the collection."""
+"""The options of both commands: the service and the collection."""
 
 import argparse
 import os
@@ -14,7 +14,11 @@ _KINDS = (DENSE, SPARSE, COLBERT)
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """Add the options of the service and of the collection."""
-    service = parser.add_argument_group("the service")
+    _add_service(parser.add_argument_group("the service"))
+    _add_qdrant(parser.add_argument_group("Qdrant"))
+
+
+def _add_service(service: "argparse._ArgumentGroup") -> None:
     service.add_argument(
         "--url",
         default=os.environ.get(_URL, "http://127.0.0.1:8000"),
@@ -23,7 +27,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     service.add_argument(
         "--token", default=os.environ.get(_TOKEN), help=f"its access token ({_TOKEN})"
     )
-    qdrant = parser.add_argument_group("Qdrant")
+
+
+def _add_qdrant(qdrant: "argparse._ArgumentGroup") -> None:
     qdrant.add_argument(
         "--qdrant",
         default=os.environ.get(_QDRANT, "http://127.0.0.1:6333"),

@@ -50,7 +50,7 @@ class AsyncStream:
                     await response.aclose()
 
     async def _open_early(self, section: Section) -> httpx.Response | None:
-        """The beginning of an answer; what goes wrong is looked at when it is needed."""
+        """Send a section early; None if that fails: `_records` sends it again."""
         try:
             return await self._open(section, pool=POOL_SECONDS)
         except SmartEmbedderError:
@@ -74,7 +74,7 @@ class AsyncStream:
     async def _records(
         self, section: Section, response: httpx.Response | None
     ) -> AsyncGenerator[StreamedText]:
-        """Those of one section, which is asked for again where its answer ends too early."""
+        """The records of one section, which is sent again if its answer ends too early."""
         retries = self.service.retries(resumes=True)
         while True:
             before = section.answered

@@ -1,4 +1,4 @@
-"""What both clients send: the same requests, read in the same way."""
+"""The requests of both clients, and the functions that read their answers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Answer]):
-    """One request, before it is sent, and what reads its answer."""
+    """One request, and the function that reads its answer."""
 
     method: str
     path: str
@@ -39,7 +39,7 @@ def embed_call(
 ) -> Call[Embeddings]:
     """The request for the vectors of `texts`."""
     body = {"sentences": _texts(texts), **options}
-    # Vectors hardly get smaller by compression.
+    # Compression hardly makes vectors smaller.
     headers = {"Accept": safetensors.MEDIA_TYPE, "Accept-Encoding": "identity"}
     return Call("POST", "/embeddings/", read_embeddings, body, headers | _priority(priority))
 
@@ -59,13 +59,13 @@ def count_call(texts: Sequence[str], model: str | None) -> Call[list[int]]:
 
 
 def health_call() -> Call[Health]:
-    """The question whether the service is ready."""
+    """The request for the state of the service."""
     return Call("GET", "/health", read_health)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What a stream asks for: the options of each of its requests."""
+    """The options of a stream, the same in each of its requests."""
 
     query: Mapping[str, str]
     priority: int | None
@@ -73,7 +73,7 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Where the service is and how it is asked; what both clients are made of."""
+    """The service's address, and how both clients send requests to it."""
 
     url: str
     token: str | None
@@ -82,7 +82,7 @@ class Service:
     max_wait: float
 
     def retries(self, *, resumes: bool = False) -> Retries:
-        """Those of a new request."""
+        """The retries of a new request."""
         return Retries(self.max_retries, self.max_wait, resumes)
 
     def request(self, call: Call[Any]) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Service:
             "url": self.url.rstrip("/") + call.path,
             "headers": {**call.headers, **self._token_header},
             "json": call.body,
-            # A request of many that wait for a free connection has not failed.
+            # No limit of the wait for a connection: many requests at once have not failed.
             "timeout": self._timeout(pool=None),
         }
 
@@ -101,7 +101,7 @@ class Service:
     ) -> dict[str, Any]:
         """The arguments of httpx' `build_request` for lines of a stream.
 
-        `pool` is how many seconds it may wait for a free connection.
+        `pool` is the most seconds to wait for a free connection.
         """
         headers = {
             "Content-Type": "application/x-ndjson",

@@ -9,6 +9,10 @@ from typing import Any
 
 import httpx
 
+from smart_embedder_client import safetensors
+
+# The exceptions of reading an answer of another shape.
+MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
 # Codes beside the service's own.
 UNREACHABLE = "unreachable"
 CLIENT_TIMEOUT = "client_timeout"
@@ -53,15 +57,23 @@ class SmartEmbedderError(Exception):
 
 
 def check_status(response: httpx.Response) -> None:
-    """Raise what an answer with another status than 200 says."""
+    """Raise the error of an answer whose status is not 200."""
     if response.status_code != httpx.codes.OK:
         raise refusal(response)
 
 
+def check_safetensors(response: httpx.Response) -> None:
+    """Raise the error of an answer whose status is not 200, or that is not safetensors."""
+    check_status(response)
+    media_type = response.headers.get("content-type", "of no type")
+    if media_type != safetensors.MEDIA_TYPE:
+        raise unexpected_answer(response, f"the answer is {media_type} and not safetensors")
+
+
 def refusal(response: httpx.Response) -> SmartEmbedderError:
-    """What an answer with another status than 200 says."""
+    """The error in an answer whose status is not 200."""
     told = json_object(response)
-    # The second names are those of text-embeddings-inference, whose /tokenize is asked.
+    # /tokenize answers errors as text-embeddings-inference does, by the second names.
     detail = told.get("detail", told.get("error"))
     code = told.get("code", told.get("error_type"))
     if isinstance(detail, str) and isinstance(code, str):

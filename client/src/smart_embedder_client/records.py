@@ -1,4 +1,4 @@
-"""What `embed_stream` yields, and how it is read from the service's stream as it arrives."""
+"""The records that `embed_stream` yields, read from the service's stream as it arrives."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,15 +13,13 @@ from smart_embedder_client.errors import SmartEmbedderError
 from smart_embedder_client.options import OnError
 from smart_embedder_client.safetensors import Array
 
-_METADATA_KEY = "smart-embedder"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamedText:
-    """The vectors of one text of a stream, or the error in their place.
+    """The vectors of one text of a stream, or its error.
 
-    A kind that was not asked for is None, and so are all of a text with an error. The types are
-    those of `Embeddings`.
+    A kind that was not asked for is None; with an error all kinds are. The types are those of
+    `Embeddings`.
 
     Attributes:
         id: The text's own, or its place among the texts, from 0.
@@ -52,7 +50,7 @@ class StreamedText:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record: what is told of a text, and its arrays by the names of `StreamedText`.
+    """One record: the facts about a text, and its arrays by the names of `StreamedText`.
 
     Only a record that ends its stream has no id.
     """
@@ -71,7 +69,7 @@ class Record:
         )
 
     def of(self, name: int | str, text: str) -> StreamedText:
-        """What is yielded for the text that it is about."""
+        """The record as it is yielded, with the text that it is about."""
         tokens = self.facts.get("tokens")
         return StreamedText(
             id=name,
@@ -84,14 +82,14 @@ class Record:
 
 
 def checked(record: StreamedText, on_error: OnError) -> StreamedText:
-    """The record; raises its error, if it has one and that is wanted."""
+    """The record; raises its error, if `on_error` says so."""
     if record.error is not None and on_error == "raise":
         raise record.error
     return record
 
 
 class RecordReader:
-    """Cuts a stream of safetensors files, in whatever pieces it arrives, into records."""
+    """Splits a stream of safetensors files, which arrives in chunks of any size, into records."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -123,7 +121,7 @@ class RecordReader:
 def _records(content: bytes) -> Iterator[Record]:
     tensors, metadata = safetensors.read(content)
     row = 0
-    for facts in json.loads(metadata[_METADATA_KEY])["records"]:
+    for facts in json.loads(metadata[safetensors.METADATA_KEY])["records"]:
         if "error" in facts:
             yield Record(facts, {})
         else:

@@ -1,4 +1,4 @@
-"""When a request is sent again, and after which pause."""
+"""Decides whether a request is sent again, and after which pause."""
 
 import random
 from dataclasses import dataclass
@@ -7,17 +7,18 @@ from smart_embedder_client.errors import CONNECTION_LOST, UNREACHABLE, SmartEmbe
 
 _BUSY = (429, 503)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 8.0
-# Clients that were refused together do not come back together.
+# Random, so that clients that were refused together do not return together.
 _JITTER = 0.25
 
 
 @dataclass(slots=True)
 class Retries:
-    """What is left of the tries of one request.
+    """The remaining tries of one request.
 
     A request is sent again after 429 and 503 with a Retry-After, no earlier than that says, and
-    after a failure to connect, with pauses that double. Anything else would fail again, or could
-    be computed twice. What `resumes` after a lost connection asks only for what has no answer.
+    after a failure to connect, with pauses that double. After any other error it would fail again,
+    or be computed twice. A request that `resumes` asks only for what has no answer, so it is sent
+    again after a lost connection, too.
     """
 
     max_retries: int

@@ -10,6 +10,8 @@ import numpy.typing as npt
 Array = npt.NDArray[Any]
 
 MEDIA_TYPE = "application/vnd.safetensors"
+# The key of the service's own metadata in a file.
+METADATA_KEY = "smart-embedder"
 _LENGTH_BYTES = 8
 # The format allows no larger one.
 _MOST_HEADER_BYTES = 100_000_000
@@ -32,7 +34,7 @@ def read(content: bytes) -> tuple[dict[str, Array], dict[str, str]]:
 
     Raises:
         ValueError: `content` has another format.
-        KeyError: The same, or a tensor has a type that is not in use here.
+        KeyError: The same, or the service does not use a tensor's type.
     """
     start = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     header = json.loads(content[_LENGTH_BYTES:start])
@@ -50,7 +52,7 @@ def _tensor(data: npt.NDArray[np.uint8], about: Mapping[str, Any]) -> Array:
 
 
 def size_of(begin: bytes | bytearray) -> int | None:
-    """The size of the file that begins so; None where too little of it is there to tell.
+    """The size of the file that begins with these bytes; None if they are too few to tell.
 
     Raises:
         ValueError: It has another format.

@@ -1,8 +1,9 @@
-"""A stream in sections: requests of some seconds each, so that a lost one is soon made good.
+"""Divides a stream into sections: requests of some seconds each, so that a lost one costs little.
 
 httpx reads nothing of an answer before the whole request is sent. A stream is therefore sent as
-requests that are small enough to be sent at once, of which the service has always a few: while the
-answer to one is read, it computes the next. What is sent and not answered is all that is held.
+several requests, each small enough to be sent at once. A few are with the service at a time: while
+the answer to one is read, it computes the next. Only texts that are sent and not answered are kept
+in memory.
 """
 
 import json
@@ -13,24 +14,23 @@ from typing import Any
 
 import httpx
 
-from smart_embedder_client import safetensors
 from smart_embedder_client.errors import (
     CONNECTION_LOST,
+    MALFORMED,
     SmartEmbedderError,
-    check_status,
+    check_safetensors,
     unexpected_answer,
 )
 from smart_embedder_client.records import RecordReader, StreamedText
 
-# The next ones wait at the service while one is computed.
+# While one is computed, the others wait in the service.
 OPEN_SECTIONS = 3
-# A client with few connections does without the next ones.
+# Seconds to wait for a connection for a further section, which can be sent later, too.
 POOL_SECONDS = 1.0
 _SECTION_SECONDS = 2.0
 _LEAST_BYTES, _FIRST_BYTES, _MOST_BYTES = 4096, 16_384, 524_288
-# As many as the service counts as one request.
+# As many as one request may have.
 _MOST_TEXTS = 1024
-_MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
 
 Id = int | str
 TextOrPair = str | tuple[Id, str]
@@ -57,16 +57,13 @@ class Section:
 
     def begin(self, response: httpx.Response) -> None:
         """Check the beginning of an answer."""
-        check_status(response)
-        media_type = response.headers.get("content-type", "of no type")
-        if media_type != safetensors.MEDIA_TYPE:
-            raise unexpected_answer(response, f"the answer is {media_type} and not safetensors")
+        check_safetensors(response)
         self._reader = RecordReader()
 
     def read(self, response: httpx.Response, chunk: bytes) -> Iterator[StreamedText]:
-        """The texts that are answered with the next part of an answer.
+        """The records in the next part of an answer.
 
-        Raises `SmartEmbedderError` where the service had to end it.
+        Raises `SmartEmbedderError` if the service has ended the stream with an error.
         """
         try:
             for record in self._reader.feed(chunk):
@@ -75,24 +72,24 @@ class Section:
                 name, text = self._texts[self._answered]
                 self._answered += 1
                 yield record.of(name, text)
-        except (*_MALFORMED, IndexError) as error:
+        except (*MALFORMED, IndexError) as error:
             raise unexpected_answer(response, f"the stream cannot be read: {error!r}") from error
 
     def end(self) -> None:
-        """Check that nothing is missing."""
+        """Raise `SmartEmbedderError` unless every text has a record."""
         if self._answered < len(self._texts):
             raise SmartEmbedderError("the answer ended before all texts had one", CONNECTION_LOST)
 
 
 @dataclass(slots=True)
 class SectionSize:
-    """How many bytes a section has: as many as take about two seconds."""
+    """The bytes of a section, adapted so that one takes about two seconds."""
 
     bytes: int = _FIRST_BYTES
     _last_end: float | None = None
 
     def record_end(self) -> None:
-        """A section is answered; the next one is larger or smaller, by a factor of two at most."""
+        """Adapt the size when a section is answered, by a factor of two at most."""
         now = time.monotonic()
         if self._last_end is not None:
             factor = _SECTION_SECONDS / max(now - self._last_end, 0.001)
@@ -102,9 +99,9 @@ class SectionSize:
 
 
 class SectionMaker:
-    """Collects texts for the next section, whichever way they are iterated over.
+    """Collects texts for the next section.
 
-    A slow source does not hold back what is there: a section is `full` after a second, too.
+    A section is also `full` after a second, so that a slow source does not hold back texts.
     """
 
     def __init__(self) -> None:
@@ -135,7 +132,7 @@ class SectionMaker:
         )
 
     def take(self) -> Section | None:
-        """The section; None where it would be empty."""
+        """The section; None if it is empty."""
         texts, self._texts, self._bytes = self._texts, [], 0
         return Section(texts) if texts else None
 

@@ -46,7 +46,7 @@ class SyncStream:
                     response.close()
 
     def _open_early(self, section: Section) -> httpx.Response | None:
-        """The beginning of an answer; what goes wrong is looked at when it is needed."""
+        """Send a section early; None if that fails: `_records` sends it again."""
         try:
             return self._open(section, pool=POOL_SECONDS)
         except SmartEmbedderError:
@@ -70,7 +70,7 @@ class SyncStream:
     def _records(
         self, section: Section, response: httpx.Response | None
     ) -> Generator[StreamedText]:
-        """Those of one section, which is asked for again where its answer ends too early."""
+        """The records of one section, which is sent again if its answer ends too early."""
         retries = self.service.retries(resumes=True)
         while True:
             before = section.answered

@@ -111,7 +111,10 @@ def _parser() -> argparse.ArgumentParser:
     common.add_common(parser)
     _add_texts(parser.add_argument_group("texts"))
     _add_vectors(parser.add_argument_group("vectors"))
-    _add_run(parser.add_argument_group("the run"))
+    run = parser.add_argument_group("the run")
+    _add_source(run)
+    _add_limits(run)
+    _add_end(run)
     return parser
 
 
@@ -174,13 +177,16 @@ def _add_vectors(vectors: "argparse._ArgumentGroup") -> None:
     )
 
 
-def _add_run(run: "argparse._ArgumentGroup") -> None:
+def _add_source(run: "argparse._ArgumentGroup") -> None:
     run.add_argument(
         "--dataset", metavar="NAME", help="of these points; that of the file or folder if left out"
     )
     run.add_argument(
         "--sync", action="store_true", help="remove points whose sources are gone or have changed"
     )
+
+
+def _add_limits(run: "argparse._ArgumentGroup") -> None:
     run.add_argument(
         "--requests",
         type=common.positive,
@@ -209,6 +215,9 @@ def _add_run(run: "argparse._ArgumentGroup") -> None:
         metavar="SECONDS",
         help="that the service or Qdrant may be away (%(default)g)",
     )
+
+
+def _add_end(run: "argparse._ArgumentGroup") -> None:
     run.add_argument(
         "--index",
         action=argparse.BooleanOptionalAction,

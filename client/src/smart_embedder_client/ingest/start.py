@@ -1,4 +1,4 @@
-"""Everything a run needs, opened and checked in its order."""
+"""The start of a run: opens and checks what it needs."""
 
 import asyncio
 import hashlib

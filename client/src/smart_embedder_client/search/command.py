@@ -64,7 +64,11 @@ def _parser() -> argparse.ArgumentParser:
         "--explain", action="store_true", help="show which tokens of each passage match"
     )
     common.add_common(parser)
-    stages = parser.add_argument_group("stages")
+    _add_stages(parser.add_argument_group("stages"))
+    return parser
+
+
+def _add_stages(stages: "argparse._ArgumentGroup") -> None:
     stages.add_argument(
         "--candidates",
         type=common.positive,
@@ -88,4 +92,3 @@ def _parser() -> argparse.ArgumentParser:
         default="colbert",
         help="the last stage: ColBERT in Qdrant, the service's /rerank, or none (%(default)s)",
     )
-    return parser
