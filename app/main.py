@@ -59,6 +59,21 @@ from app.settings import Settings
 OnReady = Callable[[LoadedModels], None]
 OnFailure = Callable[[Exception], None]
 
+_ROUTERS = (
+    embeddings,
+    embedding_stream,
+    rerank,
+    openai,
+    cohere_embed,
+    vllm,
+    tei,
+    tei_predict,
+    tei_tokens,
+    tei_info,
+    embedding_server,
+    health,
+    operations,
+)
 _RENDER_THREADS = 2
 _BODIES_IN_MEMORY = 16
 # FastAPI's own telemetry ignores the settings, and sends the messages of errors.
@@ -104,21 +119,7 @@ def create_app(
         lifespan=_lifespan(service, on_ready, on_failure),
     )
     app.state.service = service
-    for module in (
-        embeddings,
-        embedding_stream,
-        rerank,
-        openai,
-        cohere_embed,
-        vllm,
-        tei,
-        tei_predict,
-        tei_tokens,
-        tei_info,
-        embedding_server,
-        health,
-        operations,
-    ):
+    for module in _ROUTERS:
         app.include_router(module.router)
     install_docs(app)
     if settings.ui:

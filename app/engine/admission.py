@@ -62,6 +62,12 @@ class Admission:
             await asyncio.gather(*(job.dequeued() for job in jobs))
             undo.pop_all()
 
+    async def run(self, job: Job) -> list[Any]:
+        """Queue a job; return its results, or raise the error that it fails with."""
+        await self.submit(job)
+        (results,) = await self.results(job)
+        return results
+
     async def results(self, *jobs: Job) -> list[list[Any]]:
         """The results of each job; if one fails, the others are cancelled."""
         try:

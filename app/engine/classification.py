@@ -58,8 +58,7 @@ class ClassificationPipeline:
                 weight=weight_of(request.urgency),
                 time_limit=self._time_limit,
             )
-            await self._admission.submit(job)
-            (logits,) = await self._admission.results(job)
+            logits = await self._admission.run(job)
         return ClassificationResult(
             labels=model.labels,
             logits=logits,

@@ -102,7 +102,7 @@ class RerankingPipeline:
         if not request.truncation.truncate:
             refuse_truncation(truncations)
         job = self._job(model, [pair.sequence for pair in pairs.value], request)
-        scores = await self._finish(job)
+        scores = await self._admission.run(job)
         if request.normalize and model.scores_are_logits:
             scores = sigmoid(scores)
         return RerankResult(
@@ -128,7 +128,7 @@ class RerankingPipeline:
         if not request.truncation.truncate:
             refuse_truncation(truncations)
         query_job = self._job(model, [each.ids for each in queries], request, outputs=kinds)
-        embeddings = dict(zip(request.places, await self._finish(query_job), strict=True))
+        embeddings = dict(zip(request.places, await self._admission.run(query_job), strict=True))
         query_of = [embeddings[query] for query in request.queries]
         job = self._job(
             model,
@@ -139,7 +139,7 @@ class RerankingPipeline:
             # In the device thread, so that the token vectors of a passage are freed with its batch.
             reduce=lambda place, passage: score(query_of[place], passage),
         )
-        parts: list[PartScores] = await self._finish(job)
+        parts: list[PartScores] = await self._admission.run(job)
         return RerankResult(
             scores=[request.weights.fuse(part) for part in parts],
             parts=parts,
@@ -169,11 +169,6 @@ class RerankingPipeline:
             time_spent=time_spent,
             reduce=reduce,
         )
-
-    async def _finish(self, job: Job) -> list[Any]:
-        await self._admission.submit(job)
-        (results,) = await self._admission.results(job)
-        return results
 
 
 def _tokenize_pairs(model: Reranker, request: RerankRequest) -> list[TokenizedPair]:
