@@ -33,7 +33,6 @@ from app.api.streams.arrow_rows import ArrowReader
 from app.api.streams.lines import LineReader, NdjsonReader, StreamLine
 from app.api.streams.pieces import PieceEmbedder, PieceSize
 from app.api.validation_errors import as_invalid_request
-from app.engine.loaded_models import LoadedModels
 from app.engine.option_checks import check_options, find_prompt
 from app.errors import InvalidRequestError, UnsupportedMediaError
 
@@ -86,7 +85,8 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
             model_names(service.settings, model),
             fields,
             vectors=vectors,
-            models=models,
+            # Not the models, which may be unloaded between two pieces.
+            widths=(models.dense_model.dense_width, models.embedder.colbert_width),
             lines=lines,
         ),
         max_lines=min(_MAX_LINES, service.settings.max_sentences_per_request),
@@ -149,14 +149,14 @@ def _writer(
     fields: EmbeddingFields,
     *,
     vectors: VectorOptions,
-    models: LoadedModels,
+    widths: tuple[int, int],
     lines: LineReader,
 ) -> RecordWriter:
-    width = fields.dimensions or models.dense_model.dense_width
+    dense, colbert = widths
     options = RecordOptions(
         vectors,
         names,
-        (width, models.embedder.colbert_width),
+        (fields.dimensions or dense, colbert),
         return_tokens=fields.return_tokens,
         integer_ids=isinstance(lines, ArrowReader) and lines.integer_ids,
         sparse_as_indices=fields.sparse_as_indices,

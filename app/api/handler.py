@@ -78,11 +78,15 @@ ServiceDep = Annotated[Service, Depends(get_service)]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request in work; its `leases` are held to its end, at the latest at `deadline`."""
+    """A request in work; its `leases` are held to its end, at the latest at `deadline`.
+
+    `leased` are the models of MODELS that they hold.
+    """
 
     request: Request
     service: Service
     leases: AsyncExitStack = field(default_factory=AsyncExitStack)
+    leased: dict[str | None, LoadedModels] = field(default_factory=dict)
     deadline: float | None = None
 
     @property
@@ -100,11 +104,15 @@ class Call:
 
         Raises as `Engine.lease`, and `ClientGoneError` if the client disconnects meanwhile.
         """
+        if (held := self.leased.get(model)) is not None:
+            return held
         left = self.service.settings.request_timeout
         if self.deadline is not None:
             left = max(0.0, self.deadline - asyncio.get_running_loop().time())
         lease = self.service.engine.lease(model, SHARE_FOR_LOADING * left)
-        return await cancel_on_disconnect(self.request, self.leases.enter_async_context(lease))
+        entered = self.leases.enter_async_context(lease)
+        self.leased[model] = await cancel_on_disconnect(self.request, entered)
+        return self.leased[model]
 
     async def run(self, work: Coroutine[Any, Any, WorkResult], **counts: int) -> WorkResult:
         """Run `work` and return its result; record `counts`, tokens and stages for log and trace.
@@ -164,7 +172,7 @@ async def respond(request: Request, service: Service, *operations: Operation) ->
         values = max_json_values(service.settings)
         operation, body = await read_body(request, operations, values)
         async with AsyncExitStack() as leases:
-            return await operation.answer(body, Call(request, service, leases, deadline))
+            return await operation.answer(body, Call(request, service, leases, deadline=deadline))
 
     seconds = service.settings.request_timeout
     deadline = asyncio.get_running_loop().time() + seconds

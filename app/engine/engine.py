@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -162,10 +162,12 @@ class Engine:
         urgency: int = DEFAULT_URGENCY,
         client: str = "",
         model: str | None = None,
+        leased: LoadedModels | None = None,
     ) -> EmbeddingResult:
         """Embed texts; a text's vectors never depend on the other texts.
 
-        `model` is a name in MODELS; without it the default models are used.
+        `model` is a name in MODELS; without it the default models are used. `leased` is what a
+        `lease` of it has yielded, if the caller has one.
 
         A kind of vectors that is None is made if the models make it. `states` asks for the last
         hidden state of every token, by the model that makes dense vectors. `embedder_only` leaves
@@ -181,7 +183,7 @@ class Engine:
         """
         if not texts:
             raise EmptyInputError("there are no texts to embed")
-        async with self.lease(model) as loaded:
+        async with self._leased(model, leased) as loaded:
             models = replace(loaded, dense=None) if embedder_only else loaded
             outputs = wanted_kinds(
                 models, dense=dense, sparse=sparse, colbert=colbert, states=states
@@ -215,15 +217,18 @@ class Engine:
             threads = self._pipelines.tokenizer_threads
             return await threads.run(partial(call, models), texts, client)
 
-    async def rerank(self, request: RerankRequest) -> RerankResult:
+    async def rerank(
+        self, request: RerankRequest, leased: LoadedModels | None = None
+    ) -> RerankResult:
         """Score each passage for its query; the scores are in the order of the passages.
 
+        `leased` is as in `embed`.
         Raises `EmptyInputError` for a blank query or without passages, `InvalidRequestError` where
         there is neither one query nor one for each passage, `InferenceTimeoutError` where the
         forwards take longer than RERANK_GPU_TIMEOUT, and the other errors of `embed`.
         """
         request.check()
-        async with self.lease(request.model) as models:
+        async with self._leased(request.model, leased) as models:
             return await self._pipelines.reranking.run(models, request)
 
     async def classify(self, request: ClassificationRequest) -> ClassificationResult:
@@ -236,6 +241,12 @@ class Engine:
             raise EmptyInputError("there are no texts to classify")
         async with self.lease(request.model) as models:
             return await self._pipelines.classification.run(models, request)
+
+    def _leased(
+        self, model: str | None, leased: LoadedModels | None
+    ) -> AbstractAsyncContextManager[LoadedModels]:
+        """A second lease within a first one would wait where the model has to give way."""
+        return self.lease(model) if leased is None else nullcontext(leased)
 
     @asynccontextmanager
     async def lease(

@@ -133,7 +133,8 @@ class LoadedModels:
     read from while they serve. `replicas` are the same models on further devices. `infos` tell how
     each model is computed. `fingerprints` identify the contents of each model's files, where a
     cache needs that. `prepare_thread` is called first in each thread that computes on the device.
-    `loader` loads the models of MODELS.
+    `loader` loads the models of MODELS. `kinds` are the kinds of vectors that the models make
+    together.
     """
 
     embedder: Embedder
@@ -151,17 +152,18 @@ class LoadedModels:
     fingerprints: Mapping[Model, str] = field(default_factory=dict)
     prepare_thread: Callable[[], None] | None = None
     loader: ModelLoader | None = None
+    kinds: Outputs = field(init=False)
 
     @property
     def dense_model(self) -> Embedder:
         """The model that makes the dense vectors."""
         return self.embedder if self.dense is None else self.dense
 
-    @property
-    def kinds(self) -> Outputs:
-        """The kinds of vectors that the models make together."""
+    def __post_init__(self) -> None:
+        """Set what every request asks for."""
         dense, rest = self.dense_model.kinds, self.embedder.kinds
-        return Outputs(dense.dense, rest.sparse, rest.colbert, dense.states)
+        kinds = Outputs(dense.dense, rest.sparse, rest.colbert, dense.states)
+        object.__setattr__(self, "kinds", kinds)
 
     @property
     def each(self) -> list[Model]:

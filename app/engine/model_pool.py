@@ -1,7 +1,9 @@
 """The models of MODELS: loaded when they are needed, unloaded when memory is.
 
 A request leases its model. What nobody leases may be unloaded, the least recently used first,
-unless it is pinned. One model is loaded at a time, in a thread that leaves the processor to others.
+unless it is pinned. Where a model is waited for and every other one is leased, one that has had its
+turn gives way: new requests wait, it is unloaded after those that have it, and loaded again when
+its turn comes. One model is loaded at a time, in a thread that leaves the processor to others.
 """
 
 import asyncio
@@ -18,7 +20,7 @@ from app.engine.device_threads import DeviceThread
 from app.engine.file_watch import FileWatch
 from app.engine.loaded_models import LoadedModels, PlacedModels
 from app.engine.model_memory import ModelMemory
-from app.engine.model_state import ModelState, ModelStatus
+from app.engine.model_state import ModelStatus
 from app.engine.pooled_model import PooledModel, Residence, models_with
 from app.errors import (
     DrainingError,
@@ -37,6 +39,8 @@ log = structlog.get_logger(__name__)
 _USUAL_RATE = 200e6
 # Of the time of a request; the rest is for its own work.
 SHARE_FOR_LOADING = 0.9
+# Of the time of a request that waits for another model, what one may serve meanwhile.
+_SHARE_FOR_TURN = 0.25
 # Seconds between two looks at the memory.
 _PAUSE = 1.0
 
@@ -54,6 +58,8 @@ class ModelPool:
         for model in self._models.values():
             metrics.watch_further_model(model.name, partial(getattr, model, "leases"))
         self._one_at_a_time = asyncio.Lock()
+        self._to_load: list[PooledModel] = []
+        self._room_at = -math.inf
         self._lease_ended = asyncio.Event()
         self._bytes_per_second = _USUAL_RATE
         self._looked_at = -math.inf
@@ -103,7 +109,11 @@ class ModelPool:
             residence = await self._residence(model, most)
             if not self._devices.serves(residence.model):
                 raise device_of_model_failed()
-            yield residence.models
+            model.users, model.promised_until = model.users + 1, 0.0
+            try:
+                yield residence.models
+            finally:
+                model.users -= 1
         finally:
             model.leases -= 1
             model.last_used = time.monotonic()
@@ -112,11 +122,13 @@ class ModelPool:
 
     def relieve(self) -> None:
         """After work was done, unload what is idle if too much memory is in use."""
-        now = time.monotonic()
-        if self._defaults is None:
+        if self._defaults is None or self._relief is not None:
             return
-        if self._relief is None and now >= self._looked_at + _PAUSE and any(self._idle()):
-            self._looked_at = now
+        now = time.monotonic()
+        if now < self._looked_at + _PAUSE:
+            return
+        self._looked_at = now
+        if self._idle():
             self._relief = asyncio.create_task(self._relieve(), name="relieve-memory")
 
     def abort(self, error: DrainingError) -> None:
@@ -143,7 +155,7 @@ class ModelPool:
     async def _residence(self, model: PooledModel, seconds: float) -> Residence:
         if model.residence is not None and model.residence.watch.problem is not None:
             await self._unload_changed(model, model.residence)
-        if model.residence is None:
+        if model.residence is None or model.gives_way:
             await self._wait_for(model, seconds)
         if model.residence is None:  # Unloaded again, which only its own file can cause.
             raise self._still_loading(model)
@@ -151,7 +163,7 @@ class ModelPool:
 
     async def _unload_changed(self, model: PooledModel, residence: Residence) -> None:
         """Unload what reads from a file that was written to, so that it is loaded again."""
-        if model.leases > 1 or self._devices.is_using(residence.model):
+        if model.users or self._devices.is_using(residence.model):
             raise ModelNotLoadedError(
                 f"a file of the model {model.name} was written to while the model read from it: it "
                 "is loaded again when its other requests are over",
@@ -163,7 +175,7 @@ class ModelPool:
         if (refusal := model.refusal) is not None:
             raise refusal
         loading = self._begin(model)
-        if model.seconds_left(self._bytes_per_second) <= seconds:
+        if not model.is_measured or self._seconds_left(model) <= seconds:
             await asyncio.wait({loading}, timeout=seconds)
         if self._abort_error is not None:
             raise DrainingError(str(self._abort_error), retry_after=self._abort_error.retry_after)
@@ -173,13 +185,22 @@ class ModelPool:
             raise type(error)(str(error), retry_after=error.retry_after)
 
     def _still_loading(self, model: PooledModel) -> LoadingError:
-        left = math.ceil(model.seconds_left(self._bytes_per_second))
+        left = math.ceil(self._seconds_left(model))
+        model.promise(left)
         return LoadingError(f"the model {model.name} is still being loaded", retry_after=left)
+
+    def _seconds_left(self, model: PooledModel) -> float:
+        """Until it is loaded: those before it are first, and the first waits for its memory."""
+        place = self._to_load.index(model) + 1 if model in self._to_load else 0
+        models = self._to_load[:place] or [model]
+        loading = sum(each.seconds_left(self._bytes_per_second) for each in models)
+        return loading + max(0.0, self._room_at - time.monotonic())
 
     def _begin(self, model: PooledModel) -> "asyncio.Task[SmartEmbedderError | None]":
         """Load it, unless that is under way."""
         if model.loading is None:
-            model.begin()
+            model.wait()
+            self._to_load.append(model)
             model.loading = asyncio.create_task(self._load(model), name=f"load-{model.name}")
         return model.loading
 
@@ -187,12 +208,13 @@ class ModelPool:
         """Load it when its turn comes; returns what its requests are told if that fails."""
         try:
             async with self._one_at_a_time:
+                if model.residence is not None:  # It was to give way, and did not have to.
+                    return None
                 # As a value: whatever it is, those who wait must hear of it.
                 (outcome,) = await asyncio.gather(self._bring(model), return_exceptions=True)
         finally:
+            self._to_load.remove(model)
             model.loading = None
-            if model.state is ModelState.LOADING:
-                model.leave()
         if isinstance(outcome, Residence):
             self._note_success(model, outcome)
             return None
@@ -220,9 +242,16 @@ class ModelPool:
     async def _bring(self, model: PooledModel) -> Residence:
         """Find it, make room for it, load it and let the devices serve it."""
         assert self._defaults is not None  # noqa: S101 - requests come after the start
+        model.begin()
         plan = await self._thread.run(partial(self._loader.plan, model.entry))
         model.needs = plan.needs
-        await self._make_room(model)
+        try:
+            await self._make_room(model)
+        finally:
+            self._room_at = -math.inf
+            for each in self._models.values():
+                each.gives_way = False
+        model.begin()
         placed = await self._thread.run(plan.load)
         residence = Residence(
             await self._devices.add(placed, thoroughly=self._starting),
@@ -259,13 +288,20 @@ class ModelPool:
                     await self._wait_for_lease_to_end(model, busy)
 
     async def _wait_for_lease_to_end(self, model: PooledModel, busy: list[PooledModel]) -> None:
-        if not model.leases:
+        """Wait until a busy one may be idle; one that has had its turn has to become so."""
+        if not model.is_held:
             used_by = ", ".join(each.name for each in busy)
             raise LoadingError(f"the memory for the model {model.name} is in use by {used_by}")
+        longest = _SHARE_FOR_TURN * self._request_timeout
+        first = min(busy, key=lambda each: each.turn_left(longest))
+        left = first.turn_left(longest)
+        first.gives_way = left <= 0
+        self._room_at = time.monotonic() + left
         self._lease_ended.clear()
         # Now and then in any case: a batch whose caller has left ends no lease.
+        pause = min(left, _PAUSE) if left > 0 else _PAUSE
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._lease_ended.wait(), _PAUSE)
+            await asyncio.wait_for(self._lease_ended.wait(), pause)
 
     async def _relieve(self) -> None:
         try:
@@ -283,9 +319,7 @@ class ModelPool:
     def _is_busy(self, model: PooledModel) -> bool:
         """Whether a request has it, or a batch whose caller has left."""
         residence = model.residence
-        return model.leases > 0 or (
-            residence is not None and self._devices.is_using(residence.model)
-        )
+        return model.is_held or (residence is not None and self._devices.is_using(residence.model))
 
     async def _unload(self, model: PooledModel) -> None:
         residence = model.leave()

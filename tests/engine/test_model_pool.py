@@ -209,6 +209,66 @@ async def test_a_request_that_cannot_wait_for_the_loading_is_told_when_to_come_b
     assert loader.loads == ["one"]
 
 
+async def test_one_that_is_always_busy_gives_way_after_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.engine.pooled_model._LEAST_TURN", 0.0)
+    loader, found, ended = FakeLoader(gigabytes=1), [], asyncio.Event()
+    async with engine_with(loader, *entries("one", "two")) as engine:
+
+        async def ask_without_end() -> None:
+            while not ended.is_set():
+                found.append(await vector(engine, "a", "one"))
+
+        # While one is answered the other has work in hand.
+        busy = [asyncio.create_task(ask_without_end()) for _ in range(3)]
+        await reached(engine, "one", ModelState.READY)
+        assert await vector(engine, "a", "two") == A + 1
+        ended.set()
+        await asyncio.gather(*busy)
+        assert set(found) == {A + 1}
+    assert loader.loads == ["one", "two", "one"]
+
+
+async def lease_until_refused(engine: Engine, name: str) -> None:
+    while True:
+        async with engine.lease(name, seconds=0):
+            await asyncio.sleep(0)
+
+
+async def test_what_a_request_has_in_hand_is_done_before_its_model_gives_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.engine.pooled_model._LEAST_TURN", 0.0)
+    loader = FakeLoader(gigabytes=1)
+    async with engine_with(loader, *entries("one", "two")) as engine:
+        async with engine.lease("one") as leased:
+            other = asyncio.create_task(vector(engine, "a", "two"))
+            with pytest.raises(LoadingError):
+                await lease_until_refused(engine, "one")
+            made = await engine.embed(["a"], model="one", leased=leased)
+            assert made.embeddings[0].dense[0] == A + 1
+            del leased, made
+        assert await other == A + 1
+        # Whoever was told to come back finds it there.
+        assert await vector(engine, "a", "one") == A + 1
+
+
+async def test_who_is_told_to_come_back_is_told_of_the_loadings_before_his_own() -> None:
+    loader, told = FakeLoader(), []
+    loader.held = True
+    async with engine_with(loader, *entries("one", "two")) as engine:
+        for name in ("one", "two"):
+            with pytest.raises(LoadingError) as refused:
+                async with engine.lease(name, seconds=0):
+                    pass
+            told.append(refused.value.retry_after)
+        assert told[0] < told[1]
+        for _ in told:
+            loader.gate.release()
+        assert await vector(engine, "a", "two") == A + 1
+
+
 async def test_a_client_that_leaves_while_its_model_is_loaded_leaves_nothing_behind() -> None:
     loader = FakeLoader()
     loader.held = True

@@ -1,72 +1,310 @@
-"""A model that cannot be had is one clear sentence, and every other model goes on.
+"""A model that cannot be had is one clear sentence; two that do not fit together are both answered.
 
-Folder removed while it was unloaded, weights that are damaged, too little memory: sent 2 each,
-refused 1 (503), answered 1 by the default model. A wrong line in MODELS: no start.
+In turns, at once, and under a stream for one of them; one that fits under no circumstances, a
+client that leaves, a time limit and a SIGTERM while a model is loaded; a folder whose files are
+another model's, or gone, when it is loaded again. Refused: what does not fit (503
+`model_too_large`), what is gone or damaged (503 `model_not_loaded`), what is not loaded in time
+(503 `loading`), and what comes during the drain (503 `draining`). Everything else: answered. A
+wrong line in MODELS: no start.
 """
 
+import asyncio
+import json
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx2
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from tests.support.memory import status_bytes
 from tests.support.server import RunningServer, run_server, start_process
+from tests.support.streaming import Stream
 
-SENTENCES = {"sentences": ["bread"], "return_colbert": False}
+ROWS = 200_000
+WIDTH = 64
+# In float32, as the model is computed; the table is copied from its file, which is in float16.
+TABLE_BYTES = ROWS * WIDTH * 4
+THRESHOLD = 0.9
+SENTENCES = ["bread and music", "hybrid search"]
+
+
+def with_large_table(model: Path, folder: Path, seed: int, rows: int = ROWS) -> Path:
+    """The same model with other vectors and a vocabulary that nearly all of its bytes are."""
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    table = next(name for name in weights if name.endswith("word_embeddings.weight"))
+    known = weights[table]
+    torch.manual_seed(seed)
+    large = torch.zeros(rows, WIDTH)
+    large[: len(known)] = known + 0.05 * torch.randn_like(known)
+    weights[table] = large
+    half = {name: tensor.half() for name, tensor in weights.items()}
+    save_file(half, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": rows}), "utf-8")
+    return folder
+
+
+class LimitedServer:
+    """A server whose memory holds one and a half of the models `one` and `two`."""
+
+    def __init__(self, server: RunningServer, folder: Path) -> None:
+        self.server = server
+        self.folder = folder
+        self.hold = folder / "hold"
+        self.used_at_the_start = status_bytes(server.process.pid, "RssAnon")
+        self.set_limit(1.5 * TABLE_BYTES)
+
+    def set_limit(self, for_models: float) -> None:
+        limit = int((self.used_at_the_start + for_models) / THRESHOLD)
+        (self.folder / "new").write_text(str(limit))
+        (self.folder / "new").rename(self.folder / "limit")
+
+    def states(self) -> dict[str, str]:
+        models = httpx2.get(f"{self.server.url}/health").json()["served_models"]
+        return {each["name"]: each["state"] for each in models}
+
+    def wait_for_state(self, model: str, state: str) -> None:
+        self.server.wait_for_metric(f'model_state{{model="{model}",state="{state}"}}', 1)
+
+    async def ask(self, client: httpx2.AsyncClient, model: str | None) -> httpx2.Response:
+        """Ask, and again after `Retry-After` where the model was not there in time."""
+        while True:
+            answer = await client.post("/embeddings/", json=body(model))
+            code = None if answer.status_code == 200 else answer.json()["code"]
+            if code != "loading":
+                return answer
+            await asyncio.sleep(int(answer.headers["Retry-After"]))
+
+
+def body(model: str | None) -> dict:
+    return {
+        "sentences": SENTENCES,
+        "return_sparse": False,
+        "return_colbert": False,
+        "model": model,
+    }
+
+
+def dense(answer: httpx2.Response) -> np.ndarray:
+    assert answer.status_code == 200, answer.text
+    return np.array([each["embeddings"]["dense"] for each in answer.json()["data"]])
 
 
 @pytest.fixture(scope="module")
-def broken(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
-    """A server with a model that is there no more, and one whose weights are damaged."""
-    folder = tmp_path_factory.mktemp("broken")
-    gone, damaged = (shutil.copytree(tiny_m3, folder / name) for name in ("gone", "damaged"))
-    (damaged / "model.safetensors").write_bytes(b"no weights")
-    (folder / "models.yaml").write_text(f"- name: {gone}\n- name: {damaged}\n", "utf-8")
-    with run_server(folder, EMBEDDING_MODEL=str(tiny_m3), MODELS="models.yaml") as server:
+def limited(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("limited")
+    for seed, name in enumerate(("one", "two")):
+        with_large_table(tiny_m3, folder / name, seed)
+    with_large_table(tiny_m3, folder / "huge", 2, rows=3 * ROWS)
+    (folder / "late").symlink_to(tiny_m3)
+    shutil.copytree(tiny_m3, folder / "damaged")
+    (folder / "damaged" / "model.safetensors").write_bytes(b"no weights")
+    names = ("one", "two", "huge", "late", "damaged")
+    (folder / "models.yaml").write_text("".join(f"- name: {folder / each}\n" for each in names))
+    settings = {
+        "EMBEDDING_MODEL": str(tiny_m3),
+        "MODELS": "models.yaml",
+        "MODEL_MEMORY_THRESHOLD": str(THRESHOLD),
+        "REQUEST_TIMEOUT": "2",
+        "RERANK_GPU_TIMEOUT": "1",
+        "LIMIT": str(folder / "limit"),
+        "HOLD": str(folder / "hold"),
+    }
+    with run_server(folder, "tests.faults.limited_server", **settings) as server:
         server.wait_until_healthy()
-        shutil.rmtree(gone)
-        yield server
-        assert server.stop() == 0
+        yield LimitedServer(server, folder)
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [("gone", "the model folder "), ("damaged", "the weights in ")],
-)
-def test_a_model_that_cannot_be_loaded(broken: RunningServer, name: str, reason: str) -> None:
-    with broken.client() as client:
+@pytest.fixture(scope="module")
+def expected(limited: LimitedServer) -> dict[str | None, np.ndarray]:
+    """The vectors of each model, asked for alone."""
+
+    async def ask() -> dict[str | None, np.ndarray]:
+        async with limited.server.async_client() as client:
+            return {each: dense(await limited.ask(client, each)) for each in (None, "one", "two")}
+
+    return asyncio.run(ask())
+
+
+async def test_asked_for_in_turns_each_makes_room_for_the_other(limited, expected) -> None:
+    assert not np.allclose(expected["one"], expected["two"], atol=1e-3)
+    async with limited.server.async_client() as client:
+        for name, other in (("one", "two"), ("two", "one")):
+            answer = await limited.ask(client, name)
+            np.testing.assert_allclose(dense(answer), expected[name], atol=1e-6)
+            states = limited.states()
+            assert (states[name], states[other]) == ("ready", "unloaded")
+
+
+async def test_asked_for_at_once_both_answer(limited, expected) -> None:
+    names = ["one", "two", None] * 4
+    async with limited.server.async_client() as client:
+        answers = await asyncio.gather(*(limited.ask(client, name) for name in names))
+    for name, answer in zip(names, answers, strict=True):
+        np.testing.assert_allclose(dense(answer), expected[name], atol=1e-6)
+
+
+class BusyStream:
+    """Sends lines until it is told to end, so many that there always are some to compute."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._unread = threading.Semaphore(40)
+        self._ended = threading.Event()
+        self.records: list[bytes] = []
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def send(self) -> int:
+        """Returns how many lines there were."""
+        count = 0
+        while not self._ended.is_set():
+            self._unread.acquire(timeout=0.2)  # A body may not pause for long.
+            self._stream.send_texts(*SENTENCES[:1] * 100)
+            count += 100
+        self._stream.end()
+        return count
+
+    def read(self) -> None:
+        while record := self._stream.response.readline():
+            self.records.append(record)
+            if len(self.records) % 100 == 0:
+                self._unread.release()
+
+    def dense(self, place: int) -> list[float]:
+        return json.loads(self.records[place])["embeddings"]["dense"]
+
+
+def test_one_that_a_stream_uses_makes_room_and_comes_back(limited, expected) -> None:
+    """The stream is in work all the time, and none of its records is lost."""
+
+    async def ask(name: str) -> np.ndarray:
+        async with limited.server.async_client() as client:
+            return dense(await limited.ask(client, name))
+
+    asyncio.run(ask("one"))
+    options = {"model": "one", "return_sparse": "false"}
+    with Stream(limited.server, options) as connection, ThreadPoolExecutor(2) as threads:
+        stream = BusyStream(connection)
+        sending, reading = threads.submit(stream.send), threads.submit(stream.read)
+        try:
+            limited.server.wait_for_more(lambda: len(stream.records), 0)
+            other = asyncio.run(ask("two"))
+        finally:
+            stream.end()
+        reading.result()
+        assert len(stream.records) == sending.result()
+    np.testing.assert_allclose(other, expected["two"], atol=1e-6)
+    vectors = [stream.dense(place) for place in (0, -1)]
+    np.testing.assert_allclose(vectors, [expected["one"][0]] * 2, atol=1e-5)
+
+
+async def test_one_that_cannot_fit_is_one_sentence_and_nothing_is_unloaded_for_it(
+    limited, expected
+) -> None:
+    async with limited.server.async_client() as client:
+        dense(await limited.ask(client, "one"))
+        openai = {"input": "bread", "model": "huge"}
+        refused = await client.post("/v1/embeddings", json=openai)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (503, "model_too_large")
+        assert error["message"].startswith("The model huge needs 1")
+        assert "can be had below MODEL_MEMORY_THRESHOLD=0.9" in error["message"]
+        assert "Retry-After" not in refused.headers
+        assert limited.states()["one"] == "ready"
+        for name in ("one", None):
+            answer = await client.post("/embeddings/", json=body(name))
+            np.testing.assert_allclose(dense(answer), expected[name], atol=1e-6)
+
+
+def test_one_that_is_damaged_is_one_sentence_for_half_a_minute(limited) -> None:
+    server = limited.server
+    with server.client() as client:
         for _ in range(2):
-            refused = client.post("/embeddings/", json=SENTENCES | {"model": name})
-            body = refused.json()
-            assert (refused.status_code, body["code"]) == (503, "model_not_loaded")
-            assert body["detail"] == f"The model {name} could not be loaded; the log says why."
+            refused = client.post("/embeddings/", json=body("damaged"))
+            told = refused.json()
+            assert (refused.status_code, told["code"]) == (503, "model_not_loaded")
+            assert told["detail"] == "The model damaged could not be loaded; the log says why."
             assert 0 < int(refused.headers["Retry-After"]) <= 30
-        assert client.post("/embeddings/", json=SENTENCES).status_code == 200
+        assert client.post("/embeddings/", json=body(None)).status_code == 200
         health = client.get("/health")
-        status = {each["name"]: each for each in health.json()["served_models"]}[name]
+        status = {each["name"]: each for each in health.json()["served_models"]}["damaged"]
         assert (health.status_code, status["state"]) == (200, "failed")
-        assert status["reason"] == body["detail"][0].lower() + body["detail"][1:-1]
-    broken.wait_for_line(f"model={name} reason=")
-    lines = [line for line in broken.lines if "model_load_failed" in line and name in line]
+        assert status["reason"] == told["detail"][0].lower() + told["detail"][1:-1]
+    server.wait_for_line("model=damaged reason=")
+    lines = [line for line in server.lines if "model_load_failed" in line and "damaged" in line]
     assert len(lines) == 1
-    assert reason in lines[0]
-    assert broken.metric(f'model_loads_total{{model="{name}",result="failure"}}') == 1
+    assert "the weights in " in lines[0]
+    assert server.metric('model_loads_total{model="damaged",result="failure"}') == 1
 
 
-def test_a_model_that_does_not_fit(tiny_m3: Path, tiny_qwen: Path, tmp_path: Path) -> None:
-    """With a threshold that nothing meets, whatever the machine."""
-    (tmp_path / "models.yaml").write_text(f"- name: {tiny_qwen}\n  load: start\n", "utf-8")
-    settings = {"MODELS": "models.yaml", "MODEL_MEMORY_THRESHOLD": "0.000001"}
-    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3), **settings) as server:
-        server.wait_until_healthy()
-        with server.client() as client:
-            refused = client.post("/v1/embeddings", json={"input": "a", "model": tiny_qwen.name})
-            assert refused.status_code == 503
-            assert refused.json()["error"]["code"] == "model_too_large"
-            assert "can be had below MODEL_MEMORY_THRESHOLD=1e-06" in refused.text
-            assert "Retry-After" not in refused.headers
-            assert client.post("/embeddings/", json=SENTENCES).status_code == 200
-        assert server.stop() == 0
-    assert "model_load_failed" in server.log
+async def test_who_leaves_or_runs_out_of_time_while_a_model_is_loaded(limited, expected) -> None:
+    async with limited.server.async_client() as client:
+        dense(await limited.ask(client, "one"))
+        limited.hold.touch()
+        leaves = asyncio.create_task(client.post("/embeddings/", json=body("two")))
+        waiting = 'model_requests{model="two"}'
+        await asyncio.to_thread(limited.server.wait_for_metric, waiting, 1)
+        leaves.cancel()
+        await asyncio.wait({leaves})
+        await asyncio.to_thread(limited.server.wait_for_metric, waiting, 0)
+        late = asyncio.create_task(client.post("/embeddings/", json=body("two")))
+        answer = await client.post("/embeddings/", json=body(None))
+        np.testing.assert_allclose(dense(answer), expected[None], atol=1e-6)
+        refused = await late
+        assert (refused.status_code, refused.json()["code"]) == (503, "loading")
+        assert refused.json()["detail"] == "The model two is still being loaded."
+        assert int(refused.headers["Retry-After"]) >= 1
+        limited.hold.unlink()
+        await asyncio.to_thread(limited.wait_for_state, "two", "ready")
+        np.testing.assert_allclose(
+            dense(await limited.ask(client, "two")), expected["two"], atol=1e-6
+        )
+
+
+async def test_a_folder_that_was_removed_or_replaced_while_it_was_unloaded(
+    limited, expected, tiny_m3: Path
+) -> None:
+    """Another model's files are that model from then on; without files it is one sentence."""
+    one, two = limited.folder / "one", limited.folder / "two"
+    async with limited.server.async_client() as client:
+        dense(await limited.ask(client, "two"))
+        shutil.rmtree(one)
+        gone = await client.post("/embeddings/", json=body("one"))
+        assert (gone.status_code, gone.json()["code"]) == (503, "model_not_loaded")
+        assert 0 < int(gone.headers["Retry-After"]) <= 30
+        assert limited.states() | {"one": "failed", "two": "ready"} == limited.states()
+        limited.set_limit(0)  # No model has room, so that an idle one is unloaded after work.
+        while limited.states()["two"] == "ready":
+            dense(await client.post("/embeddings/", json=body(None)))
+        limited.set_limit(2 * TABLE_BYTES)
+        shutil.rmtree(two)
+        shutil.copytree(tiny_m3, two)
+        other = await limited.ask(client, "two")
+        np.testing.assert_allclose(dense(other), expected[None], atol=1e-6)
+        assert other.json()["model_name"] == "two"
+
+
+async def test_sigterm_while_a_model_is_loaded(limited, expected) -> None:
+    """The last test: what waits for the model is answered before the process ends with 0."""
+    limited.hold.touch()
+    async with limited.server.async_client() as client:
+        accepted = asyncio.create_task(client.post("/embeddings/", json=body("late")))
+        await asyncio.to_thread(limited.wait_for_state, "late", "loading")
+        limited.server.process.terminate()
+        await asyncio.to_thread(limited.server.wait_for_status, "/health", 503)
+        refused = await client.post("/embeddings/", json=body("late"))
+        assert (refused.status_code, refused.json()["code"]) == (503, "draining")
+        limited.hold.unlink()
+        np.testing.assert_allclose(dense(await accepted), expected[None], atol=1e-6)
+    assert await asyncio.to_thread(limited.server.process.wait, 30) == 0
 
 
 def test_a_wrong_line_stops_the_start(tmp_path: Path) -> None:

@@ -107,6 +107,7 @@ async def vectors(
         urgency=call.urgency,
         client=call.context.client,
         model=model,
+        leased=call.leased.get(model),
     )
     result = await call.run(work, sentences=len(texts))
     service.metrics.sentences.inc(len(texts))
@@ -156,6 +157,7 @@ async def rerank(
 async def scores(call: Call, request: RerankRequest) -> RerankResult:
     """Score passages that have been checked."""
     service, count = call.service, len(request.passages)
-    result = await call.run(service.engine.rerank(request), passages=count)
+    work = service.engine.rerank(request, call.leased.get(request.model))
+    result = await call.run(work, passages=count)
     service.metrics.pairs.inc(count)
     return result

@@ -17,6 +17,7 @@ from app.engine.options import EmbeddingOptions
 from app.engine.types import EmbeddingResult, Outputs, TextEmbedding, TokenStrings, Truncation
 from app.errors import (
     InferenceTimeoutError,
+    LoadingError,
     OutOfMemoryError,
     QueueFullError,
     SmartEmbedderError,
@@ -101,8 +102,8 @@ class PieceSize:
 class PieceEmbedder:
     """Embeds pieces of one stream, each in a place for streams.
 
-    It waits while the queue is full. After an error it tries halves, down to single texts, so that
-    an error that one text has caused is that text's alone.
+    It waits while the queue is full, or the model is being loaded. After an error it tries halves,
+    down to single texts, so that an error that one text has caused is that text's alone.
     """
 
     def __init__(
@@ -162,7 +163,8 @@ class PieceEmbedder:
         while True:
             try:
                 return await self._embed(texts)
-            except QueueFullError as error:
+            # A model that gave way to another, while the stream lasts, is loaded again.
+            except (QueueFullError, LoadingError) as error:
                 pause = error.retry_after or 1
             await asyncio.sleep(pause)
 

@@ -9,8 +9,9 @@ import torch
 from app.engine.loaded_models import MemoryUsage
 from app.models.device.control_groups import CGROUPS, MEMBERSHIP, groups_of, read_or_empty
 
-# Memory that the system can reclaim only by swapping, in version 2 of control groups and in 1.
-_HELD = ({"anon", "shmem", "kernel"}, {"total_rss", "total_shmem"})
+# Memory that the system can reclaim only by swapping, in version 1 of control groups, which has an
+# "shmem" too (of the group without its children), and in version 2.
+_HELD = ({"total_rss", "total_shmem"}, {"anon", "shmem", "kernel"})
 # In version 1 a larger number stands for no limit.
 _NO_LIMIT = 1 << 60
 

@@ -37,7 +37,7 @@ def test_version_2_counts_what_cannot_be_taken_back(tmp_path: Path, membership: 
 
 @pytest.mark.parametrize("membership", ["v1"], indirect=True)
 def test_version_1_has_other_names(tmp_path: Path, membership: Path) -> None:
-    statistics = "cache 9000\nrss 5\ntotal_cache 1\ntotal_rss 400\ntotal_shmem 6\n"
+    statistics = "cache 9000\nrss 5\nshmem 2\ntotal_cache 1\ntotal_rss 400\ntotal_shmem 6\n"
     own = tmp_path / "memory" / "service" / "one"
     group(own, memory_limit_in_bytes="1000\n", memory_stat=statistics)
     unlimited = str(2**63 - 4096)
