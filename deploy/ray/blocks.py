@@ -1,6 +1,6 @@
-"""Input files in blocks that are the same whenever they are made: what a job can resume by.
+"""Divides input files into blocks, always into the same ones, so that a job can be resumed.
 
-A block is a range of bytes of a JSONL file, or a range of rows of a Parquet file. To list the
+A block is a range of bytes of a JSONL file, or a range of rows of a Parquet file. Listing the
 blocks reads no rows, so the input may be of any size.
 """
 
@@ -23,7 +23,7 @@ class InputError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: its columns, and its place in the file; or why a line is none."""
+    """One row: its columns and its place in the file, or the error of a line that is no row."""
 
     place: str
     values: dict[str, Any]
@@ -44,7 +44,7 @@ class Block:
 
     @property
     def name(self) -> str:
-        """Tells it from every other block of the job."""
+        """A digest that identifies the block."""
         return hashlib.sha256(orjson.dumps(asdict(self))).hexdigest()[:24]
 
     def rows(self) -> Iterator[Row]:
@@ -87,7 +87,7 @@ def list_blocks(path: Path, max_rows: int, max_bytes: int) -> Iterator[Block]:
 
 
 def input_files(paths: list[Path]) -> list[Path]:
-    """The files, and those in the folders; raises `InputError` where there are none."""
+    """The files, and those in the folders; raises `InputError` if there are none."""
     files = []
     for path in paths:
         if path.is_dir():

@@ -1,4 +1,4 @@
-"""Where the rows of a block go: each block as a whole, or again."""
+"""The outputs of a job, to which each block is written as a whole."""
 
 import os
 import uuid
@@ -33,7 +33,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedRow:
-    """A row with its vectors, or with what went wrong; `metadata` are its other columns."""
+    """A row with its vectors, or with an error; `metadata` are its other columns."""
 
     id: str
     text: str | None
@@ -43,13 +43,13 @@ class EmbeddedRow:
 
 
 class Output(Protocol):
-    """Takes blocks; one that is written twice is there once."""
+    """Stores blocks; a block that is written twice is stored once."""
 
     def is_done(self, block: str) -> bool:
-        """Whether the block of this name has been written whole."""
+        """Whether the block of this name was written completely."""
 
     def write(self, block: str, rows: Sequence[EmbeddedRow]) -> None:
-        """Write a block; a process that is killed meanwhile leaves it undone."""
+        """Write a block; if the process is killed meanwhile, the block is not done."""
 
 
 class ParquetOutput:
@@ -75,7 +75,7 @@ class ParquetOutput:
 
 
 class QdrantOutput:
-    """Points of a Qdrant collection, whose ids follow from the rows'; `folder` tells what is done.
+    """Points of a Qdrant collection, with ids made from the rows'; `folder` marks what is done.
 
     A block that is written again replaces its own points. Rows without vectors are left out.
     """
@@ -86,7 +86,7 @@ class QdrantOutput:
         self._client = QdrantClient(url=url, api_key=api_key, timeout=60)
 
     def create(self, outputs: Outputs, dense: int, colbert: int) -> None:
-        """Make the collection, unless it is there."""
+        """Create the collection, unless it exists."""
         if self._client.collection_exists(self._collection):
             return
         vectors = {}
@@ -161,14 +161,14 @@ def _json(values: dict[str, Any]) -> bytes:
 
 
 def _unfinished(target: Path) -> Path:
-    """A name that no reader of the folder looks at, another one for each process."""
+    """A hidden name for the file while it is written, different for each process."""
     return target.with_name(
         f".{target.name}.{os.getpid()}.{np.random.default_rng().integers(2**32)}"
     )
 
 
 def _publish(unfinished: Path, target: Path) -> None:
-    """Give a file its name once its content is on the disk."""
+    """Rename a file to its final name when its content is on the disk."""
     with unfinished.open("rb") as file:
         os.fsync(file.fileno())
     unfinished.replace(target)

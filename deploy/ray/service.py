@@ -19,10 +19,9 @@ from app.server.uvicorn_command import load_settings_and_configure_logs
 
 
 class ReadyOnceLoaded:
-    """An app whose start-up lasts until its models are loaded: only then it gets requests.
+    """An app whose start-up lasts until its models are loaded, so that it gets no requests before.
 
-    By itself the app answers while they load, so that a port can be watched. A start that fails is
-    told to Ray with the reason.
+    The app itself answers while they load. Ray is told the reason of a start that fails.
     """
 
     def __init__(self) -> None:
@@ -64,7 +63,7 @@ class ReadyOnceLoaded:
 
 
 async def _send_without_request_id(send: Send, message: Message) -> None:
-    """Leave the header out that Ray's proxy adds; both take the client's, or Ray's."""
+    """Remove the header X-Request-ID, which Ray's proxy adds with the same value."""
     if message["type"] == "http.response.start":
         headers = [each for each in message["headers"] if each[0].lower() != b"x-request-id"]
         message = {**message, "headers": headers}
@@ -77,13 +76,13 @@ def build() -> ASGIApp:
 
 
 @serve.deployment(
-    # Of those that wait in a replica its own queue decides, which is fair between clients.
+    # Many, so that requests wait in the replica's queue, which is fair between clients.
     max_ongoing_requests=256,
     max_queued_requests=1024,
     autoscaling_config={"min_replicas": 1, "max_replicas": 2, "target_ongoing_requests": 16},
     health_check_period_s=5,
     health_check_timeout_s=15,
-    # Longer than REQUEST_TIMEOUT: what a replica has accepted is answered before it goes.
+    # Longer than REQUEST_TIMEOUT, so that a replica answers all accepted requests before it ends.
     graceful_shutdown_wait_loop_s=1,
     graceful_shutdown_timeout_s=100,
 )
@@ -94,7 +93,7 @@ class SmartEmbedder:
     app: ReadyOnceLoaded
 
     async def check_health(self) -> None:
-        """Raise what only a restart repairs; a replica whose event loop hangs does not answer."""
+        """Raise a failure that needs a restart; a replica that hangs does not answer."""
         failure = self.app.engine.failure
         if failure is not None:
             raise failure

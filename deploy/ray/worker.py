@@ -29,7 +29,7 @@ _IN_WORK = 2
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is made of which columns, and where it goes; without `id_column` rows are numbered."""
+    """The columns, the kinds of vectors and the output; without `id_column` ids are places."""
 
     settings: Settings
     text_column: str
@@ -41,13 +41,13 @@ class Job:
     api_key: str | None = None
 
     def output(self) -> Output:
-        """Where the rows go."""
+        """The output of the rows."""
         if self.qdrant is None:
             return ParquetOutput(Path(self.folder))
         return self.qdrant_output(self.qdrant)
 
     def qdrant_output(self, url: str) -> QdrantOutput:
-        """The collection that the rows go to."""
+        """The output to a Qdrant collection."""
         return QdrantOutput(Path(self.folder), url, self.collection, self.api_key)
 
 
@@ -86,7 +86,7 @@ class BlockEmbedder:
 
     def _embed_block(self, block: Block) -> tuple[int, int]:
         rows = list(block.rows())
-        if self._output.is_done(block.name):  # By a try of this block that was not reported.
+        if self._output.is_done(block.name):  # By an earlier try that was not reported.
             return len(rows), 0
         made = self._run(self._embed_rows(rows))
         self._output.write(block.name, made)
@@ -114,7 +114,7 @@ class BlockEmbedder:
         return EmbeddedRow(str(name), text if isinstance(text, str) else None, values, None, error)
 
     async def _embed(self, texts: Sequence[str]) -> list[TextEmbedding | SmartEmbedderError]:
-        """The vectors of each text, or the error that it alone has caused."""
+        """The vectors of each text, or the error that this text has caused."""
         outputs = self._job.outputs
         try:
             async with self._places:
@@ -126,7 +126,7 @@ class BlockEmbedder:
                     normalize_dense=True,
                 )
         except UnavailableError:
-            raise  # Of the engine, not of a text: Ray tries the block again elsewhere.
+            raise  # Not an error of a text: Ray tries the block again elsewhere.
         except SmartEmbedderError as error:
             if len(texts) == 1:
                 return [error]
