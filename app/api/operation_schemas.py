@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from app.engine.loaded_models import ModelInfo
+from app.engine.model_state import ModelAbilities
 
 
 class Gpu(BaseModel):
@@ -39,6 +40,7 @@ class ServedModelStatus(BaseModel):
     load_seconds: Annotated[float | None, Field(description="Of the latest loading.")]
     reason: Annotated[str | None, Field(description="Why a failed one is not there.")]
     info: Annotated[ModelInfo | None, Field(description="How it is computed, while it is loaded.")]
+    makes: Annotated[ModelAbilities | None, Field(description="What, while it is loaded.")]
 
 
 class HealthResponse(BaseModel):

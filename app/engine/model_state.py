@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import get_args
 
 from app.engine.loaded_models import LoadedModels, ModelInfo
+from app.engine.model import Embedder, Reranker
+from app.engine.option_checks import has_prompt_for
+from app.engine.options import InputType
 from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
 from app.settings.model_names import public_name
 
@@ -18,11 +22,25 @@ class ModelState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelAbilities:
+    """What a model makes of texts.
+
+    `kinds` are those of `dense`, `sparse` and `colbert` that it makes, or of a reranker's `scores`
+    and `labels`. `input_types` change how it reads a text; `max_length` are its most tokens.
+    """
+
+    kinds: tuple[str, ...]
+    input_types: tuple[str, ...]
+    max_length: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelStatus:
     """The state of one model.
 
     `requests` is how many use it or wait for it. `load_seconds` is the duration of its latest
-    loading, `reason` is why that failed, and `info` describes the model while it is loaded.
+    loading, and `reason` is why that failed. While the model is loaded, `info` describes how it is
+    computed, and `makes` what it makes.
     """
 
     name: str
@@ -33,6 +51,26 @@ class ModelStatus:
     load_seconds: float | None = None
     reason: str | None = None
     info: ModelInfo | None = None
+    makes: ModelAbilities | None = None
+
+
+def abilities_of(task: str, models: LoadedModels) -> ModelAbilities | None:
+    """Those of the model that does the task alone; None where there is no such model."""
+    if task == "embed":
+        return _embedder_abilities(models.embedder)
+    return None if models.reranker is None else _reranker_abilities(models.reranker)
+
+
+def _embedder_abilities(model: Embedder) -> ModelAbilities:
+    kinds = tuple(kind for kind in ("dense", "sparse", "colbert") if getattr(model.kinds, kind))
+    types = tuple(each for each in get_args(InputType) if has_prompt_for(model, each))
+    return ModelAbilities(kinds, types, model.max_length)
+
+
+def _reranker_abilities(model: Reranker) -> ModelAbilities:
+    scores = () if model.refusal else ("scores",)
+    labels = ("labels",) if len(getattr(model, "labels", ())) > 1 else ()
+    return ModelAbilities((*scores, *labels), (), model.max_length)
 
 
 def default_statuses(
@@ -46,8 +84,23 @@ def default_statuses(
     if settings.reranker_model not in {LATE_INTERACTION, NO_RERANKER}:
         names |= {settings.reranker_model: "rerank"}
     infos = {} if models is None else {info.name: info for info in models.infos}
+    makes = {} if models is None else _abilities_by_name(models)
     return [
-        ModelStatus(public, task, state, pinned=True, info=infos.get(public))
+        ModelStatus(
+            public, task, state, pinned=True, info=infos.get(public), makes=makes.get(public)
+        )
         for name, task in names.items()
         for public in [public_name(name)]
     ]
+
+
+def _abilities_by_name(models: LoadedModels) -> dict[str, ModelAbilities]:
+    embedders = {
+        each.name: _embedder_abilities(each) for each in (models.embedder, models.dense_model)
+    }
+    reranker = models.reranker
+    return (
+        embedders
+        if reranker is None
+        else embedders | {reranker.name: _reranker_abilities(reranker)}
+    )

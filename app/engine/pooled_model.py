@@ -10,7 +10,7 @@ from typing import cast
 from app.engine.file_watch import FileWatch
 from app.engine.loaded_models import LoadedModels, PlacedModels
 from app.engine.model import Embedder, Model, Reranker
-from app.engine.model_state import ModelState, ModelStatus
+from app.engine.model_state import ModelState, ModelStatus, abilities_of
 from app.errors import (
     ModelNotLoadedError,
     ModelTooLargeError,
@@ -164,6 +164,7 @@ class PooledModel:
             load_seconds=self.load_seconds,
             reason=str(self._failure) if has_failed else None,
             info=models.infos[-1] if models else None,
+            makes=abilities_of(self.entry.task, models) if models else None,
         )
 
 

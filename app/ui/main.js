@@ -1,14 +1,16 @@
 /** Starts the page: the state of the server, and the four views, one of which is shown. */
 
 import { byId } from "./core/dom.js";
+import { Models } from "./core/models.js";
 import { ServerStatus } from "./core/status.js";
 
 const status = new ServerStatus();
+const models = new Models(status);
 /** The code of the view that is shown first is loaded first, and the rest when the page is there. */
 const LOADERS = {
-  text: async () => (await import("./text/view.js")).createTextView(status),
-  match: async () => (await import("./match/view.js")).createMatchView(status),
-  search: async () => (await import("./search/view.js")).createSearchView(status),
+  text: async () => (await import("./text/view.js")).createTextView(models),
+  match: async () => (await import("./match/view.js")).createMatchView(models),
+  search: async () => (await import("./search/view.js")).createSearchView(models),
   service: async () => (await import("./service/view.js")).createServiceView(status),
 };
 const loading = {};
@@ -51,5 +53,6 @@ byId("skip").onclick = (event) => {
 };
 addEventListener("hashchange", showView);
 addEventListener("load", () => Object.keys(LOADERS).forEach(load));
+models.addEventListener("choice", () => load(shown).then((view) => view.choose?.()));
 status.start();
 showView();

@@ -7,7 +7,6 @@ import { askForToken } from "./token.js";
 const SERVICE = new URL("../../", import.meta.url);
 const TOKEN = "smart-embedder-token";
 const UNAUTHORIZED = 401;
-const UNPROCESSABLE = 422;
 
 /** What the service, or the way to it, answered instead of a result. `status` 0: nobody answered. */
 export class ApiError extends Error {
@@ -18,46 +17,53 @@ export class ApiError extends Error {
 
   /** Whether the same request may succeed later. */
   get isTemporary() {
-    return this.status === 0 || this.status === 429 || this.status === 503;
+    return [0, 429, 503].includes(this.status) && this.code !== "model_too_large";
+  }
+
+  /** Whether it succeeds when a model is loaded, which nobody need ask for again. */
+  get isLoading() {
+    return this.code === "loading";
   }
 }
 
-/** Vectors of `texts`; `options` are fields of the request body. Numbers arrive as raw bytes. */
-export async function embed(texts, options = {}, { signal, background } = {}) {
-  return decodeEmbeddings(await embedRaw(texts, options, { signal, background }));
+/** Vectors of `texts` by `model`, one of `Models`; `options` are fields of the request body. */
+export async function embed(texts, model, options = {}, { signal } = {}) {
+  return decodeEmbeddings(await embedRaw(texts, model, options, { signal }));
 }
 
 /** The same as bytes of the safetensors format, for a worker to decode. */
-export async function embedRaw(texts, options = {}, { signal, background = false } = {}) {
+export async function embedRaw(texts, model, options = {}, { signal, background = false } = {}) {
   const headers = { Accept: "application/vnd.safetensors" };
   if (background) headers.Priority = "u=6"; // Leave the device to those who wait.
-  const response = await post("embeddings", { sentences: texts, ...options }, headers, signal);
-  return response.arrayBuffer();
+  const body = { sentences: texts, ...named(model), ...options };
+  return (await post("embeddings", body, headers, signal)).arrayBuffer();
 }
 
-/** The vectors of one query, which Qwen3-Embedding reads behind an instruction of its own. */
-export async function embedQuery(query, health, { signal } = {}) {
-  if (health.dense_embedding_model === health.model) return embed([query], {}, { signal });
-  try {
-    return await embed([query], { input_type: "query" }, { signal });
-  } catch (error) {
-    if (error.status !== UNPROCESSABLE) throw error;
-    return embed([query], {}, { signal }); // The model has no such instruction.
-  }
-}
+/** How a model is told what texts are, where it reads a query in another way than a document. */
+export const readAs = (type, { inputTypes }) =>
+  inputTypes.includes(type) ? { input_type: type } : {};
+
+/** Asks for the vocabulary's strings behind sparse and ColBERT vectors, where these are made. */
+export const withTokens = ({ kinds }) =>
+  kinds.some((kind) => kind !== "dense") ? { return_tokens: true } : {};
 
 /** The tokens of each text: `[{id, text, special, start, stop}]`, offsets in code points. */
-export async function tokenize(texts, health, { signal } = {}) {
-  // Of the model behind sparse and ColBERT vectors; its name ends in a part without a slash.
-  const model = encodeURIComponent(health.model.split("/").at(-1));
-  const body = { inputs: texts };
-  return (await post(`models/${model}/tokenize`, body, {}, signal)).json();
+export async function tokenize(texts, model, { signal } = {}) {
+  return (await post(`${pathOf(model)}/tokenize`, { inputs: texts }, {}, signal)).json();
 }
 
 /** Scores of passages: `{results: [{index, score}], ...}` by falling score. */
-export async function rerank(query, passages, { signal } = {}) {
-  return (await post("rerank", { query, passages }, {}, signal)).json();
+export async function rerank(query, passages, model, { signal } = {}) {
+  return (await post("rerank", { query, passages, ...named(model) }, {}, signal)).json();
 }
+
+/** The labels of each text, or pair of texts, by falling probability: `[{label, score}]`. */
+export async function predict(inputs, model, { signal } = {}) {
+  return (await post(`${pathOf(model)}/predict`, { inputs, truncate: true }, {}, signal)).json();
+}
+
+const named = ({ key }) => (key ? { model: key } : {});
+const pathOf = ({ tokenizer }) => `models/${encodeURIComponent(tokenizer.split("/").at(-1))}`;
 
 /** /health, whatever its status. */
 export const getHealth = async (signal) => (await send("health", { signal })).json();

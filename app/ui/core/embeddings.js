@@ -8,6 +8,7 @@ const METADATA = "smart-embedder";
  * `{report, texts}`. `report` has the fields of the JSON answer beside `data`. Each text has
  * `dense` and `colbert` as matrices `{rows, width, values, scales}`, where `scales` holds a factor
  * for each row or is null, and `sparse` as `{indices, values}`; a kind that was not asked for is null.
+ * `strings` has the vocabulary's strings behind both, `{sparse, colbert}`, where they were asked for.
  */
 export function decodeEmbeddings(buffer) {
   const { tensors, metadata } = decodeSafetensors(buffer);
@@ -16,12 +17,14 @@ export function decodeEmbeddings(buffer) {
   const colbertOf = (i) => matrix(colbert, colbertScale, ...span(tensors.colbert_offsets, i));
   const length =
     dense?.shape[0] ?? (tensors.sparse_offsets ?? tensors.colbert_offsets).shape[0] - 1;
+  const report = JSON.parse(metadata[METADATA]);
   const texts = Array.from({ length }, (_, i) => ({
     dense: dense ? denseOf(i) : null,
     sparse: tensors.sparse_offsets ? sparseOf(tensors, i) : null,
     colbert: colbert ? colbertOf(i) : null,
+    strings: report.tokens?.[i] ?? null,
   }));
-  return { report: JSON.parse(metadata[METADATA]), texts };
+  return { report, texts };
 }
 
 const span = (offsets, i) => offsets.values.slice(i, i + 2);

@@ -8,7 +8,10 @@ const SECONDS = 3;
 const AWAY = "away";
 const HEALTHY = "healthy";
 
-/** Fires `change` with each new state, and `back` when the server is healthy after it was not. */
+/**
+ * Fires `health` with each answer, `change` with each new state, and `back` when the server is
+ * healthy after it was not.
+ */
 export class ServerStatus extends EventTarget {
   /** `healthy`, `loading`, `draining`, `unhealthy`, or `away`; null before the first answer. */
   state = null;
@@ -23,6 +26,7 @@ export class ServerStatus extends EventTarget {
   async refresh() {
     try {
       this.health = await getHealth();
+      this.dispatchEvent(new Event("health"));
       this.#become(this.health.status);
     } catch {
       this.#become(AWAY);

@@ -3,6 +3,8 @@
 import { ApiError } from "./api.js";
 import { duration } from "./format.js";
 
+const RETRY_SECONDS = 2;
+
 export class LatestWork {
   #controller = null;
   #failed = null;
@@ -27,7 +29,21 @@ export class LatestWork {
       if (controller.signal.aborted) return;
       this.#failed = error.isTemporary ? work : null;
       this.tell(sentenceFor(error));
+      const seconds = error.retryAfter ?? RETRY_SECONDS;
+      if (error.isLoading) setTimeout(() => this.#again(controller), seconds * 1000);
     }
+  }
+
+  /** Ends what runs, and what would run again. */
+  stop() {
+    this.#controller?.abort();
+    this.#failed = null;
+    this.tell("");
+  }
+
+  #again(controller) {
+    if (this.#controller === controller && !controller.signal.aborted && this.#failed)
+      this.run(this.#failed);
   }
 
   tell(text) {

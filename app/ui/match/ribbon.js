@@ -10,15 +10,15 @@ const HINT = "Point at a token of the query, or use the arrow keys, to see what 
 
 /** An element that draws the comparison, and draws it again when its width changes. */
 export function renderRibbon(comparison) {
-  const { queryLabels, best, shared } = comparison;
-  const sharedTexts = new Set(shared.map((term) => term.text));
+  const { queryLabels, best } = comparison.tokens;
+  const sharedTexts = new Set(comparison.shared?.map((term) => term.text));
   const chips = queryLabels.map((label, row) =>
     element(
       "span",
       {
         class: sharedTexts.has(label.toLowerCase()) ? "chip shared" : "chip",
         role: "img",
-        "aria-label": sentenceOf(comparison, row),
+        "aria-label": sentenceOf(comparison.tokens, row),
         style: { "--share": shareOf(best[row].value) },
       },
       label,
@@ -36,16 +36,16 @@ export function renderRibbon(comparison) {
   const box = element("div", { class: "ribbon" }, lines, query, passage);
   const figure = element("div", {}, box, readout);
 
-  shadeBest(comparison, words.byColumn);
+  shadeBest(comparison.tokens, words.byColumn);
   roving(query, chips, (chip, row) => {
     readout.textContent = chip.getAttribute("aria-label");
-    shadeRow(comparison, words.byColumn, row);
+    shadeRow(comparison.tokens, words.byColumn, row);
     for (const line of lines.children)
       line.classList.toggle("dim", Number(line.dataset.row) !== row);
   });
   const release = () => {
     readout.textContent = HINT;
-    shadeBest(comparison, words.byColumn);
+    shadeBest(comparison.tokens, words.byColumn);
     for (const line of lines.children) line.classList.remove("dim");
   };
   query.addEventListener("pointerleave", release);
@@ -62,21 +62,31 @@ function sentenceOf({ queryLabels, passageLabels, best }, row) {
 const shareOf = (value) => Math.max(0, Math.min(1, (value - FAINT) / (STRONG - FAINT)));
 
 /** The passage as nodes, and the node of each column of the matrix. */
-function passageWords({ pieces, columns, shared }) {
-  const ids = new Set(shared.map((term) => term.text));
+function passageWords({ tokens: { pieces, places, passageLabels }, shared }) {
+  const texts = new Set(shared?.map((term) => term.text));
+  const columns = new Map(places.map((place, column) => [place, column]));
+  const last = Math.max(-1, ...places.map((place) => place ?? -1));
+  const isBehind = ({ tokens }) => tokens.some((place) => place > last);
+  // Else what is behind the last one is punctuation that the model leaves out.
+  const isCut = pieces.some((piece) => isBehind(piece) && /[\p{L}\p{N}]/u.test(piece.text));
   const byColumn = [];
   const nodes = pieces.map((piece) => {
-    const read = piece.tokens.filter((place) => place < columns - 1);
+    const read = piece.tokens.filter((place) => columns.has(place));
     if (!read.length)
-      return piece.tokens.length ? element("span", { class: "cut" }, piece.text) : piece.text;
-    const isShared = ids.has(piece.text.trim().toLowerCase());
+      return isCut && isBehind(piece) ? element("span", { class: "cut" }, piece.text) : piece.text;
+    const isShared = texts.has(piece.text.trim().toLowerCase());
     const node = element("span", { class: isShared ? "word shared" : "word" }, piece.text);
-    for (const place of read) byColumn[place] = node;
+    for (const place of read) byColumn[columns.get(place)] = node;
     return node;
   });
-  const end = element("span", { class: "word end" }, "end");
-  byColumn[columns - 1] = end;
-  return { nodes: [...nodes, " ", end], byColumn };
+  const first = places.findIndex((place) => place !== null);
+  const [before, after] = [[], []];
+  places.forEach((place, column) => {
+    if (byColumn[column]) return;
+    byColumn[column] = element("span", { class: "word end" }, passageLabels[column]);
+    (column < first ? before : after).push(byColumn[column], " ");
+  });
+  return { nodes: [...before, ...nodes, " ", ...after], byColumn };
 }
 
 /** Shades the words that are the best match of a query token. */

@@ -54,7 +54,7 @@ export function sharedTable({ shared, scores }) {
 }
 
 /** The best match of each query token. */
-export function matchTable({ queryLabels, passageLabels, best, scores }) {
+export function matchTable({ tokens: { queryLabels, passageLabels, best }, scores }) {
   return element(
     "table",
     { class: "best-matches" },

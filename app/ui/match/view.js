@@ -1,8 +1,10 @@
 /** The view Match: how a query meets passages, word by word. */
 
-import { embed, embedQuery, tokenize } from "../core/api.js";
+import { embed, readAs, tokenize, withTokens } from "../core/api.js";
 import { byId, element, onPause } from "../core/dom.js";
 import { decimal, plural } from "../core/format.js";
+import { labelsOf, labelTable } from "../core/labels.js";
+import { showLead } from "../core/lead.js";
 import { splitTexts } from "../core/texts.js";
 import { LatestWork } from "../core/work.js";
 import { compare, readText } from "./compare.js";
@@ -14,47 +16,72 @@ import { matchTable, sharedTable } from "./tables.js";
 const PAUSE = 400;
 const MOST_PASSAGES = 32;
 const SCORES = { dense: "Dense", sparse: "Sparse", colbert: "ColBERT" };
+const HEADLINES = {
+  dense: "Dense cosine",
+  sparse: "Sparse dot product",
+  colbert: "ColBERT, mean of the best",
+};
+/** The passages are ordered by the first of these that there is. */
+const ORDER = ["colbert", "dense", "sparse"];
+const LOST = {
+  dense: "no cosine",
+  sparse: "no word that both share",
+  colbert: "no match of single tokens",
+};
 
-export function createMatchView(status) {
+export function createMatchView(models) {
   const [query, passages] = [byId("match-query"), byId("match-passages")];
-  const work = new LatestWork(byId("match-message"), status);
-  const run = () => work.run((signal) => match(query.value.trim(), passages.value, status, signal));
-  let began = false;
+  const work = new LatestWork(byId("match-message"), models.status);
+  const run = () => work.run((signal) => match(query.value.trim(), passages.value, models, signal));
+  let asked = null;
 
   onPause(query, "input", PAUSE, run);
   onPause(passages, "input", PAUSE, run);
-  return {
-    show() {
-      if (began) return;
-      began = true;
+  const show = () => {
+    const keys = [models.embedderKey, models.rerankerKey].join("\n");
+    if (asked === keys) return;
+    if (asked === null) {
       query.value ||= QUERY;
       passages.value ||= PASSAGES;
-      run();
-    },
+    }
+    asked = keys;
+    run();
   };
+  return { show, choose: show };
 }
 
-async function match(query, value, status, signal) {
+async function match(query, value, models, signal) {
   const texts = splitTexts(value).slice(0, MOST_PASSAGES);
   byId("match-output").hidden = !query || !texts.length;
   if (!query || !texts.length) return;
-  const health = await status.known();
-  const [asked, found, [queryTokens, ...tokens]] = await Promise.all([
-    embedQuery(query, health, { signal }),
-    embed(texts, {}, { signal }),
-    tokenize([query, ...texts], health, { signal }),
+  const model = await models.embedder(signal);
+  const [asked, found, [queryTokens, ...tokens], labels] = await Promise.all([
+    embed([query], model, { ...readAs("query", model), ...withTokens(model) }, { signal }),
+    embed(texts, model, { ...readAs("document", model), ...withTokens(model) }, { signal }),
+    tokenize([query, ...texts], model, { signal }),
+    labelsOf(
+      texts.map((text) => [query, text]),
+      models,
+      signal,
+    ),
   ]);
+  if (signal.aborted) return;
+  const [order] = ORDER.filter((kind) => model.kinds.includes(kind));
   const read = readText(query, queryTokens, asked.texts[0]);
   const comparisons = texts
-    .map((text, i) => compare(read, readText(text, tokens[i], found.texts[i])))
-    .sort((a, b) => b.scores.colbert - a.scores.colbert);
-  showList(comparisons);
+    .map((text, i) => ({
+      ...compare(read, readText(text, tokens[i], found.texts[i])),
+      labels: labels?.[i],
+    }))
+    .sort((a, b) => b.scores[order] - a.scores[order]);
+  showLead("match", model, LOST);
+  showList(comparisons, order);
 }
 
-/** The passages by falling ColBERT score; one is chosen and shown in detail. */
-function showList(comparisons) {
+/** The passages by falling score; one is chosen and shown in detail. */
+function showList(comparisons, order) {
   const highest = Object.fromEntries(
-    Object.keys(SCORES).map((kind) => [
+    Object.keys(comparisons[0].scores).map((kind) => [
       kind,
       Math.max(...comparisons.map(({ scores }) => scores[kind]), 1e-9),
     ]),
@@ -68,7 +95,7 @@ function showList(comparisons) {
     button.onclick = () => choose(place);
   });
   byId("match-count").textContent =
-    `${plural(comparisons.length, "passage")}, the best ColBERT score first`;
+    `${plural(comparisons.length, "passage")}, the best ${SCORES[order]} score first`;
   byId("match-list").replaceChildren(...buttons.map((button) => element("li", {}, button)));
   choose(0);
 }
@@ -81,11 +108,11 @@ function passageButton({ passage, scores }, highest) {
     element(
       "span",
       { class: "scores" },
-      ...Object.entries(SCORES).map(([kind, name]) =>
+      ...Object.keys(scores).map((kind) =>
         element(
           "span",
           { class: "score" },
-          element("span", { class: "score-name" }, name),
+          element("span", { class: "score-name" }, SCORES[kind]),
           " ",
           element("span", { class: "number" }, decimal(scores[kind])),
           element("span", {
@@ -99,18 +126,22 @@ function passageButton({ passage, scores }, highest) {
 }
 
 function showDetail(comparison) {
+  const { scores, shared, tokens, labels } = comparison;
   byId("match-scores").replaceChildren(
-    ...Object.entries({
-      dense: "Dense cosine",
-      sparse: "Sparse dot product",
-      colbert: "ColBERT, mean of the best",
-    }).flatMap(([kind, name]) => [
-      element("dt", {}, name),
-      element("dd", {}, decimal(comparison.scores[kind])),
+    ...Object.keys(scores).flatMap((kind) => [
+      element("dt", {}, HEADLINES[kind]),
+      element("dd", {}, decimal(scores[kind])),
     ]),
   );
-  byId("match-ribbon").replaceChildren(renderRibbon(comparison));
-  byId("match-heat").replaceChildren(renderHeatMap(comparison));
-  byId("match-shared").replaceChildren(sharedTable(comparison));
-  byId("match-table").replaceChildren(matchTable(comparison));
+  fillPart("match-ribbon", tokens && renderRibbon(comparison));
+  fillPart("match-heat", tokens && renderHeatMap(tokens));
+  fillPart("match-table", tokens && matchTable(comparison));
+  fillPart("match-shared", shared && sharedTable(comparison));
+  fillPart("match-labels", labels && labelTable(labels));
+}
+
+/** Fills a part of the view, or hides it with its heading where there is nothing for it. */
+function fillPart(id, node) {
+  byId(`${id}-part`).hidden = !node;
+  byId(id).replaceChildren(...(node ? [node] : []));
 }

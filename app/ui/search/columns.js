@@ -171,7 +171,7 @@ function linesBetween(left, right, frame) {
 /** The part of a passage around its first word of the query; such words are marked by their weight. */
 function snippet(text, tokens, terms) {
   const plain = plainTokens(tokens);
-  const heaviest = Math.max(...terms.values());
+  const heaviest = Math.max(...terms.values(), 1e-9);
   const pieces = piecesOf(text, tokens).map((piece) => ({
     text: piece.text,
     share: Math.max(

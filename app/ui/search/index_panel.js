@@ -10,15 +10,21 @@ const MOST_PASSAGES = 5000;
 
 export class IndexPanel {
   #index;
-  #onIndexed;
+  #models;
+  #onChange;
   #stop = null;
+  #text = "";
   #work;
 
-  /** `onIndexed(texts)` is called when all passages are in the index, or as many as there are at a stop. */
-  constructor(index, status, onIndexed) {
+  /**
+   * `onChange(texts, model)` is called with no texts when the index is emptied, and with all of them
+   * when they are in it, or as many as there are at a stop.
+   */
+  constructor(index, models, onChange) {
     this.#index = index;
-    this.#onIndexed = onIndexed;
-    this.#work = new LatestWork(byId("index-message"), status);
+    this.#models = models;
+    this.#onChange = onChange;
+    this.#work = new LatestWork(byId("index-message"), models.status);
     const corpus = byId("corpus");
     byId("index-button").onclick = () => this.begin(corpus.value);
     byId("stop-button").onclick = () => this.#stop?.abort();
@@ -29,7 +35,14 @@ export class IndexPanel {
   /** Indexes a text, in place of what was indexed before. */
   begin(text) {
     byId("corpus").value = text;
-    return this.#work.run((signal) => this.#run(text, signal));
+    this.#text = text;
+    return this.again();
+  }
+
+  /** Indexes the same text by the model that is chosen now. */
+  again() {
+    this.#onChange([], null);
+    return this.#work.run((signal) => this.#run(this.#text, signal));
   }
 
   async #read(file) {
@@ -52,10 +65,12 @@ export class IndexPanel {
       );
     };
     await this.#index.clear();
+    const model = await this.#models.embedder(signal);
+    signal.throwIfAborted();
     showProgress(indexed, `0 of ${count(texts.length)}`);
     setRunning(true);
     try {
-      await indexTexts(texts, this.#index, {
+      await indexTexts(texts, this.#index, model, {
         signal: AbortSignal.any([signal, this.#stop.signal]),
         onProgress: show,
         onWait: (seconds, error) => tellWait(seconds, error),
@@ -66,7 +81,7 @@ export class IndexPanel {
       if (!signal.aborted) setRunning(false);
     }
     tellEnd(indexed, found.length);
-    this.#onIndexed(texts);
+    this.#onChange(texts, model);
   }
 }
 
@@ -81,7 +96,9 @@ function showProgress({ done, total }, text) {
 }
 
 function tellWait(seconds, error) {
-  const why = error.status === 0 ? "The server is away" : "The service is busy";
+  const isOfModel = error.isLoading || error.code === "model_not_loaded";
+  const known = isOfModel ? error.message.replace(/\.$/, "") : "The service is busy";
+  const why = error.status === 0 ? "The server is away" : known;
   byId("index-state").textContent = `${why}: trying again in ${duration(seconds)}`;
 }
 

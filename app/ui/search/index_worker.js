@@ -8,6 +8,8 @@ import { rank } from "./ranking.js";
 let passages = [];
 let bytes = 0;
 
+const SCORES = { dense: cosine, sparse: sparseScore, colbert: maxSim };
+
 const jobs = {
   clear() {
     passages = [];
@@ -23,22 +25,18 @@ const jobs = {
     return { bytes };
   },
 
-  /** The best `limit` passages for each kind of vector. */
+  /** The best `limit` passages for each kind of vector that the query has. */
   search({ query, limit }) {
-    const score = (kind, of) => {
+    const best = (kind) => {
       const scores = new Float32Array(passages.length).fill(-Infinity);
       passages.forEach((passage, chunk) => {
-        scores[chunk] = of(query[kind], passage[kind]);
+        scores[chunk] = SCORES[kind](query[kind], passage[kind]);
       });
-      return scores;
+      const hits = rank(scores, limit, { positive: kind === "sparse" });
+      return hits.filter((hit) => hit.score > -Infinity);
     };
-    const best = (scores, options) =>
-      rank(scores, limit, options).filter((hit) => hit.score > -Infinity);
-    return {
-      dense: best(score("dense", cosine)),
-      sparse: best(score("sparse", sparseScore), { positive: true }),
-      colbert: best(score("colbert", maxSim)),
-    };
+    const kinds = Object.keys(SCORES).filter((kind) => query[kind]);
+    return Object.fromEntries(kinds.map((kind) => [kind, best(kind)]));
   },
 };
 

@@ -1,6 +1,6 @@
 /** Sends passages to the service, some at a time, and their vectors to the index. */
 
-import { embedRaw } from "../core/api.js";
+import { embedRaw, readAs } from "../core/api.js";
 
 const REQUESTS_AT_ONCE = 2;
 /** Passages in a request: more where they are answered soon, so that progress is seen and none waits long. */
@@ -10,18 +10,22 @@ const RETRY_SECONDS = 2;
 /** Above so many passages each two similar ColBERT vectors are joined, so that they fit the tab. */
 const POOLED_FROM = 500;
 
-/** How the vectors are asked for: a byte for each number. */
-const optionsFor = (total) => ({
-  output_dtype: "int8",
-  ...(total > POOLED_FROM ? { colbert_pool_factor: 2 } : {}),
-});
+/** How the vectors are asked for: a byte for each number of those that are no weights. */
+function optionsFor(total, model) {
+  const made = (kind) => model.kinds.includes(kind);
+  return {
+    ...readAs("document", model),
+    ...(made("dense") || made("colbert") ? { output_dtype: "int8" } : {}),
+    ...(made("colbert") && total > POOLED_FROM ? { colbert_pool_factor: 2 } : {}),
+  };
+}
 
 /**
- * Indexes `texts`; ends early when `signal` is aborted. `onProgress({done, total, bytes})` after
+ * Indexes `texts` by `model`; ends early when `signal` is aborted. `onProgress({done, total, bytes})` after
  * each request, `onWait(seconds, error)` before another try of one that was refused for now.
  */
-export async function indexTexts(texts, index, { signal, onProgress, onWait }) {
-  const options = optionsFor(texts.length);
+export async function indexTexts(texts, index, model, { signal, onProgress, onWait }) {
+  const options = optionsFor(texts.length, model);
   let next = 0;
   let done = 0;
   let size = PASSAGES.first;
@@ -31,7 +35,7 @@ export async function indexTexts(texts, index, { signal, onProgress, onWait }) {
       const first = next;
       next += size;
       const part = texts.slice(first, next);
-      const send = () => timed(embedRaw(part, options, { signal, background: true }));
+      const send = () => timed(embedRaw(part, model, options, { signal, background: true }));
       const { seconds, buffer } = await retry(send, signal, onWait);
       size = sizeAfter(part.length, seconds);
       signal.throwIfAborted(); // The index may be another text's by now.

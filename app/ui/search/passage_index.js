@@ -29,7 +29,7 @@ export class PassageIndex {
     return this.#call("add", { first, buffer }, [buffer]);
   }
 
-  /** `{dense, sparse, colbert}`, each `[{chunk, score}]`, the best `limit`. */
+  /** `{dense, sparse, colbert}` as far as the query has them, each `[{chunk, score}]`, the best `limit`. */
   search(query, limit) {
     return this.#call("search", { query, limit });
   }

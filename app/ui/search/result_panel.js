@@ -1,8 +1,9 @@
 /** The lower part of the view Search: a query, five rankings, and why the chosen passage is found. */
 
-import { embed, embedQuery, rerank, tokenize } from "../core/api.js";
+import { embed, readAs, rerank, tokenize, withTokens } from "../core/api.js";
 import { byId, element, onPause } from "../core/dom.js";
 import { milliseconds } from "../core/format.js";
+import { showLead } from "../core/lead.js";
 import { LatestWork, sentenceFor } from "../core/work.js";
 import { compare, readText } from "../match/compare.js";
 import { renderRibbon } from "../match/ribbon.js";
@@ -13,47 +14,60 @@ import { fuse } from "./ranking.js";
 const PAUSE = 300;
 const CANDIDATES = 100;
 const RERANKED = 20;
+const LOST = {
+  dense: "no ranking by meaning",
+  sparse: "no ranking by words",
+  colbert: "no ranking by words in context",
+};
 
 export class ResultPanel {
   #index;
-  #status;
+  #models;
+  /** The passages in the index, and the model that made their vectors. */
   #texts = [];
+  #model = null;
   #query = null;
   #tokens = new Map();
   #work;
   #detail;
   #columns;
 
-  constructor(index, status) {
+  constructor(index, models) {
     this.#index = index;
-    this.#status = status;
-    this.#work = new LatestWork(byId("search-message"), status);
-    this.#detail = new LatestWork(byId("why-message"), status);
+    this.#models = models;
+    this.#work = new LatestWork(byId("search-message"), models.status);
+    this.#detail = new LatestWork(byId("why-message"), models.status);
     this.#columns = new Columns((chunk) =>
       this.#detail.run((signal) => this.#explain(chunk, signal)),
     );
-    onPause(byId("search-query"), "input", PAUSE, () => this.#run());
+    onPause(byId("search-query"), "input", PAUSE, () => this.again());
   }
 
-  /** Searches these texts, which are in the index, from now on. */
-  search(texts) {
+  /** Searches these texts, which `model` has put into the index, from now on. */
+  search(texts, model) {
     this.#texts = texts;
+    this.#model = model;
     this.#tokens.clear();
-    this.#run();
+    this.again();
   }
 
-  #run() {
+  /** Searches once more. */
+  again() {
     const query = byId("search-query").value.trim();
-    byId("search-output").hidden = !query || !this.#texts.length;
-    if (query && this.#texts.length) this.#work.run((signal) => this.#rank(query, signal));
+    const isIdle = !query || !this.#texts.length;
+    byId("search-output").hidden = isIdle;
+    this.#detail.stop();
+    if (isIdle) this.#work.stop();
+    else this.#work.run((signal) => this.#rank(query, signal));
   }
 
   async #rank(query, signal) {
-    const health = await this.#status.known();
+    const model = this.#model;
+    showLead("search", model, LOST);
     const times = new Stopwatch();
     const [asked, [tokens]] = await Promise.all([
-      embedQuery(query, health, { signal }),
-      tokenize([query], health, { signal }),
+      embed([query], model, { ...readAs("query", model), ...withTokens(model) }, { signal }),
+      tokenize([query], model, { signal }),
     ]);
     const embedding = times.lap();
     const [vectors] = asked.texts;
@@ -61,13 +75,16 @@ export class ResultPanel {
     if (signal.aborted) return;
     const scoring = times.lap();
     this.#query = readText(query, tokens, vectors);
-    const rankings = { ...found, fused: fuse(Object.values(found), CANDIDATES), reranked: null };
-    await this.#show(rankings, health, signal);
+    const kinds = Object.values(found);
+    const fused = kinds.length > 1 ? { fused: fuse(kinds, CANDIDATES) } : {};
+    const rankings = { ...found, ...fused, reranked: null };
+    await this.#show(rankings, signal);
     times.lap();
-    const reason = await this.#rerank(query, rankings, signal);
+    const merged = rankings.fused ?? kinds[0];
+    const reason = await this.#rerank(query, merged, rankings, signal);
     const reranking = times.lap();
-    await this.#show(rankings, health, signal, reason);
-    const [best] = rankings.reranked ?? rankings.fused;
+    await this.#show(rankings, signal, reason);
+    const [best] = rankings.reranked ?? merged;
     if (best) this.#columns.choose(best.chunk);
     byId("search-times").textContent =
       `Query embedded in ${embedding}, all passages scored in ${scoring}` +
@@ -75,55 +92,70 @@ export class ResultPanel {
   }
 
   /** Fills the column of the reranked; why it cannot be filled, if so. */
-  async #rerank(query, rankings, signal) {
-    const candidates = rankings.fused.slice(0, RERANKED).map((hit) => hit.chunk);
+  async #rerank(query, merged, rankings, signal) {
+    const candidates = merged.slice(0, RERANKED).map((hit) => hit.chunk);
     if (!candidates.length) return "";
+    const passages = candidates.map((chunk) => this.#texts[chunk]);
     try {
-      const { results } = await rerank(
-        query,
-        candidates.map((chunk) => this.#texts[chunk]),
-        { signal },
-      );
+      const model = await this.#models.reranker(signal);
+      if (!model) return "No reranker is set: RERANKER_MODEL names one.";
+      if (!model.kinds.includes("scores"))
+        return `${model.label} tells labels, none of which says how relevant a passage is.`;
+      const { results } = await rerank(query, passages, model, { signal });
       rankings.reranked = results.map(({ index, score }) => ({ chunk: candidates[index], score }));
       return "";
     } catch (error) {
-      if (signal.aborted) throw error;
+      if (signal.aborted || error.isLoading) throw error;
       return sentenceFor(error);
     }
   }
 
-  async #show(rankings, health, signal, reason = "") {
+  async #show(rankings, signal, reason = "") {
     const unknown = Columns.shown(rankings).filter((chunk) => !this.#tokens.has(chunk));
     if (unknown.length) {
-      const tokens = await tokenize(
-        unknown.map((chunk) => this.#texts[chunk]),
-        health,
-        { signal },
-      );
+      const texts = unknown.map((chunk) => this.#texts[chunk]);
+      const tokens = await tokenize(texts, this.#model, { signal });
       unknown.forEach((chunk, i) => this.#tokens.set(chunk, tokens[i]));
     }
-    const { indices, values } = this.#query.vectors.sparse;
+    const { indices = [], values = [] } = this.#query.vectors.sparse ?? {};
     const terms = new Map(Array.from(indices, (id, i) => [id, values[i]]));
     this.#columns.show(rankings, { texts: this.#texts, tokens: this.#tokens, terms, reason });
   }
 
   /** Which words did it: the passage with all of its vectors, which the index may have joined. */
   async #explain(chunk, signal) {
-    const text = this.#texts[chunk];
+    const [text, model] = [this.#texts[chunk], this.#model];
+    const options = { ...readAs("document", model), ...withTokens(model) };
     const {
       texts: [vectors],
-    } = await embed([text], {}, { signal });
+    } = await embed([text], model, options, { signal });
+    if (signal.aborted) return;
     const comparison = compare(this.#query, readText(text, this.#tokens.get(chunk), vectors));
     byId("why-title").textContent = `Which words did it: passage #${chunk + 1}`;
-    byId("why").replaceChildren(
-      renderRibbon(comparison),
-      element(
-        "div",
-        { class: "scroll", tabindex: "0", role: "region", "aria-label": "Shared tokens" },
-        sharedTable(comparison),
-      ),
-    );
+    byId("why").replaceChildren(...explanation(comparison));
   }
+}
+
+/** What the kinds of vectors can tell of words; a dense vector tells nothing of them. */
+function explanation(comparison) {
+  const { passage, shared, tokens } = comparison;
+  const words = tokens
+    ? renderRibbon(comparison)
+    : element(
+        "div",
+        { class: "ribbon" },
+        element("p", { class: "words" }, passage.text),
+        shared
+          ? null
+          : element(
+              "p",
+              { class: "quiet" },
+              "A dense vector stands for the whole text: it does not tell which words did it.",
+            ),
+      );
+  if (!shared) return [words];
+  const region = { class: "scroll", tabindex: "0", role: "region", "aria-label": "Shared tokens" };
+  return [words, element("div", region, sharedTable(comparison))];
 }
 
 /** Tells how long each step took. */

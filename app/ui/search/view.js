@@ -6,18 +6,25 @@ import { PassageIndex } from "./passage_index.js";
 import { ResultPanel } from "./result_panel.js";
 import { CORPUS, QUERY } from "./samples.js";
 
-export function createSearchView(status) {
-  let began = false;
+export function createSearchView(models) {
+  let panel = null;
+  let results = null;
+  let asked = {};
 
-  return {
-    show() {
-      if (began) return;
-      began = true;
-      const index = new PassageIndex();
-      const results = new ResultPanel(index, status);
-      const panel = new IndexPanel(index, status, (texts) => results.search(texts));
-      byId("search-query").value ||= QUERY;
-      panel.begin(CORPUS);
-    },
+  const begin = () => {
+    const index = new PassageIndex();
+    results = new ResultPanel(index, models);
+    panel = new IndexPanel(index, models, (texts, model) => results.search(texts, model));
+    byId("search-query").value ||= QUERY;
+    panel.begin(CORPUS);
   };
+  const show = () => {
+    const before = asked;
+    asked = { embedder: models.embedderKey, reranker: models.rerankerKey };
+    if (!panel) begin();
+    // An index holds one model's vectors, which those of another cannot be compared with.
+    else if (asked.embedder !== before.embedder) panel.again();
+    else if (asked.reranker !== before.reranker) results.again();
+  };
+  return { show, choose: show };
 }

@@ -25,7 +25,42 @@ export function renderFacts(health) {
       .map(([name, text]) => element("div", {}, element("dt", {}, name), element("dd", {}, text))),
   );
   byId("demo-note").textContent = health.demo ? `A demo: ${health.demo}.` : "";
-  byId("models").replaceChildren(...health.models.map(modelTable));
+  byId("served").replaceChildren(servedTable(health.served_models));
+  const further = health.served_models.filter(
+    ({ name, info }) => info && !health.models.some((model) => model.name === name),
+  );
+  byId("models").replaceChildren(
+    ...[...health.models, ...further.map(({ info }) => info)].map(modelTable),
+  );
+}
+
+/** Each model with its state, and what it makes while it is loaded. */
+function servedTable(served) {
+  const heads = ["Model", "Task", "State", "Makes", "Requests"];
+  return element(
+    "table",
+    {},
+    element(
+      "thead",
+      {},
+      element("tr", {}, ...heads.map((text) => element("th", { scope: "col" }, text))),
+    ),
+    element(
+      "tbody",
+      {},
+      ...served.map(({ name, task, state, reason, makes, requests }) =>
+        element(
+          "tr",
+          {},
+          element("th", { scope: "row" }, name),
+          element("td", {}, task),
+          element("td", {}, reason ? `${state}: ${reason}` : state),
+          element("td", {}, makes ? new Intl.ListFormat("en").format(makes.kinds) : "–"),
+          element("td", {}, requests === null ? "–" : count(requests)),
+        ),
+      ),
+    ),
+  );
 }
 
 function modelTable({ name, dtype, paths, refused, launch }) {

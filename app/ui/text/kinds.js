@@ -1,4 +1,4 @@
-/** The three kinds of vectors side by side: how many, how large, how long they took. */
+/** The kinds of vectors side by side: how many, how large, how long they took. */
 
 import { element, numberCell } from "../core/dom.js";
 import { bytes, count, milliseconds, plural } from "../core/format.js";
@@ -7,47 +7,64 @@ const FLOAT_BYTES = 4;
 const SCALE_BYTES = 4;
 const SPARSE_BYTES = 8; // A token's id and its weight, which stays float32.
 
-/** Fills a table's body; `times` has the milliseconds of `all` and of each kind once they are known. */
-export function renderKinds(body, texts, times) {
-  const sum = (size) => texts.reduce((total, text) => total + size(text), 0);
-  const width = texts[0].dense.width;
-  const vectors = sum((text) => text.colbert.rows);
-  const weights = sum((text) => text.sparse.indices.length);
-  const dense = (each) => texts.length * each;
-  const rows = [
-    [
-      "Dense",
-      "the meaning, as a whole",
-      `${plural(texts.length, "vector")} of ${count(width)}`,
-      dense(width * FLOAT_BYTES),
-      dense(width + SCALE_BYTES),
-      times.dense,
-    ],
-    [
-      "Sparse",
-      "the words that count",
-      plural(weights, "weight"),
-      weights * SPARSE_BYTES,
-      weights * SPARSE_BYTES,
-      times.sparse,
-    ],
-    [
-      "ColBERT",
-      "each token in its context",
-      `${plural(vectors, "vector")} of ${count(texts[0].colbert.width)}`,
-      vectors * texts[0].colbert.width * FLOAT_BYTES,
-      vectors * (texts[0].colbert.width + SCALE_BYTES),
-      times.colbert,
-    ],
-  ];
-  const total = rows.reduce((sums, row) => [sums[0] + row[3], sums[1] + row[4]], [0, 0]);
-  body.replaceChildren(
-    ...rows.map((row) => kindRow("", ...row)),
-    kindRow("total", "All three", "from one forward pass", "", ...total, times.all),
-  );
+/**
+ * What each kind is made of, and how many and how large its vectors of all `texts` are: a function
+ * of the texts' vectors of the kind.
+ */
+const KINDS = {
+  dense: {
+    name: "Dense",
+    meaning: "the meaning, as a whole",
+    measure: (vectors) => matrixSizes(vectors),
+  },
+  sparse: {
+    name: "Sparse",
+    meaning: "the words that count",
+    measure(vectors) {
+      const weights = vectors.reduce((sum, { indices }) => sum + indices.length, 0);
+      const size = weights * SPARSE_BYTES;
+      return { shape: plural(weights, "weight"), full: size, small: size };
+    },
+  },
+  colbert: {
+    name: "ColBERT",
+    meaning: "each token in its context",
+    measure: (vectors) => matrixSizes(vectors),
+  },
+};
+const ALL = { 2: "Both", 3: "All three" };
+
+function matrixSizes(matrices) {
+  const [{ width }] = matrices;
+  const rows = matrices.reduce((sum, matrix) => sum + matrix.rows, 0);
+  return {
+    shape: `${plural(rows, "vector")} of ${count(width)}`,
+    full: rows * width * FLOAT_BYTES,
+    small: rows * (width + SCALE_BYTES),
+  };
 }
 
-function kindRow(className, name, meaning, shape, full, small, time) {
+/** Fills a table's body; `times` has the milliseconds of `all` and of each kind once they are known. */
+export function renderKinds(body, { kinds, makers }, texts, times) {
+  const rows = kinds.map((kind) => ({
+    ...KINDS[kind],
+    ...KINDS[kind].measure(texts.map((text) => text[kind])),
+    time: times[kind],
+  }));
+  const sum = (size) => rows.reduce((total, row) => total + row[size], 0);
+  const total = {
+    className: "total",
+    name: ALL[kinds.length],
+    meaning: makers.length > 1 ? "from a forward pass of each model" : "from one forward pass",
+    shape: "",
+    full: sum("full"),
+    small: sum("small"),
+    time: times.all,
+  };
+  body.replaceChildren(...(rows.length > 1 ? [...rows, total] : rows).map(kindRow));
+}
+
+function kindRow({ className = "", name, meaning, shape, full, small, time }) {
   return element(
     "tr",
     { class: className },

@@ -2,28 +2,27 @@
 
 import { element, roving } from "../core/dom.js";
 import { count, decimal, plural } from "../core/format.js";
-import { countTokens, piecesOf, plainTokens } from "../core/tokens.js";
+import { labelTable } from "../core/labels.js";
+import { bare, countTokens, piecesOf, plainTokens } from "../core/tokens.js";
 
 const HEAVIEST = 8;
 const COUNTED_MOST = 3;
 const MOST_PIECES = 12_000;
 const HINT = "Point at a word, or use the arrow keys, to see its numbers.";
 
-/** The element for text number `place`. */
-export function renderText(place, text, tokens, vectors, report) {
-  const weights = new Map(
-    Array.from(vectors.sparse.indices, (id, i) => [id, vectors.sparse.values[i]]),
-  );
-  const terms = termsOf(tokens, weights);
-  const truncation = report.warnings.find((warning) => warning.target.index === place)?.details;
+/** The element for text number `place`; without sparse vectors no token has a weight. */
+export function renderText({ text, tokens, vectors, labels, truncation }, place) {
+  const { sparse, strings } = vectors;
+  const terms = termsOf(tokens, sparse, strings?.sparse);
   const title = `text-result-${place}`;
   return element(
     "article",
     { class: "text-result", "aria-labelledby": title },
     element("h3", { id: title }, `Text ${place + 1}`),
-    element("p", { class: "facts" }, factsOf(tokens, weights, truncation)),
-    ...shadedText(text, tokens, terms, truncation),
-    ...weightTables(terms),
+    element("p", { class: "facts" }, factsOf(tokens, sparse && terms, truncation)),
+    ...shadedText(text, tokens, { terms, truncation, isWeighed: sparse !== null }),
+    ...(sparse ? weightTables(terms) : []),
+    labels && labelTable(labels),
   );
 }
 
@@ -33,28 +32,46 @@ export function showCut(box) {
   if (mark) box.scrollTop = mark.offsetTop - box.clientHeight / 2;
 }
 
-/** Every distinct token: `Map(id -> {id, text, count, weight})`. */
-function termsOf(tokens, weights) {
+/**
+ * Every distinct token, and what the model has added: `Map(id -> {id, text, count, weight})`.
+ * `strings` are the vocabulary's for the indices of `sparse`.
+ */
+function termsOf(tokens, sparse, strings) {
+  const counts = countTokens(tokens);
+  const weights = new Map(
+    Array.from(sparse?.indices ?? [], (id, i) => [id, { weight: sparse.values[i], place: i }]),
+  );
   const terms = new Map();
-  for (const [id, { text, count: times }] of countTokens(tokens)) {
-    terms.set(id, { id, text, count: times, weight: weights.get(id) ?? 0 });
-  }
+  for (const [id, { text, count: times }] of counts)
+    terms.set(id, { id, text, count: times, weight: weights.get(id)?.weight ?? 0 });
+  for (const [id, { weight, place }] of weights)
+    if (!counts.has(id)) terms.set(id, { id, text: bare(strings[place]), count: 0, weight });
   return terms;
 }
 
-function factsOf(tokens, weights, truncation) {
-  const cut = truncation ? ` · ${plural(truncation.truncated_tokens, "token")} cut off` : "";
-  return (
-    `${plural(tokens.length, "token")}, the special ones included · ` +
-    `${plural(weights.size, "distinct token")} with a weight${cut}`
-  );
+function factsOf(tokens, terms, truncation) {
+  const parts = [`${plural(tokens.length, "token")}, the special ones included`];
+  if (terms) {
+    const weighed = [...terms.values()].filter((term) => term.weight > 0);
+    const added = weighed.filter((term) => !term.count).length;
+    parts.push(
+      `${plural(weighed.length, "distinct token")} with a weight` +
+        (added ? `, ${count(added)} of them added by the model` : ""),
+    );
+  }
+  if (truncation) parts.push(`${plural(truncation.truncated_tokens, "token")} cut off`);
+  return parts.join(" · ");
 }
 
-function shadedText(text, tokens, terms, truncation) {
+function shadedText(text, tokens, { terms, truncation, isWeighed }) {
   const plain = plainTokens(tokens);
   const heaviest = Math.max(...[...terms.values()].map((term) => term.weight), 1e-9);
-  // The limit counts the special tokens, too, which are always read.
-  const read = truncation ? truncation.max_tokens - (tokens.length - plain.length) : Infinity;
+  // The limit counts what stands around the text, too, which is always read.
+  const around = Math.max(
+    tokens.length - plain.length,
+    (truncation?.original_tokens ?? 0) - plain.length,
+  );
+  const read = truncation ? truncation.max_tokens - around : Infinity;
   const readout = element("p", { class: "readout", "aria-hidden": "true" }, HINT);
   const box = element("div", {
     class: "tokens",
@@ -74,7 +91,7 @@ function shadedText(text, tokens, terms, truncation) {
       continue;
     }
     const terms_ = piece.tokens.map((token) => terms.get(plain[token].id));
-    spans.push(tokenSpan(piece.text, terms_, heaviest, cut));
+    spans.push(tokenSpan(piece.text, terms_, isWeighed ? heaviest : null, cut));
     box.append(spans.at(-1));
   }
   roving(box, spans, (span) => {
@@ -83,20 +100,19 @@ function shadedText(text, tokens, terms, truncation) {
   return [box, readout];
 }
 
+/** `heaviest` is null where tokens have no weights. */
 function tokenSpan(text, terms, heaviest, cut) {
+  const told = ({ weight, count: times }) =>
+    `${heaviest === null ? "" : `weight ${decimal(weight)}, `}counted ${plural(times, "time")}`;
   const weight = Math.max(...terms.map((term) => term.weight));
-  const numbers = cut
-    ? "not read"
-    : terms
-        .map((term) => `weight ${decimal(term.weight)}, counted ${plural(term.count, "time")}`)
-        .join("; ");
+  const numbers = cut ? "not read" : terms.map(told).join("; ");
   return element(
     "span",
     {
-      class: cut ? "token cut" : "token",
+      class: `token${cut ? " cut" : ""}${heaviest === null ? " plain" : ""}`,
       role: "img",
       "aria-label": `${text}: ${numbers}`,
-      style: { "--share": cut ? 0 : weight / heaviest },
+      style: { "--share": cut || heaviest === null ? 0 : weight / heaviest },
     },
     text,
   );

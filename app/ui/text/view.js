@@ -1,8 +1,10 @@
 /** The view Text: how the model reads texts, and what it makes of them. */
 
-import { embed, tokenize } from "../core/api.js";
+import { embed, tokenize, withTokens } from "../core/api.js";
 import { byId, onPause } from "../core/dom.js";
 import { plural } from "../core/format.js";
+import { labelsOf } from "../core/labels.js";
+import { showLead } from "../core/lead.js";
 import { splitTexts } from "../core/texts.js";
 import { LatestWork } from "../core/work.js";
 import { renderKinds, renderTimings } from "./kinds.js";
@@ -11,51 +13,77 @@ import { SAMPLES, longText } from "./samples.js";
 
 const PAUSE = 400;
 const MOST_TEXTS = 16;
-const KINDS = ["dense", "sparse", "colbert"];
+const LOST = {
+  dense: "no vector of a whole text",
+  sparse: "no weight to shade a token by",
+  colbert: "no vector of each token",
+};
 
-export function createTextView(status) {
+export function createTextView(models) {
   const input = byId("texts");
-  const work = new LatestWork(byId("text-message"), status);
-  const run = () => work.run((signal) => analyse(input.value, status, signal));
-  let began = false;
+  const work = new LatestWork(byId("text-message"), models.status);
+  const run = () => work.run((signal) => analyse(input.value, models, signal));
+  let asked = null;
 
   onPause(input, "input", PAUSE, run);
   for (const button of byId("text-samples").querySelectorAll("button")) {
-    button.onclick = async () => {
-      const { max_input_length: length } = await status.known();
-      input.value = button.value === "long" ? longText(length) : SAMPLES[button.value];
-      run();
-    };
+    button.onclick = () =>
+      work.run(async (signal) => {
+        const isLong = button.value === "long";
+        const length = isLong ? (await models.embedder(signal)).maxLength : 0;
+        if (signal.aborted) return;
+        input.value = isLong ? longText(length) : SAMPLES[button.value];
+        await analyse(input.value, models, signal);
+      });
   }
-  return {
-    show() {
-      if (began) return;
-      began = true;
-      input.value ||= SAMPLES.manual;
-      run();
-    },
+  const show = () => {
+    const keys = [models.embedderKey, models.rerankerKey].join("\n");
+    if (asked === keys) return;
+    if (asked === null) input.value ||= SAMPLES.manual;
+    asked = keys;
+    run();
   };
+  return { show, choose: show };
 }
 
-async function analyse(value, status, signal) {
+async function analyse(value, models, signal) {
   const all = splitTexts(value);
   const texts = all.slice(0, MOST_TEXTS);
   byId("text-output").hidden = !texts.length;
   if (!texts.length) return;
-  const [embeddings, tokens] = await Promise.all([
-    embed(texts, {}, { signal }),
-    status.known().then((health) => tokenize(texts, health, { signal })),
-  ]);
-  byId("text-count").textContent = describe(all, embeddings.report);
-  byId("text-results").replaceChildren(
-    ...texts.map((text, i) =>
-      renderText(i, text, tokens[i], embeddings.texts[i], embeddings.report),
+  const model = await models.embedder(signal);
+  const [embeddings, tokens, labels] = await Promise.all([
+    embed(texts, model, withTokens(model), { signal }),
+    tokenize(texts, model, { signal }),
+    labelsOf(
+      texts.map((text) => [text]),
+      models,
+      signal,
     ),
-  );
+  ]);
+  if (signal.aborted) return;
+  showLead("text", model, LOST);
+  byId("text-count").textContent = describe(all, embeddings.report);
+  byId("text-legend").hidden = !model.kinds.includes("sparse");
+  const results = texts.map((text, i) => ({
+    text,
+    tokens: tokens[i],
+    vectors: embeddings.texts[i],
+    labels: labels?.[i],
+    truncation: truncationOf(embeddings.report, i, model),
+  }));
+  byId("text-results").replaceChildren(...results.map(renderText));
   byId("text-results").querySelectorAll(".tokens").forEach(showCut);
   renderTimings(byId("text-timings"), embeddings.report.timings_ms);
-  renderKinds(byId("text-kinds"), embeddings.texts, {});
-  renderKinds(byId("text-kinds"), embeddings.texts, await timeKinds(texts, signal));
+  renderKinds(byId("text-kinds"), model, embeddings.texts, {});
+  const times = await timeKinds(texts, model, signal);
+  renderKinds(byId("text-kinds"), model, embeddings.texts, times);
+}
+
+/** What was cut off a text by the model whose tokens are shown. */
+function truncationOf(report, place, { tokenizer }) {
+  const cut = ({ target, details }) => target.index === place && details.model === tokenizer;
+  return report.warnings.find(cut)?.details;
 }
 
 function describe(all, report) {
@@ -65,11 +93,12 @@ function describe(all, report) {
 }
 
 /** The milliseconds of a forward for all kinds together and for each by itself, one after another. */
-async function timeKinds(texts, signal) {
+async function timeKinds(texts, model, signal) {
+  const { kinds } = model;
   const times = {};
-  for (const name of ["all", ...KINDS]) {
-    const wanted = KINDS.map((kind) => [`return_${kind}`, name === "all" || kind === name]);
-    const { report } = await embed(texts, Object.fromEntries(wanted), { signal });
+  for (const name of kinds.length > 1 ? ["all", ...kinds] : kinds) {
+    const wanted = kinds.map((kind) => [`return_${kind}`, name === "all" || kind === name]);
+    const { report } = await embed(texts, model, Object.fromEntries(wanted), { signal });
     times[name] = report.timings_ms.inference;
   }
   return times;
