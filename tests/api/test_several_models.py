@@ -88,6 +88,11 @@ def test_a_model_that_was_never_asked_for_is_not_loaded(several: RunningServer, 
     )
     health = {each["name"]: each for each in client.get("/health").json()["served_models"]}
     assert (health["other-m3"]["state"], health["other-m3"]["info"]) == ("unloaded", None)
+    kinds = {name: each["makes"] and each["makes"]["kinds"] for name, each in health.items()}
+    made = ["dense", "sparse", "colbert"]
+    assert kinds["other-m3"] is None
+    assert kinds["tiny-reranker"] == ["scores"]
+    assert made in kinds.values()
     assert several.metric('model_state{model="other-m3",state="unloaded"}') == 1
     info = client.get("/models/other-m3/info")
     assert (info.status_code, info.json()["error_type"]) == (503, "Unhealthy")

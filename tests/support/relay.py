@@ -15,12 +15,20 @@ class Relay:
 
     def __init__(self) -> None:
         self.port: int | None = None
+        self._servers: set[socket.socket] = set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._thread = threading.Thread(target=self._accept, daemon=True)
 
     def connect_to(self, url: str) -> None:
         """Pass connections on to this server from now on."""
         self.port = urlsplit(url).port
+
+    def disconnect(self) -> None:
+        """Close all connections, as a server that ends does, and pass none on."""
+        self.port = None
+        for server in list(self._servers):
+            with suppress(OSError):  # Its other end was faster.
+                server.shutdown(socket.SHUT_RDWR)
 
     @property
     def url(self) -> str:
@@ -54,16 +62,17 @@ class Relay:
         except OSError:
             client.close()
             return
-        threading.Thread(target=_pass_on, args=(client, server), daemon=True).start()
+        self._servers.add(server)
+        threading.Thread(target=self._pass_on, args=(client, server), daemon=True).start()
 
-
-def _pass_on(client: socket.socket, server: socket.socket) -> None:
-    """Both ways, until either end is closed; then both are."""
-    with client, server:
-        there = threading.Thread(target=_copy, args=(client, server), daemon=True)
-        there.start()
-        _copy(server, client)
-        there.join()
+    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+        """Both ways, until either end is closed; then both are."""
+        with client, server:
+            there = threading.Thread(target=_copy, args=(client, server), daemon=True)
+            there.start()
+            _copy(server, client)
+            there.join()
+            self._servers.discard(server)
 
 
 def _copy(source: socket.socket, sink: socket.socket) -> None:

@@ -90,29 +90,28 @@ def test_another_dense_model_and_no_reranker(browser, guarded: RunningServer) ->
         assert page.locator("#models table").count() == 2
 
 
-def test_the_page_goes_on_when_the_server_is_back(browser, tiny_m3: Path, tmp_path: Path) -> None:
-    settings = {"EMBEDDING_MODEL": str(tiny_m3)}
+def test_the_page_goes_on_when_the_server_is_back(
+    browser, ui_server: RunningServer, server: RunningServer
+) -> None:
+    """Another process answers at the same address, as after a restart."""
     with Relay() as address:
-        with run_server(tmp_path, **settings) as first:
-            first.wait_until_healthy()
-            address.connect_to(first.url)
-            page = browser.new_page()
-            page.goto(f"{address.url}/ui#service")
-            expect(page.locator("#totals")).to_contain_text("Up for")
-            address.port = None
+        address.connect_to(ui_server.url)
+        page = browser.new_page()
+        page.goto(f"{address.url}/ui#service")
+        expect(page.locator("#totals")).to_contain_text("Up for")
+        address.disconnect()
         expect(page.locator("#service-message")).to_contain_text("The server is away")
         expect(page.locator("#server-text")).to_contain_text("away")
         page.click("#to-text")
         page.fill("#texts", "written while the server is away")
         expect(page.locator("#text-message")).to_have_text("The server does not answer.")
-        with run_server(tmp_path, **settings) as second:
-            address.connect_to(second.url)
-            # By itself: nothing is clicked or typed.
-            expect(page.locator("#server")).to_have_attribute("data-state", "healthy")
-            expect(page.locator("#text-message")).to_be_hidden()
-            expect(page.locator(".tokens")).to_have_text("written while the server is away")
-            page.click("#to-service")
-            expect(page.locator("#service-message")).to_be_hidden()
-            expect(page.locator("#totals")).to_contain_text("Up for")
-            page.close()
-            address.port = None
+        address.connect_to(server.url)
+        # By itself: nothing is clicked or typed.
+        expect(page.locator("#server")).to_have_attribute("data-state", "healthy")
+        expect(page.locator("#text-message")).to_be_hidden()
+        expect(page.locator(".tokens")).to_have_text("written while the server is away")
+        page.click("#to-service")
+        expect(page.locator("#service-message")).to_be_hidden()
+        expect(page.locator("#totals")).to_contain_text("Up for")
+        page.close()
+        address.disconnect()

@@ -181,6 +181,34 @@ def test_tokens_are_laid_over_the_text_by_code_points(call) -> None:
     assert named == [("A", [0]), ("😀", [1, 2]), ("café", [3]), ("!", [4])]
 
 
+@pytest.mark.parametrize(
+    ("strings", "texts", "wanted"),
+    [
+        # bge-m3: no vector of the first special token, one of the end.
+        (["▁The", "▁pump", "</s>"], ["The", " pump"], [0, 1, None]),
+        # Cut off behind the second token.
+        (["▁The", "▁pump", "</s>"], ["The", " pump", " hums"], [0, 1, None]),
+        # ColBERT: markers in front, punctuation without a vector, masks at the end.
+        (
+            ["[CLS]", "[D]", "the", "pump", "##ing", "is", "[SEP]", "[MASK]"],
+            ["The", "pump", "ing", ",", "is", "."],
+            [None, None, 0, 1, 2, 4, None, None],
+        ),
+        # A word of a prompt comes again in the text.
+        (["[CLS]", "query", ":", "a", "query", "[SEP]"], ["a", "query"], [None] * 3 + [0, 1, None]),
+        # What the vocabulary writes in another way belongs to what is between its neighbours.
+        (["[CLS]", "a", "[UNK]", "b", "[SEP]"], ["a", "☃", "b"], [None, 0, 1, 2, None]),
+        (["[CLS]", "cafe", "[SEP]"], ["Café"], [None, 0, None]),
+        (["</s>"], [], [None]),
+    ],
+)
+def test_vectors_are_laid_to_tokens(
+    call, strings: list[str], texts: list[str], wanted: list[int | None]
+) -> None:
+    tokens = [{"id": i, "text": text, "special": False} for i, text in enumerate(texts)]
+    assert call("core/tokens.js", "m.placesOf(...given)", strings, tokens) == wanted
+
+
 SCRAPES = [
     (
         'a_total{x="1"} 1\na_total{x="2"} 5\nh_bucket{le="0.1"} 0\nh_bucket{le="1.0"} 4\n'

@@ -169,14 +169,14 @@ const NAMES = { dense: "dense", sparse: "sparse", colbert: "ColBERT" };
 
 /** Kinds of vectors in words: "dense, sparse and ColBERT". */
 export function namesOf(kinds) {
-  return new Intl.ListFormat("en").format(kinds.map((kind) => NAMES[kind]));
+  return new Intl.ListFormat("en-GB").format(kinds.map((kind) => NAMES[kind]));
 }
 
 /** What a model does not show, in one sentence; empty where it makes all kinds. `lost` says what is lost with each. */
 export function missingSentence({ makers, kinds }, lost) {
   const missing = Object.keys(lost).filter((kind) => !kinds.includes(kind));
   if (!missing.length) return "";
-  const list = new Intl.ListFormat("en");
+  const list = new Intl.ListFormat("en-GB");
   const make = makers.length > 1 ? "make" : "makes";
   const alone = kinds.length > 1 ? "" : " alone";
   return (

@@ -4,6 +4,7 @@ import { ApiError } from "./api.js";
 import { duration } from "./format.js";
 
 const RETRY_SECONDS = 2;
+const NOT_FOUND = 404;
 
 export class LatestWork {
   #controller = null;
@@ -27,7 +28,8 @@ export class LatestWork {
       this.tell("");
     } catch (error) {
       if (controller.signal.aborted) return;
-      this.#failed = error.isTemporary ? work : null;
+      // Where a model is not found, a server with others may have just come back.
+      this.#failed = error.isTemporary || error.status === NOT_FOUND ? work : null;
       this.tell(sentenceFor(error));
       const seconds = error.retryAfter ?? RETRY_SECONDS;
       if (error.isLoading) setTimeout(() => this.#again(controller), seconds * 1000);

@@ -48,6 +48,7 @@ export class ResultPanel {
     this.#texts = texts;
     this.#model = model;
     this.#tokens.clear();
+    for (const id of ["columns", "why", "search-times"]) byId(id).replaceChildren();
     this.again();
   }
 

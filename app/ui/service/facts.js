@@ -55,7 +55,7 @@ function servedTable(served) {
           element("th", { scope: "row" }, name),
           element("td", {}, task),
           element("td", {}, reason ? `${state}: ${reason}` : state),
-          element("td", {}, makes ? new Intl.ListFormat("en").format(makes.kinds) : "–"),
+          element("td", {}, makes ? new Intl.ListFormat("en-GB").format(makes.kinds) : "–"),
           element("td", {}, requests === null ? "–" : count(requests)),
         ),
       ),

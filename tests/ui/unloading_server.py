@@ -1,0 +1,59 @@
+"""The service with models that a test can unload: `python -m tests.ui.unloading_server`.
+
+POST /test/unload/{model} unloads a model. While the file HOLD_LOADING exists, none is loaded.
+"""
+
+import os
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.responses import Response
+
+from app.engine.loaded_models import LoadedModels, LoadPlan, ModelLoader
+from app.main import create_app
+from app.models.load import load_models
+from app.server.process import run
+from app.settings import Settings
+from app.settings.model_entry import ModelEntry
+
+
+class HeldLoader:
+    """The real loader, behind a gate."""
+
+    def __init__(self, loader: ModelLoader) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def plan(self, entry: ModelEntry) -> LoadPlan:
+        pause = threading.Event()
+        while Path(os.environ["HOLD_LOADING"]).exists():
+            pause.wait(0.02)
+        return self._loader.plan(entry)
+
+
+def _load(settings: Settings) -> LoadedModels:
+    models = load_models(settings)
+    assert models.loader is not None
+    return replace(models, loader=HeldLoader(models.loader))
+
+
+def _create(settings: Settings, **options: Any) -> FastAPI:
+    app = create_app(settings, loader=_load, **options)
+    pool = app.state.service.engine._further
+
+    @app.post("/test/unload/{model}")
+    async def unload(model: str) -> Response:
+        await pool._unload(pool._models[model])
+        return Response()
+
+    return app
+
+
+if __name__ == "__main__":
+    run(_create, sys.argv[1:])
