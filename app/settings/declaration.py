@@ -81,8 +81,8 @@ class DeclaredSettings(BaseModel):
     )
     models: tuple[ModelEntry, ...] | None = Field(
         None,
-        description="a YAML file of further models, which requests name, such as `models.yaml`: "
-        "see docs/several-models.md",
+        description="a YAML or TOML file of further models, which requests name, such as "
+        "`models.yaml`: see docs/several-models.md",
     )
     model_memory_threshold: types.Share = Field(
         0.9,

@@ -1,5 +1,7 @@
-"""Reads the file that MODELS names; errors tell the line."""
+"""Reads the file that MODELS names; errors tell the line, or in TOML which model it is."""
 
+import tomllib
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,43 @@ _FIELDS = {name: field for name, field in ModelEntry.model_fields.items() if nam
 
 
 def read_model_entries(path: Path) -> tuple[ModelEntry, ...]:
-    """The models in a YAML file; raises a `StartupError` that names the line of an error."""
+    """The models in a YAML or TOML file; raises a `StartupError` that tells where an error is."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-        loader = yaml.SafeLoader(text)
-        root = loader.get_single_node()
     except (OSError, UnicodeDecodeError) as error:
         raise StartupError(f"MODELS={path} cannot be read: {error}") from error
+    read = _read_toml if path.suffix.lower() == ".toml" else _read_yaml
+    entries = read(path, text)
+    _require_own_names(entries)
+    return entries
+
+
+def _read_toml(path: Path, text: str) -> tuple[ModelEntry, ...]:
+    try:
+        root = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # Its message has the line.
+        raise StartupError(f"{path.name}: {error}") from error
+    models = root.get("models")
+    if list(root) != ["models"] or not models or not isinstance(models, list):
+        raise StartupError(f"{path.name}: this is no list of models, each a table [[models]]")
+    return tuple(
+        _toml_entry(model, f"{path.name}, model {number}") for number, model in enumerate(models, 1)
+    )
+
+
+def _toml_entry(model: object, place: str) -> ModelEntry:
+    if not isinstance(model, dict):
+        raise StartupError(f"{place}: a model is a table [[models]]")
+    for name in model:
+        if name not in _FIELDS:
+            raise StartupError(f"{place}: {_unknown(name)}")
+    return _validated(model, place, lambda _: place)
+
+
+def _read_yaml(path: Path, text: str) -> tuple[ModelEntry, ...]:
+    try:
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise StartupError(
@@ -34,9 +66,7 @@ def read_model_entries(path: Path) -> tuple[ModelEntry, ...]:
         raise StartupError(
             f"{path.name}, line 1: this is no list of models, of which each has a name"
         )
-    entries = tuple(_Reader(path.name, loader).entry(node) for node in root.value)
-    _require_own_names(entries)
-    return entries
+    return tuple(_Reader(path.name, loader).entry(node) for node in root.value)
 
 
 class _Reader:
@@ -60,20 +90,8 @@ class _Reader:
             if name in values:
                 raise StartupError(f"{self._place(key)}: {name} is there twice for this model")
             values[name] = value
-        return self._validated(node, values)
-
-    def _validated(self, node: yaml.Node, nodes: dict[str, yaml.Node]) -> ModelEntry:
-        values = {name: self._value(value) for name, value in nodes.items()}
-        try:
-            return ModelEntry.model_validate(values | {"place": self._place(node)})
-        except ValidationError as error:
-            name = str(error.errors()[0]["loc"][0])
-        if name not in nodes:
-            raise StartupError(f"{self._place(node)}: this model has no {name}")
-        raise StartupError(
-            f"{self._place(nodes[name])}: {name}={shown(name, str(values[name]))} is not allowed: "
-            f"{allowed_in(_FIELDS[name])}"
-        )
+        made = {name: self._value(value) for name, value in values.items()}
+        return _validated(made, self._place(node), lambda name: self._place(values[name]))
 
     def _value(self, node: yaml.Node) -> Any:
         try:
@@ -83,6 +101,20 @@ class _Reader:
 
     def _place(self, node: yaml.Node) -> str:
         return f"{self._file}, line {node.start_mark.line + 1}"
+
+
+def _validated(values: Mapping[str, Any], place: str, place_of: Callable[[str], str]) -> ModelEntry:
+    """The model with these fields, at `place`; `place_of` tells where a field is."""
+    try:
+        return ModelEntry.model_validate({**values, "place": place})
+    except ValidationError as error:
+        name = str(error.errors()[0]["loc"][0])
+    if name not in values:
+        raise StartupError(f"{place}: this model has no {name}")
+    raise StartupError(
+        f"{place_of(name)}: {name}={shown(name, str(values[name]))} is not allowed: "
+        f"{allowed_in(_FIELDS[name])}"
+    )
 
 
 def _unknown(name: str) -> str:

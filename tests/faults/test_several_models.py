@@ -111,8 +111,8 @@ def limited(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
         "EMBEDDING_MODEL": str(tiny_m3),
         "MODELS": "models.yaml",
         "MODEL_MEMORY_THRESHOLD": str(THRESHOLD),
-        "REQUEST_TIMEOUT": "2",
-        "RERANK_GPU_TIMEOUT": "1",
+        "REQUEST_TIMEOUT": "3",
+        "RERANK_GPU_TIMEOUT": "2",
         "LIMIT": str(folder / "limit"),
         "HOLD": str(folder / "hold"),
     }

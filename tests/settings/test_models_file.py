@@ -119,12 +119,77 @@ def test_a_mistake_is_told_with_its_line(tmp_path: Path, text: str, message: str
     assert "\n" not in str(caught.value)
 
 
+def read_toml(folder: Path, text: str) -> tuple[ModelEntry, ...]:
+    path = folder / "models.toml"
+    path.write_text(text, "utf-8")
+    return read_model_entries(path)
+
+
+def test_toml_says_the_same_as_yaml(tmp_path: Path) -> None:
+    in_toml = read_toml(
+        tmp_path,
+        """
+[[models]]
+name = "acme/judge"
+task = "rerank"
+aliases = ["judge", "j2"]
+max_length = 512
+pinned = true
+
+[[models]]
+name = "acme/other"
+aliases = "other-one"
+""",
+    )
+    in_yaml = read(
+        tmp_path,
+        "- {name: acme/judge, task: rerank, aliases: [judge, j2], max_length: 512, pinned: true}\n"
+        "- {name: acme/other, aliases: other-one}\n",
+    )
+    fields = {"exclude": {"place"}}
+    assert [each.model_dump(**fields) for each in in_toml] == [
+        each.model_dump(**fields) for each in in_yaml
+    ]
+    assert in_toml[1].place == "models.toml, model 2"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "models.toml: this is no list of models, each a table [[models]]"),
+        ("models = 3", "models.toml: this is no list of models, each a table [[models]]"),
+        ("models = [3]", "models.toml, model 1: a model is a table [[models]]"),
+        ("[[models]]\nname = a", "models.toml: Invalid value (at line 2, column 8)"),
+        ("[[models]]\nload = 'start'", "models.toml, model 1: this model has no name"),
+        (
+            "[[models]]\nname = 'a/b'\nload = 'later'",
+            "models.toml, model 1: load=later is not allowed: start or first_use",
+        ),
+        (
+            "[[models]]\nname = 'a/b'\n[[models]]\nname = 'c/d'\nalias = 'e'",
+            "models.toml, model 2: alias is nothing that a model has: the nearest is aliases",
+        ),
+        (
+            "[[models]]\nname = 'a/b'\n[[models]]\nname = 'A/B'",
+            "models.toml, model 2: A/B is a name of the model of models.toml, model 1, too",
+        ),
+    ],
+)
+def test_a_mistake_in_toml_is_told_with_its_model_or_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    with pytest.raises(StartupError) as caught:
+        read_toml(tmp_path, text)
+    assert str(caught.value) == message
+
+
 @given(st.text())
 def test_whatever_the_file_holds_is_models_or_an_error_of_the_start(
     tmp_path_factory: pytest.TempPathFactory, text: str
 ) -> None:
-    with suppress(StartupError):
-        assert read(tmp_path_factory.getbasetemp(), text)
+    for each in (read, read_toml):
+        with suppress(StartupError):
+            assert each(tmp_path_factory.getbasetemp(), text)
 
 
 def test_the_setting_names_the_file(tmp_path: Path) -> None:
