@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Reads a task of mteb from the disk as tools.evaluate does, with mteb itself and without a hub.
+# Evaluates tasks of mteb from the disk by tools.evaluate, with mteb itself and without a hub: the
+# figures are compared with those of mteb.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 scripts/test_environment.sh .venv-tests
-folder=build/mteb
+folder=$PWD/build/mteb
 wanted=$(sha256sum < requirements-mteb.txt)
 if [[ "$(cat "$folder/installed" 2>/dev/null)" != "$wanted" ]]; then
   rm -rf "$folder"

@@ -1,9 +1,12 @@
 """A retrieval task of mteb that lies on the disk. mteb is imported here alone."""
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import datasets
 import mteb
 from mteb.abstasks import AbsTaskRetrieval
 
@@ -40,7 +43,8 @@ def read_mteb(name: str, folder: Path | None, split: str, subset: str) -> Datase
         place = {"path": str(folder.resolve()), "revision": None}
         task.metadata = task.metadata.model_copy(update={"dataset": place})
     try:
-        task.load_data()
+        with nullcontext() if folder is None else _own_cache(folder):
+            task.load_data()
         task.convert_v1_dataset_format_to_v2(num_proc=None)
         data = task.dataset[subset][split]
     except Exception as error:  # Whatever its libraries raise, the task is not there.
@@ -56,6 +60,25 @@ def read_mteb(name: str, folder: Path | None, split: str, subset: str) -> Datase
         candidates=candidates or None,
         ignores_identical_ids=task.ignore_identical_ids,
     )
+
+
+@contextmanager
+def _own_cache(folder: Path) -> Iterator[None]:
+    """Let datasets read the files as they are now.
+
+    Of a folder it knows the name and the names of its files, and takes what it read before of
+    another with the same, or before the files were changed.
+    """
+    files = sorted(path for path in folder.resolve().rglob("*") if path.is_file())
+    stats = [path.stat() for path in files]
+    states = [(each.st_size, each.st_mtime_ns) for each in stats]
+    digest = hashlib.sha256(repr([*zip(files, states, strict=True)]).encode()).hexdigest()
+    usual = datasets.config.HF_DATASETS_CACHE
+    datasets.config.HF_DATASETS_CACHE = Path(usual) / f"folder-{digest[:16]}"
+    try:
+        yield
+    finally:
+        datasets.config.HF_DATASETS_CACHE = usual
 
 
 def _query_text(name: str, row: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ import pytest
 
 pytest.importorskip("mteb", reason="mteb is not installed: scripts/check_mteb.sh runs this test")
 
+import datasets
 import mteb
 import pyarrow as pa
 from pyarrow import parquet
@@ -50,21 +52,18 @@ def tables(demo_questions: Path) -> dict[str, list[dict[str, object]]]:
 @pytest.fixture
 def snapshot(tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Those as a task of retrieval."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     return save_snapshot(tmp_path / "snapshot", tables)
 
 
 @pytest.fixture
 def reranking(tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Those as a task of reranking: a query's candidates are every third passage and its own."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     ids = [record["_id"] for record in tables["corpus"]]
     ranked = [
-        {
-            "query-id": row["query-id"],
-            "corpus-ids": sorted({*ids[place % 3 :: 3], row["corpus-id"]}),
-        }
-        for place, row in enumerate(tables["default"])
+        {"query-id": row["query-id"], "corpus-ids": sorted({*ids[::3], row["corpus-id"]})}
+        for row in tables["default"]
     ]
     return save_snapshot(tmp_path / "reranking", {**tables, "top_ranked": ranked})
 
@@ -92,7 +91,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def scores_of_mteb(name: str, folder: Path) -> dict[str, float]:
     """What mteb itself finds, with sentence-transformers and the same files."""
     task = mteb.get_task(name)
-    place = {"path": str(folder), "revision": None}
+    place = {"path": str(folder), "revision": "local"}
     task.metadata = task.metadata.model_copy(update={"dataset": place})
     model = SentenceTransformer(str(package_folder()), device="cpu", local_files_only=True)
     return dict(mteb.evaluate(model, task, cache=None)[0].scores["test"][0])
@@ -120,13 +119,22 @@ def test_a_snapshot_of_a_task_is_read_without_the_hub(snapshot: Path) -> None:
     assert read_mteb("FiQA2018", snapshot, "test", "default").ignores_identical_ids
 
 
+def test_a_snapshot_is_read_anew_when_it_has_changed(snapshot: Path, tables) -> None:
+    read_mteb("SciFact", snapshot, "test", "default")
+    shutil.rmtree(snapshot)
+    tables["corpus"][0]["text"] = "Another text."
+    save_snapshot(snapshot, tables)
+    (first,) = read_mteb("SciFact", snapshot, "test", "default").corpus.read([0])
+    assert first.text == "Another text."
+
+
 def test_the_candidates_of_a_reranking_task_are_read(reranking: Path) -> None:
     task = read_mteb("AskUbuntuDupQuestions", reranking, "test", "default")
     assert {len(each) for each in task.candidates.values()} == {40, 41}
 
 
 def test_an_instruction_stands_behind_its_query(tables, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     told = [{"query-id": row["_id"], "instruction": "Be brief."} for row in tables["queries"]]
     folder = save_snapshot(tmp_path / "instructed", {**tables, "instruction": told})
     task = read_mteb("SciFact", folder, "test", "default")
