@@ -62,23 +62,29 @@ def test_any_dense_encoder_agrees_with_sentence_transformers(
     assert "sentence-transformers" in output
 
 
+async def rows_of(**settings: str) -> list[verify.Row]:
+    """What it compares, without the paths of operations, which take seconds."""
+    compared = verify.comparable(verify.Settings(device="cpu", **settings))
+    ours = await verify.run_engine(compared)
+    return list(verify.Verification(compared, ours).rows())
+
+
 @pytest.mark.parametrize("kind", ["sparse", "colbert"])
-def test_a_model_of_one_kind_agrees(kind, tmp_path: Path, run_verify) -> None:
+async def test_a_model_of_one_kind_agrees(kind, tmp_path: Path) -> None:
     save = {"sparse": partial(save_splade, model=BertForMaskedLM)}.get(kind)
-    save = save or partial(save_colbert, model=BertModel)
-    model = str(save(tmp_path / kind))
-    status, output = run_verify(EMBEDDING_MODEL=model, RERANKER_MODEL="late-interaction")
-    assert status == 0, output
-    assert "2 of 2 outputs agree with their reference." in output
-    assert re.search(rf"{kind} +sentence-transformers", output)
+    model = (save or partial(save_colbert, model=BertModel))(tmp_path / kind)
+    rows = await rows_of(embedding_model=str(model), reranker_model="late-interaction")
+    assert [row.output for row in rows] == [kind, "rerank score"]
+    assert all(row.agrees and row.reference == "sentence-transformers" for row in rows)
 
 
-def test_a_model_that_weighs_no_token_agrees(tiny_m3: Path, tmp_path: Path, run_verify) -> None:
+async def test_a_model_that_weighs_no_token_agrees(tiny_m3: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_m3, tmp_path / "model")
     head = torch.load(folder / "sparse_linear.pt")
     torch.save(head | {"bias": torch.full((1,), -1e4)}, folder / "sparse_linear.pt")
-    status, output = run_verify(EMBEDDING_MODEL=str(folder), RERANKER_MODEL="none")
-    assert status == 0, output
+    rows = await rows_of(embedding_model=str(folder), reranker_model="none")
+    assert len(rows) == 3
+    assert all(row.agrees for row in rows)
 
 
 def test_the_demo_agrees(demo_checkpoint: Path, run_verify) -> None:
