@@ -45,7 +45,8 @@ def demo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def server(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
     """One real server process on loopback that serves `tiny_m3` in float32."""
-    with run_server(tmp_path_factory.mktemp("server"), EMBEDDING_MODEL=str(tiny_m3)) as running:
+    folder = tmp_path_factory.mktemp("server")
+    with run_server(folder, fresh=True, EMBEDDING_MODEL=str(tiny_m3)) as running:
         running.wait_until_healthy()
         yield running
 

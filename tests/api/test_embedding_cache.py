@@ -4,7 +4,6 @@ import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx2
 import msgpack
 import pyarrow as pa
 import pytest
@@ -177,5 +176,5 @@ def test_texts_are_in_no_log_and_the_bytes_in_the_metrics(cached) -> None:
     ask(cached, ["a confidential text"])
     assert "confidential" not in cached.log
     assert 0 < cached.metric("embedding_cache_bytes") <= 2**28
-    answer = httpx2.get(f"{cached.url}/metrics").text
+    answer = cached.get("/metrics").text
     assert "confidential" not in answer

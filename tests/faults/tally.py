@@ -82,4 +82,4 @@ def tally(server: RunningServer) -> Iterator[Tally]:
 
 
 def _health(server: RunningServer) -> int:
-    return httpx2.get(f"{server.url}/health", timeout=5).status_code
+    return server.get("/health").status_code

@@ -67,14 +67,14 @@ async def test_a_stuck_device_turns_liveness_red_until_it_comes_back(
     faulty_server, open_gate
 ) -> None:
     """Sent 4: failed 1 (504), refused 1 (503), answered 2 after the device came back, lost 0."""
-    with faulty_server(FAULTS="1:hold", GPU_PROCESS_TIMEOUT="0.3") as server:
+    with faulty_server(FAULTS="1:hold", GPU_PROCESS_TIMEOUT="1") as server:
         tally = Outcomes()
         async with server.async_client() as client:
             assert await tally.post(client, *EMBED) == 504
             await asyncio.to_thread(server.wait_for_status, "/health/live", 503)
             live = (await client.get("/health/live")).json()
             assert "has not come back" in live["reason"]
-            assert server.metric("device_stuck_seconds") > 0.6
+            assert server.metric("device_stuck_seconds") > 2
             ready = await client.get("/health")
             assert (ready.status_code, ready.json()["status"]) == (503, "unhealthy")
             assert await tally.post(client, *EMBED) == 503

@@ -21,8 +21,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.support.bad_start import run_to_the_end
 from tests.support.memory import status_bytes
-from tests.support.server import RunningServer, run_server, start_process
+from tests.support.server import RunningServer, run_server
 from tests.support.streaming import Stream
 
 ROWS = 200_000
@@ -116,7 +117,7 @@ def limited(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
         "LIMIT": str(folder / "limit"),
         "HOLD": str(folder / "hold"),
     }
-    with run_server(folder, "tests.faults.limited_server", **settings) as server:
+    with run_server(folder, "tests.faults.limited_server", fresh=True, **settings) as server:
         server.wait_until_healthy()
         yield LimitedServer(server, folder)
 
@@ -309,9 +310,8 @@ async def test_sigterm_while_a_model_is_loaded(limited, expected) -> None:
 
 def test_a_wrong_line_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "models.yaml").write_text("- name: a/b\n  laod: start\n", "utf-8")
-    process = start_process(tmp_path, MODELS="models.yaml")
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 1
+    status, output = run_to_the_end(tmp_path, MODELS="models.yaml")
+    assert status == 1
     assert output.strip() == (
         "Smart Embedder cannot start: models.yaml, line 2: laod is nothing that a model has: the "
         "nearest is load"

@@ -41,7 +41,7 @@ async def test_under_load_nothing_that_was_accepted_is_lost(faulty_server, open_
             assert server.metric(rejected) == 10
             open_gate()
             await asyncio.gather(*requests)
-        assert await asyncio.to_thread(server.process.wait, 30) == 0
+        assert await asyncio.to_thread(server.process.wait, 60) == 0
         assert (accepted.answered, accepted.lost) == (WAITING + 1, 0)
         assert (late.codes, late.lost) == ({"draining": 10}, 0)
 
@@ -54,7 +54,7 @@ async def test_what_takes_too_long_is_told_so_before_the_end(faulty_server) -> N
             requests = await accept(server, client, tally)
             server.process.terminate()
             await asyncio.gather(*requests)
-        assert await asyncio.to_thread(server.process.wait, 30) == 0
+        assert await asyncio.to_thread(server.process.wait, 60) == 0
         assert (tally.refused, tally.lost) == (WAITING + 1, 0)
         assert tally.codes == {"draining": WAITING + 1}
 
@@ -70,11 +70,11 @@ async def test_a_second_signal_ends_the_process_at_once(faulty_server, second) -
             await asyncio.to_thread(server.wait_for_status, "/health", 503)
             server.process.send_signal(second)
             assert await request == 0
-        assert await asyncio.to_thread(server.process.wait, 10) == 128 + second
+        assert await asyncio.to_thread(server.process.wait, 60) == 128 + second
 
 
 def test_an_idle_process_ends_at_once(tiny_m3: Path, tmp_path: Path) -> None:
-    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as server:
+    with run_server(tmp_path, fresh=True, EMBEDDING_MODEL=str(tiny_m3)) as server:
         server.wait_until_healthy()
         assert server.stop() == 0
 

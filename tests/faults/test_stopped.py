@@ -21,7 +21,10 @@ LONGER_THAN_KEEP_ALIVE = 5.5
 
 
 def test_requests_on_kept_connections_that_came_while_it_was_stopped(tmp_path) -> None:
-    with run_server(tmp_path, "tests.faults.plain_server") as server, ExitStack() as stack:
+    with (
+        run_server(tmp_path, "tests.faults.plain_server", fresh=True) as server,
+        ExitStack() as stack,
+    ):
         kept = [stack.enter_context(connect(server)) for _ in range(CONNECTIONS)]
         for raw in kept:
             raw.sendall(LIVE)

@@ -33,7 +33,7 @@ async def send(client: httpx2.AsyncClient, path: str) -> Outcomes:
 
 def counted(server: RunningServer, name: str) -> int:
     """The sum of a counter over its labels, as Prometheus would scrape it."""
-    lines = httpx2.get(f"{server.url}/metrics").text.splitlines()
+    lines = server.get("/metrics").text.splitlines()
     return int(sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{")))
 
 

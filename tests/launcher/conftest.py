@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.checkout import TOOLS, make_checkout, start
+from tests.launcher.checkout import SCRIPT, TOOLS, make_checkout, start
 
 
 @pytest.fixture
@@ -18,13 +18,21 @@ def tools(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The launcher in a checkout where one start has been made."""
+@pytest.fixture(scope="session")
+def started_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkout where one start has been made, for copies."""
     script = make_checkout(tmp_path_factory.mktemp("a checkout").resolve())
     result = start("LOCAL", "Cpu", script=script)
     assert result.returncode == 0, result.stderr
     assert "Making .venv" in result.stdout
     for packages in ("PyTorch", "the other packages"):
         assert f"Installing {packages} ..." in result.stdout
-    return script
+    return script.parent
+
+
+@pytest.fixture(scope="module")
+def started(started_once: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The launcher in a checkout where one start has been made: a module's own copy."""
+    checkout = tmp_path_factory.mktemp("copies").resolve() / "a checkout"
+    shutil.copytree(started_once, checkout, symlinks=True)
+    return checkout / SCRIPT.name

@@ -22,7 +22,7 @@ def broken(tiny_m3: Path, tmp_path: Path) -> Path:
 
 
 def test_a_wrong_setting_stops_the_start_before_the_port_opens(tmp_path: Path) -> None:
-    status, output = run_to_the_end(tmp_path, MAX_BATCH_TOKENS="plenty")
+    status, output = run_to_the_end(tmp_path, fresh=True, MAX_BATCH_TOKENS="plenty")
     assert status == 1
     assert output == (
         "Smart Embedder cannot start: MAX_BATCH_TOKENS=plenty is not allowed: "
@@ -91,7 +91,9 @@ def test_a_model_that_is_not_there_says_what_to_fetch(tmp_path: Path) -> None:
 
 
 def test_a_failed_start_ends_with_its_reason_whatever_else_is_logged(tmp_path: Path) -> None:
-    status, output = run_to_the_end(tmp_path, EMBEDDING_MODEL="/absent", LOG_LEVEL="debug")
+    status, output = run_to_the_end(
+        tmp_path, fresh=True, EMBEDDING_MODEL="/absent", LOG_LEVEL="debug"
+    )
     assert status == 1
     assert "[debug    ] Finished server process" in output
     assert "the model folder /absent does not exist" in output.splitlines()[-1]

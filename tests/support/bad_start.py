@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from tests.support.server import start_process
 
@@ -14,16 +15,27 @@ def run_to_the_end(
     *,
     module: str = "app",
     arguments: Sequence[str] = (),
+    fresh: bool = False,
     **environment: str,
 ) -> tuple[int, str]:
     """Run the service until it ends by itself; return its exit status and its output."""
-    process = start_process(folder, module, prefix, arguments=arguments, **environment)
-    try:
-        output, _ = process.communicate(timeout=LIMIT)
-    finally:
-        process.kill()
-        process.wait(LIMIT)
-    return process.returncode, output
+    with TemporaryFile("w+", encoding="utf-8") as output:
+        process = start_process(
+            folder,
+            module,
+            prefix,
+            output=output,
+            arguments=arguments,
+            fresh=fresh,
+            **environment,
+        )
+        try:
+            status = process.wait(LIMIT)
+        finally:
+            process.kill()
+            process.wait(LIMIT)
+        output.seek(0)
+        return status, output.read()
 
 
 def failing_start(

@@ -33,7 +33,7 @@ class PrometheusServer:
         self.url = url
 
     def get(self, path: str, **parameters: str) -> Any:
-        response = httpx2.get(f"{self.url}/api/v1/{path}", params=parameters)
+        response = httpx2.get(f"{self.url}/api/v1/{path}", params=parameters, timeout=WAIT_LIMIT)
         answer = response.json()
         assert answer["status"] == "success", answer
         return answer["data"]

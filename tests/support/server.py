@@ -13,9 +13,13 @@ from typing import Any
 
 import httpx2
 
+from tests.support.copied_process import CopiedProcess, can_copy
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 START_LIMIT = 120.0
-WAIT_LIMIT = 30.0
+WAIT_LIMIT = 120.0
+# Seconds for an answer: on a busy machine the process may get no core for a while.
+ANSWER_LIMIT = 60.0
 # Ours, and uvicorn's where that is the command.
 _LISTENING = re.compile(r"listening|Uvicorn running on")
 
@@ -23,7 +27,7 @@ _LISTENING = re.compile(r"listening|Uvicorn running on")
 class RunningServer:
     """A server process, its address, and what it has logged so far."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
+    def __init__(self, process: "subprocess.Popen[str] | CopiedProcess") -> None:
         self.process = process
         self.lines: list[str] = []
         self._bound = threading.Event()
@@ -54,13 +58,17 @@ class RunningServer:
         self.wait_until_bound()
         deadline = time.monotonic() + START_LIMIT
         pause = threading.Event()
-        while httpx2.get(f"{self.url}/health").status_code != 200:
+        while self.get("/health").status_code != 200:
             assert self.process.poll() is None, self.log
             assert time.monotonic() < deadline, self.log
             pause.wait(0.05)
 
+    def get(self, path: str) -> httpx2.Response:
+        """The answer to a request on a connection of its own."""
+        return httpx2.get(f"{self.url}{path}", timeout=ANSWER_LIMIT)
+
     def client(self, **options: Any) -> httpx2.Client:
-        return httpx2.Client(base_url=self.url, timeout=60, **options)
+        return httpx2.Client(base_url=self.url, timeout=ANSWER_LIMIT, **options)
 
     def async_client(self, connections: int = 100) -> httpx2.AsyncClient:
         """One that waits longer than REQUEST_TIMEOUT, and for a free connection without end."""
@@ -70,7 +78,7 @@ class RunningServer:
 
     def metric(self, series: str) -> float:
         """The present value of a series, such as `name` or `name{label="value"}`."""
-        text = httpx2.get(f"{self.url}/metrics").text
+        text = self.get("/metrics").text
         (value,) = re.findall(rf"^{re.escape(series)} (\S+)$", text, re.MULTILINE)
         return float(value)
 
@@ -88,8 +96,7 @@ class RunningServer:
 
     def wait_for_status(self, path: str, status: int) -> None:
         """Ask `path` until it answers with a status."""
-        answers = lambda: httpx2.get(f"{self.url}{path}").status_code == status  # noqa: E731
-        self._wait(answers, f"{path} never answered {status}")
+        self._wait(lambda: self.get(path).status_code == status, f"{path} never answered {status}")
 
     def _wait(self, condition: Callable[[], bool], otherwise: str) -> None:
         deadline = time.monotonic() + WAIT_LIMIT
@@ -120,18 +127,25 @@ def start_process(
     *,
     output: Any = subprocess.PIPE,
     arguments: Sequence[str] = (),
+    fresh: bool = False,
     **environment: str,
-) -> "subprocess.Popen[str]":
-    """`python -m app` in an empty folder, with nothing but the given settings."""
+) -> "subprocess.Popen[str] | CopiedProcess":
+    """`python -m app` in an empty folder, with nothing but the given settings.
+
+    `fresh` starts an interpreter of its own, where a copy of one that has imported would do.
+    """
     inherited = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR"}}
     settings = {"PORT": "0", "DEVICE": "cpu", "DTYPE": "float32", "HF_HUB_OFFLINE": "1"}
     settings["RERANKER_MODEL"] = "late-interaction"
     # All of a test's requests come from one address.
     settings |= {"RATE_LIMIT_REQUESTS_PER_MINUTE": "1000000", "RATE_LIMIT_BURST_SIZE": "1000000"}
+    variables = inherited | settings | {"PYTHONPATH": str(REPOSITORY)} | environment
+    if not fresh and not prefix and can_copy(environment):
+        return CopiedProcess(module, arguments, folder, variables, output)
     return subprocess.Popen(
         [*prefix, sys.executable, "-m", module, *arguments],
         cwd=folder,
-        env=inherited | settings | {"PYTHONPATH": str(REPOSITORY)} | environment,
+        env=variables,
         stdout=output,
         stderr=subprocess.STDOUT,
         text=True,
@@ -145,10 +159,11 @@ def run_server(
     prefix: Sequence[str] = (),
     *,
     arguments: Sequence[str] = (),
+    fresh: bool = False,
     **environment: str,
 ) -> Iterator[RunningServer]:
     """Start a server; end it, and its process with it, when the block ends."""
-    process = start_process(folder, module, prefix, arguments=arguments, **environment)
+    process = start_process(folder, module, prefix, arguments=arguments, fresh=fresh, **environment)
     running = RunningServer(process)
     try:
         running.wait_until_bound()
@@ -157,8 +172,8 @@ def run_server(
         if process.poll() is None:
             process.terminate()
             try:
-                process.wait(30)
+                process.wait(ANSWER_LIMIT)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait(30)
+                process.wait(ANSWER_LIMIT)
         running.close()

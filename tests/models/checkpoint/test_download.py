@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx2
 import pytest
 from structlog.testing import capture_logs
 
@@ -63,11 +62,11 @@ def wait_for_download(server: RunningServer, more_than: int) -> dict[str, object
     """What /health says once more bytes than these are there."""
 
     def done() -> int:
-        download = httpx2.get(f"{server.url}/health").json()["download"]
+        download = server.get("/health").json()["download"]
         return int(download["done"]) if download else 0
 
     server.wait_for_more(done, more_than)
-    response = httpx2.get(f"{server.url}/health")
+    response = server.get("/health")
     assert response.status_code == 503
     health: dict[str, object] = response.json()
     return health
@@ -95,10 +94,10 @@ def test_health_and_the_log_tell_how_far_a_download_is(model: Path, tmp_path: Pa
                 f"{MODEL} is being downloaded: {human_size(done)} of {human_size(total)} "
                 f"({download['percent']} %)"
             )
-            assert httpx2.get(f"{server.url}/health/live").status_code == 200
+            assert server.get("/health/live").status_code == 200
             hub.flowing.set()
             server.wait_until_healthy()
-            assert httpx2.get(f"{server.url}/health").json()["download"] is None
+            assert server.get("/health").json()["download"] is None
     assert server.log.count("model_downloaded ") == 1
     assert "extra.pt" not in server.log
     assert "config.json" not in server.log

@@ -30,11 +30,14 @@ class QdrantServer:
 
     def fail(self, **fault: Any) -> None:
         """Let uploads meet a `Fault`; without arguments they succeed again."""
-        httpx2.post(f"{self.url}/told/fault", json=fault or {"times": 0}).raise_for_status()
+        fault = fault or {"times": 0}
+        answer = httpx2.post(f"{self.url}/told/fault", json=fault, timeout=WAIT_LIMIT)
+        answer.raise_for_status()
 
     def state(self, collection: str) -> dict[str, Any]:
         """What a collection was sent: `uploads` counts each id."""
-        result: dict[str, Any] = httpx2.get(f"{self.url}/told/{collection}").json()["result"]
+        told = httpx2.get(f"{self.url}/told/{collection}", timeout=WAIT_LIMIT)
+        result: dict[str, Any] = told.json()["result"]
         return result
 
     def wait_for(self, collection: str, condition: Callable[[dict[str, Any]], bool]) -> None:

@@ -1,0 +1,115 @@
+"""Starts servers as copies of one process that has imported what every start imports.
+
+Most of a start's time goes to importing torch, which shows nothing new the hundredth time. The
+copies (of `tests.support.template`) are processes of their own, with their own settings, folder,
+output and exit status, and run their module as `python -m` would.
+"""
+
+import atexit
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+# What libraries read when they are imported, and the service sets before that.
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "GOMP_SPINCOUNT": "2000"}
+# What Python or a library reads before the service runs: such a start needs a new interpreter.
+_READ_EARLY = ("PYTHON", "HF_", "LD_", "OMP_", "GOMP_", "MALLOC_", "TMPDIR")
+_MESSAGE_BYTES = 65_536
+
+
+def can_copy(environment: Mapping[str, str]) -> bool:
+    """Whether a start with these variables may be that of a copy."""
+    return not any(name.startswith(_READ_EARLY) for name in environment)
+
+
+class CopiedProcess:
+    """As `subprocess.Popen`, for a copy of the template; `stdout` is None where it has a file."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str],
+        output: Any,
+    ) -> None:
+        start = {"arguments": [module, *arguments], "folder": str(folder)}
+        self.returncode: int | None = None
+        self.stdout, writer = _output(output)
+        self._status, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            message = json.dumps(start | {"environment": dict(environment)}).encode()
+            socket.send_fds(_template(), [message], [writer, theirs.fileno()])
+        if self.stdout is not None:
+            os.close(writer)
+        self.pid = int(self._status.recv(_MESSAGE_BYTES))
+        self._waiter = threading.Thread(target=self._receive_status, daemon=True)
+        self._waiter.start()
+
+    def _receive_status(self) -> None:
+        with self._status:
+            self.returncode = int(self._status.recv(_MESSAGE_BYTES))
+
+    def poll(self) -> int | None:
+        """The exit status, once it has ended."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit status; raise `subprocess.TimeoutExpired` where it runs longer."""
+        self._waiter.join(timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("a copy of the template", timeout or 0)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+
+def _output(output: Any) -> tuple[Any, int]:
+    """What the tests read, if it is a pipe, and the descriptor that the copy writes to."""
+    if output != subprocess.PIPE:
+        return None, output.fileno()
+    reader, writer = os.pipe()
+    return os.fdopen(reader, encoding="utf-8"), writer
+
+
+@cache
+def _template() -> socket.socket:
+    """The socket of this process's template, which ends when it is closed."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    inherited = {k: v for k, v in os.environ.items() if k in {"PATH", "HOME", "LANG", "TMPDIR"}}
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.template", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=inherited | _ENVIRONMENT | {"PYTHONPATH": str(REPOSITORY)},
+            stdout=subprocess.PIPE,  # A pipe, as the copies will have; nothing is written to it.
+        )
+
+    def end() -> None:
+        ours.close()
+        process.communicate()
+
+    atexit.register(end)
+    return ours
