@@ -12,7 +12,7 @@ def connect(server: RunningServer, *, receive_buffer: int | None = None) -> sock
     raw = socket.socket()
     if receive_buffer is not None:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    raw.settimeout(30)
+    raw.settimeout(60)
     raw.connect((host, int(port)))
     return raw
 

@@ -52,7 +52,7 @@ def test_a_body_that_trickles_is_408_and_the_connection_ends(impatient) -> None:
                 answer = raw.recv(65_536)
             except TimeoutError:
                 continue
-        raw.settimeout(30)
+        raw.settimeout(60)
         while part := raw.recv(65_536):
             answer += part
         counts.note(int(answer.split()[1]))

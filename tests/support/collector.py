@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-WAIT_LIMIT = 30.0
+WAIT_LIMIT = 120.0
 
 
 class Collector:

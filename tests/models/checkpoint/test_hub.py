@@ -108,9 +108,9 @@ def stalling() -> AbstractContextManager[str]:
 HUBS = (closed_port, silent_listener, no_route, no_such_name, portal, stalling)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def starts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Hub, Future[str]]]:
-    """A start with each hub, all at once, since most of the time is spent waiting."""
+    """A start with each hub, all at once and beside the other tests, since they mostly wait."""
     with ThreadPoolExecutor(len(HUBS)) as pool:
         yield {hub: pool.submit(start_with, hub, tmp_path_factory.mktemp("hub")) for hub in HUBS}
 
@@ -125,11 +125,6 @@ def start_with(hub: Hub, folder: Path) -> str:
             HF_ENDPOINT=address,
             HF_HUB_OFFLINE="0",
         )
-
-
-@pytest.mark.parametrize("hub", HUBS)
-def test_a_hub_that_cannot_be_reached_stops_the_start(hub: Hub, starts) -> None:
-    assert NOT_REACHED in starts[hub].result()
 
 
 def test_a_model_from_an_earlier_download_is_served_without_the_hub(
@@ -187,3 +182,8 @@ def test_a_cache_of_another_user_stops_the_start(tmp_path: Path, cache: Path) ->
     """As a volume is that was made for the superuser, where the container runs as user 1000."""
     prefix = give_up_rights(cache)
     assert "Permission denied" in cannot_be_stored(tmp_path, cache, prefix)
+
+
+@pytest.mark.parametrize("hub", HUBS)
+def test_a_hub_that_cannot_be_reached_stops_the_start(hub: Hub, starts) -> None:
+    assert NOT_REACHED in starts[hub].result()
