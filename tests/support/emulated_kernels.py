@@ -3,7 +3,7 @@
 import ctypes
 import shutil
 import subprocess
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -27,15 +27,17 @@ class EmulatedKernels:
             _type_of(each)(each.data_ptr() if isinstance(each, Tensor) else each)
             for each in arguments
         )
-        getattr(self._library, f"run_{name}")(blocks, threads, *values)
+        getattr(_library(self._dtype), f"run_{name}")(blocks, threads, *values)
 
-    @cached_property
-    def _library(self) -> ctypes.CDLL:
-        defined = [f"-D{_MACROS[self._dtype]}", f'-DSOURCE="{SOURCE}"']
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / "kernels.so"
-            subprocess.run(
-                ["g++", "-O1", "-mf16c", "-shared", "-fPIC", *defined, _EMULATOR, "-o", path],
-                check=True,
-            )
-            return ctypes.CDLL(str(path))
+
+@cache
+def _library(dtype: torch.dtype) -> ctypes.CDLL:
+    """The kernels for a number format, compiled once, which takes seconds."""
+    defined = [f"-D{_MACROS[dtype]}", f'-DSOURCE="{SOURCE}"']
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "kernels.so"
+        subprocess.run(
+            ["g++", "-O1", "-mf16c", "-shared", "-fPIC", *defined, _EMULATOR, "-o", path],
+            check=True,
+        )
+        return ctypes.CDLL(str(path))
