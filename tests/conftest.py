@@ -8,6 +8,9 @@ from hypothesis import settings
 
 # Before anything imports huggingface_hub: no test may reach for a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Before anything imports torch, as in the service: several processes share the cores, and a thread
+# that waits for another one would hold its core for milliseconds.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 from tests.support.checkpoints import save_m3, save_qwen, save_reranker
 from tests.support.server import RunningServer, run_server

@@ -17,7 +17,7 @@ _INSTALLED = {
     "cpu": ("requirements-torch-cpu.lock", "requirements.lock"),
     "demo": ("requirements-demo.txt",),
 }
-_SECONDS = 180
+_SECONDS = 600
 
 
 def make_checkout(folder: Path) -> Path:

@@ -74,12 +74,14 @@ def test_a_client_that_reads_only_when_it_has_sent_everything_is_answered(server
 
 
 def test_one_that_never_reads_is_told_so_once_it_has_sent_everything(tiny_m3, tmp_path) -> None:
-    """Its body is longer than what is read ahead, so the stream can end in no other way."""
+    """Its body is longer than what is read ahead and what the system's buffers hold, so it has been
+    sent only once the stream has ended.
+    """
     settings = {"REQUEST_TIMEOUT": "8", "RERANK_GPU_TIMEOUT": "7", "MAX_BODY_BYTES": "1000000"}
     with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3), **settings) as server:
         server.wait_until_healthy()
         with Stream(server, {"return_colbert": "true"}, receive_buffer=4096) as stream:
-            sender = Sender(stream, lines(12_000, LONG))
+            sender = Sender(stream, lines(40_000, LONG))
             sender.join()
             *found, last = stream.rest()
         assert [each["id"] for each in found] == list(range(len(found)))

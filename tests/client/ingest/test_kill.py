@@ -85,7 +85,7 @@ def test_ctrl_c_says_how_to_go_on(http_runs: Runs, qdrant: QdrantServer, rows: P
     with started(http_runs, rows) as run:
         qdrant.wait_for(http_runs.target.collection, lambda state: state["faults"] >= 1)
         run.send_signal(signal.SIGINT)
-        _, notes = run.communicate(timeout=60)
+        _, notes = run.communicate(timeout=120)
     assert run.returncode == 130
     assert notes.splitlines()[-1] == "Interrupted. The same command goes on from here."
 
