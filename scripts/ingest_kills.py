@@ -36,6 +36,7 @@ import qdrant_edge
 from qdrant_client import QdrantClient
 
 from tests.support.checkpoints import WORDS, save_m3
+from tests.support.copied_process import CopiedProcess
 from tests.support.memory import status_bytes
 from tests.support.qdrant.process import run_qdrant
 from tests.support.relay import Relay
@@ -87,15 +88,15 @@ class Process:
 
     def __init__(self, name: str) -> None:
         self.memory = Memory(name)
-        self.process: subprocess.Popen[str] | None = None
+        self.process: subprocess.Popen[str] | CopiedProcess | None = None
 
-    def watch(self, process: "subprocess.Popen[str]") -> None:
+    def watch(self, process: "subprocess.Popen[str] | CopiedProcess") -> None:
         """Sample it until it ends."""
         self.process = process
         self.memory.lives.append([])
         threading.Thread(target=self._sample, args=(process,), daemon=True).start()
 
-    def _sample(self, process: "subprocess.Popen[str]") -> None:
+    def _sample(self, process: "subprocess.Popen[str] | CopiedProcess") -> None:
         began = time.monotonic()
         pause = threading.Event()
         while process.poll() is None:

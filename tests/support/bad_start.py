@@ -15,7 +15,7 @@ def run_to_the_end(
     *,
     module: str = "app",
     arguments: Sequence[str] = (),
-    fresh: bool = False,
+    fresh: object = False,
     **environment: str,
 ) -> tuple[int, str]:
     """Run the service until it ends by itself; return its exit status and its output."""

@@ -127,7 +127,7 @@ def start_process(
     *,
     output: Any = subprocess.PIPE,
     arguments: Sequence[str] = (),
-    fresh: bool = False,
+    fresh: object = False,
     **environment: str,
 ) -> "subprocess.Popen[str] | CopiedProcess":
     """`python -m app` in an empty folder, with nothing but the given settings.
@@ -159,7 +159,7 @@ def run_server(
     prefix: Sequence[str] = (),
     *,
     arguments: Sequence[str] = (),
-    fresh: bool = False,
+    fresh: object = False,
     **environment: str,
 ) -> Iterator[RunningServer]:
     """Start a server; end it, and its process with it, when the block ends."""
