@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 
 import structlog
@@ -19,7 +19,9 @@ from app.engine.device_pool import DevicePool, device_of_model_failed
 from app.engine.device_threads import DeviceThread
 from app.engine.file_watch import FileWatch
 from app.engine.loaded_models import LoadedModels, PlacedModels
+from app.engine.loading_queue import LoadingQueue
 from app.engine.model_memory import ModelMemory
+from app.engine.model_room import PAUSE, ModelRoom
 from app.engine.model_state import ModelStatus
 from app.engine.pooled_model import PooledModel, Residence, models_with
 from app.errors import (
@@ -35,14 +37,10 @@ from app.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-# Bytes that are loaded in a second, before any were.
-_USUAL_RATE = 200e6
 # Of the time of a request; the rest is for its own work.
 SHARE_FOR_LOADING = 0.9
 # Of the time of a request that waits for another model, what one may serve meanwhile.
 _SHARE_FOR_TURN = 0.25
-# Seconds between two looks at the memory.
-_PAUSE = 1.0
 
 
 class ModelPool:
@@ -58,10 +56,7 @@ class ModelPool:
         for model in self._models.values():
             metrics.watch_further_model(model.name, partial(getattr, model, "leases"))
         self._one_at_a_time = asyncio.Lock()
-        self._to_load: list[PooledModel] = []
-        self._room_at = -math.inf
-        self._lease_ended = asyncio.Event()
-        self._bytes_per_second = _USUAL_RATE
+        self._to_load = LoadingQueue()
         self._looked_at = -math.inf
         self._relief: asyncio.Task[None] | None = None
         self._finishing: set[asyncio.Task[object]] = set()
@@ -88,7 +83,14 @@ class ModelPool:
         self._defaults, self._loader = defaults, defaults.loader
         self._thread = DeviceThread("model-loader", defaults.loader.prepare_thread)
         models = list(self._models.values())
-        self._memory = ModelMemory(models, defaults.loader, self._threshold)
+        self._room = ModelRoom(
+            ModelMemory(models, defaults.loader, self._threshold),
+            self._devices,
+            self._to_load,
+            unload=self._unload,
+            free_memory=self._free_memory,
+            longest_turn=_SHARE_FOR_TURN * self._request_timeout,
+        )
         for model in self._models.values():
             if model.entry.load == "start":
                 await self._begin(model)
@@ -117,7 +119,7 @@ class ModelPool:
         finally:
             model.leases -= 1
             model.last_used = time.monotonic()
-            self._lease_ended.set()
+            self._room.note_end_of_lease()
             self.relieve()
 
     def relieve(self) -> None:
@@ -125,10 +127,10 @@ class ModelPool:
         if self._defaults is None or self._relief is not None:
             return
         now = time.monotonic()
-        if now < self._looked_at + _PAUSE:
+        if now < self._looked_at + PAUSE:
             return
         self._looked_at = now
-        if self._idle():
+        if self._room.idle():
             self._relief = asyncio.create_task(self._relieve(), name="relieve-memory")
 
     def abort(self, error: DrainingError) -> None:
@@ -175,7 +177,7 @@ class ModelPool:
         if (refusal := model.refusal) is not None:
             raise refusal
         loading = self._begin(model)
-        if not model.is_measured or self._seconds_left(model) <= seconds:
+        if not model.is_measured or self._to_load.seconds_left(model) <= seconds:
             await asyncio.wait({loading}, timeout=seconds)
         if self._abort_error is not None:
             raise DrainingError(str(self._abort_error), retry_after=self._abort_error.retry_after)
@@ -185,22 +187,14 @@ class ModelPool:
             raise type(error)(str(error), retry_after=error.retry_after)
 
     def _still_loading(self, model: PooledModel) -> LoadingError:
-        left = math.ceil(self._seconds_left(model))
+        left = math.ceil(self._to_load.seconds_left(model))
         model.promise(left)
         return LoadingError(f"the model {model.name} is still being loaded", retry_after=left)
-
-    def _seconds_left(self, model: PooledModel) -> float:
-        """Until it is loaded: those before it are first, and the first waits for its memory."""
-        place = self._to_load.index(model) + 1 if model in self._to_load else 0
-        models = self._to_load[:place] or [model]
-        loading = sum(each.seconds_left(self._bytes_per_second) for each in models)
-        return loading + max(0.0, self._room_at - time.monotonic())
 
     def _begin(self, model: PooledModel) -> "asyncio.Task[SmartEmbedderError | None]":
         """Load it, unless that is under way."""
         if model.loading is None:
-            model.wait()
-            self._to_load.append(model)
+            self._to_load.add(model)
             model.loading = asyncio.create_task(self._load(model), name=f"load-{model.name}")
         return model.loading
 
@@ -227,7 +221,7 @@ class ModelPool:
 
     def _note_success(self, model: PooledModel, residence: Residence) -> None:
         seconds = model.succeed(residence)
-        self._bytes_per_second = model.nbytes / max(seconds, 1e-3) or _USUAL_RATE
+        self._to_load.note_speed(model.nbytes, seconds)
         self._metrics.model_loads.labels(model.name, "success").inc()
         log.info("model_loaded", model=model.name, seconds=round(seconds, 2), bytes=model.nbytes)
 
@@ -246,9 +240,9 @@ class ModelPool:
         plan = await self._thread.run(partial(self._loader.plan, model.entry))
         model.needs = plan.needs
         try:
-            await self._make_room(model)
+            await self._room.make(model)
         finally:
-            self._room_at = -math.inf
+            self._to_load.note_room()
             for each in self._models.values():
                 each.gives_way = False
         model.begin()
@@ -269,57 +263,12 @@ class ModelPool:
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
 
-    async def _make_room(self, model: PooledModel) -> None:
-        """Unload idle models until there is room for this one; wait for those that are busy."""
-        for memory in model.needs:
-            # For what allocators keep, and what a request that has just ended still holds.
-            pauses = [_PAUSE, 0.0]
-            while (shortage := await self._memory.shortage_for(model, memory)) > 0:
-                idle = self._idle(memory)
-                busy = [each for each in self._memory.unpinned(memory) if each not in idle]
-                if pauses and not idle:
-                    await asyncio.sleep(pauses.pop())
-                    await self._thread.run(self._loader.free_memory)
-                    continue
-                self._memory.require_enough(model, memory, shortage, [*idle, *busy])
-                if idle:
-                    await self._unload(idle[0])
-                else:
-                    await self._wait_for_lease_to_end(model, busy)
-
-    async def _wait_for_lease_to_end(self, model: PooledModel, busy: list[PooledModel]) -> None:
-        """Wait until a busy one may be idle; one that has had its turn has to become so."""
-        if not model.is_held:
-            used_by = ", ".join(each.name for each in busy)
-            raise LoadingError(f"the memory for the model {model.name} is in use by {used_by}")
-        longest = _SHARE_FOR_TURN * self._request_timeout
-        first = min(busy, key=lambda each: each.turn_left(longest))
-        left = first.turn_left(longest)
-        first.gives_way = left <= 0
-        self._room_at = time.monotonic() + left
-        self._lease_ended.clear()
-        # Now and then in any case: a batch whose caller has left ends no lease.
-        pause = min(left, _PAUSE) if left > 0 else _PAUSE
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._lease_ended.wait(), pause)
-
     async def _relieve(self) -> None:
         try:
             async with self._one_at_a_time:
-                for memory in self._memory.in_use:
-                    while await self._memory.left(memory) < 0 and (idle := self._idle(memory)):
-                        await self._unload(idle[0])
+                await self._room.relieve()
         finally:
             self._relief = None
-
-    def _idle(self, memory: str | None = None) -> list[PooledModel]:
-        """Those that may be unloaded, the least recently used first."""
-        return [each for each in self._memory.unpinned(memory) if not self._is_busy(each)]
-
-    def _is_busy(self, model: PooledModel) -> bool:
-        """Whether a request has it, or a batch whose caller has left."""
-        residence = model.residence
-        return model.is_held or (residence is not None and self._devices.is_using(residence.model))
 
     async def _unload(self, model: PooledModel) -> None:
         residence = model.leave()
@@ -327,6 +276,10 @@ class ModelPool:
         self._devices.remove(residence.model)
         await residence.watch.close()
         del residence  # What is unreferenced can be given back.
-        await self._thread.run(self._loader.free_memory)
+        await self._free_memory()
         self._metrics.model_unloads.labels(model.name).inc()
         log.info("model_unloaded", model=model.name)
+
+    async def _free_memory(self) -> None:
+        """Give back to the system what is not referenced any more."""
+        await self._thread.run(self._loader.free_memory)

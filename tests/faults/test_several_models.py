@@ -112,7 +112,7 @@ def limited(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
         "EMBEDDING_MODEL": str(tiny_m3),
         "MODELS": "models.yaml",
         "MODEL_MEMORY_THRESHOLD": str(THRESHOLD),
-        "REQUEST_TIMEOUT": "3",
+        "REQUEST_TIMEOUT": "8",
         "RERANK_GPU_TIMEOUT": "2",
         "LIMIT": str(folder / "limit"),
         "HOLD": str(folder / "hold"),
