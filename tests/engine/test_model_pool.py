@@ -39,7 +39,8 @@ def short_pauses():
     gc.collect()
     gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.engine.model_pool._PAUSE", 0.01)
+        for module in ("model_pool", "model_room"):
+            patch.setattr(f"app.engine.{module}.PAUSE", 0.01)
         yield
     gc.unfreeze()
 
