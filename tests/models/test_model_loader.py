@@ -84,7 +84,7 @@ async def embed(engine: Engine, model: str | None = None) -> np.ndarray:
 async def test_nothing_is_left_of_a_model_that_was_unloaded(
     tiny_m3: Path, tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.engine.model_pool._PAUSE", 0)
+    monkeypatch.setattr("app.engine.model_room.PAUSE", 0)
     async with Engine(settings(tiny_qwen), load_models) as engine:
         expected = await embed(engine)
     further = ModelEntry(name=str(tiny_qwen))
