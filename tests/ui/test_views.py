@@ -203,6 +203,7 @@ def test_service_counts_what_happens_and_names_what_runs(open_view, ui_server) -
     expect(page.locator("#models")).to_contain_text("attention")
     assert page.locator(".chart").count() == 8
     tokens = page.locator("#chart-tokens .figure-note")
+    expect(tokens).to_contain_text(re.compile(r"\d"))  # The first figures take a moment.
     before = number(tokens.inner_text())
     with ui_server.client() as client:
         client.post("/embeddings", json={"sentences": ["a b c"]})
