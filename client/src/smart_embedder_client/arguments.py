@@ -22,10 +22,10 @@ def _add_service(service: "argparse._ArgumentGroup") -> None:
     service.add_argument(
         "--url",
         default=os.environ.get(_URL, "http://127.0.0.1:8000"),
-        help=f"its address (%(default)s; {_URL})",
+        help=f"the address of the service (%(default)s; {_URL})",
     )
     service.add_argument(
-        "--token", default=os.environ.get(_TOKEN), help=f"its access token ({_TOKEN})"
+        "--token", default=os.environ.get(_TOKEN), help=f"the access token ({_TOKEN})"
     )
 
 
@@ -37,26 +37,30 @@ def _add_qdrant(qdrant: "argparse._ArgumentGroup") -> None:
         help="http://host:6333; edge:FOLDER for Qdrant Edge; a folder for Qdrant's engine in "
         f"Python, up to 20,000 points (%(default)s; {_QDRANT})",
     )
-    qdrant.add_argument("--collection", required=True, metavar="NAME", help="its name")
+    qdrant.add_argument(
+        "--collection", required=True, metavar="NAME", help="the name of the collection"
+    )
     qdrant.add_argument(
         "--qdrant-key",
         default=os.environ.get(_QDRANT_KEY),
         metavar="KEY",
-        help=f"of the server; better as {_QDRANT_KEY}",
+        help=f"the key of a server; safer as {_QDRANT_KEY}",
     )
     qdrant.add_argument(
         "--grpc",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="use gRPC where the server answers it",
+        help="use gRPC if the server answers on the port (the default), or HTTP alone",
     )
-    qdrant.add_argument("--grpc-port", type=int, default=6334, metavar="PORT", help="(%(default)s)")
+    qdrant.add_argument(
+        "--grpc-port", type=int, default=6334, metavar="PORT", help="the port of gRPC (%(default)s)"
+    )
     qdrant.add_argument(
         "--qdrant-timeout",
         type=positive,
         default=60,
         metavar="SECONDS",
-        help="until a request has failed (%(default)s)",
+        help="after how many seconds a request has failed (%(default)s)",
     )
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from smart_embedder_client import Client
 from smart_embedder_client.ingest.chunking import Chunker, FileChunker, ServiceChunker
 from smart_embedder_client.ingest.documents import Document, SourceError
-from smart_embedder_client.ingest.tokens import TokenCounter
+from smart_embedder_client.ingest.tokens import StoppedError, TokenCounter
 
 from tests.support.checkpoints import corpus
 from tests.support.server import RunningServer
@@ -88,6 +88,43 @@ def test_each_word_is_asked_for_once(client: Client) -> None:
     for each in documents:
         chunker.split(each)
     assert len(asked) == len(set(asked))
+
+
+def test_a_long_split_ends_when_it_is_stopped() -> None:
+    text = " ".join(corpus(200))
+    counted: list[str] = []
+
+    class Stopping(TokenCounter):
+        def count(self, text: str) -> int:
+            counted.append(text)
+            if len(counted) == 100:
+                chunker.stop()
+            return super().count(text)
+
+    chunker = ServiceChunker(Stopping(lambda texts: [1] * len(texts)), TOKENS, OVERLAP)
+    with pytest.raises(StoppedError):
+        chunker.split(document(text))
+    assert len(counted) == 100
+
+
+def test_no_further_words_are_asked_for_once_it_is_stopped() -> None:
+    asked: list[int] = []
+
+    def count(texts):
+        asked.append(len(texts))
+        counter.stop()
+        return [1] * len(texts)
+
+    counter = TokenCounter(count)
+    with pytest.raises(StoppedError):
+        counter.prepare(str(i) for i in range(1_000))
+    assert len(asked) == 1
+
+
+def test_nothing_is_split_after_the_end(chunker: Chunker) -> None:
+    chunker.stop()
+    with pytest.raises(StoppedError):
+        chunker.split(document("the river"))
 
 
 def test_words_are_forgotten_before_they_are_too_many() -> None:

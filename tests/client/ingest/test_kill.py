@@ -80,14 +80,18 @@ def test_a_killed_run_goes_on_where_it_was(
     assert http_runs.run(source=rows).uploaded == 0
 
 
-def test_ctrl_c_says_how_to_go_on(http_runs: Runs, qdrant: QdrantServer, rows: Path) -> None:
-    qdrant.fail(status=503)
-    with started(http_runs, rows) as run:
+def test_ctrl_c_does_not_wait_for_qdrant_and_says_how_to_go_on(
+    http_runs: Runs, qdrant: QdrantServer, rows: Path
+) -> None:
+    qdrant.fail(seconds=600.0, status=503)
+    with started(http_runs, rows, "--qdrant-timeout", "3600") as run:
         qdrant.wait_for(http_runs.target.collection, lambda state: state["faults"] >= 1)
         run.send_signal(signal.SIGINT)
         _, notes = run.communicate(timeout=120)
     assert run.returncode == 130
     assert notes.splitlines()[-1] == "Interrupted. The same command goes on from here."
+    qdrant.fail()
+    assert http_runs.run(source=rows).points == CHUNKS
 
 
 def test_a_run_waits_for_a_killed_service(

@@ -1,6 +1,8 @@
 """Whole runs: what is in the collection after the first one, the second, and after changes."""
 
+import asyncio
 import json
+import threading
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -8,8 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from smart_embedder_client import SparseVector
-from smart_embedder_client.ingest.documents import Fields
+from smart_embedder_client.ingest.chunking import ServiceChunker
+from smart_embedder_client.ingest.documents import Document, Fields
 from smart_embedder_client.ingest.options import IngestError
+from smart_embedder_client.ingest.start import ingest
+from smart_embedder_client.ingest.tokens import StoppedError
 from smart_embedder_client.qdrant import layout
 from smart_embedder_client.qdrant.layout import make_layout
 from smart_embedder_client.qdrant.store import Point, Vectors
@@ -173,3 +178,45 @@ def test_chunks_are_the_same_whoever_counts_their_tokens(edge_runs: Runs, tiny_m
     points = edge_runs.run().points
     again = edge_runs.run(tokenizer=tiny_m3 / "tokenizer.json", recheck=True)
     assert (again.uploaded, again.points) == (0, points)
+
+
+@pytest.mark.parametrize("level", ["[]", '{"a":}'], ids=["lists", "objects"])
+def test_a_collection_with_the_most_levels_of_metadata_is_opened_again(
+    runs: Runs, level: str, tmp_path: Path
+) -> None:
+    """Qdrant Edge stores more of them, too, and then cannot read its log."""
+    source = tmp_path / "rows.jsonl"
+    levels = level[:-1] * 19 + "0" + level[-1] * 19
+    source.write_text(f'{{"text": "deep", "levels": {levels}}}')
+    assert runs.run(source=source).uploaded == 1
+    assert runs.run(source=source, recheck=True).uploaded == 0
+
+
+def test_the_end_of_a_cancelled_run_waits_for_no_split(
+    edge_runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that splits a text of megabytes would go on for a minute."""
+    splits = threading.Event()
+    stopped = False
+
+    def split_for_long(chunker: ServiceChunker, _document: Document) -> list[str]:
+        nonlocal stopped
+        splits.set()
+        try:
+            for _ in range(1_000_000):
+                chunker._counter.count("")
+        except StoppedError:
+            stopped = True
+        return []
+
+    async def cancel_in_split() -> None:
+        options, target = edge_runs.options, edge_runs.target
+        run = asyncio.create_task(ingest(options, target, edge_runs.url, journal=edge_runs.journal))
+        await asyncio.to_thread(splits.wait)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+    monkeypatch.setattr(ServiceChunker, "split", split_for_long)
+    asyncio.run(cancel_in_split())
+    assert stopped

@@ -1,8 +1,11 @@
 """Files and folders become documents, or one sentence that says why not."""
 
 import csv
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +22,11 @@ ROWS = [
 
 def read(path: Path, **fields: str) -> list[Document]:
     return list(read_documents(path, Fields(**fields)))
+
+
+def nested(levels: int) -> bytes:
+    """A row whose other field has so many levels."""
+    return b'{"text": "a", "b": ' + b'{"c": ' * levels + b"0" + b"}" * levels + b"}"
 
 
 def write_jsonl(path: Path) -> None:
@@ -78,6 +86,13 @@ def test_dates_and_numbers_of_parquet_become_json(tmp_path: Path) -> None:
     assert document.metadata == {"at": "1970-01-01 00:00:00", "n": 1.5, "none": None}
 
 
+def test_a_time_that_python_does_not_have_is_told_in_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"text": ["t"], "at": pa.array([-(10**17)], pa.timestamp("ms"))}), path)
+    with pytest.raises(SourceError, match="has a time beyond"):
+        read(path)
+
+
 def test_what_json_cannot_send_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "half \\ud800 pair", "a": NaN, "b": "\\udc00", "\\ud800": 1}')
@@ -86,11 +101,48 @@ def test_what_json_cannot_send_is_replaced(tmp_path: Path) -> None:
     assert document.metadata == {"a": None, "b": "?", "?": 1}
 
 
+@pytest.mark.skipif(os.name != "posix", reason="names are bytes on POSIX")
+def test_a_name_that_is_not_utf8_can_be_stored(tmp_path: Path) -> None:
+    for name in (b"caf\xe9.txt", b"caf\xe8.txt"):
+        Path(os.fsdecode(bytes(tmp_path) + b"/" + name)).write_text("a")
+    assert [each.source for each in read(tmp_path)] == [r"caf\xe8.txt", r"caf\xe9.txt"]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_pipe_and_a_link_to_nothing_are_left_out(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.txt")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "gone.txt")
+    (tmp_path / "a.txt").write_text("a")
+    assert [each.source for each in read(tmp_path)] == ["a.txt"]
+    assert input_bytes(tmp_path) == 1
+
+
+def test_a_folder_that_cannot_be_listed_does_not_look_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `--sync`, the points of its texts would be removed."""
+    (tmp_path / "below").mkdir()
+    listed = os.scandir
+
+    def fail_below(path: str) -> Any:
+        if os.fspath(path).endswith("below"):
+            raise PermissionError(errno.EACCES, "not allowed", path)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", fail_below)
+    for look in (read, input_bytes):
+        with pytest.raises(SourceError, match="below cannot be read: .*not allowed"):
+            look(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
         ("a.jsonl", b'{"text": "a"}\n{"text": ', "line 2 is no JSON: "),
         ("a.jsonl", b"[1]", "line 1 is no JSON object"),
+        ("a.jsonl", b'{"text": "a", "b": ' + b"[" * 10**5 + b"]" * 10**5 + b"}", "is no JSON: "),
+        ("a.jsonl", nested(20), "line 1, has fields in more than 20 levels"),
+        ("a.jsonl", nested(19), None),
         ("a.jsonl", b'{"txt": "a", "b": 1}', "no field text, only txt, b: --text-field names"),
         ("a.jsonl", b'{"text": 3}', "line 1, has 3 in text, which is no text"),
         ("a.jsonl", b'{"text": "a"}', None),

@@ -8,7 +8,7 @@ from typing import Protocol
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
 from smart_embedder_client.ingest.documents import Document, SourceError
-from smart_embedder_client.ingest.tokens import TokenCounter
+from smart_embedder_client.ingest.tokens import StoppedError, TokenCounter
 
 # The beginning and the end that the models add to a text.
 SPECIAL_TOKENS = 2
@@ -22,6 +22,9 @@ class Chunker(Protocol):
 
     def split(self, document: Document) -> list[str]:
         """Its chunks, in order, without white space around them."""
+
+    def stop(self) -> None:
+        """Have what splits in another thread raise StoppedError as soon as it can."""
 
 
 class ServiceChunker:
@@ -50,6 +53,10 @@ class ServiceChunker:
             return [document.text.strip()]
         return (self._markdown if document.is_markdown else self._text).chunks(document.text)
 
+    def stop(self) -> None:
+        """End the split: it counts all the time."""
+        self._counter.stop()
+
 
 class FileChunker:
     """Counts tokens by the model's own `tokenizer.json`, as `ServiceChunker` does.
@@ -59,6 +66,7 @@ class FileChunker:
     """
 
     def __init__(self, tokenizer: Path, tokens: int, overlap: int) -> None:
+        self._stopped = False
         arguments = (_whole(tokenizer), tokens - SPECIAL_TOKENS, overlap)
         try:
             self._text = TextSplitter.from_huggingface_tokenizer_str(*arguments)
@@ -72,7 +80,13 @@ class FileChunker:
 
     def split(self, document: Document) -> list[str]:
         """Its chunks, in order, without white space around them."""
+        if self._stopped:
+            raise StoppedError
         return (self._markdown if document.is_markdown else self._text).chunks(document.text)
+
+    def stop(self) -> None:
+        """Split no further document: the library calls nobody while it splits one."""
+        self._stopped = True
 
 
 def _whole(tokenizer: Path) -> str:

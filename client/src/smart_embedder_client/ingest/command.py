@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from smart_embedder_client.errors import SmartEmbedderError
 from smart_embedder_client.ingest.documents import Fields, SourceError
 from smart_embedder_client.ingest.journal import JournalError
 from smart_embedder_client.ingest.options import IngestError, IngestOptions, Report
+from smart_embedder_client.ingest.sources import encodable_name
 from smart_embedder_client.ingest.start import ingest
 from smart_embedder_client.qdrant.errors import QdrantError
 from smart_embedder_client.qdrant.layout import Datatype
@@ -37,22 +39,26 @@ def main(arguments: Sequence[str]) -> int:
     parsed = _parser().parse_args(arguments)
     # Qdrant's engine in Python warns of its limits, which --help and the documentation tell.
     warnings.filterwarnings("ignore", category=UserWarning, module="smart_embedder_client")
-    try:
-        report = asyncio.run(
-            ingest(
-                _read_options(parsed),
-                common.read_target(parsed),
-                parsed.url,
-                parsed.token,
-                parsed.journal,
+    with asyncio.Runner() as runner:
+        try:
+            report = runner.run(
+                ingest(
+                    _read_options(parsed),
+                    common.read_target(parsed),
+                    parsed.url,
+                    parsed.token,
+                    parsed.journal,
+                )
             )
-        )
-    except _STOPS as error:
-        sys.stderr.write(f"{str(error).rstrip('.')}. {_AGAIN}\n")
-        return 1
-    except KeyboardInterrupt:
-        sys.stderr.write(f"Interrupted. {_AGAIN}\n")
-        return _INTERRUPTED
+        except _STOPS as error:
+            sys.stderr.write(f"{str(error).rstrip('.')}. {_AGAIN}\n")
+            return 1
+        except KeyboardInterrupt:
+            sys.stderr.write(f"Interrupted. {_AGAIN}\n")
+            sys.stderr.flush()
+            # Threads may wait a minute or more for Qdrant or the service, and an ordinary exit for
+            # them. What is stored and noted survives a kill at any moment.
+            os._exit(_INTERRUPTED)
     sys.stdout.write(f"{json.dumps(asdict(report)) if parsed.json else _told(report)}\n")
     return 1 if report.refused else 0
 
@@ -81,7 +87,7 @@ def _told(report: Report) -> str:
 def _read_options(parsed: argparse.Namespace) -> IngestOptions:
     return IngestOptions(
         source=parsed.source,
-        dataset=parsed.dataset or parsed.source.resolve().name,
+        dataset=encodable_name(parsed.dataset or parsed.source.resolve().name),
         fields=Fields(parsed.text_field, parsed.id_field),
         chunk_tokens=parsed.chunk_tokens,
         overlap=parsed.overlap,
@@ -120,19 +126,22 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_texts(texts: "argparse._ArgumentGroup") -> None:
     texts.add_argument(
-        "--text-field", default="text", metavar="NAME", help="what is embedded (%(default)s)"
+        "--text-field",
+        default="text",
+        metavar="NAME",
+        help="the field that is embedded (%(default)s)",
     )
     texts.add_argument(
         "--id-field",
         metavar="NAME",
-        help="what names a row; without it a row is named by its text",
+        help="the field that names a row; without it a row is named by its text",
     )
     texts.add_argument(
         "--chunk-tokens",
         type=common.positive,
         default=512,
         metavar="N",
-        help="the most of a chunk (%(default)s)",
+        help="the most tokens of a chunk (%(default)s)",
     )
     texts.add_argument(
         "--overlap",
@@ -155,31 +164,33 @@ def _add_vectors(vectors: "argparse._ArgumentGroup") -> None:
         type=common.kinds,
         default="dense,sparse,colbert",
         metavar="LIST",
-        help="(%(default)s)",
+        help="the kinds of vectors (%(default)s)",
     )
     vectors.add_argument(
         "--datatype",
         choices=get_args(Datatype),
-        help="of dense and ColBERT in the collection (float32)",
+        help="the type of dense and ColBERT vectors in the collection (float32)",
     )
     vectors.add_argument(
         "--colbert-pool-factor",
         type=common.positive,
         metavar="N",
-        help="how many ColBERT vectors become one",
+        help="how many similar ColBERT vectors become one",
     )
     vectors.add_argument(
         "--long-colbert",
         choices=("pool", "split"),
         default="pool",
-        help="where a chunk has more ColBERT vectors than a point may have (1,023 of bge-m3): pool "
+        help="if a chunk has more ColBERT vectors than a point may have (1,023 of bge-m3): pool "
         "them, or make all chunks shorter (%(default)s)",
     )
 
 
 def _add_source(run: "argparse._ArgumentGroup") -> None:
     run.add_argument(
-        "--dataset", metavar="NAME", help="of these points; that of the file or folder if left out"
+        "--dataset",
+        metavar="NAME",
+        help="the name of this set of points (that of the file or folder)",
     )
     run.add_argument(
         "--sync", action="store_true", help="remove points whose sources are gone or have changed"
@@ -192,7 +203,7 @@ def _add_limits(run: "argparse._ArgumentGroup") -> None:
         type=common.positive,
         default=4,
         metavar="N",
-        help="that the service is sent at a time (%(default)s)",
+        help="requests to the service at a time (%(default)s)",
     )
     run.add_argument(
         "--streams",
@@ -206,14 +217,14 @@ def _add_limits(run: "argparse._ArgumentGroup") -> None:
         type=common.positive,
         default=16,
         metavar="MIB",
-        help="of an upload (%(default)s); Qdrant takes 32 as JSON",
+        help="the size of an upload in MiB (%(default)s); Qdrant takes 32 as JSON",
     )
     run.add_argument(
         "--patience",
         type=float,
         default=300.0,
         metavar="SECONDS",
-        help="that the service or Qdrant may be away (%(default)g)",
+        help="how long the service or Qdrant may be away (%(default)g)",
     )
 
 
@@ -222,9 +233,11 @@ def _add_end(run: "argparse._ArgumentGroup") -> None:
         "--index",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="have the HNSW graph made at the end, where it does not exist",
+        help="make the HNSW graph at the end, if there is none (the default)",
     )
-    run.add_argument("--journal", type=Path, metavar="FILE", help="of what is stored")
+    run.add_argument(
+        "--journal", type=Path, metavar="FILE", help="the file that notes what is stored"
+    )
     run.add_argument(
         "--recheck",
         action="store_true",

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from smart_embedder_client.ingest.batches import batches
 from smart_embedder_client.ingest.chunking import Chunker
@@ -66,10 +66,11 @@ class _Embedded:
     size: int
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Ingest:
     """Loads one source into one collection; used once.
 
-    Args:
+    Attributes:
         options: Of the run.
         recipe: What makes ids.
         model: The name that points are marked with.
@@ -81,32 +82,23 @@ class Ingest:
         progress: Is told what is done.
     """
 
-    def __init__(
-        self,
-        options: IngestOptions,
-        *,
-        recipe: Recipe,
-        model: str,
-        collection: Collection,
-        chunker: Chunker,
-        embedder: Embedder,
-        journal: Journal,
-        patience: Patience,
-        progress: Progress,
-    ) -> None:
-        self._options = options
-        self._recipe = recipe
-        self._model = model
-        self._collection = collection
-        self._store = collection.store
-        self._chunker = chunker
-        self._embedder = embedder
-        self._journal = journal
-        self._patience = patience
-        self._progress = progress
-        self._requests = asyncio.Semaphore(options.requests)
-        self._streams = asyncio.Semaphore(min(options.streams, self._store.streams))
-        self._report = Report()
+    options: IngestOptions
+    recipe: Recipe
+    model: str
+    collection: Collection
+    chunker: Chunker
+    embedder: Embedder
+    journal: Journal
+    patience: Patience
+    progress: Progress
+    _requests: asyncio.Semaphore = field(init=False)
+    _streams: asyncio.Semaphore = field(init=False)
+    _report: Report = field(default_factory=Report, init=False)
+
+    def __post_init__(self) -> None:
+        self._requests = asyncio.Semaphore(self.options.requests)
+        streams = min(self.options.streams, self.collection.store.streams)
+        self._streams = asyncio.Semaphore(streams)
 
     async def run(self) -> Report:
         """Store what is missing.
@@ -123,16 +115,19 @@ class Ingest:
         except ExceptionGroup as failures:
             # The first one stopped the others.
             raise failures.exceptions[0] from failures
+        finally:
+            # A cancelled task leaves its thread, for which the end of the event loop waits.
+            self.chunker.stop()
         report = self._report
-        report.removed, report.stale = await self._collection.finish(self._journal, self._options)
-        report.points = self._journal.seen_points
-        report.pooled, report.truncated = self._embedder.pooled, self._embedder.truncated
+        report.removed, report.stale = await self.collection.finish(self.journal, self.options)
+        report.points = self.journal.seen_points
+        report.pooled, report.truncated = self.embedder.pooled, self.embedder.truncated
         report.seconds = time.monotonic() - began
         return report
 
     async def _load_all(self, loads: asyncio.TaskGroup) -> None:
         windows = batches(
-            read_documents(self._options.source, self._options.fields),
+            read_documents(self.options.source, self.options.fields),
             lambda document: len(document.text),
             _WINDOW_CHARACTERS,
             _WINDOW_DOCUMENTS,
@@ -148,10 +143,10 @@ class Ingest:
     async def _missing(self, window: Sequence[Document]) -> list[_Chunk]:
         """The chunks that the collection does not have."""
         new = self._not_noted(window)
-        loads = await self._patience.ask(self._split, new)
+        loads = await self.patience.ask(self._split, new)
         ids = [each for load in loads for each in load.ids]
-        self._journal.see(ids)
-        existing = await self._collection.existing(ids)
+        self.journal.see(ids)
+        existing = await self.collection.existing(ids)
         chunks = []
         for load in loads:
             missing = [
@@ -169,36 +164,36 @@ class Ingest:
         """The documents that neither this run has seen nor an earlier one has stored."""
         first: dict[bytes, Document] = {}
         for document in window:
-            digest = document_digest(document, self._recipe)
-            if self._journal.see_first(digest):
+            digest = document_digest(document, self.recipe)
+            if self.journal.see_first(digest):
                 first[digest] = document
             else:
                 self._report.repeated += 1
-                self._progress.read(document.size)
+                self.progress.read(document.size)
         self._report.documents += len(window)
-        for digest in self._journal.stored(list(first)):
-            self._progress.read(first.pop(digest).size)
+        for digest in self.journal.stored(list(first)):
+            self.progress.read(first.pop(digest).size)
         return first
 
     def _split(self, documents: dict[bytes, Document]) -> list[_Load]:
-        self._chunker.prepare(documents.values())
+        self.chunker.prepare(documents.values())
         loads = []
         for digest, document in documents.items():
-            chunks = self._chunker.split(document)
-            ids = chunk_ids(document, chunks, self._recipe)
+            chunks = self.chunker.split(document)
+            ids = chunk_ids(document, chunks, self.recipe)
             loads.append(_Load(document, digest, chunks, ids))
         return loads
 
     async def _load(self, chunks: list[_Chunk]) -> None:
         try:
-            vectors = await self._embedder.embed([chunk.text for chunk in chunks])
+            vectors = await self.embedder.embed([chunk.text for chunk in chunks])
             embedded = []
             for chunk, each in zip(chunks, vectors, strict=True):
                 if isinstance(each, Refusal):
                     self._refuse(chunk, each.reason)
                 else:
                     embedded.append(self._with_vectors(chunk, each))
-            for batch in batches(embedded, lambda each: each.size, self._options.batch_bytes):
+            for batch in batches(embedded, lambda each: each.size, self.options.batch_bytes):
                 async with self._streams:
                     await self._upload(batch)
         finally:
@@ -209,10 +204,10 @@ class Ingest:
         payload = {
             TEXT: chunk.text,
             SOURCE: document.source,
-            DATASET: self._options.dataset,
-            MODEL: self._model,
+            DATASET: self.options.dataset,
+            MODEL: self.model,
         }
-        size = vectors.numbers * self._store.bytes_per_number + len(chunk.text) * 4
+        size = vectors.numbers * self.collection.store.bytes_per_number + len(chunk.text) * 4
         with_metadata = payload | ({METADATA: document.metadata} if document.metadata else {})
         size += len(str(document.metadata)) + _BYTES_BESIDES
         return _Embedded(chunk, Point(chunk.id, vectors, with_metadata), size)
@@ -220,7 +215,7 @@ class Ingest:
     async def _upload(self, batch: list[_Embedded]) -> None:
         """Store points; where Qdrant refuses one, the others."""
         try:
-            await self._patience.ask(self._store.upsert, [each.point for each in batch])
+            await self.patience.ask(self.collection.store.upsert, [each.point for each in batch])
         except QdrantRefusedError as error:
             if len(batch) == 1:
                 self._refuse(batch[0].chunk, str(error))
@@ -230,7 +225,7 @@ class Ingest:
             await self._upload(batch[half:])
             return
         self._report.uploaded += len(batch)
-        self._progress.store(len(batch))
+        self.progress.store(len(batch))
         for each in batch:
             self._done(each.chunk.load)
 
@@ -248,5 +243,5 @@ class Ingest:
 
     def _finish(self, load: _Load) -> None:
         if not load.is_refused:
-            self._journal.add(load.digest, load.ids)
-        self._progress.read(load.document.size)
+            self.journal.add(load.digest, load.ids)
+        self.progress.read(load.document.size)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,24 @@ _MARKDOWN = (".md", ".markdown")
 _TEXT = (".txt", ".text", ".rst", *_MARKDOWN)
 _LONGEST_CSV_FIELD = 2**31 - 1
 _PARQUET_ROWS = 256
+# Qdrant Edge stores 122, and cannot open a collection again that has more. A message of gRPC has at
+# most 100, of which a level takes up to three.
+_MOST_LEVELS = 20
+
+
+def encodable_name(name: str) -> str:
+    """The name of a file, with escapes for its bytes that are not UTF-8."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def input_bytes(path: Path) -> int:
-    """The size of all files that `read_documents` reads."""
-    return sum(file.stat().st_size for file in _files(path))
+    """The size of all files that `read_documents` reads.
+
+    Raises:
+        SourceError: A file or a folder cannot be read.
+    """
+    with _failures(path):
+        return sum(file.stat().st_size for file in _files(path))
 
 
 def read_documents(path: Path, fields: Fields) -> Iterator[Document]:
@@ -31,15 +45,23 @@ def read_documents(path: Path, fields: Fields) -> Iterator[Document]:
         SourceError: A file is not what its name says.
     """
     root = path if path.is_dir() else path.parent
-    for file in _files(path):
-        source = file.relative_to(root).as_posix()
-        read = _READERS.get(file.suffix.lower(), _read_text)
-        try:
-            yield from read(file, source, fields)
-        except UnicodeDecodeError as error:
-            raise SourceError(f"{file} is not UTF-8: {error}") from error
-        except OSError as error:
-            raise SourceError(f"{file} cannot be read: {error}") from error
+    with _failures(path):
+        for file in _files(path):
+            source = encodable_name(file.relative_to(root).as_posix())
+            read = _READERS.get(file.suffix.lower(), _read_text)
+            with _failures(file):
+                yield from read(file, source, fields)
+
+
+@contextmanager
+def _failures(path: Path) -> Iterator[None]:
+    """Raise what reading raises as `SourceError`."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{path} is not UTF-8: {error}") from error
+    except OSError as error:
+        raise SourceError(f"{error.filename or path} cannot be read: {error}") from error
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -55,11 +77,18 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def _texts_below(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
+    # A folder that cannot be read must not look empty: --sync would remove its points.
+    for parent, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if name.lower().endswith(_TEXT) and not name.startswith("."):
-                yield Path(parent, name)
+            file = Path(parent, name)
+            # No pipe, which would be waited for, and no link to what is gone.
+            if name.lower().endswith(_TEXT) and not name.startswith(".") and file.is_file():
+                yield file
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _read_text(file: Path, source: str, _fields: Fields) -> Iterator[Document]:
@@ -81,7 +110,7 @@ def _read_jsonl(file: Path, source: str, fields: Fields) -> Iterator[Document]:
 def _json_object(line: bytes, place: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise SourceError(f"{place} is no JSON: {error}") from error
     if not isinstance(row, dict):
         raise SourceError(f"{place} is no JSON object")
@@ -117,6 +146,8 @@ def _read_parquet(file: Path, source: str, fields: Fields) -> Iterator[Document]
                     yield from _of_row(row, size, fields, source, f"{file}")
     except pa.ArrowInvalid as error:
         raise SourceError(f"{file} is no Parquet: {error}") from error
+    except OverflowError as error:
+        raise SourceError(f"{file} has a time beyond those of Python: {error}") from error
 
 
 def _of_row(
@@ -130,6 +161,8 @@ def _of_row(
         return
     key = _encodable(_digest(text) if fields.id is None else str(row[fields.id]))
     others = {str(name): row[name] for name in row if name not in (fields.text, None)}
+    if _is_deep(others):
+        raise SourceError(f"{place} has fields in more than {_MOST_LEVELS} levels")
     yield Document(source, key, _encodable(text), _as_json(others), size)
 
 
@@ -143,6 +176,14 @@ def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
     dumped = _encodable(json.dumps(row, default=str, ensure_ascii=False))
     loaded: dict[str, Any] = json.loads(dumped, parse_constant=lambda _: None)
     return loaded
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        nested = [each for each in level if isinstance(each, dict | list)]
+        level = [v for each in nested for v in (each.values() if isinstance(each, dict) else each)]
+    return any(isinstance(each, dict | list) for each in level)
 
 
 def _digest(text: str) -> str:

@@ -3,9 +3,10 @@
 import asyncio
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from smart_embedder_client.async_client import AsyncClient
@@ -24,10 +25,11 @@ from smart_embedder_client.ingest.options import IngestError, IngestOptions, Rep
 from smart_embedder_client.ingest.patience import Patience
 from smart_embedder_client.ingest.progress import Progress
 from smart_embedder_client.ingest.run import Ingest
-from smart_embedder_client.ingest.sources import input_bytes
+from smart_embedder_client.ingest.sources import encodable_name, input_bytes
 from smart_embedder_client.ingest.tokens import TokenCounter
 from smart_embedder_client.qdrant.layout import COLBERT
 from smart_embedder_client.qdrant.open_store import Target, open_store
+from smart_embedder_client.qdrant.store import Store
 
 _SOURCE_PATH = "source path"
 _OTHER_THREADS = 4
@@ -64,38 +66,63 @@ async def ingest(
     # Each upload waits in a thread, beside those that read and split.
     threads = ThreadPoolExecutor(options.streams + _OTHER_THREADS, "ingest")
     asyncio.get_running_loop().set_default_executor(threads)
+    path = journal or default_journal(target, options.dataset)
+    async with _open(options, target, path, url, token) as opened:
+        prepared = await _prepare(options, target.collection, opened)
+        return await prepared.run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What a run uses and closes; `token_client` counts tokens in a thread."""
+
+    client: AsyncClient
+    token_client: Client
+    journal: Journal
+    store: Store
+    progress: Progress
+
+
+@asynccontextmanager
+async def _open(
+    options: IngestOptions, target: Target, journal: Path, url: str, token: str | None
+) -> AsyncIterator[_Opened]:
     size = await asyncio.to_thread(input_bytes, options.source)
-    # Outages are waited for by `Patience`; the second client counts tokens in a thread.
+    # Outages are waited for by `Patience`.
     async with AsyncClient(url, token=token, max_retries=0) as client:
         with (
-            Client(url, token=token, max_retries=0) as counting,
-            Journal(journal or default_journal(target, options.dataset)) as notes,
+            Client(url, token=token, max_retries=0) as token_client,
+            Journal(journal) as notes,
             closing(await asyncio.to_thread(open_store, target)) as store,
             Progress(size, options.dataset) as progress,
         ):
-            patience = Patience(options.patience, progress.note)
-            served = await ask_service(client, patience)
-            _check_length(options, served)
-            _check_path(notes, options)
-            collection = await Collection.prepare(
-                store, patience, target.collection, options, served
-            )
-            await _check_notes(notes, collection, options)
-            progress.tell(f"{options.source} goes into {target.collection} by {store.transport}")
-            limit = _chunk_limit(options, collection, progress)
-            vectors = VectorOptions(options.kinds, collection.datatype, options.colbert_pool_factor)
-            most = collection.layout.most_colbert_vectors
-            return await Ingest(
-                options,
-                recipe=_recipe(options, served, vectors, limit),
-                model=served.name,
-                collection=collection,
-                chunker=_chunker(options, counting, served, limit),
-                embedder=Embedder(client, vectors, patience, most),
-                journal=notes,
-                patience=patience,
-                progress=progress,
-            ).run()
+            yield _Opened(client, token_client, notes, store, progress)
+
+
+async def _prepare(options: IngestOptions, name: str, opened: _Opened) -> Ingest:
+    """Check that the service, the journal and the collection `name` fit, and make what is left."""
+    journal, progress = opened.journal, opened.progress
+    patience = Patience(options.patience, progress.note)
+    served = await ask_service(opened.client, patience)
+    _check_length(options, served)
+    _check_path(journal, options)
+    collection = await Collection.prepare(opened.store, patience, name, options, served)
+    await _check_notes(journal, collection, options)
+    progress.tell(f"{options.source} goes into {name} by {opened.store.transport}")
+    limit = _chunk_limit(options, collection, progress)
+    vectors = VectorOptions(options.kinds, collection.datatype, options.colbert_pool_factor)
+    most = collection.layout.most_colbert_vectors
+    return Ingest(
+        options=options,
+        recipe=_recipe(options, served, vectors, limit),
+        model=served.name,
+        collection=collection,
+        chunker=_chunker(options, opened.token_client, served, limit),
+        embedder=Embedder(opened.client, vectors, patience, most),
+        journal=journal,
+        patience=patience,
+        progress=progress,
+    )
 
 
 def _check_length(options: IngestOptions, served: Served) -> None:
@@ -113,7 +140,7 @@ def _check_length(options: IngestOptions, served: Served) -> None:
 
 def _check_path(notes: Journal, options: IngestOptions) -> None:
     """Two folders of the same name must not remove each other's points."""
-    path, before = str(options.source.resolve()), notes.fact(_SOURCE_PATH)
+    path, before = encodable_name(str(options.source.resolve())), notes.fact(_SOURCE_PATH)
     if options.sync and before not in (None, path):
         raise IngestError(
             f"the data set {options.dataset} was ingested from {before} before, so {path} may not "

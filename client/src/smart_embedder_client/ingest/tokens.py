@@ -10,6 +10,10 @@ _LONGEST_PIECE = 10_000
 _REMEMBERED_WORDS, _REMEMBERED_CHARACTERS = 30_000, 1_000_000
 
 
+class StoppedError(Exception):
+    """The run has ended, so that nobody waits for what is counted or split."""
+
+
 class TokenCounter:
     """Counts as the tokenizers of bge-m3 and BERT do, which never join words at white space.
 
@@ -24,6 +28,11 @@ class TokenCounter:
         self._count = count
         self._known: dict[str, int] = {}
         self._characters = 0
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Have what counts in another thread raise StoppedError."""
+        self._stopped = True
 
     def prepare(self, texts: Iterable[str]) -> None:
         """Count the words of many texts, in few requests."""
@@ -35,6 +44,8 @@ class TokenCounter:
 
     def count(self, text: str) -> int:
         """The number of tokens of one text."""
+        if self._stopped:
+            raise StoppedError
         pieces = _pieces(text)
         unknown = list(dict.fromkeys(piece for piece in pieces if piece not in self._known))
         if unknown:
@@ -43,6 +54,8 @@ class TokenCounter:
 
     def _learn(self, words: Sequence[str]) -> None:
         for request in _requests(words):
+            if self._stopped:
+                raise StoppedError
             self._known.update(zip(request, self._count(request), strict=True))
             self._characters += sum(map(len, request))
 

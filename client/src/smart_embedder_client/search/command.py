@@ -74,17 +74,21 @@ def _add_stages(stages: "argparse._ArgumentGroup") -> None:
         type=common.positive,
         default=100,
         metavar="N",
-        help="of dense and of sparse vectors (%(default)s)",
+        help="passages found by dense and by sparse vectors each (%(default)s)",
     )
     stages.add_argument(
         "--fused",
         type=common.positive,
         default=20,
         metavar="N",
-        help="that the last stage orders (%(default)s)",
+        help="passages that the last stage orders (%(default)s)",
     )
     stages.add_argument(
-        "--limit", type=common.positive, default=10, metavar="N", help="results (%(default)s)"
+        "--limit",
+        type=common.positive,
+        default=10,
+        metavar="N",
+        help="passages that are printed (%(default)s)",
     )
     stages.add_argument(
         "--rescore",

@@ -75,18 +75,22 @@ def _embed(
     if DENSE in layout.kinds and health["dense_embedding_model"] != health["model"]:
         options["input_type"] = "query"
     answer = client.embed([query], **options)
-    payload = store.any_payload()
-    model = (payload or {}).get(MODEL, answer.dense_model_name)
-    if model != answer.dense_model_name:
-        raise QdrantError(
-            f"the collection has vectors of {model}, and the service makes those of "
-            f"{answer.dense_model_name}: ask a service with the same model"
-        )
+    _check_model(store, answer.dense_model_name)
     return Vectors(
         None if answer.dense is None else answer.dense[0],
         None if answer.sparse is None else answer.sparse[0],
         None if answer.colbert is None else answer.colbert[0],
     )
+
+
+def _check_model(store: Store, served: str) -> None:
+    """Raise `QdrantError` if the collection has vectors of another model than the served one."""
+    stored = (store.any_payload() or {}).get(MODEL, served)
+    if stored != served:
+        raise QdrantError(
+            f"the collection has vectors of {stored}, and the service makes those of {served}: ask "
+            "a service with the same model"
+        )
 
 
 def _rerank(client: Client, query: str, hits: Sequence[Hit]) -> list[Hit]:
