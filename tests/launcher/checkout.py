@@ -44,9 +44,7 @@ BARE = {
 needs_bash = pytest.mark.skipif(BASH is None, reason="start_server.sh needs bash")
 
 
-def start(
-    *arguments: str, script: Path = SCRIPT, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def start(*arguments: str, script: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run the launcher from another folder, with no terminal and little of our environment."""
     return run([str(BASH), str(script), *arguments], **variables)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.checkout import SCRIPT, TOOLS, make_checkout, start
+from tests.launcher.checkout import ROOT, SCRIPT, TOOLS, make_checkout, start
 
 
 @pytest.fixture
@@ -16,6 +16,15 @@ def tools(tmp_path: Path) -> Path:
     for name in TOOLS:
         (folder / name).symlink_to(str(shutil.which(name)))
     return folder
+
+
+@pytest.fixture(scope="session")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The launcher in a checkout of its own: ours may hold the .venv of a start, or an .env."""
+    script = make_checkout(tmp_path_factory.mktemp("checkouts").resolve() / "checkout")
+    for file in ROOT.glob("docker-compose.*.yml"):
+        shutil.copy(file, script.parent)
+    return script
 
 
 @pytest.fixture(scope="session")

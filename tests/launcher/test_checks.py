@@ -147,19 +147,23 @@ def test_an_address_that_is_not_this_machines_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("daemon", [HERE, DESKTOP], ids=["native", "desktop"])
 def test_a_taken_port_is_told_before_an_image_is_built(
-    tools: Path, taken: str, daemon: dict[str, str]
+    script: Path, tools: Path, taken: str, daemon: dict[str, str]
 ) -> None:
     add_docker(tools, **daemon)
-    result = start("docker", "cpu", PATH=str(tools), PORT=taken)
+    result = start("docker", "cpu", script=script, PATH=str(tools), PORT=taken)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == f"{sentence_of(taken)}\n"
 
 
-def test_a_port_of_this_machine_says_nothing_of_a_daemon_elsewhere(tools: Path, taken: str) -> None:
+def test_a_port_of_this_machine_says_nothing_of_a_daemon_elsewhere(
+    script: Path, tools: Path, taken: str
+) -> None:
     add_docker(tools, **ELSEWHERE)
-    assert start("docker", "cpu", PATH=str(tools), PORT=taken).returncode == 0
+    assert start("docker", "cpu", script=script, PATH=str(tools), PORT=taken).returncode == 0
 
 
-def test_a_port_that_our_own_container_holds_is_no_obstacle(tools: Path, taken: str) -> None:
+def test_a_port_that_our_own_container_holds_is_no_obstacle(
+    script: Path, tools: Path, taken: str
+) -> None:
     add_docker(tools, published=f"127.0.0.1:{taken}", **HERE)
-    assert start("docker", "cpu", PATH=str(tools), PORT=taken).returncode == 0
+    assert start("docker", "cpu", script=script, PATH=str(tools), PORT=taken).returncode == 0

@@ -38,8 +38,8 @@ def test_anything_else_is_no_request(line: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("bogus",), ("docker", "--demo"), ("",)])
-def test_anything_else_prints_usage_and_exits_1(arguments: tuple[str, ...]) -> None:
-    result = start(*arguments)
+def test_anything_else_prints_usage_and_exits_1(script: Path, arguments: tuple[str, ...]) -> None:
+    result = start(*arguments, script=script)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("Usage: start_server.sh [local|docker] [cpu|gpu|auto] [--demo]")
 

@@ -13,7 +13,6 @@ from launcher.console import QUESTIONS
 from tests.launcher.checkout import (
     BARE,
     BASH,
-    SCRIPT,
     add_docker,
     make_checkout,
     needs_bash,
@@ -100,11 +99,11 @@ def test_demo_asks_nothing(started: Path) -> None:
 
 
 @pytest.mark.parametrize("python", [sys.executable, ""], ids=["python", "no python"])
-def test_a_container_gets_the_answers(tools: Path, python: str) -> None:
+def test_a_container_gets_the_answers(script: Path, tools: Path, python: str) -> None:
     add_docker(tools)
     answers = "qwen\nsparse\nqwen\n"
     variables = {"PATH": str(tools), "PYTHON": python}
-    _, shown = start_on_terminal(answers, "docker", script=SCRIPT, **variables)
+    _, shown = start_on_terminal(answers, "docker", script=script, **variables)
     assert "  QWEN  Qwen/Qwen3-Embedding-0.6B, 1.2 GB more." in "\n".join(shown)
     assert "\n".join(shown).count("That is neither BGE nor QWEN.") == 1
     assert any(
@@ -115,10 +114,10 @@ def test_a_container_gets_the_answers(tools: Path, python: str) -> None:
 
 
 @pytest.mark.parametrize("python", [sys.executable, ""], ids=["python", "no python"])
-def test_a_container_gets_the_defaults_for_enter(tools: Path, python: str) -> None:
+def test_a_container_gets_the_defaults_for_enter(script: Path, tools: Path, python: str) -> None:
     add_docker(tools)
     variables = {"PATH": str(tools), "PYTHON": python}
-    _, shown = start_on_terminal("\n\n", "docker", script=SCRIPT, **variables)
+    _, shown = start_on_terminal("\n\n", "docker", script=script, **variables)
     assert any(
         line.endswith("up --build -d | unset BAAI/bge-reranker-v2-m3 unset unset") for line in shown
     )

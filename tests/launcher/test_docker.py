@@ -15,8 +15,6 @@ from tests.launcher.checkout import (
     BARE,
     BASH,
     QWEN,
-    ROOT,
-    SCRIPT,
     add_docker,
     add_nvidia_smi,
     add_program,
@@ -50,22 +48,24 @@ FORBIDDEN = (
     ],
 )
 def test_docker_starts_the_compose_file_of_the_device_and_tells_where_its_logs_are(
-    tools: Path, line: str, nvidia_smi: str | None, flavour: str, python: str
+    script: Path, tools: Path, line: str, nvidia_smi: str | None, flavour: str, python: str
 ) -> None:
     add_docker(tools)
     if nvidia_smi:
         add_program(tools, "nvidia-smi", nvidia_smi)
-    result = start(*line.split(), PATH=str(tools), PYTHON=python)
+    result = start(*line.split(), script=script, PATH=str(tools), PYTHON=python)
     assert result.returncode == 0, result.stderr
     assert f"ran compose -f docker-compose.{flavour}.yml up --build -d |" in result.stdout
-    assert f'docker compose -f "{ROOT}/docker-compose.{flavour}.yml" logs -f' in result.stdout
+    assert (
+        f'docker compose -f "{script.parent}/docker-compose.{flavour}.yml" logs -f' in result.stdout
+    )
     assert ("http://127.0.0.1:9000/health" in result.stdout) == bool(python)
 
 
 @pytest.mark.parametrize("python", [sys.executable, ""], ids=["python", "no python"])
-def test_docker_that_cannot_start_is_an_error(tools: Path, python: str) -> None:
+def test_docker_that_cannot_start_is_an_error(script: Path, tools: Path, python: str) -> None:
     add_program(tools, "docker", "[[ $4 != up ]]")
-    result = start(PATH=str(tools), PYTHON=python)
+    result = start(script=script, PATH=str(tools), PYTHON=python)
     assert result.returncode == 1
     assert result.stderr.startswith("start_server: docker compose could not start")
 
@@ -81,11 +81,11 @@ def test_docker_that_cannot_start_is_an_error(tools: Path, python: str) -> None:
     ],
 )
 def test_a_container_gets_what_the_memory_of_the_gpu_calls_for(
-    tools: Path, memory: str, tuned: str, python: str
+    script: Path, tools: Path, memory: str, tuned: str, python: str
 ) -> None:
     add_docker(tools)
     add_nvidia_smi(tools, memory)
-    result = start(PATH=str(tools), PYTHON=python, **QWEN)
+    result = start(script=script, PATH=str(tools), PYTHON=python, **QWEN)
     assert f"docker-compose.gpu.yml up --build -d | unset {QWEN['RERANKER_MODEL']} {tuned}\n" in (
         result.stdout
     )
@@ -97,34 +97,36 @@ def add_failing_docker(folder: Path, message: str) -> None:
 
 
 @pytest.mark.parametrize("python", [sys.executable, ""], ids=["python", "no python"])
-def test_the_limits_of_the_container_are_printed(tools: Path, python: str) -> None:
+def test_the_limits_of_the_container_are_printed(script: Path, tools: Path, python: str) -> None:
     add_docker(tools)
     defaults = {each.name: each.default for each in COMPOSE_VARIABLES}
     assert {name: defaults[name] for name in docker.LIMITS} == docker.LIMITS
     variables = {"PATH": str(tools), "PYTHON": python, "MEMORY_LIMIT": "3g"}
-    result = start("docker", "cpu", **variables)
+    result = start("docker", "cpu", script=script, **variables)
     assert "Limits of the container: MEMORY_LIMIT=3g, PIDS_LIMIT=2048.\n" in result.stdout
 
 
 @pytest.mark.parametrize("line", ["", "Docker GPU", "cpu"])
-def test_without_docker_one_sentence_says_so(tools: Path, line: str) -> None:
-    result = start(*line.split(), PATH=str(tools))
+def test_without_docker_one_sentence_says_so(script: Path, tools: Path, line: str) -> None:
+    result = start(*line.split(), script=script, PATH=str(tools))
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("start_server: docker was not found")
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_without_the_compose_plugin_one_sentence_says_so(tools: Path) -> None:
+def test_without_the_compose_plugin_one_sentence_says_so(script: Path, tools: Path) -> None:
     add_program(tools, "docker", "exit 1")
-    result = start(PATH=str(tools))
+    result = start(script=script, PATH=str(tools))
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("start_server: 'docker compose' was not found")
 
 
 @pytest.mark.parametrize("version", ["2.24.3", "v2.3.10", "2.0.0-rc.3"])
-def test_a_compose_plugin_too_old_for_the_files_is_told(tools: Path, version: str) -> None:
+def test_a_compose_plugin_too_old_for_the_files_is_told(
+    script: Path, tools: Path, version: str
+) -> None:
     add_docker(tools, compose=version)
-    result = start(PATH=str(tools))
+    result = start(script=script, PATH=str(tools))
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
         f"start_server: docker compose {version.removeprefix('v')} is too old: install 2.24.4 or "
@@ -133,15 +135,19 @@ def test_a_compose_plugin_too_old_for_the_files_is_told(tools: Path, version: st
 
 
 @pytest.mark.parametrize("version", ["2.24.4", "v2.24.4", "2.40.3-desktop.1", "5.0.0", "dev"])
-def test_a_compose_plugin_that_is_new_enough_is_used(tools: Path, version: str) -> None:
+def test_a_compose_plugin_that_is_new_enough_is_used(
+    script: Path, tools: Path, version: str
+) -> None:
     add_docker(tools, compose=version)
-    assert start(PATH=str(tools)).returncode == 0
+    assert start(script=script, PATH=str(tools)).returncode == 0
 
 
-def test_a_daemon_that_does_not_answer_is_told_with_its_own_words(tools: Path) -> None:
+def test_a_daemon_that_does_not_answer_is_told_with_its_own_words(
+    script: Path, tools: Path
+) -> None:
     words = "Cannot connect to the Docker daemon at unix:///a. Is the docker daemon running?"
     add_failing_docker(tools, f"Server:\n{words}")
-    result = start(PATH=str(tools))
+    result = start(script=script, PATH=str(tools))
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr == (
         f"start_server: the Docker daemon does not answer ({words}): start Docker Desktop, or on "
@@ -159,18 +165,18 @@ def test_a_daemon_that_is_silent_is_told(tools: Path, monkeypatch: pytest.Monkey
         docker.require_docker()
 
 
-def test_a_daemon_that_the_user_may_not_use_is_told(tools: Path) -> None:
+def test_a_daemon_that_the_user_may_not_use_is_told(script: Path, tools: Path) -> None:
     add_failing_docker(tools, "permission denied while trying to connect to the Docker daemon")
-    assert start(PATH=str(tools)).stderr == FORBIDDEN
+    assert start(script=script, PATH=str(tools)).stderr == FORBIDDEN
 
 
-def test_without_the_nvidia_toolkit_docker_gpu_says_so(tools: Path) -> None:
+def test_without_the_nvidia_toolkit_docker_gpu_says_so(script: Path, tools: Path) -> None:
     add_docker(tools, Runtimes={"runc": {}}, **HERE)
-    result = start("docker", "gpu", PATH=str(tools))
+    result = start("docker", "gpu", script=script, PATH=str(tools))
     assert (result.returncode, result.stdout, result.stderr) == (1, "", NO_TOOLKIT)
     add_program(tools, "nvidia-smi", "exit 0")
-    assert start("docker", "auto", PATH=str(tools)).stderr == NO_TOOLKIT
-    assert start("docker", "cpu", PATH=str(tools)).returncode == 0
+    assert start("docker", "auto", script=script, PATH=str(tools)).stderr == NO_TOOLKIT
+    assert start("docker", "cpu", script=script, PATH=str(tools)).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -183,15 +189,19 @@ def test_without_the_nvidia_toolkit_docker_gpu_says_so(tools: Path) -> None:
     ],
     ids=["runtime", "device", "desktop", "elsewhere"],
 )
-def test_a_daemon_that_may_have_the_toolkit_is_not_refused(tools: Path, facts) -> None:
+def test_a_daemon_that_may_have_the_toolkit_is_not_refused(
+    script: Path, tools: Path, facts
+) -> None:
     add_docker(tools, **facts)
-    assert start("docker", "gpu", PATH=str(tools)).returncode == 0
+    assert start("docker", "gpu", script=script, PATH=str(tools)).returncode == 0
 
 
-def test_the_toolkits_hook_is_enough_without_a_runtime_of_its_own(tools: Path) -> None:
+def test_the_toolkits_hook_is_enough_without_a_runtime_of_its_own(
+    script: Path, tools: Path
+) -> None:
     add_docker(tools, **HERE)
     add_program(tools, "nvidia-container-runtime-hook", "exit 0")
-    assert start("docker", "gpu", PATH=str(tools)).returncode == 0
+    assert start("docker", "gpu", script=script, PATH=str(tools)).returncode == 0
 
 
 @pytest.fixture
@@ -213,8 +223,10 @@ def real_docker(tools: Path, tmp_path: Path) -> dict[str, str]:
     }
 
 
-def test_the_real_docker_without_its_daemon_is_told(real_docker: dict[str, str]) -> None:
-    result = start(**real_docker)
+def test_the_real_docker_without_its_daemon_is_told(
+    script: Path, real_docker: dict[str, str]
+) -> None:
+    result = start(script=script, **real_docker)
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("start_server: the Docker daemon does not answer (")
     assert real_docker["DOCKER_HOST"] in result.stderr
@@ -222,7 +234,7 @@ def test_the_real_docker_without_its_daemon_is_told(real_docker: dict[str, str])
 
 
 def test_the_real_docker_with_a_daemon_that_is_forbidden_is_told(
-    real_docker: dict[str, str], tmp_path: Path
+    script: Path, real_docker: dict[str, str], tmp_path: Path
 ) -> None:
     with socket.socket(socket.AF_UNIX) as daemon:
         path = Path(real_docker["DOCKER_HOST"].removeprefix("unix://"))
@@ -231,7 +243,7 @@ def test_the_real_docker_with_a_daemon_that_is_forbidden_is_told(
         path.chmod(0o600)
         without_rights = give_up_rights(path)
         result = subprocess.run(
-            [*without_rights, str(BASH), str(SCRIPT)],
+            [*without_rights, str(BASH), str(script)],
             env=BARE | real_docker,
             stdin=subprocess.DEVNULL,
             capture_output=True,

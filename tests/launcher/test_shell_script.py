@@ -21,8 +21,10 @@ pytestmark = needs_bash
 
 
 @pytest.mark.parametrize("line", ["", "docker", "Docker GPU", "CPU"])
-def test_with_neither_python_nor_docker_one_sentence_says_so(tools: Path, line: str) -> None:
-    result = start(*line.split(), PATH=str(tools), PYTHON="")
+def test_with_neither_python_nor_docker_one_sentence_says_so(
+    script: Path, tools: Path, line: str
+) -> None:
+    result = start(*line.split(), script=script, PATH=str(tools), PYTHON="")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith("start_server: neither Python 3.11 or newer nor docker")
     assert len(result.stderr.splitlines()) == 1
@@ -36,10 +38,10 @@ def test_with_neither_python_nor_docker_one_sentence_says_so(tools: Path, line: 
     ],
 )
 def test_without_a_python_docker_that_cannot_be_used_is_told(
-    tools: Path, docker: str, sentence: str
+    script: Path, tools: Path, docker: str, sentence: str
 ) -> None:
     add_program(tools, "docker", docker)
-    result = start(PATH=str(tools), PYTHON="")
+    result = start(script=script, PATH=str(tools), PYTHON="")
     assert (result.returncode, result.stdout) == (1, "")
     assert result.stderr.startswith(f"start_server: {sentence}")
     assert len(result.stderr.splitlines()) == 1
@@ -57,10 +59,10 @@ def test_without_a_python_one_sentence_says_which_is_needed(
     assert result.stderr.startswith("start_server: Python 3.11 or newer was not found")
 
 
-def test_the_first_python_that_works_is_taken(tools: Path) -> None:
+def test_the_first_python_that_works_is_taken(script: Path, tools: Path) -> None:
     add_program(tools, "python3.13", "exit 127")
     add_program(tools, "python3", f'exec {sys.executable} "$@"')
-    assert start("bogus", PATH=str(tools), PYTHON="").stderr.startswith("Usage:")
+    assert start("bogus", script=script, PATH=str(tools), PYTHON="").stderr.startswith("Usage:")
 
 
 def test_the_launcher_needs_nothing_installed() -> None:

@@ -81,13 +81,7 @@ def run_nginx(
     program, openssl = shutil.which("nginx", path=_FOLDERS), shutil.which("openssl")
     if program is None or openssl is None:
         pytest.skip("nginx or openssl is not installed (apt-get install nginx-light openssl)")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
-         f"/CN={NAME}", "-keyout", str(key), "-out", str(certificate)],
-        check=True,
-        capture_output=True,
-    )  # fmt: skip
+    certificate, key = _make_certificate(folder, openssl)
     port = free_port()
     server = (
         shown("nginx")
@@ -102,9 +96,26 @@ def run_nginx(
         assert line in server
         assert other in _GUIDE
         server = server.replace(line, other)
-    file = folder / "nginx.conf"
-    user = pwd.getpwuid(os.getuid()).pw_name
-    group = grp.getgrgid(os.getgid()).gr_name
-    file.write_text(_NGINX.format(folder=folder, server=server, user=user, group=group))
+    file = _write_configuration(folder, server)
     with run_proxy([program, "-e", "stderr", "-p", str(folder), "-c", str(file)], port) as url:
         yield url
+
+
+def _make_certificate(folder: Path, openssl: str) -> tuple[Path, Path]:
+    """A self-signed certificate and its key."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj",
+         f"/CN={NAME}", "-keyout", str(key), "-out", str(certificate)],
+        check=True,
+        capture_output=True,
+    )  # fmt: skip
+    return certificate, key
+
+
+def _write_configuration(folder: Path, server: str) -> Path:
+    """Write nginx.conf with a `server`, for this process's user."""
+    user, group = pwd.getpwuid(os.getuid()).pw_name, grp.getgrgid(os.getgid()).gr_name
+    file = folder / "nginx.conf"
+    file.write_text(_NGINX.format(folder=folder, server=server, user=user, group=group))
+    return file
