@@ -297,20 +297,25 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--url", type=base_url, default="http://localhost:8000", help="address of the server")
-    add("--token", type=str.strip, help="bearer token, where the server wants one; else API_TOKEN")
+    add("--token", type=str.strip, help="the access token, if the server asks for one (API_TOKEN)")
     add("--concurrency", type=at_least(1), default=8, help="requests under way at any moment")
     add("--requests", type=at_least(1), default=100, help="measured requests in each scenario")
     add("--batch-size", type=at_least(1), default=4, help="sentences or passages in a request")
     add("--warmup", type=at_least(0), default=5, help="requests before the measured ones")
     add("--timeout", type=seconds, default=60.0, help="seconds until a request counts as failed")
-    add("--max-batch-size", type=at_least(0), default=128, help="largest --batch-size; 0 for any")
+    add(
+        "--max-batch-size",
+        type=at_least(0),
+        default=128,
+        help="the largest --batch-size that is allowed; 0 allows any",
+    )
     add(
         "--scenarios",
         type=scenario_names,
         default=",".join(PATHS),
         help="what to measure, separated by commas",
     )
-    add("--sleep-between", type=seconds, default=0.0, help="seconds of rest between scenarios")
+    add("--sleep-between", type=seconds, default=0.0, help="seconds of pause between scenarios")
     add("--json", type=Path, metavar="FILE", help="also write the figures to this file")
     return parser
 

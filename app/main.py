@@ -8,11 +8,11 @@ from functools import partial
 
 from fastapi import FastAPI
 from fastapi.telemetry import TelemetryConfig
+from starlette.middleware import Middleware
 
 from app import __version__
 from app.access.api_tokens import ApiTokens
 from app.access.rate_limit import Buckets, MemoryBuckets, SharedBuckets
-from app.api import embedding_stream, embeddings, health, operations, rerank
 from app.api.dialects import (
     cohere_embed,
     embedding_server,
@@ -23,14 +23,15 @@ from app.api.dialects import (
     tei_tokens,
     vllm,
 )
-from app.api.docs import install_docs
+from app.api.endpoints import embedding_stream, embeddings, health, operations, rerank
+from app.api.endpoints.docs import install_docs
+from app.api.endpoints.ui import install_ui
 from app.api.errors import install_error_handlers
 from app.api.handler import Service
 from app.api.model_catalogue import ModelCatalogue
 from app.api.openapi import TAGS, install_openapi
-from app.api.ui import install_ui
 from app.engine import Engine
-from app.engine.concurrency import FairSemaphore
+from app.engine.admission.concurrency import FairSemaphore
 from app.engine.download import DownloadStatus
 from app.engine.loaded_models import LoadedModels, Loader
 from app.middleware.auth import RequireToken
@@ -117,6 +118,7 @@ def create_app(
         redirect_slashes=False,
         telemetry=_NO_TELEMETRY,
         lifespan=_lifespan(service, on_ready, on_failure),
+        middleware=_middleware(service),
     )
     app.state.service = service
     for module in _ROUTERS:
@@ -126,7 +128,6 @@ def create_app(
         install_ui(app)
     install_openapi(app, service)
     install_error_handlers(app)
-    _add_middleware(app, service)
     return app
 
 
@@ -148,35 +149,33 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
     )
 
 
-def _add_middleware(app: FastAPI, service: Service) -> None:
-    """Add them from the innermost to the outermost."""
+def _middleware(service: Service) -> list[Middleware]:
+    """What every request passes, from the outermost to the innermost."""
     settings = service.settings
     limiter = RateLimiter(
         service.buckets, settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
     )
-    app.add_middleware(
-        LimitMemory,
-        max_bytes=_BODIES_IN_MEMORY * settings.max_body_bytes,
-        body_seconds=min(BODY_SECONDS, settings.request_timeout / 3),
-        stream_seconds=settings.request_timeout,
-    )
-    # Outside the limit of memory, which counts what is unpacked.
-    app.add_middleware(UnpackBody, max_bytes=settings.max_body_bytes)
-    app.add_middleware(LimitBody, max_bytes=settings.max_body_bytes)
-    app.add_middleware(LimitRate, limiter=limiter)
-    app.add_middleware(
-        RequireToken,
-        tokens=_tokens(settings),
-        limiter=limiter,
-        protect_metrics=settings.protect_metrics,
-    )
-    app.add_middleware(RefuseWhileDraining, drain=service.drain)
-    app.add_middleware(CheckOrigin, allowed=settings.cors_origins or ())
-    app.add_middleware(MeasureRequests, metrics=service.metrics)
-    if service.tracer is not None:
-        app.add_middleware(TraceRequests, tracer=service.tracer)
-    app.add_middleware(LogRequests)
-    app.add_middleware(ProvideContext, trusted_proxies=settings.trusted_proxies or ())
+    tokens, protect_metrics = _tokens(settings), settings.protect_metrics
+    tracing = [] if service.tracer is None else [Middleware(TraceRequests, tracer=service.tracer)]
+    return [
+        Middleware(ProvideContext, trusted_proxies=settings.trusted_proxies or ()),
+        Middleware(LogRequests),
+        *tracing,
+        Middleware(MeasureRequests, metrics=service.metrics),
+        Middleware(CheckOrigin, allowed=settings.cors_origins or ()),
+        Middleware(RefuseWhileDraining, drain=service.drain),
+        Middleware(RequireToken, tokens, limiter, protect_metrics=protect_metrics),
+        Middleware(LimitRate, limiter=limiter),
+        Middleware(LimitBody, max_bytes=settings.max_body_bytes),
+        Middleware(UnpackBody, max_bytes=settings.max_body_bytes),
+        # Inside `UnpackBody`, so that it counts what is unpacked.
+        Middleware(
+            LimitMemory,
+            max_bytes=_BODIES_IN_MEMORY * settings.max_body_bytes,
+            body_seconds=min(BODY_SECONDS, settings.request_timeout / 3),
+            stream_seconds=settings.request_timeout,
+        ),
+    ]
 
 
 def _buckets(settings: Settings, metrics: Metrics) -> Buckets:

@@ -203,8 +203,10 @@ def _pieces(known: list[str]) -> list[tuple[str, float]]:
 def main() -> None:
     """Make the checkpoint that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("shape", choices=[*sorted(SHAPES), "qwen-reranker"])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument(
+        "shape", choices=[*sorted(SHAPES), "qwen-reranker"], help="the architecture"
+    )
+    parser.add_argument("folder", type=Path, help="the folder that is written")
     arguments = parser.parse_args()
     if arguments.shape == "qwen-reranker":
         print(save_qwen_reranker(arguments.folder))

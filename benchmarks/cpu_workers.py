@@ -93,10 +93,12 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="a checkpoint of bge-m3's shape")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--texts", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dtype", default="auto")
+    parser.add_argument(
+        "--workers", type=int, default=2, help="workers that share the cores (%(default)s)"
+    )
+    parser.add_argument("--texts", type=int, default=64, help="texts of a request (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each case (%(default)s)")
+    parser.add_argument("--dtype", default="auto", help="the number format, as DTYPE (%(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         found = asyncio.run(compare(options, Path(scratch)))

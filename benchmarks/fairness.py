@@ -103,9 +103,16 @@ def main() -> None:
     """Run the comparison that the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path, help="a checkpoint of benchmarks.checkpoints")
-    parser.add_argument("--seconds", type=float, default=60, help="of each window")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--urgency", type=int, default=DEFAULT_URGENCY, help="of the sentences")
+    parser.add_argument(
+        "--seconds", type=float, default=60, help="seconds of each measurement (%(default)g)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each case (%(default)s)")
+    parser.add_argument(
+        "--urgency",
+        type=int,
+        default=DEFAULT_URGENCY,
+        help="the urgency of the single sentences, 0 to 7 (%(default)s)",
+    )
     report(*asyncio.run(compare(parser.parse_args())))
 
 

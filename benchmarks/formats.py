@@ -99,9 +99,11 @@ def measure(answer: EmbeddingAnswer, form: Format, runs: int) -> tuple[int, floa
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--texts", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=256)
-    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--texts", type=int, default=64, help="texts of a request (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of a text (%(default)s)")
+    parser.add_argument(
+        "--runs", type=int, default=3, help="how often each format is measured (%(default)s)"
+    )
     arguments = parser.parse_args()
     print("| format | numbers | MB | of raw | server, ms | client, ms | JSON is slower by |")
     print("|---|---|---|---|---|---|---|")

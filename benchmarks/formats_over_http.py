@@ -55,10 +55,10 @@ FORMATS = {
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--texts", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=256)
+    parser.add_argument("--folder", type=Path, required=True, help="a checkpoint of bge-m3's shape")
+    parser.add_argument("--dtype", default="auto", help="the number format, as DTYPE (%(default)s)")
+    parser.add_argument("--texts", type=int, default=64, help="texts of a request (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=256, help="tokens of a text (%(default)s)")
     arguments = parser.parse_args()
     settings = {
         "EMBEDDING_MODEL": str(arguments.folder.resolve()),

@@ -62,7 +62,12 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="a checkpoint of an embedding model")
-    parser.add_argument("--seconds", type=float, default=30, help="before the loading")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=30,
+        help="seconds that are measured before the loading (%(default)g)",
+    )
     options = parser.parse_args()
     folder = options.folder.resolve()
     with tempfile.TemporaryDirectory() as name:

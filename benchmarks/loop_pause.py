@@ -184,9 +184,11 @@ def main() -> int:
         return 0
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, nargs="?", help="a checkpoint of bge-m3's shape")
-    parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--texts", type=int, default=1024, help="of each request")
-    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--requests", type=int, default=200, help="requests (%(default)s)")
+    parser.add_argument("--texts", type=int, default=1024, help="texts of a request (%(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=20, help="seconds of the load (%(default)g)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         return 0 if measure(options, Path(scratch)) else 1

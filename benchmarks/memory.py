@@ -57,9 +57,14 @@ def _wait_for_thread(name: str) -> None:
 def main() -> None:
     """Print the figures and their ratio to the limit of 1.15 x weights + 700 MiB."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--reranker", type=Path, help="resident beside it")
-    parser.add_argument("--dtype", choices=sorted(_BYTES), default="bfloat16")
+    parser.add_argument("folder", type=Path, help="a checkpoint of bge-m3's shape")
+    parser.add_argument("--reranker", type=Path, help="a reranker that is loaded, too")
+    parser.add_argument(
+        "--dtype",
+        choices=sorted(_BYTES),
+        default="bfloat16",
+        help="the number format, as DTYPE (%(default)s)",
+    )
     arguments = parser.parse_args()
     folders = [folder for folder in (arguments.folder, arguments.reranker) if folder]
     weights = sum(weight_bytes(folder, arguments.dtype) for folder in folders) / _MIB

@@ -228,12 +228,16 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, nargs="?", help="a checkpoint of bge-m3's shape")
-    parser.add_argument("--seconds", type=float, default=3, help="of each window")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--seconds", type=float, default=3, help="seconds of each measurement (%(default)g)"
+    )
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each case (%(default)s)")
     parser.add_argument(
         "--loads", type=int, default=3, help="how many of: quiet, a busy process, a bulk load"
     )
-    parser.add_argument("--cores", type=int, default=2, help="that everything shares")
+    parser.add_argument(
+        "--cores", type=int, default=2, help="cores that everything shares (%(default)s)"
+    )
     parser.add_argument("--before", type=Path, help="an older checkout, to compare with")
     parser.add_argument("--bulk", metavar="URL", help=argparse.SUPPRESS)
     options = parser.parse_args()

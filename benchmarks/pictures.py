@@ -123,8 +123,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--engines", type=Path, nargs="*", default=[], metavar="FILE")
     parser.add_argument("--load", type=Path, nargs="*", default=[], metavar="FILE")
-    parser.add_argument("--scenario", default="embed_full", help="of the runs in --load")
-    parser.add_argument("--folder", type=Path, default=Path("docs"))
+    parser.add_argument(
+        "--scenario",
+        default="embed_full",
+        help="the scenario of the runs in --load that is drawn (%(default)s)",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path("docs"),
+        help="the folder for the pictures (%(default)s)",
+    )
     arguments = parser.parse_args()
     for file in arguments.engines:
         print(draw_engines(json.loads(file.read_text()), arguments.folder))

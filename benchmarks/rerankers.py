@@ -88,11 +88,18 @@ def reference(folder: Path, dtype: str) -> tuple[str, Compute]:
 def main() -> None:
     """Run the comparison that the command line asks for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("embedder", type=Path)
-    parser.add_argument("reranker", type=Path)
-    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
-    parser.add_argument("--passages", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("embedder", type=Path, help="a checkpoint of bge-m3's shape")
+    parser.add_argument("reranker", type=Path, help="a checkpoint of a reranker")
+    parser.add_argument(
+        "--dtype",
+        default="float32",
+        choices=["float32", "bfloat16"],
+        help="the number format, as DTYPE (%(default)s)",
+    )
+    parser.add_argument(
+        "--passages", type=int, default=32, help="passages of a request (%(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each case (%(default)s)")
     arguments = parser.parse_args()
     with asyncio.Runner() as runner:
         ours = this_engine(arguments, runner.get_loop())

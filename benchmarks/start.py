@@ -54,26 +54,27 @@ def start(folder: Path, reranker: str, dtype: str) -> None:
         "HOST": "127.0.0.1",
         "PORT": "0",
     }
-    command = [sys.executable, "-m", "app"]
     with subprocess.Popen(
-        command,
+        [sys.executable, "-m", "app"],
         cwd=_ROOT,
         env=os.environ | settings,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     ) as process:
-        assert process.stdout is not None
         try:
-            said = [""]
-            for line in process.stdout:
-                said.append(line)
-                if _READY in line:
-                    break
-            else:
-                sys.exit(f"the service did not start: {said[-1]}")
+            wait_until_ready(process)
         finally:
             process.kill()
+
+
+def wait_until_ready(process: "subprocess.Popen[str]") -> None:
+    """Read the service's log until it says that it is ready; end this program if it never does."""
+    last = ""
+    for last in process.stdout or ():
+        if _READY in last:
+            return
+    sys.exit(f"the service did not start: {last}")
 
 
 def seconds(run: Callable[[], None]) -> float:
@@ -86,25 +87,25 @@ def seconds(run: Callable[[], None]) -> float:
 def main() -> None:
     """Print the seconds of every round, and the ratio of the medians."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--reranker", default="late-interaction", help="or a folder")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("folder", type=Path, help="a checkpoint of bge-m3's shape")
+    parser.add_argument(
+        "--reranker", default="late-interaction", help="the setting RERANKER_MODEL (%(default)s)"
+    )
+    parser.add_argument("--dtype", default="auto", help="the number format, as DTYPE (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each case (%(default)s)")
     parser.add_argument("--pause", type=float, default=5.0, help="seconds before each turn")
-    parser.add_argument("--warm", action="store_true")
+    parser.add_argument("--warm", action="store_true", help="measure with the files in the cache")
     arguments = parser.parse_args()
     paths = weights_of(arguments.folder, Path(arguments.reranker))
     turns: dict[str, Callable[[], None]] = {
         "read": lambda: read(paths),
         "start": lambda: start(arguments.folder, arguments.reranker, arguments.dtype),
     }
+    prepare = read if arguments.warm else drop
     found: dict[str, list[float]] = {name: [] for name in turns}
     for _ in range(arguments.rounds):
         for name, run in turns.items():
-            if arguments.warm:
-                read(paths)
-            else:
-                drop(paths)
+            prepare(paths)
             time.sleep(arguments.pause)
             found[name].append(seconds(run))
         print("  ".join(f"{name} {of[-1]:.2f} s" for name, of in found.items()), flush=True)

@@ -226,8 +226,10 @@ def main() -> int:
     """Run it; 1 where this checkout's server did not keep its promise to Bob."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, nargs="?", help="a checkpoint of bge-m3's shape")
-    parser.add_argument("--seconds", type=float, default=20, help="of each window")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--seconds", type=float, default=20, help="seconds of each measurement (%(default)g)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each case (%(default)s)")
     parser.add_argument("--before", type=Path, help="an older checkout, to compare with")
     options = parser.parse_args()
     with (

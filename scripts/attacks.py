@@ -242,9 +242,11 @@ def row(attack: Attack, seen: Beside) -> str:
 def main() -> None:
     """Run every attack."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=10, help="of each attack that goes on")
+    parser.add_argument(
+        "--seconds", type=float, default=10, help="seconds of each lasting attack (%(default)g)"
+    )
     parser.add_argument("--tree", type=Path, default=REPOSITORY, help="the checkout to attack")
-    parser.add_argument("--only", default="", help="a part of the attacks' names")
+    parser.add_argument("--only", default="", help="run the attacks with this in their name")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

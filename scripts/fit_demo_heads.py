@@ -342,7 +342,12 @@ def write(path: Path, folder: Path, head: Vector) -> None:
 def main() -> None:
     """Fit, print how good the fit is, and write the numbers."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=Path("tools/demo/heads.json"))
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("tools/demo/heads.json"),
+        help="the file for the heads (%(default)s)",
+    )
     output = parser.parse_args().output
     folder = package_folder()
     encoder = Encoder(folder)

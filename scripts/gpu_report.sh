@@ -23,7 +23,7 @@ if [[ -n $wheels ]]; then
   site=$(mktemp -d)
   trap 'rm -rf "$site"' EXIT
   python3 -m pip install --quiet --no-index --no-deps --no-compile --target "$site" "$wheels"/*.whl
-  # Behind what the machine has: its PyTorch and what fits it come first.
+  # Before what the machine has, but for PyTorch, which is not among the wheels.
   export PYTHONPATH="$PWD:$site"
 fi
 export HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1

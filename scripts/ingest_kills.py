@@ -252,13 +252,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--chunks", type=int, default=100_000)
-    parser.add_argument("--kills", type=int, default=5, help="of the ingest")
-    parser.add_argument("--service-kills", type=int, default=2)
-    parser.add_argument("--between", type=float, default=15.0, help="most seconds between kills")
-    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument(
+        "--chunks", type=int, default=100_000, help="chunks that are generated (%(default)s)"
+    )
+    parser.add_argument(
+        "--kills", type=int, default=5, help="how often the ingest is killed (%(default)s)"
+    )
+    parser.add_argument(
+        "--service-kills", type=int, default=2, help="how often the service is killed (%(default)s)"
+    )
+    parser.add_argument(
+        "--between", type=float, default=15.0, help="the most seconds between kills (%(default)g)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=int(time.time()),
+        help="the seed of what is random (%(default)s)",
+    )
     parser.add_argument("--qdrant", help="the address of a server (Qdrant Edge)")
-    parser.add_argument("--server", action="store_true", help="start one that has the engine")
+    parser.add_argument(
+        "--server", action="store_true", help="start a process with Qdrant's engine in Python"
+    )
     arguments = parser.parse_args()
     print(f"seed {arguments.seed}")
     with ExitStack() as stack:

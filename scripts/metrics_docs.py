@@ -20,8 +20,16 @@ def table() -> str:
     return "\n".join([*_HEAD, *_rows(), ""])
 
 
+def _metrics() -> Metrics:
+    """The metrics of a service with a model, whose series exist with their labels."""
+    metrics = Metrics()
+    metrics.watch_models(["model"], ["ready"], lambda _: "ready")
+    metrics.watch_further_model("model", lambda: 0)
+    return metrics
+
+
 def _rows() -> Iterator[str]:
-    families = {family.name: family for family in Metrics().registry.collect()}
+    families = {family.name: family for family in _metrics().registry.collect()}
     for name, family in sorted(families.items()):
         if name.startswith(_PROCESS):
             continue

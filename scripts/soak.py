@@ -153,7 +153,9 @@ def growth(samples: list[tuple[float, int]]) -> float:
 def main() -> int:
     """Run it; 1 when a request was lost or the memory did not stay."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument(
+        "--minutes", type=float, default=10, help="minutes of traffic (%(default)g)"
+    )
     parser.add_argument("--folder", type=Path, help="a checkpoint of bge-m3's shape")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:

@@ -257,10 +257,14 @@ def check_speed(folder: Path, variables: dict[str, str], lines: int) -> list[str
 def main() -> int:
     """Run one of them; 1 where something is not as it should be."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=["memory", "neighbours", "speed"])
-    parser.add_argument("--lines", type=int, default=100_000)
+    parser.add_argument("what", choices=["memory", "neighbours", "speed"], help="what is measured")
+    parser.add_argument(
+        "--lines", type=int, default=100_000, help="lines of the stream (%(default)s)"
+    )
     parser.add_argument("--folder", type=Path, help="a checkpoint of bge-m3's shape")
-    parser.add_argument("--max-batch-tokens", default="auto")
+    parser.add_argument(
+        "--max-batch-tokens", default="auto", help="the setting MAX_BATCH_TOKENS (%(default)s)"
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.folder or save_m3(Path(scratch) / "tiny")

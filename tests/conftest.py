@@ -1,6 +1,7 @@
 """Fixtures that several rooms share."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 # Before anything imports torch, as in the service: several processes share the cores, and a thread
 # that waits for another one would hold its core for milliseconds.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+# A shell starts what is to run in the background with interrupts ignored, and the programs that
+# tests interrupt would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from tests.support.checkpoints import save_m3, save_qwen, save_reranker
 from tests.support.server import RunningServer, run_server

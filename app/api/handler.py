@@ -25,10 +25,10 @@ from app.api.context import RequestContext, context_of
 from app.api.model_catalogue import ModelCatalogue
 from app.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
 from app.engine import DEFAULT_URGENCY, Engine
-from app.engine.concurrency import FairSemaphore
+from app.engine.admission.concurrency import FairSemaphore
 from app.engine.download import DownloadStatus
 from app.engine.loaded_models import LoadedModels
-from app.engine.model_pool import SHARE_FOR_LOADING
+from app.engine.model_pool.model_pool import SHARE_FOR_LOADING
 from app.engine.types import ClassificationResult, EmbeddingResult, RerankResult
 from app.errors import ClientGoneError, InferenceTimeoutError
 from app.observability.metrics import Metrics
@@ -65,6 +65,18 @@ class Service:
     tracer: Tracer | None
     render_threads: Executor
     stream_places: FairSemaphore
+
+    @property
+    def status(self) -> tuple[str, str | None]:
+        """`status` and `reason` of /health."""
+        failure = self.engine.failure
+        if failure is not None:
+            return "unhealthy", str(failure)
+        if self.drain.begun or self.engine.closing:
+            return "draining", "the service is shutting down"
+        if self.engine.models is None:
+            return "loading", "the models are being loaded"
+        return "healthy", None
 
 
 async def get_service(request: Request) -> Service:

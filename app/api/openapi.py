@@ -50,6 +50,7 @@ TAGS: Final = (
     {"name": "text-embeddings-inference, one model", "description": "The same of one model."},
     {"name": "embedding-server"},
 )
+_WORK_STATUSES = (400, 401, 403, 408, 413, 415, 429, 500, 503, 504)
 _PROTECTED = ("/stats", "/metrics")
 _UNKNOWN_YET = "known once the models are loaded"
 
@@ -140,6 +141,25 @@ def error_responses(
 ) -> dict[int | str, dict[str, Any]]:
     """The part of an OpenAPI operation that describes its errors, of the dialect's shape."""
     return {status: {"model": model} for status in statuses}
+
+
+def describe_work(
+    summary: str,
+    schema: type[RequestModel],
+    response: Any,
+    *further_statuses: int,
+    error: type[BaseModel] = ErrorResponse,
+) -> dict[str, Any]:
+    """The description of a route that reads a body of `schema` and does work for it.
+
+    `further_statuses` are its errors beside those of every such route.
+    """
+    return {
+        "summary": summary,
+        "response_model": response,
+        "responses": error_responses(*sorted((*_WORK_STATUSES, *further_statuses)), model=error),
+        "openapi_extra": describe_body(schema),
+    }
 
 
 def install_openapi(app: FastAPI, service: Service) -> None:

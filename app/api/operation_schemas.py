@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from app.engine.loaded_models import ModelInfo
-from app.engine.model_state import ModelAbilities
+from app.engine.model_pool.model_state import ModelAbilities
 
 
 class Gpu(BaseModel):
@@ -41,6 +41,9 @@ class ServedModelStatus(BaseModel):
     reason: Annotated[str | None, Field(description="Why a failed one is not there.")]
     info: Annotated[ModelInfo | None, Field(description="How it is computed, while it is loaded.")]
     makes: Annotated[ModelAbilities | None, Field(description="What, while it is loaded.")]
+    token_budgets: Annotated[
+        dict[str, int], Field(description="Tokens of a forward on each device, while it is loaded.")
+    ]
 
 
 class HealthResponse(BaseModel):

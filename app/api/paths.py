@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from app.engine.job import Purpose
+from app.engine.scheduling.job import Purpose
 from app.observability.labels import EMBEDDING_ENDPOINT
 
 

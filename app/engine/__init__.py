@@ -3,12 +3,12 @@
 Knows nothing of HTTP.
 """
 
-from app.engine.batcher import DEFAULT_URGENCY
-from app.engine.classification import ClassificationRequest
 from app.engine.engine import Engine
-from app.engine.late_interaction import FusionWeights
 from app.engine.options import EmbeddingOptions, TruncationOptions
-from app.engine.reranking import RerankRequest
+from app.engine.pipelines.classification import ClassificationRequest
+from app.engine.pipelines.late_interaction import FusionWeights
+from app.engine.pipelines.reranking import RerankRequest
+from app.engine.scheduling.batcher import DEFAULT_URGENCY
 
 __all__ = [
     "DEFAULT_URGENCY",

@@ -9,19 +9,19 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from app.engine.active_requests import ActiveRequests
-from app.engine.batcher import DEFAULT_URGENCY
-from app.engine.classification import ClassificationRequest
-from app.engine.device_pool import DevicePool
-from app.engine.failure import find_failure, start_failure
+from app.engine.devices.device_pool import DevicePool
+from app.engine.devices.failure import find_failure, start_failure
 from app.engine.file_watch import FileWatch
 from app.engine.loaded_models import LoadedModels, Loader
-from app.engine.model_pool import ModelPool
-from app.engine.model_state import ModelState, ModelStatus, default_statuses
+from app.engine.model_pool.model_pool import ModelPool
+from app.engine.model_pool.model_state import ModelState, ModelStatus, default_statuses
 from app.engine.option_checks import wanted_kinds
 from app.engine.options import NO_OPTIONS, EmbeddingOptions
-from app.engine.pipelines import Pipelines
-from app.engine.queue import JobQueue
-from app.engine.reranking import RerankRequest
+from app.engine.pipelines.classification import ClassificationRequest
+from app.engine.pipelines.pipelines import Pipelines
+from app.engine.pipelines.reranking import RerankRequest
+from app.engine.scheduling.batcher import DEFAULT_URGENCY
+from app.engine.scheduling.queue import JobQueue
 from app.engine.types import ClassificationResult, EmbeddingResult, RerankResult
 from app.errors import (
     DrainingError,
@@ -92,7 +92,10 @@ class Engine:
         """The state of each model: the default ones, and then those of MODELS."""
         has_failed = start_failure(self._loading) is not None
         own = default_statuses(self._settings, self._models, has_failed=has_failed)
-        return [*own, *self._further.statuses]
+        return [
+            replace(status, token_budgets=self._devices.token_budgets(status.name))
+            for status in (*own, *self._further.statuses)
+        ]
 
     @property
     def closing(self) -> bool:

@@ -4,7 +4,7 @@ A `Loader` loads the default models at the start; a `ModelLoader` loads single m
 """
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -72,13 +72,14 @@ class Measured:
 class PlacedModel:
     """A model on one device.
 
-    `measure` runs its first forwards, in the device's thread. Called with false, it measures less,
-    so that the device's other work hardly waits. The other fields are as in `LoadedModels`.
+    `measure` runs its first forwards in steps, each in the device's thread, which may do other work
+    between two: it yields None after each step, and then the measurement. Called with false, it
+    measures less, so that the other work hardly waits. The other fields are as in `LoadedModels`.
     """
 
     model: Model
     device: DeviceInfo
-    measure: Callable[[bool], Measured]
+    measure: Callable[[bool], Iterator[Measured | None]]
     free_memory: Callable[[], object]
     prepare_thread: Callable[[], None] | None = None
 
@@ -179,7 +180,7 @@ class LoadedModels:
     def identity_of(self, model: Embedder) -> str:
         """A text that differs between any two models whose vectors of one text differ."""
         files = self.fingerprints.get(model, "")
-        made = f"{self.dtype_of(model)} {model.max_length} {model.pooling}"
+        made = f"{self.dtype_of(model)} {model.max_length} {model.pooling} {model.normalizes}"
         return f"{__version__} {model.name} {files} {made}"
 
     @property

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.context import RequestContext, context_of, working_endpoint
 from app.api.paths import ENDPOINTS
-from app.engine.job import Purpose
+from app.engine.scheduling.job import Purpose
 from app.errors import ClientGoneError
 from app.observability.metrics import EndpointMetrics, Metrics
 

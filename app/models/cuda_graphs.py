@@ -7,7 +7,7 @@ of the bucket belongs to no sequence. All copies are in the order of one stream,
 batches may be in flight.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from app.engine.types import TokenIds
+from app.models.batch.arrays import to_device
 from app.models.batch.length_classes import QUERIES_OF_A_BLOCK, WORTH_A_CALL, LengthClass
-from app.models.batch.packing import PackedBatch, to_device
+from app.models.batch.packing import PackedBatch
+from app.models.device.memory import capturing
 from app.models.device.timing import shortest
 from app.models.ops.proof import Proof, try_path, warn_of_refused
 
@@ -100,7 +102,7 @@ class GraphedForward:
         with _beside_the_current_stream(stream):
             # A first call, in which libraries allocate the memory that they keep.
             forward(self._batch)
-            with _captured(self._graph, stream, pool):
+            with capturing, _captured(self._graph, stream, pool):
                 self._states = forward(self._batch)
 
     def __call__(self, packed: PackedBatch) -> Tensor:
@@ -189,8 +191,13 @@ class GraphTrial:
     tolerance: float
 
     @torch.inference_mode()
-    def capture(self, buckets: Sequence[Bucket], device: torch.device) -> GraphedForwards:
-        """Graphs for the buckets in which even the smallest batch is faster than without."""
+    def capture(
+        self, buckets: Sequence[Bucket], device: torch.device
+    ) -> Generator[None, None, GraphedForwards]:
+        """Graphs for the buckets in which even the smallest batch is faster than without.
+
+        Yields wherever the device may do other work: a model may be loaded while others serve.
+        """
         make = partial(
             GraphedForward,
             self.forward,
@@ -207,11 +214,15 @@ class GraphTrial:
             smallest = self._draw(bucket, least, bucket.longest // 3)
             full = self._draw(bucket, bucket.tokens, bucket.longest)
             proof = self._prove(partial(make, bucket), [full, smallest], captured)
+            yield
             if not proof.holds:
                 warn_of_refused([proof], PLAIN)
                 return GraphedForwards((), proof)
-            if _seconds(captured[-1], smallest) < _seconds(self.forward, smallest):
+            graphed = _seconds(captured[-1], smallest)
+            yield
+            if graphed < _seconds(self.forward, smallest):
                 faster.append(captured[-1])
+            yield
         return GraphedForwards(tuple(reversed(faster)), proof)
 
     def _draw(self, bucket: Bucket, tokens: int, longest: int) -> PackedBatch:

@@ -1,14 +1,16 @@
 """Loads single models, those of MODELS, while others serve."""
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 
 from app.engine.download import DownloadStatus
@@ -24,19 +26,26 @@ from app.errors import StartupError
 from app.models.checkpoint.fingerprint import fingerprint
 from app.models.checkpoint.heap import trim_heap
 from app.models.checkpoint.mapped_files import MappedFiles
+from app.models.checkpoint.sentence_config import SentenceOverrides
 from app.models.checkpoint.weights import count_parameters, weight_files
 from app.models.device.choose import choose_device, memory_freer
 from app.models.device.cpu_shares import CpuShare, share_cpus
 from app.models.device.cpu_threads import leave_processor_to_others
-from app.models.device.memory import memory_usage
-from app.models.probe import measure_shortly, probe
-from app.models.runtime import DeviceLoader, describe, locate_model
+from app.models.device.memory import empty_cuda_cache, memory_usage
+from app.models.device_loader import DeviceLoader, describe
+from app.models.locate import locate_model
+from app.models.probe import probe_in_steps
 from app.models.tasks.device_model import DeviceModel
+from app.models.token_budget import ChosenBudget, named_or_chosen
 from app.settings import INT8, Settings
 from app.settings.model_entry import ModelEntry
 
+log = structlog.get_logger(__name__)
+
 # What a model takes beside its weights.
 _OVERHEAD = 1.05
+# Seconds of a forward that is measured while the device serves other models.
+_LONGEST_RUN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +88,7 @@ class EntryLoader:
         """Give back what models that were unloaded have left."""
         gc.collect()
         if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.empty_cache()
+            empty_cuda_cache()
         trim_heap()
 
     def plan(self, entry: ModelEntry) -> LoadPlan:
@@ -96,8 +105,9 @@ class EntryLoader:
 
 def _settings_for(entry: ModelEntry, settings: Settings) -> Settings:
     """The settings as they are for one model."""
-    # POOLING is for the default model of dense vectors, which this one is in its place.
-    update: dict[str, Any] = {"dense_embedding_model": entry.name, "pooling": entry.pooling}
+    update: dict[str, Any] = {"dense_embedding_model": entry.name}
+    # These are for the default model of dense vectors, which this one is in its place.
+    update |= {each.name: getattr(entry, each.name) for each in fields(SentenceOverrides)}
     if entry.dtype is not None:
         update["dtype"] = entry.dtype
     if entry.device is not None:  # Another device may not have what was named.
@@ -183,15 +193,22 @@ def _files_of(entry: ModelEntry, folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _placed(place: _Place, model: DeviceModel[Any], settings: Settings) -> PlacedModel:
-    def measure(thoroughly: bool) -> Measured:
-        if not thoroughly:
-            return Measured(0, measure_shortly(model, place.device))
-        model.capture_graphs()
-        budget = probe(model, place.device)
-        most = settings.max_batch_tokens
-        tokens = budget.tokens if most == "auto" else most
-        return Measured(tokens, budget.seconds_per_token)
+    def measure(thoroughly: bool) -> Iterator[Measured | None]:
+        for _ in model.capture_graphs_in_steps():
+            yield None
+        longest_run = math.inf if thoroughly else _LONGEST_RUN
+        for budget in probe_in_steps(model, place.device, longest_run):
+            yield None if budget is None else _measured(budget, settings, model.name, place)
 
     info: DeviceInfo = replace(describe(place.device, model.info), name=place.name)
     bind = None if place.share is None else place.share.bind_thread
     return PlacedModel(model, info, measure, memory_freer(place.device), bind)
+
+
+def _measured(budget: ChosenBudget, settings: Settings, name: str, place: _Place) -> Measured:
+    """The measurement of a model, with the token budget of the settings or its own."""
+    budget = named_or_chosen(budget, settings.max_batch_tokens)
+    log.info(
+        "token_budget", model=name, device=place.name, tokens=budget.tokens, reason=budget.reason
+    )
+    return Measured(budget.tokens, budget.seconds_per_token)

@@ -1,5 +1,6 @@
 """Warming a model up, and measuring what its forwards cost in time and memory."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from app.engine.model import Model
 from app.engine.types import Outputs
+from app.models.device.memory import empty_cuda_cache
 from app.models.device.timing import shortest
 from app.models.tasks.device_model import DeviceModel
 from app.models.token_budget import ChosenBudget, Measurement, choose_budget, minimum_tokens
@@ -21,7 +23,6 @@ _WORTH_GOING_ON = 1.03
 # Below this size a busy moment may look like the limit of the throughput.
 _WEIGHTY_SIZE = 1024
 _MEMORY_SHARE = 0.8
-_FEW_TOKENS = 32
 _MEMORY_TOKENS = 4096
 _SEQUENCE_TOKENS = 256
 # Ids that every vocabulary has.
@@ -31,21 +32,32 @@ _ALL_KINDS = Outputs(dense=True, sparse=True, colbert=True)
 
 def probe(model: DeviceModel[Any], device: torch.device) -> ChosenBudget:
     """Measure forwards of growing size and choose the token budget from them."""
+    return next(each for each in probe_in_steps(model, device) if each is not None)
+
+
+def probe_in_steps(
+    model: DeviceModel[Any], device: torch.device, longest_run: float = math.inf
+) -> Iterator[ChosenBudget | None]:
+    """Do what `probe` does, and yield None wherever the device may do other work.
+
+    No size is measured of which a run is expected to take more than `longest_run` seconds.
+    """
     total = torch.cuda.get_device_properties(device).total_memory if _is_cuda(device) else None
     most = tokens_that_fit(model, device)
     minimum = minimum_tokens(model.max_length, total)
+    yield None
     warm_up(model, _SIZES[0])
+    yield None
+    longest = _LONGEST_OF_TWO if _is_cuda(device) else _LONGEST_FORWARD
+    timed_forward, times = (
+        (_on_gpu(model, device), 1.0) if _is_cuda(device) else _on_few_layers(model)
+    )
+    measured = []
     sizes = _worth_measuring(minimum, most)
-    if not _is_cuda(device):
-        return choose_budget(list(measure(_on_few_layers(model), sizes)), minimum)
-    measured = list(measure(_on_gpu(model, device), sizes, _LONGEST_OF_TWO))
-    return choose_budget(measured, minimum, most, _LONGEST_OF_TWO)
-
-
-def measure_shortly(model: DeviceModel[Any], device: torch.device) -> float:
-    """Seconds per token, from short forwards that hardly delay the device's other work."""
-    timed_forward = _on_gpu(model, device) if _is_cuda(device) else _on_few_layers(model)
-    return timed_forward(_FEW_TOKENS) / _FEW_TOKENS
+    for each in measure(timed_forward, sizes, min(longest, times * longest_run)):
+        measured.append(each)
+        yield None
+    yield choose_budget(measured, minimum, most, longest if _is_cuda(device) else math.inf)
 
 
 def _worth_measuring(minimum: int, most: int | None) -> list[int]:
@@ -83,7 +95,7 @@ def tokens_that_fit(model: Model, device: torch.device) -> int | None:
     if not _is_cuda(device):
         return None
     warm_up(model, _MEMORY_TOKENS)
-    torch.cuda.empty_cache()
+    empty_cuda_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     _forward(model, _MEMORY_TOKENS)
@@ -102,14 +114,16 @@ def _on_gpu(model: Model, device: torch.device) -> Callable[[int], float]:
     return lambda tokens: shortest(lambda: run(tokens))
 
 
-def _on_few_layers(model: DeviceModel[Any]) -> Callable[[int], float]:
+def _on_few_layers(model: DeviceModel[Any]) -> tuple[Callable[[int], float], float]:
     """The same, extrapolated from a few layers, because a forward on a CPU may take long.
+
+    Returns also how many times as long as a run the forward takes.
 
     The heads for every token are left out: extrapolated, their share would be too large.
     """
     few, times = model.with_fewer_layers()
     dense = Outputs(dense=True)
-    return lambda tokens: times * shortest(lambda: _forward(few, tokens, dense))
+    return (lambda tokens: times * shortest(lambda: _forward(few, tokens, dense))), times
 
 
 def _forward(model: Model, tokens: int, outputs: Outputs = _ALL_KINDS) -> None:

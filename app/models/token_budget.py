@@ -8,6 +8,7 @@ minimum for a machine of this size, and never more than fits the memory with a m
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 _CLOSE_TO_BEST = 0.97
 _SHORT_LENGTH = 512
@@ -80,3 +81,10 @@ def capped(budget: ChosenBudget, most: int | None) -> ChosenBudget:
     if most is None or budget.tokens <= most:
         return budget
     return replace(budget, tokens=max(1, most), reason="what fits the memory")
+
+
+def named_or_chosen(budget: ChosenBudget, named: int | Literal["auto"]) -> ChosenBudget:
+    """The budget that was chosen, or the one that MAX_BATCH_TOKENS names."""
+    if named == "auto":
+        return budget
+    return replace(budget, tokens=named, reason="MAX_BATCH_TOKENS")

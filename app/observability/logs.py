@@ -44,20 +44,20 @@ def configure_logs(log_format: str, level: str, *, server_at: str = "debug") -> 
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=shared,
-            processors=[
-                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *_renderers(log_format),
-            ],
-        )
-    )
+    handler.setFormatter(_formatter(shared, log_format))
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     # Libraries log only warnings and errors.
     for library in ("httpx", "httpx2", "urllib3", "asyncio", "uvicorn.access"):
         logging.getLogger(library).setLevel(logging.WARNING)
     _take_over_uvicorn(server_at)
+
+
+def _formatter(shared: list[Processor], log_format: str) -> logging.Formatter:
+    """Renders the service's events, and the records of libraries after the `shared` processors."""
+    remove_meta = structlog.stdlib.ProcessorFormatter.remove_processors_meta
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared, processors=[remove_meta, *_renderers(log_format)]
+    )
 
 
 def _take_over_uvicorn(server_at: str) -> None:

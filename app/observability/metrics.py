@@ -133,7 +133,7 @@ class Metrics:
             "model_requests", "Requests that use a model of MODELS or wait for it", "model"
         )
         self.model_loads = self._counter(
-            "model_loads_total", "Loadings of a model of MODELS", "model", "result"
+            "model_loads_total", "Times a model of MODELS was loaded", "model", "result"
         )
         self.model_unloads = self._counter(
             "model_unloads_total", "Times a model of MODELS was unloaded", "model"
@@ -145,27 +145,28 @@ class Metrics:
         self.queue_capacity = gauge("embedding_queue_capacity", "Embedding requests that may wait")
         self.rerank_capacity = gauge("rerank_queue_capacity", "Rerank requests accepted at once")
         self.stuck_seconds = gauge(
-            "device_stuck_seconds", "How long a forward has been overdue by far; 0 where none is"
+            "device_stuck_seconds",
+            "Seconds since a forward last returned, while one takes over twice its limit; else 0",
         )
 
     def _make_cache_metrics(self) -> None:
         counter, gauge = self._counter, self._gauge
         self.embedding_cache_hits = counter(
             "embedding_cache_hits_total",
-            "Kinds of vectors of texts that were not computed again",
+            "Vectors that were not computed again, one for each text and kind",
             "source",
         )
         for source in CACHE_SOURCES:
             self.embedding_cache_hits.labels(source)
         self.embedding_cache_misses = counter(
             "embedding_cache_misses_total",
-            "Kinds of vectors of texts that the cache did not have",
+            "Vectors that the cache did not have, one for each text and kind",
         )
         self.embedding_cache_bytes = gauge(
-            "embedding_cache_bytes", "Memory that the embedding cache takes"
+            "embedding_cache_bytes", "Memory that the embedding cache takes in this process"
         )
         self.embedding_cache_entries = gauge(
-            "embedding_cache_entries", "Kinds of vectors of texts in the embedding cache"
+            "embedding_cache_entries", "Entries of the embedding cache, one for each text and kind"
         )
         self.embedding_cache_store_errors = counter(
             "embedding_cache_store_errors_total", "Times the embedding cache's Redis did not answer"

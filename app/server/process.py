@@ -79,7 +79,21 @@ def serve(settings: Settings, create_app: CreateApp) -> int:
 
     drain = Drain()
     app = create_app(settings, drain=drain, on_ready=on_ready, on_failure=on_failure)
-    config = uvicorn.Config(
+    server = DrainingServer(_uvicorn_config(app, settings, drain), drain, settings.shutdown_timeout)
+    try:
+        server.run()
+    except SystemExit:
+        # Raises a `StartupError` if another process has taken the port since it was checked.
+        require_port(settings.host, settings.port)
+        raise
+    # After the server has stopped, so that the log ends with the reason.
+    for error in failures:
+        log_failure(error)
+    return 1 if failures or not server.started else 0
+
+
+def _uvicorn_config(app: ASGIApp, settings: Settings, drain: Drain) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
@@ -91,17 +105,6 @@ def serve(settings: Settings, create_app: CreateApp) -> int:
         server_header=False,
         proxy_headers=False,
     )
-    server = DrainingServer(config, drain, settings.shutdown_timeout)
-    try:
-        server.run()
-    except SystemExit:
-        # Raises a `StartupError` if another process has taken the port since it was checked.
-        require_port(settings.host, settings.port)
-        raise
-    # After the server has stopped, so that the log ends with the reason.
-    for error in failures:
-        log_failure(error)
-    return 1 if failures or not server.started else 0
 
 
 def _exit(status: int) -> None:

@@ -46,8 +46,8 @@ class DeclaredSettings(BaseModel):
 
     embedding_model: types.EmbeddingModel = Field(
         "BAAI/bge-m3",
-        description="a hub id or folder of a text encoder; one of bge-m3's shape makes every kind "
-        "of vector",
+        description="a hub id or folder of a text encoder; one of bge-m3's kind makes all three "
+        "kinds of vectors",
     )
     dense_embedding_model: types.DenseModel | None = Field(
         None,
@@ -59,11 +59,24 @@ class DeclaredSettings(BaseModel):
         description="how a dense vector is made of the states of tokens, instead of what the "
         "model's sentence-transformers configuration says; not for bge-m3's kind",
     )
+    normalize: bool | None = Field(
+        None,
+        description="whether dense vectors are scaled to unit length, instead of what the model's "
+        "sentence-transformers configuration says; not for bge-m3's kind",
+    )
+    query_prompt: types.Prompt | None = Field(
+        None,
+        description="what the model of dense vectors reads before a text with "
+        '`"input_type": "query"`, instead of its configuration\'s prompt; not for ColBERT models',
+    )
+    document_prompt: types.Prompt | None = Field(
+        None, description='the same for `"input_type": "document"`'
+    )
     reranker_model: types.RerankerModel = Field(
         "BAAI/bge-reranker-v2-m3",
-        description="a hub id or folder of bge-reranker's or Qwen3-Reranker's kind, such as "
-        "`Qwen/Qwen3-Reranker-0.6B`; `late-interaction`, where `EMBEDDING_MODEL` scores the "
-        "passages itself, with no second model; or `none`",
+        description="a hub id or folder of a cross-encoder or a model of Qwen3-Reranker's kind; "
+        "`late-interaction`: `EMBEDDING_MODEL` scores the passages, and no second model is loaded; "
+        "or `none`",
     )
     model_revision: str | None = Field(
         None,
@@ -86,9 +99,9 @@ class DeclaredSettings(BaseModel):
     )
     model_memory_threshold: types.Share = Field(
         0.9,
-        description="the share of a device's memory above which the model of `MODELS` that was "
-        "not used for longest is unloaded; on a CPU it is that of the control group's limit, or of "
-        "the machine's memory",
+        description="the share of a device's memory above which models of `MODELS` are unloaded, "
+        "the least recently used first; on a CPU the share of the control group's limit, or of the "
+        "machine's memory",
     )
     hf_home: Path = Field(
         Path("~/.cache/huggingface"),
@@ -100,15 +113,15 @@ class DeclaredSettings(BaseModel):
 
     device: types.DeviceNames = Field(
         "auto",
-        description="`cuda`, `mps`, `cpu`, or workers behind one queue: on a GPU each as in "
-        "`cuda:0,cuda:1`, or sharing the cores as in `cpu:0,cpu:1`; `auto` is cuda, mps or cpu",
+        description="`cuda`, `mps`, `cpu`, or several workers behind one queue: one on each GPU, "
+        "`cuda:0,cuda:1`, or sharing the cores, `cpu:0,cpu:1`. `auto` is the first of cuda, mps "
+        "and cpu that can be used",
     )
     dtype: types.Dtype = Field(
         "auto",
-        description="the number format of the models. `auto` is float16 on a GPU (bfloat16 for "
-        "Qwen3 on NVIDIA's), and on a CPU bfloat16 where it is native, else float32. `int8` runs "
-        "bge-m3 and bge-reranker in 8 bits on an x86 CPU with AVX2, or on Linux an ARM one with "
-        "dot products",
+        description="the number format of the models. `auto` chooses by the device and the "
+        "model. `int8` runs models of the families BERT, RoBERTa and XLM-RoBERTa, such as bge-m3, "
+        "in 8 bits on an x86 CPU with AVX2, or on Linux an ARM one with dot products",
     )
     attention: types.Attention = Field(
         "auto",
@@ -124,26 +137,27 @@ class DeclaredSettings(BaseModel):
 
     bge_embed_max_length: types.Tokens | None = Field(
         None,
-        description="the most tokens of a text that bge-m3 reads; `MAX_INPUT_LENGTH` if not set",
+        description="the most tokens of a text that an embedding model other than Qwen3 reads; "
+        "`MAX_INPUT_LENGTH` if not set",
     )
     max_input_length: types.Tokens = Field(
         8192, description="an older name for `BGE_EMBED_MAX_LENGTH`"
     )
     qwen_embed_max_length: types.Tokens = Field(
-        32_768, description="the most tokens of a text that a Qwen3 dense model reads"
+        32_768, description="the most tokens of a text that a Qwen3 embedding model reads"
     )
     bge_rerank_max_length: types.Tokens = Field(
-        8192, description="the most tokens of a query and a passage together for bge-reranker"
+        8192, description="the most tokens of a query and a passage together for a cross-encoder"
     )
     qwen_rerank_max_length: types.Tokens = Field(
         32_768,
-        description="the same for Qwen3-Reranker, its template included; the launcher fits it to "
+        description="the same for Qwen3-Reranker, its template included; the launcher sets it by "
         "the memory where it is not set",
     )
 
     max_batch_tokens: types.AutoTokens = Field(
         "auto",
-        description="tokens of one forward; `auto` measures at the start, and the log's "
+        description="the most tokens of one forward; `auto` measures at the start, and the log's "
         "`token_budget` line says what was chosen and why. Smaller means sooner answers under load",
     )
     max_requests_in_batch: types.Requests | None = Field(
@@ -162,26 +176,26 @@ class DeclaredSettings(BaseModel):
     )
     torch_compile: bool = Field(
         False,
-        description="has no effect any more: on a GPU kernels of the service took the place of "
-        "PyTorch's compiler. A warning in the log says so",
+        description="has no effect: the service has kernels of its own. A warning in the log "
+        "says so",
     )
     qwen_rerank_batch_size: types.Pairs = Field(
         16,
-        description="the most pairs in one forward of Qwen3-Reranker, which computes once what "
-        "they begin with: with more a request takes less time and more memory. The launcher fits "
-        "it to the memory where it is not set",
+        description="the most pairs in one forward of Qwen3-Reranker. A forward computes the "
+        "common beginning of its pairs once, so more pairs take less time and more memory. The "
+        "launcher sets it by the memory where it is not set",
     )
 
     embedding_cache: types.Cache = Field(
         SecretStr(OFF),
-        description="where vectors are kept, so that a text is not computed twice: `off`, "
-        "`memory`, or a Redis that several processes share, with the memory before it, "
+        description="where vectors are kept, so that a text is not computed twice: `off`; "
+        "`memory`, each process for itself; or in addition a Redis that several processes share, "
         "`redis://user:password@host:6379/0` or `rediss://host`",
     )
     embedding_cache_bytes: types.Bytes = Field(
         268_435_456,
-        description="the most bytes of vectors that a process keeps in memory; those that were "
-        "not used for longest are dropped",
+        description="the most bytes of vectors that a process keeps in memory; the least recently "
+        "used are dropped first",
     )
 
     max_queue_size: types.Requests = Field(
@@ -219,9 +233,9 @@ class DeclaredSettings(BaseModel):
 
     api_token: SecretStr | None = Field(
         None,
-        description="the token that every `POST` must show as `Authorization: Bearer <token>`; "
-        "with neither this nor `API_TOKENS_FILE` set, none is asked for. As a flag, every process "
-        "of the machine can read it",
+        description="the token that requests must show as `Authorization: Bearer <token>`; "
+        "with neither this nor `API_TOKENS_FILE` set, none is asked for. Given as a flag, every "
+        "process of the machine can read it",
     )
     api_tokens_file: Path | None = Field(
         None,

@@ -33,6 +33,9 @@ class ModelEntry(BaseModel):
     dtype: types.Dtype | None = None
     max_length: types.Tokens | None = None
     pooling: types.Pooling | None = None
+    normalize: Annotated[bool | None, Field(strict=True)] = None
+    query_prompt: types.Prompt | None = None
+    document_prompt: types.Prompt | None = None
     load: Literal["start", "first_use"] = "first_use"
     pinned: Annotated[bool, Field(strict=True)] = False
     place: str = "MODELS"

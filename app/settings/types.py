@@ -149,6 +149,11 @@ RerankerModel = Annotated[
 Pooling = Annotated[
     Literal["cls", "last_token", "max", "mean", "mean_sqrt_length", "weighted_mean"], _AnyCase
 ]
+Prompt = Annotated[
+    str,
+    Field(max_length=4096, strict=True),
+    Allowed("a text of at most 4,096 characters, in quotes if it ends with a space"),
+]
 ModelAliases = Annotated[
     dict[str, str],
     BeforeValidator(_split_pairs),

@@ -29,6 +29,8 @@ _KINDS = {"dense": False, "all kinds": True}
 _TEXTS_IN_A_CALL = 256
 _LEAST_CALLS = 8
 _ROUNDS = 2
+# After which no other length is begun, so that there are figures at all.
+_SECONDS = 110.0
 _QUERIES = 100
 # FlagEmbedding pads, and its rate hardly depends on how many texts there are.
 _PEERS_SHARE = 4
@@ -73,12 +75,18 @@ def peer_seconds(peer: Peer, texts: list[str], *, every_kind: bool) -> float:
 
 
 async def rates(engine: Engine, peer: Peer | None, size: Size) -> list[dict[str, Any]]:
-    """One row for each length and selection of kinds; the best of the rounds of each engine."""
-    rows = []
+    """One row for each length and selection of kinds; the best of the rounds of each engine.
+
+    On a slow device the longest texts are left out.
+    """
+    rows: list[dict[str, Any]] = []
+    ends = time.monotonic() + _SECONDS
     for length in size.lengths():
         texts = size.texts(length)
         fewer = texts[: max(1, len(texts) // _PEERS_SHARE)]
         for name, every_kind in _KINDS.items():
+            if time.monotonic() > ends:
+                return rows
             own, other = [], []
             for _ in range(_ROUNDS):
                 seconds = await own_seconds(engine, texts, every_kind=every_kind)

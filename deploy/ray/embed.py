@@ -128,7 +128,13 @@ def _manifest(job: Job, files: list[Path], arguments: argparse.Namespace) -> dic
         "kinds": [kind for kind in _KINDS if getattr(job.outputs, kind)],
         "collection": [job.qdrant, job.collection],
         "models": [own.embedding_model, own.dense_model, *revisions],
-        "reading": [own.embed_max_length, own.qwen_embed_max_length, own.pooling, own.dtype],
+        "reading": [
+            own.embed_max_length,
+            own.qwen_embed_max_length,
+            own.pooling,
+            own.normalize,
+            own.dtype,
+        ],
         "blocks": [arguments.block_rows, arguments.block_bytes],
     }
 
@@ -155,17 +161,21 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("input", nargs="+", type=Path, help="files, or folders of files")
     add("--output", type=Path, required=True, help="the folder for vectors and progress")
-    add("--text-column", default="text")
-    add("--id-column", help="rows are named by their place in the file if it is not given")
-    add("--kinds", default="dense,sparse", help="some of dense,sparse,colbert")
-    add("--qdrant", metavar="URL", help="put points there; QDRANT_API_KEY is its key")
-    add("--collection", default="smart-embedder", help="the collection in Qdrant")
-    add("--workers", type=int, default=1, help="the most engines")
-    add("--cpus", type=float, default=1, help="CPUs of each engine")
-    add("--gpus", type=float, default=0, help="GPUs of each engine, such as 0.5")
-    add("--block-rows", type=int, default=4096, help="rows of a block of Parquet")
-    add("--block-bytes", type=int, default=2**22, help="bytes of a block of JSONL")
-    add("--address", help="the Ray cluster; else RAY_ADDRESS, or one of this process's own")
+    add("--text-column", default="text", help="the column that is embedded (%(default)s)")
+    add("--id-column", help="the column that names a row (its place in the file)")
+    add("--kinds", default="dense,sparse", help="some of dense,sparse,colbert (%(default)s)")
+    add(
+        "--qdrant",
+        metavar="URL",
+        help="a Qdrant to store points in, instead of Parquet; QDRANT_API_KEY is its key",
+    )
+    add("--collection", default="smart-embedder", help="the collection in Qdrant (%(default)s)")
+    add("--workers", type=int, default=1, help="the most engines at a time (%(default)s)")
+    add("--cpus", type=float, default=1, help="CPUs of each engine (%(default)g)")
+    add("--gpus", type=float, default=0, help="GPUs of each engine, such as 0.5 (%(default)g)")
+    add("--block-rows", type=int, default=4096, help="rows of a block of Parquet (%(default)s)")
+    add("--block-bytes", type=int, default=2**22, help="bytes of a block of JSONL (%(default)s)")
+    add("--address", help="the Ray cluster (RAY_ADDRESS, else one on this machine)")
     return parser
 
 

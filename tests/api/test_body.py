@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from app.api import body, embeddings
+from app.api import body
 from app.api.body import JsonValueCounter
 from app.api.dialects import openai
+from app.api.endpoints import embeddings
 from app.api.schemas import EmbeddingRequest
 from app.errors import InvalidRequestError
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.engine import Engine, RerankRequest
-from app.engine.model_state import ModelState
+from app.engine.model_pool.model_state import ModelState
 from app.main import create_app
 from app.models.load import load_models
 from app.settings import Settings
@@ -91,6 +91,9 @@ def test_a_model_that_was_never_asked_for_is_not_loaded(several: RunningServer, 
     kinds = {name: each["makes"] and each["makes"]["kinds"] for name, each in health.items()}
     made = ["dense", "sparse", "colbert"]
     assert kinds["other-m3"] is None
+    assert health["other-m3"]["token_budgets"] == {}
+    ready = [name for name, each in health.items() if each["state"] == "ready"]
+    assert all(min(health[name]["token_budgets"].values()) >= 512 for name in ready)
     assert kinds["tiny-reranker"] == ["scores"]
     assert made in kinds.values()
     assert several.metric('model_state{model="other-m3",state="unloaded"}') == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from app.engine.device_threads import run_preempting_call
+from app.engine.devices.device_threads import run_preempting_call
 from app.engine.loaded_models import DeviceInfo, LoadedModels
 from app.engine.options import CUT_AT_END, InputType, TruncationOptions
 from app.engine.types import Outputs, TextEmbedding, TokenizedPair, TokenizedText

@@ -19,7 +19,7 @@ from app.engine.loaded_models import (
     PlacedModel,
     PlacedModels,
 )
-from app.engine.model_state import ModelState, ModelStatus
+from app.engine.model_pool.model_state import ModelState, ModelStatus
 from app.observability.metrics import Metrics
 from app.settings import Settings
 from app.settings.model_entry import ModelEntry
@@ -49,6 +49,7 @@ class FakeLoader:
         self.gigabytes: dict[str, int] = {}
         self.failures: list[Exception] = []
         self.devices: dict[str, str] = {}
+        self.token_budgets: dict[str, int] = {}
         self.files: dict[str, Any] = {}
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
@@ -83,7 +84,7 @@ class FakeLoader:
         place = PlacedModel(
             model,
             replace(device, name=self.devices.get(entry.name, device.name)),
-            lambda _: Measured(10, 0.0),
+            lambda _: iter([None, Measured(self.token_budgets.get(entry.name, 10), 0.0)]),
             gc.collect,
         )
         info = ModelInfo(model.name, "float32", {})

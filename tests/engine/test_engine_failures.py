@@ -44,7 +44,13 @@ async def test_a_request_whose_first_part_failed_is_not_run_further() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("CUDA out of memory"), RuntimeError("X_ALLOC_FAILED")]
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("CUDA out of memory"),
+        RuntimeError("X_ALLOC_FAILED"),
+        RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp"),
+    ],
 )
 async def test_a_single_text_that_does_not_fit_is_told_as_such(error) -> None:
     model, metrics = FakeModel(), Metrics()
@@ -131,7 +137,7 @@ async def test_a_fault_in_the_consumer_itself_is_a_failure_and_not_a_silence(mon
 
     engine = engine_for(FakeModel())
     await engine.start()
-    monkeypatch.setattr("app.engine.queue.form_batch", broken)
+    monkeypatch.setattr("app.engine.scheduling.queue.form_batch", broken)
     # Who waits for it is told, and so is whoever comes later.
     for _ in range(2):
         with pytest.raises(UnhealthyError, match="consumer has ended"):
@@ -151,7 +157,7 @@ async def test_a_fault_behind_a_forward_is_told_to_those_in_it_and_to_those_who_
     await engine.start()
     tasks = [await hold(engine, model), asyncio.create_task(engine.embed(["waits"] * 9))]
     await waiting(metrics, 1)
-    monkeypatch.setattr("app.engine.batch.Batch.complete", broken)
+    monkeypatch.setattr("app.engine.scheduling.batch.Batch.complete", broken)
     let_go(model)
     for task in tasks:
         with pytest.raises(UnhealthyError, match="consumer has ended"):

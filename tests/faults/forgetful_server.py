@@ -6,7 +6,7 @@ A request with the text "parsing", "tokenising" or "rendering" finds no memory i
 import dataclasses
 from functools import partial
 
-from app.api import embeddings
+from app.api.endpoints import embeddings
 from app.api.formats import json_answer
 from app.api.schemas import EmbeddingRequest
 from app.engine.loaded_models import LoadedModels

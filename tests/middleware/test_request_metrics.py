@@ -4,8 +4,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app import errors
+from app.api.endpoints.operations import totals
 from app.api.errors import error_response
-from app.api.operations import totals
 from app.middleware.context import ProvideContext
 from app.middleware.request_metrics import MeasureRequests
 from app.observability.labels import REJECTION_REASONS

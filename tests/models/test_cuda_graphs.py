@@ -1,5 +1,7 @@
 """CUDA graphs of small batches, with real numbers on a CPU: what they compute, and when not."""
 
+import threading
+from collections.abc import Generator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,10 +15,12 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from app.models import cuda_graphs
-from app.models.backbone import Backbone, load_decoder, load_encoder
+from app.models.backbones.backbone import Backbone
+from app.models.backbones.by_architectures import load_decoder, load_encoder
 from app.models.batch.packing import PackedBatch, pack
 from app.models.checkpoint.weights import Weights
 from app.models.cuda_graphs import Bucket, GraphedForward, GraphedForwards, GraphTrial, make_buckets
+from app.models.device.memory import capturing
 from app.models.ops.backend import choose_backend
 from app.models.ops.torch_backend import TorchBackend
 from app.models.target import Target
@@ -56,16 +60,29 @@ def graphs(backbone: Backbone) -> GraphedForwards:
 def capture(
     backbone: Backbone, graph: type[CpuGraph] = CpuGraph, **changed: Any
 ) -> GraphedForwards:
-    pack_rows = partial(pack, device=CPU, roberta_padding=backbone._padding)
-    trial = GraphTrial(backbone._transformer, pack_rows, backbone.max_length, 1e-4)
+    trial = trial_of(backbone)
     with cpu_graphs(graph):
-        return replace(trial, **changed).capture(BUCKETS, CPU)
+        return result_of(replace(trial, **changed).capture(BUCKETS, CPU))
+
+
+def trial_of(backbone: Backbone) -> GraphTrial:
+    pack_rows = partial(pack, device=CPU, positions=backbone._positions)
+    return GraphTrial(backbone._transformer, pack_rows, backbone.max_length, 1e-4)
+
+
+def result_of(steps: Generator[None, None, GraphedForwards]) -> GraphedForwards:
+    """What a capture returns after its last step."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
 
 
 def batch(backbone: Backbone, lengths: list[int]) -> PackedBatch:
     generator = np.random.default_rng(sum(lengths))
     sequences = [generator.integers(5, 100, length) for length in lengths]
-    return pack(sequences, device=CPU, roberta_padding=backbone._padding)
+    return pack(sequences, device=CPU, positions=backbone._positions)
 
 
 @given(batches=st.lists(LENGTHS, min_size=1, max_size=4))
@@ -141,6 +158,51 @@ def test_a_faulty_graph_is_refused_with_one_warning(backbone, graph, reason) -> 
     assert logs == []
 
 
+def test_no_thread_empties_the_allocators_cache_during_a_capture(backbone) -> None:
+    """It would get an error from PyTorch, and so would the requests of its device."""
+    acquired: list[bool] = []
+
+    def try_to_acquire() -> None:
+        acquired.append(capturing.acquire(blocking=False))
+        if acquired[-1]:
+            capturing.release()
+
+    class Watched(CpuGraph):
+        def capture_end(self) -> None:
+            super().capture_end()
+            thread = threading.Thread(target=try_to_acquire)
+            thread.start()
+            thread.join()
+
+    capture(backbone, Watched)
+    assert acquired == [False] * len(BUCKETS)
+    try_to_acquire()
+    assert acquired[-1]
+
+
+@torch.inference_mode()
+def test_forwards_between_two_steps_of_a_capture_are_as_alone(backbone) -> None:
+    """Another model's, on the same device: here those of the model itself, without graphs."""
+    packed = batch(backbone, [3, 9])
+    expected = backbone.forward(packed)
+    steps = trial_of(backbone).capture(BUCKETS, CPU)
+
+    def with_others() -> Generator[None, None, GraphedForwards]:
+        while True:
+            torch.testing.assert_close(backbone.forward(packed), expected)
+            try:
+                yield next(steps)
+            except StopIteration as end:
+                return end.value
+
+    with cpu_graphs():
+        found = result_of(with_others())
+    assert len(found.forwards) == 3
+    graph = found.find(packed)
+    assert graph is not None
+    torch.testing.assert_close(graph(packed), expected, rtol=1e-4, atol=1e-4)
+
+
 def test_an_attention_that_asks_for_lengths_on_the_host_is_refused(backbone) -> None:
     def forward(packed: PackedBatch) -> torch.Tensor:
         return torch.ones(packed.tokens, packed.max_length)
@@ -203,7 +265,7 @@ def on_gpu(folder: Path) -> Backbone:
 @torch.inference_mode()
 def test_on_a_gpu_states_are_those_of_the_plain_forward(tiny_m3: Path) -> None:
     backbone = on_gpu(tiny_m3)
-    backbone.capture_graphs()
+    list(backbone.capture_graphs_in_steps())
     assert backbone.target.paths["launch"] == "graphs"
     for lengths in (7,), (30, 1, 3), (70,), (20,) * 50, (70,) * 20:
         packed = backbone.pack([np.full(length, 5) for length in lengths])
@@ -224,8 +286,8 @@ def test_on_a_gpu_a_capture_that_waits_for_the_device_leaves_it_usable(tiny_m3: 
         return states * (1 if states.isnan().any().item() else 2)
 
     trial = GraphTrial(waiting, backbone.pack, backbone.max_length, 0.005)
-    assert not trial.capture(BUCKETS, GPU).proof.holds
+    assert not result_of(trial.capture(BUCKETS, GPU)).proof.holds
     # PyTorch's allocator believes that no capture is under way.
     torch.cuda.empty_cache()
-    backbone.capture_graphs()
+    list(backbone.capture_graphs_in_steps())
     assert backbone.target.paths["launch"] == "graphs"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.engine import Engine
-from app.engine.loaded_models import MemoryUsage
+from app.engine.loaded_models import Measured, MemoryUsage
 from app.errors import StartupError
 from app.models.device.cpu_threads import available_threads
 from app.models.load import load_models
@@ -84,7 +84,7 @@ async def embed(engine: Engine, model: str | None = None) -> np.ndarray:
 async def test_nothing_is_left_of_a_model_that_was_unloaded(
     tiny_m3: Path, tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.engine.model_room.PAUSE", 0)
+    monkeypatch.setattr("app.engine.model_pool.model_room.PAUSE", 0)
     async with Engine(settings(tiny_qwen), load_models) as engine:
         expected = await embed(engine)
     further = ModelEntry(name=str(tiny_qwen))
@@ -122,3 +122,44 @@ def test_a_models_own_pooling_is_its_own_alone(tiny_qwen: Path) -> None:
         for pooling in (None, "mean")
     ]
     assert poolings == ["last_token", "mean"]
+
+
+def test_a_models_own_prompts_and_scaling_are_its_own_alone(tiny_qwen: Path) -> None:
+    """QUERY_PROMPT and NORMALIZE are for the default model of dense vectors."""
+    update = {"normalize": True, "query_prompt": "theirs: "}
+    loader = EntryLoader(settings(tiny_qwen).model_copy(update=update))
+    plain, own = [
+        loader.plan(entry).load().places[0].model
+        for entry in (
+            ModelEntry(name=str(tiny_qwen)),
+            ModelEntry(name=str(tiny_qwen), normalize=True, query_prompt="ours: "),
+        )
+    ]
+    assert (plain.normalizes, own.normalizes) == (False, True)
+    assert own.prompts["query"] == "ours: " != plain.prompts["query"] != "theirs: "
+
+
+def measured(folder: Path, *, thoroughly: bool, **changed: int) -> list[Measured | None]:
+    """What each step of the measurement of a model yields."""
+    loader = EntryLoader(settings(folder).model_copy(update=changed))
+    (place,) = loader.plan(ModelEntry(name=str(folder))).load().places
+    return list(place.measure(thoroughly))
+
+
+@pytest.mark.parametrize("thoroughly", [True, False])
+def test_a_model_is_measured_by_itself_a_step_at_a_time(tiny_m3: Path, *, thoroughly: bool) -> None:
+    *steps, last = measured(tiny_m3, thoroughly=thoroughly)
+    assert len(steps) >= 3
+    assert set(steps) == {None}
+    assert last is not None
+    assert last.max_batch_tokens >= 512
+    assert last.seconds_per_token > 0
+
+
+@pytest.mark.parametrize("thoroughly", [True, False])
+def test_a_token_budget_that_is_named_is_that_of_every_model(
+    tiny_m3: Path, *, thoroughly: bool
+) -> None:
+    last = measured(tiny_m3, thoroughly=thoroughly, max_batch_tokens=77)[-1]
+    assert last is not None
+    assert last.max_batch_tokens == 77

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from app.models import probe
-from app.models.batch.shared_prefix import shared_places
+from app.models.batch.shared_prefix import find_shared_prefixes
 from app.models.device.timing import shortest
 from app.models.probe import measure
 
@@ -59,6 +59,29 @@ def test_on_a_real_model_it_chooses_one_of_the_sizes(embedder) -> None:
     assert budget.seconds_per_token > 0
 
 
+def test_no_size_is_measured_that_would_keep_others_waiting(embedder, monkeypatch) -> None:
+    seen: list[int] = []
+
+    def a_second(run) -> float:
+        run()
+        return 1.0
+
+    launch = type(embedder).launch
+
+    def note(self, sequences, outputs):
+        seen.append(sum(map(len, sequences)))
+        return launch(self, sequences, outputs)
+
+    monkeypatch.setattr(probe, "shortest", a_second)
+    monkeypatch.setattr(type(embedder), "launch", note)
+    *steps, budget = probe.probe_in_steps(embedder, CPU, longest_run=0.5)
+    assert set(steps) == {None}
+    assert budget is not None
+    # The first one tells that all others would take longer.
+    assert seen == [128, 512]
+    assert budget.tokens == 512
+
+
 class Recorder:
     """Takes note of what it is asked for."""
 
@@ -77,7 +100,7 @@ def test_no_text_that_is_measured_begins_like_another(longest: int) -> None:
     model = Recorder(longest)
     probe.warm_up(model, 4096)
     assert sum(map(len, model.sequences)) == 4096
-    assert shared_places(model.sequences) is None
+    assert find_shared_prefixes(model.sequences) is None
 
 
 def test_a_cpu_does_not_tell_how_many_tokens_fit(embedder) -> None:

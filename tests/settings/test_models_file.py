@@ -41,6 +41,9 @@ def test_every_field_is_read(tmp_path: Path) -> None:
   dtype: bfloat16
   max_length: 512
   pooling: mean
+  normalize: false
+  query_prompt: "query: "
+  document_prompt: ""
   load: start
   pinned: true
 - name: acme/other
@@ -56,10 +59,13 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         "dtype": "bfloat16",
         "max_length": 512,
         "pooling": "mean",
+        "normalize": False,
+        "query_prompt": "query: ",
+        "document_prompt": "",
         "load": "start",
         "pinned": True,
     }
-    assert (judge.place, other.place) == ("models.yaml, line 3", "models.yaml, line 13")
+    assert (judge.place, other.place) == ("models.yaml, line 3", "models.yaml, line 16")
     assert other.aliases == ("other-one",)
 
 

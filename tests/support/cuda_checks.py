@@ -31,6 +31,8 @@ def check_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     match func._overloadpacket:
         case aten.mm | aten.addmm | aten.addmm_ | aten.bmm:
             _require(len({each.dtype for each in _tensors(named)}) == 1, "one dtype in a product")
+        case aten.native_layer_norm:
+            _require(len({each.dtype for each in _tensors(named)}) == 1, "one dtype in a norm")
         case aten.segment_reduce:
             _require(named.get("unsafe", False), "lengths that are not read back (unsafe=True)")
         case aten._flash_attention_forward | aten._flash_attention_forward_no_dropout_inplace:

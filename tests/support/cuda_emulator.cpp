@@ -100,7 +100,8 @@ RUN(embed, P(long long *a, number *b, long long *c, number *d, number *e, number
              float h, int i, int j, int w), (a, b, c, d, e, f, g, h, i, j, w))
 RUN(add_norm, P(number *a, number *b, number *c, number *d, float e, int w), (a, b, c, d, e, w))
 RUN(rms_norm, P(number *a, number *b, number *c, float e, int w), (a, b, c, e, w))
-RUN(rotary, P(number *a, number *b, float *c, float *d, float e, int s, int w), (a, b, c, d, e, s, w))
+RUN(rotary, P(number *a, number *b, float *c, float *d, float e, int s, int h, int w),
+    (a, b, c, d, e, s, h, w))
 RUN(gate, P(number *a, number *b, long long n, int w), (a, b, n, w))
 RUN(unit_rows, P(number *a, long long *b, void *c, float *d, float e, int h, int w),
     (a, b, c, d, e, h, w))

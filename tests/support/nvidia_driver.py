@@ -15,20 +15,33 @@ int cuDeviceGetCount(int *count) { *count = GPUS; return 0; }
 // Of the last kernel: how many arguments to look at, and eight bytes from where each begins.
 int arguments;
 unsigned char argument[16][8];
-void *stream;
+void *stream, *function;
 unsigned blocks, threads;
 int cuLaunchKernel(void *kernel, unsigned x, unsigned y, unsigned z, unsigned i, unsigned j,
                    unsigned k, unsigned shared, void *on, void **from, void **extra) {
-    stream = on, blocks = x * y * z, threads = i * j * k;
+    stream = on, function = kernel, blocks = x * y * z, threads = i * j * k;
     for (int n = 0; n < arguments; n++)
         memcpy(argument[n], from[n], 8);
     return shared || extra;
+}
+// Of the last module: how its code begins. A function's handle is its number.
+unsigned char image[4];
+int cuModuleLoadData(void **module, const void *code) {
+    memcpy(image, code, sizeof image), *module = image;
+    return 0;
+}
+int cuModuleGetFunction(void **function, void *module, const char *name) {
+    static int functions;
+    *function = (char *)0 + ++functions;
+    return module == image ? 0 : 400;
 }
 int cuGetProcAddress_v2(const char *, void **, int, flags, int *);
 int cuGetProcAddress(const char *name, void **found, int version, flags unused) {
     *found = !strcmp(name, "cuInit") ? (void *)cuInit
         : !strcmp(name, "cuDriverGetVersion") ? (void *)cuDriverGetVersion
         : !strcmp(name, "cuDeviceGetCount") ? (void *)cuDeviceGetCount
+        : !strcmp(name, "cuModuleLoadData") ? (void *)cuModuleLoadData
+        : !strcmp(name, "cuModuleGetFunction") ? (void *)cuModuleGetFunction
         : !strcmp(name, "cuLaunchKernel") ? (void *)cuLaunchKernel
         : !strcmp(name, "cuGetProcAddress") ? (void *)cuGetProcAddress_v2 : 0;
     return *found ? 0 : 500;

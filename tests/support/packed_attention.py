@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from app.models.attention.sdpa import States
+from app.models.attention.reference import QueryKeyValue
 from app.models.batch.packing import PackedBatch, pack
 
 CPU = torch.device("cpu")
@@ -16,7 +16,7 @@ def pack_lengths(lengths: list[int], multiple: int = 1, device: torch.device = C
 
 def random_states(
     tokens: int, heads: int, width: int, group: int = 1, dtype: torch.dtype = torch.bfloat16
-) -> States:
+) -> QueryKeyValue:
     """Views of one projection, as the layers give them; `group` heads read the same keys."""
     torch.manual_seed(tokens * heads * width)
     projected = torch.randn(tokens, (group + 2) * heads, width).to(dtype).transpose(0, 1)

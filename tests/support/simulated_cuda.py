@@ -8,18 +8,16 @@ and arguments that a kernel refuses. Results arrive in host memory as `ARRIVED` 
 waited for, and as NaN before. The device is called cuda:0, with its number.
 """
 
-import ctypes
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -27,12 +25,10 @@ from app.models import cuda_graphs
 from app.models.device import transfer
 from app.models.ops import backend, proof
 from tests.support.cuda_checks import CudaMisuseError, check_arguments, launches_nothing
+from tests.support.fake_device import crosses, fake_tensors, is_made_of_others, leaves
 from tests.support.simulated_streams import ARRIVED, Arrival, Event, Graph, Stream
 
 MEMORY = 80 * 2**30
-_LIBRARY = Path(torch.__file__).parent / "lib" / "libc10.so"
-_GUARDS = "_ZN3c104impl26device_guard_impl_registryE"
-_CUDA, _META = 1, 14
 
 
 class SimulatedCuda(TorchDispatchMode):
@@ -108,14 +104,14 @@ class SimulatedCuda(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        leaves = _flat((args, kwargs))
-        if not any(isinstance(each, FakeTensor) or _is_cuda(each) for each in leaves):
+        given = leaves((args, kwargs))
+        if not any(isinstance(each, FakeTensor) or _is_cuda(each) for each in given):
             return self._on_the_host(func, args, kwargs)
-        if func.namespace == "aten" and _is_made_of_others(func):
+        if is_made_of_others(func):
             with self:
                 return func.decompose(*args, **kwargs)
-        tensors = [each for each in leaves if isinstance(each, Tensor)]
-        source = _crosses(func, args, kwargs)
+        tensors = [each for each in given if isinstance(each, Tensor)]
+        source = crosses(func, args, kwargs)
         if source is not None:
             return self._copy(func, args, kwargs, source)
         result = func(*args, **kwargs)
@@ -123,7 +119,7 @@ class SimulatedCuda(TorchDispatchMode):
         return result
 
     def _launch(self, func, args, kwargs, tensors, result) -> None:
-        results = [each for each in _flat(result) if isinstance(each, Tensor)]
+        results = [each for each in leaves(result) if isinstance(each, Tensor)]
         if not any(each.device.type == "cuda" for each in (*tensors, *results)):
             return
         if launches_nothing(func):
@@ -236,40 +232,12 @@ def _method(function: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-_torch_load = torch.load
-
-
-def _load(*arguments: Any, **options: Any) -> Any:
-    """Under fake tensors PyTorch reads shapes alone."""
-    with _disable_current_modes():
-        return _torch_load(*arguments, **options)
-
-
-def _is_made_of_others(func) -> bool:
-    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
-
-
 def _is_cuda(argument: Any) -> bool:
     return isinstance(argument, torch.device) and argument.type == "cuda"
 
 
 def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def _flat(value: Any) -> list[Any]:
-    return torch.utils._pytree.tree_leaves(value)
-
-
-def _crosses(func, args, kwargs) -> Tensor | None:
-    """What is copied from the host to a device or back, if anything is."""
-    if func is torch.ops.aten.copy_.default:
-        source, target = args[1], args[0].device
-    elif func is torch.ops.aten._to_copy.default:
-        source, target = args[0], kwargs.get("device") or args[0].device
-    else:
-        return None
-    return source if source.device.type != target.type else None
 
 
 @contextmanager
@@ -314,28 +282,12 @@ def simulated_cuda(
         stack.enter_context(patch.object(backend, "load_kernels", lambda *_: cuda))
         # There are no numbers that could differ.
         stack.enter_context(patch.object(proof, "_largest_difference", _of_shapes))
-        stack.enter_context(_device_guard())
         # Before the stand-ins: where it finds a GPU, it lets PyTorch make tensors there.
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(fake_tensors("cuda"))
         for key, value in stand_ins.items():
             stack.enter_context(patch.object(torch.cuda, key, value))
         pin, record = cuda.pin_memory, cuda.record_stream
         stack.enter_context(patch.object(Tensor, "pin_memory", _method(pin)))
         stack.enter_context(patch.object(Tensor, "record_stream", _method(record)))
-        stack.enter_context(patch.object(torch, "load", _load))
-        # A module's parameters become fake tensors instead of holding one.
-        stack.enter_context(
-            patch.object(torch.__future__, "_overwrite_module_params_on_conversion", new=True)
-        )
         stack.enter_context(cuda)
         yield cuda
-
-
-@contextmanager
-def _device_guard() -> Iterator[None]:
-    """A build for CPUs has no device guard for CUDA: it gets that of `meta`."""
-    guards = (ctypes.c_void_p * 32).in_dll(ctypes.CDLL(str(_LIBRARY)), _GUARDS)
-    before = guards[_CUDA]
-    guards[_CUDA] = before or guards[_META]
-    yield
-    guards[_CUDA] = before

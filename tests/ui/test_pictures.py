@@ -14,7 +14,7 @@ from tests.support.server import REPOSITORY, RunningServer
 from tests.ui.conftest import PHONE, open_page, wait_for_view
 
 DOCS = REPOSITORY / "docs"
-MOST_BYTES = 400_000
+MOST_BYTES = 300_000
 # The mean difference of two areas of the picture, from 0 (the same) to 1 (black and white).
 TOLERANCE = 0.06
 WINDOW = {"width": 1280, "height": 800}

@@ -35,58 +35,61 @@ _QUESTIONS = {
 }
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line; on a terminal it asks for what is missing."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.capacity", description=(__doc__ or "").partition("\n\n")[2]
     )
     add = parser.add_argument
-    add("--rate", type=float, help="requests a second")
-    add("--tokens", help="of a text: 30, 20:200 (uniform), or 30*9,2000 (30 nine times in ten)")
-    add("--texts-file", type=Path, help='texts of yours, JSONL of {"text": ...}; needs a service')
-    add("--texts", type=int, default=1, help="of a request, or passages (%(default)s)")
-    add("--kinds", default="dense,sparse,colbert", help="of vectors, or rerank (%(default)s)")
-    add("--p50-ms", type=float, help="milliseconds for half of the requests")
-    add("--p99-ms", type=float, help="milliseconds for 99 of 100")
-    add("--clients", type=int, default=8, help="who send them (%(default)s)")
-    add("--max-queue-size", type=int, default=QUEUE_PLACES, help="as the setting (%(default)s)")
-    add("--requests", type=int, default=REQUESTS, help="of a simulation (%(default)s)")
+    add("--rate", type=float, help="requests a second, at random times")
+    add("--tokens", help="tokens of a text: 30, 20:200 (uniform), or 30*9,2000 (30 in 9 of 10)")
+    add("--texts-file", type=Path, help='your texts, JSONL of {"text": ...}; needs a service')
+    add("--texts", type=int, default=1, help="texts or passages of a request (%(default)s)")
+    add("--kinds", default="dense,sparse,colbert", help="kinds of vectors, or rerank (%(default)s)")
+    add("--p50-ms", type=float, help="milliseconds within which half of the requests are answered")
+    add("--p99-ms", type=float, help="milliseconds within which 99 of 100 requests are answered")
+    add("--clients", type=int, default=8, help="clients that send requests (%(default)s)")
+    add("--max-queue-size", type=int, default=QUEUE_PLACES, help="MAX_QUEUE_SIZE (%(default)s)")
+    add("--requests", type=int, default=REQUESTS, help="requests of each simulation (%(default)s)")
     add("--url", help="measure this service, which nobody else uses meanwhile")
-    add("--token", help="its access token")
-    add("--times", type=Path, metavar="FILE", help="times that --save wrote, here or elsewhere")
-    add("--save", type=Path, metavar="FILE", help="write the measured times")
-    add("--json", type=Path, metavar="FILE", help="write what was found")
-    given = parser.parse_args(arguments)
-    for missing in _ask(given):
+    add("--token", help="the access token of that service")
+    add("--times", type=Path, metavar="FILE", help="use times that --save wrote, here or elsewhere")
+    add("--save", type=Path, metavar="FILE", help="write the measured times to this file")
+    add("--json", type=Path, metavar="FILE", help="write the result to this file")
+    arguments = parser.parse_args(argv)
+    for missing in _ask(arguments):
         parser.error(f"--{missing.replace('_', '-')} is missing")
-    return given
+    return arguments
 
 
-def _ask(given: argparse.Namespace) -> Iterator[str]:
+def _ask(arguments: argparse.Namespace) -> Iterator[str]:
     """Ask for what is missing; what cannot be asked for."""
     for name, question in _QUESTIONS.items():
-        if getattr(given, name) is not None or (name == "tokens" and given.texts_file):
+        if getattr(arguments, name) is not None or (name == "tokens" and arguments.texts_file):
             continue
-        if name == "p99_ms" and given.p50_ms is not None:
+        if name == "p99_ms" and arguments.p50_ms is not None:
             continue
         if sys.stdin.isatty():
             answer = input(question)
-            setattr(given, name, answer if name == "tokens" else float(answer))
+            setattr(arguments, name, answer if name == "tokens" else float(answer))
         else:
             yield name
 
 
 @contextmanager
-def _service(given: argparse.Namespace) -> Iterator[Client | None]:
+def _service(arguments: argparse.Namespace) -> Iterator[Client | None]:
     """The service to ask, or None where times are given and no text is to be counted."""
-    if given.url is not None:
-        with closing(Client(given.url, given.kinds, given.token)) as client:
+    if arguments.url is not None:
+        with closing(Client(arguments.url, arguments.kinds, arguments.token)) as client:
             yield client
-    elif given.times is not None and given.texts_file is None:
+    elif arguments.times is not None and arguments.texts_file is None:
         yield None
     else:
         _tell("starting the service")
-        with started_service() as url, closing(Client(url, given.kinds, given.token)) as client:
+        with (
+            started_service() as url,
+            closing(Client(url, arguments.kinds, arguments.token)) as client,
+        ):
             yield client
 
 
@@ -104,22 +107,22 @@ def read_lengths(path: Path, client: Client) -> Lengths:
         raise LoadError(f'{path} is no JSONL of {{"text": ...}}: {error!r}') from None
 
 
-def gather(given: argparse.Namespace) -> tuple[TimeTable, Load]:
+def gather(arguments: argparse.Namespace) -> tuple[TimeTable, Load]:
     """What a request costs, and the load; measured where it is not given."""
-    with _service(given) as client:
-        if given.texts_file is not None and client is not None:
-            lengths = read_lengths(given.texts_file, client)
+    with _service(arguments) as client:
+        if arguments.texts_file is not None and client is not None:
+            lengths = read_lengths(arguments.texts_file, client)
         else:
-            lengths = parse_lengths(given.tokens)
-        if given.times is not None:
-            table = read_times(given.times)
+            lengths = parse_lengths(arguments.tokens)
+        if arguments.times is not None:
+            table = read_times(arguments.times)
         elif client is not None:
-            table = measure(client, given.kinds, _tell)
-    if given.save is not None:
-        table.write(given.save)
-    if table.kinds != given.kinds:
-        raise TimesError(f"these times are of {table.kinds}, and the load is of {given.kinds}")
-    return table, Load(given.rate, lengths, given.texts, given.clients)
+            table = measure(client, arguments.kinds, _tell)
+    if arguments.save is not None:
+        table.write(arguments.save)
+    if table.kinds != arguments.kinds:
+        raise TimesError(f"these times are of {table.kinds}, and the load is of {arguments.kinds}")
+    return table, Load(arguments.rate, lengths, arguments.texts, arguments.clients)
 
 
 def report(table: TimeTable, load: Load, target: Target, options: list[list[Option]]) -> None:
@@ -149,21 +152,21 @@ def _answer(last: Option, what: str, target: Target) -> str:
 
 def main() -> int:
     """Measure, simulate, tell; return the exit status: 1 where the target cannot be reached."""
-    given = parse()
+    arguments = parse()
     try:
-        table, load = gather(given)
-        devices = devices_of(table, given.max_queue_size)
+        table, load = gather(arguments)
+        devices = devices_of(table, arguments.max_queue_size)
     except (TimesError, LoadError, ServiceError) as error:
         print(f"This cannot be planned: {error}", file=sys.stderr)
         return 2
-    p50, p99 = (None if each is None else each / 1000 for each in (given.p50_ms, given.p99_ms))
-    target = Target(p50, p99)
+    milliseconds = arguments.p50_ms, arguments.p99_ms
+    target = Target(*(None if each is None else each / 1000 for each in milliseconds))
     options = [
-        plan(load, devices, target, given.requests) for plan in (more_devices, more_replicas)
+        plan(load, devices, target, arguments.requests) for plan in (more_devices, more_replicas)
     ]
     report(table, load, target, options)
-    if given.json is not None:
-        given.json.write_text(json.dumps(_as_json(options), indent=1) + "\n", encoding="utf-8")
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(_as_json(options), indent=1) + "\n", encoding="utf-8")
     return 0 if all(some[-1].meets for some in options) else 1
 
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from app.engine.batch import Batch
-from app.engine.batcher import Limits
-from app.engine.job import Job
-from app.engine.preemption import Preemption, is_long, split_short
-from app.engine.queue import JobQueue
+from app.engine.model import Model
+from app.engine.scheduling.batch import Batch
+from app.engine.scheduling.batcher import Limits
+from app.engine.scheduling.job import Job
+from app.engine.scheduling.preemption import Preemption, is_long, split_short
+from app.engine.scheduling.queue import JobQueue
 from app.engine.types import Outputs, TokenIds
 from tools.capacity.cost import CostModel
 from tools.capacity.load import Arrival
@@ -44,6 +45,10 @@ class Devices:
     overlapping: bool = False
     interference: float = 0.0
     queue_places: int = QUEUE_PLACES
+
+    def limits_of(self, _: Model) -> Limits:
+        """The limits of a forward."""
+        return self.limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +133,7 @@ class _Device:
         """Take batches while it has room for them."""
         simulation = self._simulation
         while self._slots:
-            batch = simulation.queue.take(simulation.devices.limits)
+            batch = simulation.queue.take(simulation.devices.limits_of)
             if batch is None:
                 return
             self._slots -= 1
@@ -156,7 +161,7 @@ class _Device:
             batch,
             seconds,
             self._simulation.consumer,
-            self._simulation.devices.limits,
+            self._simulation.devices.limits_of,
             lambda short: self._preempt(forward, short),
         )
         if short.slices:
@@ -222,16 +227,16 @@ class Simulation:
 
     def run(self, arrivals: Iterable[Arrival]) -> Outcome:
         """Every request until it is answered or refused; ends early where many are refused."""
-        given = list(arrivals)
-        self._ids = np.zeros(max(max(each.lengths) for each in given), np.int64)
-        for place, arrival in enumerate(given):
+        requests = list(arrivals)
+        self._ids = np.zeros(max(max(each.lengths) for each in requests), np.int64)
+        for index, arrival in enumerate(requests):
             tokenized = arrival.time + self.devices.cost.tokenize(arrival.lengths)
-            self.clock.call_at(tokenized, partial(self._arrive, arrival, place))
+            self.clock.call_at(tokenized, partial(self._arrive, arrival, index))
         with self.consumer.listener(self._offer):
             self.clock.run()
         busy = sum(worker.busy_seconds for worker in self._workers)
         return Outcome(
-            [self._latencies[place] for place in sorted(self._latencies)],
+            [self._latencies[index] for index in sorted(self._latencies)],
             self._refused,
             busy / (self.clock.now * self.devices.number),
             self.batches,
@@ -244,14 +249,14 @@ class Simulation:
     def complete(self, batch: Batch, seconds: float) -> None:
         """Give the jobs of a batch their results; those that have all are answered."""
         batch.complete([None] * len(batch.sequences), seconds)
-        for part in batch.slices:
-            arrival = self._in_work.get(part.job)
-            if part.job.resolved and arrival is not None:
-                del self._in_work[part.job]
+        for each in batch.slices:
+            arrival = self._in_work.get(each.job)
+            if each.job.resolved and arrival is not None:
+                del self._in_work[each.job]
                 answered = self.clock.now + self.devices.cost.rest(arrival.lengths)
-                self._latencies[self._order.pop(part.job)] = answered - arrival.time
+                self._latencies[self._order.pop(each.job)] = answered - arrival.time
 
-    def _arrive(self, arrival: Arrival, place: int) -> None:
+    def _arrive(self, arrival: Arrival, index: int) -> None:
         if len(self.queue.jobs) >= self.devices.queue_places:
             self._refused += 1
             if self._refused == _MOST_REFUSED:
@@ -261,7 +266,7 @@ class Simulation:
             worker.disturb(self.devices.interference)
         sequences = [self._ids[:length] for length in arrival.lengths]
         job = Job(_MODEL, sequences, _DENSE, client=arrival.client)
-        self._in_work[job], self._order[job] = arrival, place
+        self._in_work[job], self._order[job] = arrival, index
         self.queue.put(job)
         for worker in self._workers:
             worker.take()

@@ -40,7 +40,7 @@ _PATIENT = {"gpu_process_timeout": 3600.0, "rerank_gpu_timeout": 3600.0, "reques
 _TYPES: tuple[InputType, ...] = ("query", "document")
 
 
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.evaluate", description=(__doc__ or "").partition("\n\n")[2]
@@ -48,56 +48,63 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("folder", type=Path, nargs="?", help="the data set; of --mteb a snapshot of its repository")
     add("--mteb", metavar="TASK", help="a retrieval task of mteb, which must be installed")
-    add("--subset", default="default", help="of the task (%(default)s)")
-    add("--split", default="test", help="which judgements (%(default)s)")
-    add("--ignore-identical-ids", action="store_true", help="a query never finds its own id")
-    add("--url", help="a running service, in the place of the engine in this process")
-    add("--token", help="its access token")
-    add("--reference", action="store_true", help="run the reference implementations, too")
-    add("--kinds", help=f"of {','.join(KINDS)} these alone (all that the models make)")
-    add("--only", metavar="NAMES", help="these representations, with ; between them")
-    add("--query-prompt", help="what the dense model reads before each query")
-    add("--input-types", action="store_true", help="tell the models which texts are queries")
     add(
-        "--rerank",
-        type=int,
-        default=20,
-        metavar="N",
-        help="rerank the best N (%(default)s; 0: none)",
+        "--subset",
+        default="default",
+        help="the subset of the task, such as a language (%(default)s)",
     )
-    add("--candidates", help="of this representation (the first)")
+    add("--split", default="test", help="the split, such as dev: reads qrels/dev.tsv (%(default)s)")
+    add(
+        "--ignore-identical-ids",
+        action="store_true",
+        help="a query does not find the document with its own id",
+    )
+    add("--url", help="ask this running service; without it the engine runs in this process")
+    add("--token", help="the access token of that service")
+    add("--reference", action="store_true", help="run the reference implementations, too")
+    add("--kinds", help=f"some of {','.join(KINDS)} (all that the models make)")
+    add("--only", metavar="NAMES", help="compute these representations alone, separated by ;")
+    add("--query-prompt", help="a text that the dense model reads before each query")
+    add("--input-types", action="store_true", help="tell the models which texts are queries")
+    add("--rerank", type=int, default=20, metavar="N", help="rerank the best N; 0: none (20)")
+    add("--candidates", help="the representation whose best documents are reranked (the first)")
     add("--json", type=Path, metavar="FILE", help="write the figures to this file")
-    given = parser.parse_args(arguments)
-    if given.folder is None and given.mteb is None:
+    arguments = parser.parse_args(argv)
+    _check(parser, arguments)
+    return arguments
+
+
+def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """End the program if options do not go together."""
+    if arguments.folder is None and arguments.mteb is None:
         parser.error("name a folder, or a task with --mteb")
-    if not 0 <= given.rerank <= MOST_RANKED:
+    if not 0 <= arguments.rerank <= MOST_RANKED:
         parser.error(f"--rerank must be between 0 and {MOST_RANKED}")
-    if given.input_types and given.query_prompt:
+    if arguments.input_types and arguments.query_prompt:
         parser.error("--input-types does not go with --query-prompt")
-    return given
 
 
-def plan_of(given: argparse.Namespace, made: Made) -> Plan:
+def plan_of(arguments: argparse.Namespace, made: Made) -> Plan:
     """What is evaluated; raises `DatasetError` where a name is not known or a kind not made."""
-    kinds = made.kinds if given.kinds is None else frozenset(given.kinds.split(","))
+    kinds = made.kinds if arguments.kinds is None else frozenset(arguments.kinds.split(","))
     _known(kinds, made.kinds, "kind of vector that is made")
     possible = all_representations(kinds, made.dimensions)
     names = {each.name for each in possible}
-    only = names if given.only is None else {name.strip() for name in given.only.split(";")}
+    only = names if arguments.only is None else {name.strip() for name in arguments.only.split(";")}
     _known(only, names, "representation of these kinds")
     chosen = [each for each in possible if each.name in only]
-    candidates = given.candidates or chosen[0].name
+    candidates = arguments.candidates or chosen[0].name
     _known({candidates}, only, "representation that is evaluated")
-    plan = Plan(chosen, given.rerank, candidates)
-    if given.input_types or (made.reads_queries_apart and COLBERT in plan.kinds):
-        if given.query_prompt:
+    plan = Plan(chosen, arguments.rerank, candidates)
+    if arguments.input_types or (made.reads_queries_apart and COLBERT in plan.kinds):
+        if arguments.query_prompt:
             raise DatasetError(
                 "--query-prompt is not for a ColBERT model, which has markers of its own: leave "
                 "one of them out (--kinds dense)"
             )
         asked, stored = (EmbeddingOptions(input_type=each) for each in _TYPES)
         return replace(plan, query_options=asked, document_options=stored)
-    return replace(plan, query_options=EmbeddingOptions(prompt=given.query_prompt or None))
+    return replace(plan, query_options=EmbeddingOptions(prompt=arguments.query_prompt or None))
 
 
 def _known(names: AbstractSet[str], there: AbstractSet[str], what: str) -> None:
@@ -106,16 +113,16 @@ def _known(names: AbstractSet[str], there: AbstractSet[str], what: str) -> None:
         raise DatasetError(f"{', '.join(unknown)!r} is no {what}: {'; '.join(sorted(there))}")
 
 
-def read_dataset(given: argparse.Namespace) -> Dataset:
+def read_dataset(arguments: argparse.Namespace) -> Dataset:
     """The data set that is named; raises `DatasetError`."""
-    if given.mteb is None:
-        rules = {"ignores_identical_ids": given.ignore_identical_ids}
-        return read_beir(given.folder, given.split, **rules)
+    if arguments.mteb is None:
+        rules = {"ignores_identical_ids": arguments.ignore_identical_ids}
+        return read_beir(arguments.folder, arguments.split, **rules)
     try:
         from tools.evaluate.mteb_task import read_mteb  # noqa: PLC0415 - an optional package
     except ImportError as error:
         raise DatasetError(f"--mteb needs the package mteb: {error}") from None
-    return read_mteb(given.mteb, given.folder, given.split, given.subset)
+    return read_mteb(arguments.mteb, arguments.folder, arguments.split, arguments.subset)
 
 
 async def evaluate(source: Source, dataset: Dataset, plan: Plan) -> Evaluation:
@@ -140,15 +147,15 @@ async def _evaluate_reference(settings: Settings, dataset: Dataset, plan: Plan) 
     return await evaluate(ReferenceSource(settings), dataset, plan)
 
 
-async def run(given: argparse.Namespace) -> list[Evaluation]:
+async def run(arguments: argparse.Namespace) -> list[Evaluation]:
     """Evaluate what the command line asks for, and report it, whatever becomes of a reference."""
-    dataset, settings = read_dataset(given), load_settings().model_copy(update=_PATIENT)
+    dataset, settings = read_dataset(arguments), load_settings().model_copy(update=_PATIENT)
     opened: AbstractAsyncContextManager[Source] = (
-        service_source(given.url, given.token) if given.url else engine_source(settings)
+        service_source(arguments.url, arguments.token) if arguments.url else engine_source(settings)
     )
     async with opened as source:
-        plan = plan_of(given, await look_at(source))
-        basic = _basic(plan) if given.reference else None
+        plan = plan_of(arguments, await look_at(source))
+        basic = _basic(plan) if arguments.reference else None
         evaluations = [await evaluate(source, dataset, plan)]
     try:
         if basic is not None:
@@ -156,16 +163,16 @@ async def run(given: argparse.Namespace) -> list[Evaluation]:
     except ReferenceMissingError as error:
         print(f"--reference is left out: {error}", file=sys.stderr)
     finally:
-        _report(given, dataset, evaluations)
+        _report(arguments, dataset, evaluations)
     return evaluations
 
 
-def _report(given: argparse.Namespace, dataset: Dataset, evaluations: list[Evaluation]) -> None:
+def _report(arguments: argparse.Namespace, dataset: Dataset, evaluations: list[Evaluation]) -> None:
     print_report(dataset, evaluations)
-    if given.json is not None:
-        options = {name: str(value) for name, value in vars(given).items() if value is not None}
+    if arguments.json is not None:
+        options = {name: str(value) for name, value in vars(arguments).items() if value is not None}
         options.pop("token", None)
-        write_json(given.json, dataset, evaluations, options)
+        write_json(arguments.json, dataset, evaluations, options)
 
 
 def main() -> int:

@@ -32,13 +32,13 @@ class Document:
 
 
 class Corpus(Protocol):
-    """Documents by their place."""
+    """Documents by their index."""
 
     def __len__(self) -> int:
         """How many there are."""
 
-    def read(self, places: Iterable[int]) -> list[Document]:
-        """The documents at these places."""
+    def read(self, indices: Iterable[int]) -> list[Document]:
+        """The documents with these indices."""
 
 
 @dataclass(frozen=True)
@@ -61,25 +61,25 @@ class Dataset:
         """`[queries, documents]`: which query may find which document; None where each may all."""
         if self.candidates is None and not self.ignores_identical_ids:
             return None
-        places = {document.id: place for place, document in enumerate(documents)}
+        indices = {document.id: index for index, document in enumerate(documents)}
         found = np.full((len(self.queries), len(documents)), self.candidates is None)
         for row, query in enumerate(self.queries):
             if self.candidates is not None:
-                named = places.keys() & self.candidates.get(query, frozenset())
-                found[row, [places[each] for each in named]] = True
-            if self.ignores_identical_ids and query in places:
-                found[row, places[query]] = False
+                named = indices.keys() & self.candidates.get(query, frozenset())
+                found[row, [indices[each] for each in named]] = True
+            if self.ignores_identical_ids and query in indices:
+                found[row, indices[query]] = False
         return found
 
     def pieces(self) -> Iterator[tuple[int, list[Document]]]:
-        """All documents in pieces of bounded size, each with the place of its first document."""
+        """All documents in pieces of bounded size, each with the index of its first document."""
         total = len(self.corpus)
         for begin in range(0, total, PIECE_DOCUMENTS):
             read = self.corpus.read(range(begin, min(begin + PIECE_DOCUMENTS, total)))
-            place = begin
+            index = begin
             for piece in _of_bounded_size(read):
-                yield place, piece
-                place += len(piece)
+                yield index, piece
+                index += len(piece)
 
 
 def _of_bounded_size(documents: list[Document]) -> Iterator[list[Document]]:
@@ -107,14 +107,14 @@ class JsonLinesCorpus:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def read(self, places: Iterable[int]) -> list[Document]:
-        """The documents at these places."""
+    def read(self, indices: Iterable[int]) -> list[Document]:
+        """The documents with these indices."""
         with self._path.open("rb") as file:
-            return [self._read_one(file, place) for place in places]
+            return [self._read_one(file, index) for index in indices]
 
-    def _read_one(self, file: Any, place: int) -> Document:
-        file.seek(self._starts[place])
-        record = _parse(file.readline(), f"document {place + 1} of {self._path}")
+    def _read_one(self, file: Any, index: int) -> Document:
+        file.seek(self._starts[index])
+        record = _parse(file.readline(), f"document {index + 1} of {self._path}")
         return Document(_text(record, "_id", self._path), document_text(record))
 
 

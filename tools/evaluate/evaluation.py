@@ -125,9 +125,9 @@ class Evaluator:
         """Their vectors, and the seconds of each; a first one is asked twice, to warm up."""
         embeddings, seconds = [], []
         texts = list(self.dataset.queries.values())
-        for place, text in enumerate([texts[0], *texts]):
+        for index, text in enumerate([texts[0], *texts]):
             answer = await self.source.embed([text], self.plan.kinds, self.plan.query_options)
-            if place:
+            if index:
                 embeddings += answer.embeddings
                 seconds.append(answer.seconds)
         return embeddings, seconds
@@ -150,10 +150,10 @@ class Evaluator:
         return rankings, num_bytes
 
     async def _embed_documents(self, texts: list[str]) -> list[TextEmbedding]:
-        places = asyncio.Semaphore(_AT_ONCE)
+        permits = asyncio.Semaphore(_AT_ONCE)
 
         async def embed(some: list[str]) -> Embedded:
-            async with places:
+            async with permits:
                 return await self.source.embed(some, self.plan.kinds, self.plan.document_options)
 
         began = time.perf_counter()
@@ -163,7 +163,7 @@ class Evaluator:
         return [embedding for answer in answers for embedding in answer.embeddings]
 
     def _ranked(self, ranking: Ranking) -> dict[str, list[int]]:
-        """The places of each query's documents, the best first."""
+        """The indices of each query's documents, the best first."""
         return {query: ranking.of_query(row) for row, query in enumerate(self.dataset.queries)}
 
     async def _rerank(
@@ -171,15 +171,15 @@ class Evaluator:
     ) -> tuple[dict[str, list[int]], list[float], int]:
         """The candidates in the reranker's order, the seconds of each query, and the pairs."""
         ordered, seconds, pairs = {}, [], 0
-        for query, places in candidates.items():
-            chosen, rest = places[: self.plan.rerank_depth], places[self.plan.rerank_depth :]
+        for query, indices in candidates.items():
+            chosen, rest = indices[: self.plan.rerank_depth], indices[self.plan.rerank_depth :]
             passages = [document.text for document in self.dataset.corpus.read(chosen)]
             began = time.perf_counter()
             scores = await self.source.rerank(self.dataset.queries[query], passages)
             seconds.append(time.perf_counter() - began)
             pairs += len(passages)
             order = np.argsort(-np.array(scores), kind="stable")
-            ordered[query] = [*(chosen[place] for place in order), *rest]
+            ordered[query] = [*(chosen[index] for index in order), *rest]
         return ordered, seconds, pairs
 
     def _row(self, name: str, ranked: dict[str, list[int]], num_bytes: int | None) -> Row:

@@ -22,9 +22,9 @@ class MtebCorpus:
     def __len__(self) -> int:
         return len(self._table)
 
-    def read(self, places: Iterable[int]) -> list[Document]:
-        """The documents at these places."""
-        rows = (self._table[place] for place in places)
+    def read(self, indices: Iterable[int]) -> list[Document]:
+        """The documents with these indices."""
+        rows = (self._table[index] for index in indices)
         return [Document(str(row["id"]), document_text(row)) for row in rows]
 
 
@@ -33,15 +33,10 @@ def read_mteb(name: str, folder: Path | None, split: str, subset: str) -> Datase
 
     Raises `DatasetError` where mteb has no such retrieval task, or cannot load it.
     """
-    try:
-        task = mteb.get_task(name)
-    except KeyError as error:
-        raise DatasetError(f"mteb has no task {name}: {error}") from None
-    if not isinstance(task, AbsTaskRetrieval) or "text" not in task.metadata.modalities:
-        raise DatasetError(f"the task {name} is no retrieval task of texts")
+    task = _find_task(name)
     if folder is not None:
-        place = {"path": str(folder.resolve()), "revision": None}
-        task.metadata = task.metadata.model_copy(update={"dataset": place})
+        source = {"path": str(folder.resolve()), "revision": None}
+        task.metadata = task.metadata.model_copy(update={"dataset": source})
     try:
         with nullcontext() if folder is None else _own_cache(folder):
             task.load_data()
@@ -60,6 +55,16 @@ def read_mteb(name: str, folder: Path | None, split: str, subset: str) -> Datase
         candidates=candidates or None,
         ignores_identical_ids=task.ignore_identical_ids,
     )
+
+
+def _find_task(name: str) -> AbsTaskRetrieval:
+    try:
+        task = mteb.get_task(name)
+    except KeyError as error:
+        raise DatasetError(f"mteb has no task {name}: {error}") from None
+    if not isinstance(task, AbsTaskRetrieval) or "text" not in task.metadata.modalities:
+        raise DatasetError(f"the task {name} is no retrieval task of texts")
+    return task
 
 
 @contextmanager

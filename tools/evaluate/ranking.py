@@ -10,7 +10,7 @@ import pytrec_eval
 from tools.evaluate.dataset import Corpus, Qrels
 from tools.evaluate.representations import Scores
 
-Places = npt.NDArray[np.int64]
+Indices = npt.NDArray[np.int64]
 # recall@100 needs no more.
 MOST_RANKED = 100
 _MEASURES = {"ndcg_cut.10": "ndcg_cut_10", "recall.100": "recall_100", "success.1": "success_1"}
@@ -27,27 +27,27 @@ class Ranking:
         self._most = most
         self._scores = np.empty((num_queries, 0), np.float32)
         self._order_by = self._scores
-        self._places = np.empty((num_queries, 0), np.int64)
+        self._indices = np.empty((num_queries, 0), np.int64)
 
     def add(self, begin: int, scores: Scores, order_by: Scores | None = None) -> None:
-        """Add documents from the place `begin` on: `scores` are `[queries, documents]`."""
-        places = np.broadcast_to(np.arange(begin, begin + scores.shape[1]), scores.shape)
-        self._places = np.concatenate((self._places, places), axis=1)
+        """Add documents from the index `begin` on: `scores` are `[queries, documents]`."""
+        indices = np.broadcast_to(np.arange(begin, begin + scores.shape[1]), scores.shape)
+        self._indices = np.concatenate((self._indices, indices), axis=1)
         self._scores = np.concatenate((self._scores, scores), axis=1)
         other = scores if order_by is None else order_by
         self._order_by = np.concatenate((self._order_by, other), axis=1)
         # Stable: of equal scores the earlier document stays.
         best = np.argsort(-self._scores, axis=1, kind="stable")[:, : self._most]
-        self._places = np.take_along_axis(self._places, best, axis=1)
+        self._indices = np.take_along_axis(self._indices, best, axis=1)
         self._scores = np.take_along_axis(self._scores, best, axis=1)
         self._order_by = np.take_along_axis(self._order_by, best, axis=1)
 
     def of_query(self, query: int) -> list[int]:
-        """The places of the query's documents, the best first."""
+        """The indices of the query's documents, the best first."""
         order = np.argsort(-self._order_by[query], kind="stable")
         found = order[self._scores[query, order] > -np.inf]
-        places: list[int] = self._places[query, found].tolist()
-        return places
+        indices: list[int] = self._indices[query, found].tolist()
+        return indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +78,11 @@ def measure(run: Mapping[str, Mapping[str, float]], qrels: Qrels) -> Quality:
 
 
 def run_of(ranked: Mapping[str, list[int]], corpus: Corpus) -> dict[str, dict[str, float]]:
-    """What `measure` takes, of the places of each query's documents, the best first.
+    """What `measure` takes, of the indices of each query's documents, the best first.
 
     The rank stands for the score: trec_eval would order equal scores by id.
     """
     return {
-        query: {document.id: -float(rank) for rank, document in enumerate(corpus.read(places))}
-        for query, places in ranked.items()
+        query: {document.id: -float(rank) for rank, document in enumerate(corpus.read(indices))}
+        for query, indices in ranked.items()
     }

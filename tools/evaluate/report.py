@@ -96,8 +96,8 @@ def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
     return [
         "| "
         + " | ".join(
-            cell.ljust(width) if not place else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+            cell.ljust(width) if not index else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(line, widths, strict=True))
         )
         + " |"
         for line in lines

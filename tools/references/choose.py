@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 
-from app.engine.late_interaction import FusionWeights, score
 from app.engine.options import EmbeddingOptions
+from app.engine.pipelines.late_interaction import FusionWeights, score
+from app.models.backbones.families import is_qwen3
 from app.models.checkpoint.config import read_config
 from app.models.checkpoint.modules import read_modules
-from app.models.families import is_qwen3
-from app.models.runtime import locate_models
+from app.models.checkpoint.sentence_config import NO_OVERRIDES
+from app.models.device_loader import overrides_in
+from app.models.locate import locate_models
 from app.models.tasks.colbert_config import is_colbert
 from app.models.tasks.m3 import HEADS
 from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
@@ -85,8 +87,8 @@ class References:
             return sentence.Sparse(folder, limit, device)
         if is_colbert(folder):
             return sentence.MultiVector(folder, limit, device)
-        pooling = settings.pooling if name == settings.dense_model else None
-        return sentence.Dense(folder, limit, device, pooling=pooling)
+        overrides = overrides_in(settings) if name == settings.dense_model else NO_OVERRIDES
+        return sentence.Dense(folder, limit, device, overrides)
 
     def _reranker(self, folder: Path) -> RerankingReference:
         settings, device = self._settings, self._device

@@ -12,10 +12,11 @@ from sentence_transformers import (
     SentenceTransformer,
     SparseEncoder,
 )
+from sentence_transformers.sentence_transformer.modules import Normalize
 
 from app.engine.options import NO_OPTIONS, EmbeddingOptions
 from app.engine.types import SparseVector, TextEmbedding
-from app.models.checkpoint.sentence_config import POOLINGS
+from app.models.checkpoint.sentence_config import NO_OVERRIDES, POOLINGS, SentenceOverrides
 from app.models.tasks.cross_encoder import find_ranking_label
 
 PACKAGE = "sentence-transformers"
@@ -23,17 +24,24 @@ _NO_LIMIT = 2**31
 
 
 class Dense:
-    """`SentenceTransformer`; `pooling` takes the place of what its configuration says."""
+    """`SentenceTransformer`; `overrides` take the place of what its configuration says."""
 
     package = PACKAGE
 
     def __init__(
-        self, folder: Path, max_length: int, device: str, *, pooling: str | None = None
+        self,
+        folder: Path,
+        max_length: int,
+        device: str,
+        overrides: SentenceOverrides = NO_OVERRIDES,
     ) -> None:
         self._model = _loaded(SentenceTransformer, folder, max_length, device)
-        if pooling is not None:
+        if overrides.pooling is not None:
             names = {ours: theirs for theirs, ours in POOLINGS.items()}
-            self._model[1].pooling_mode = names[pooling]
+            self._model[1].pooling_mode = names[overrides.pooling]
+        if overrides.normalize is not None:
+            _scale(self._model, normalize=overrides.normalize)
+        self._model.prompts |= overrides.prompts
 
     def embed(
         self, texts: list[str], options: EmbeddingOptions = NO_OPTIONS
@@ -41,6 +49,13 @@ class Dense:
         """As `EmbeddingReference.embed`."""
         vectors = _encoder(self._model, options)(texts, show_progress_bar=False)
         return [TextEmbedding(dense=vector) for vector in np.asarray(vectors, np.float32)]
+
+
+def _scale(model: SentenceTransformer, *, normalize: bool) -> None:
+    if isinstance(model[-1], Normalize):
+        del model[-1]
+    if normalize:
+        model.append(Normalize())
 
 
 class Sparse:

@@ -1,4 +1,4 @@
-"""`python -m tools.smoke --url URL --token TOKEN`: does a running server keep the contract?
+"""`python -m tools.smoke --url URL --token TOKEN`: does a running server answer as documented?
 
 Sends a few dozen small requests, prints a line for each check and then how many passed, and exits
 with 1 where one failed. Where the rate limit refuses a request, it waits as long as that says. It
@@ -90,11 +90,22 @@ def _first_problem(error: ValidationError) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tools.smoke", description="Check a running server against the contract."
+        prog="python -m tools.smoke",
+        description="Check that a running server answers as its documentation says.",
     )
-    parser.add_argument("--url", default="http://localhost:8000", type=_address)
-    parser.add_argument("--token", help="the API token, where the server asks for one")
-    parser.add_argument("--timeout", default=_TIMEOUT, type=float, help="seconds for one answer")
+    parser.add_argument(
+        "--url",
+        default="http://localhost:8000",
+        type=_address,
+        help="the address of the server (%(default)s)",
+    )
+    parser.add_argument("--token", help="the access token, if the server asks for one")
+    parser.add_argument(
+        "--timeout",
+        default=_TIMEOUT,
+        type=float,
+        help="the most seconds for one answer (%(default)g)",
+    )
     return parser
 
 

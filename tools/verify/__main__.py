@@ -6,6 +6,7 @@ float32 here; any other format is compared with the references' float32 at a wid
 that it prints, for each path that an operation could take on this machine, what its trial showed.
 """
 
+import argparse
 import asyncio
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +39,10 @@ from tools.verify.texts import PASSAGES, QUERY, TEXTS
 
 _FLOAT32_TOLERANCE = 1e-4
 _HALF_TOLERANCE = 5e-2
+_HELP = (
+    "Compare this engine with the reference implementations. The models are those of the settings "
+    "(the environment, .env)."
+)
 # The references pad; beyond this length their attention needs gigabytes.
 _LONGEST = 2048
 
@@ -160,8 +165,9 @@ def print_table(rows: list[Row]) -> None:
     print(f"\n{agreed} of {len(rows)} outputs agree with their reference.")
 
 
-def main() -> int:
+def main(argv: Sequence[str] = ()) -> int:
     """Compare, print, and return the exit status."""
+    argparse.ArgumentParser(prog="python -m tools.verify", description=_HELP).parse_args(argv)
     try:
         settings = comparable(load_settings())
         print_paths([row for name in settings.devices for row in path_rows(name)])
@@ -208,4 +214,4 @@ _DIFFERENCES: dict[str, Callable[[Any, Any], float]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

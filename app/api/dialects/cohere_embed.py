@@ -13,7 +13,7 @@ from app.api.dialects.cohere_rerank import CohereError
 from app.api.dialects.fields import AnyCase
 from app.api.dialects.work import embed, input_type_of
 from app.api.handler import Call, Operation, ServiceDep, respond
-from app.api.openapi import BEARER, describe_body, error_responses
+from app.api.openapi import BEARER, describe_work
 from app.api.paths import COHERE_EMBED, Dialect
 from app.api.rendering import OPTIONS, base64_of, estimate_bytes, render_items
 from app.api.schemas import ForeignRequest
@@ -71,14 +71,9 @@ class CohereEmbeddings(BaseModel):
     response_type: str
 
 
-_DESCRIPTION: dict[str, Any] = {
-    "summary": "Embed texts",
-    "response_model": CohereEmbeddings,
-    "responses": error_responses(
-        400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504, model=CohereError
-    ),
-    "openapi_extra": describe_body(CohereEmbedRequest),
-}
+_DESCRIPTION = describe_work(
+    "Embed texts", CohereEmbedRequest, CohereEmbeddings, 404, error=CohereError
+)
 
 
 @router.post("/v2/embed", **_DESCRIPTION)

@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from app.api.dialects.work import Passages, rerank
 from app.api.handler import Call, Operation
-from app.api.openapi import describe_body, error_responses
+from app.api.openapi import describe_work
 from app.api.paths import RERANK as RERANK_ENDPOINT
 from app.api.paths import Dialect
 from app.api.rendering import by_falling_score, render_list, usage_as_json
@@ -140,15 +140,14 @@ class CohereError(BaseModel):
     code: str
 
 
-DESCRIPTION: dict[str, Any] = {
-    "tags": ["Cohere, Jina, vLLM"],
-    "summary": "Order documents by relevance",
-    "response_model": DocumentsResponse,
-    "responses": error_responses(
-        400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504, model=CohereError
-    ),
-    "openapi_extra": describe_body(DocumentsRequest),
-}
+DESCRIPTION: dict[str, Any] = {"tags": ["Cohere, Jina, vLLM"]} | describe_work(
+    "Order documents by relevance",
+    DocumentsRequest,
+    DocumentsResponse,
+    404,
+    422,
+    error=CohereError,
+)
 
 
 async def _rerank(body: DocumentsRequest, call: Call) -> Response:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from app.api.dialects import tei, tei_schemas
 from app.api.handler import Call, Operation, ServiceDep, respond
-from app.api.openapi import BEARER, describe_body, error_responses
+from app.api.openapi import BEARER, describe_work
 from app.api.paths import EMBEDDING_SERVER, Dialect
 from app.api.rendering import estimate_bytes, render_list, usage_as_json
 from app.api.response_schemas import Usage
@@ -45,12 +45,14 @@ class EmbeddingServerResponse(BaseModel):
 
 @router.post(
     EMBEDDING_SERVER.path,
-    summary="Embed texts",
-    response_model=EmbeddingServerResponse,
-    responses=error_responses(
-        400, 401, 403, 408, 413, 415, 422, 424, 429, 500, 503, 504, model=tei_schemas.TeiError
+    **describe_work(
+        "Embed texts",
+        tei_schemas.EmbedRequest,
+        EmbeddingServerResponse,
+        422,
+        424,
+        error=tei_schemas.TeiError,
     ),
-    openapi_extra=describe_body(tei_schemas.EmbedRequest),
 )
 async def create_embeddings(request: Request, service: ServiceDep) -> Response:
     """One dense vector for each text. Errors are text-embeddings-inference's."""

@@ -21,7 +21,7 @@ from app.api.dialects.work import embed, embedder_of, input_type_of
 from app.api.formats.answer import TextVectors, VectorOptions, vectors_of
 from app.api.handler import Call, Operation, Service, ServiceDep, get_and_head, respond
 from app.api.model_catalogue import ServedModel
-from app.api.openapi import BEARER, describe_body, error_responses
+from app.api.openapi import BEARER, describe_work, error_responses
 from app.api.paths import OPENAI_EMBEDDINGS, Dialect
 from app.api.rendering import (
     OPTIONS,
@@ -41,12 +41,9 @@ router = APIRouter(tags=["OpenAI"], dependencies=[BEARER])
 
 @router.post(
     OPENAI_EMBEDDINGS.path,
-    summary="Embed texts",
-    response_model=OpenAIEmbeddings,
-    responses=error_responses(
-        400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504, model=OpenAIError
+    **describe_work(
+        "Embed texts", OpenAIEmbeddingRequest, OpenAIEmbeddings, 404, error=OpenAIError
     ),
-    openapi_extra=describe_body(OpenAIEmbeddingRequest),
 )
 @router.post("/models/{model:path}/embeddings", include_in_schema=False)
 @router.post("/models/{model:path}/v1/embeddings", include_in_schema=False)
@@ -172,4 +169,5 @@ def _describe(name: str, model: ServedModel, service: Service) -> dict[str, Json
         "owned_by": "smart-embedder",
         "task": status.task,
         "state": status.state.value,
+        "token_budgets": dict(status.token_budgets),
     }

@@ -220,6 +220,10 @@ class OpenAIModel(BaseModel):
         Literal["unloaded", "loading", "ready", "failed"],
         Field(description="Whether it is loaded: an extension."),
     ]
+    token_budgets: Annotated[
+        dict[str, int],
+        Field(description="Tokens of a forward on each device, while it is loaded: an extension."),
+    ]
 
 
 class OpenAIModels(BaseModel):

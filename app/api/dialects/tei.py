@@ -17,7 +17,7 @@ from app.api.dialects import tei_schemas as schemas
 from app.api.dialects.work import Passages, embed, embedder_of, rerank
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.model_catalogue import Role, ServedModel
-from app.api.openapi import BEARER, describe_body, error_responses
+from app.api.openapi import BEARER, describe_work
 from app.api.paths import Dialect
 from app.api.rendering import (
     OPTIONS,
@@ -27,7 +27,7 @@ from app.api.rendering import (
     render_list,
     render_matrix,
 )
-from app.api.schemas import ForeignRequest
+from app.api.schemas import ForeignRequest, RequestModel
 from app.engine.types import (
     ClassificationResult,
     EmbeddingResult,
@@ -41,9 +41,12 @@ router = APIRouter(dependencies=[BEARER])
 
 ROOT_TAG, MODEL_TAG = "text-embeddings-inference", "text-embeddings-inference, one model"
 BELOW_MODEL = "/models/{model:path}"
-_STATUSES = (400, 401, 403, 404, 408, 413, 415, 422, 424, 429, 500, 503, 504)
 
 Render = Callable[[TextEmbedding], Iterator[bytes]]
+
+
+def _describe(summary: str, schema: type[RequestModel], response: Any) -> dict[str, Any]:
+    return describe_work(summary, schema, response, 404, 422, 424, error=schemas.TeiError)
 
 
 def add_operation(
@@ -61,11 +64,8 @@ def add_operation(
             answer,
             methods=["POST"],
             tags=[tag],
-            summary=str(operation.schema.__doc__).rstrip("."),
             description=description,
-            response_model=response,
-            responses=error_responses(*_STATUSES, model=schemas.TeiError),
-            openapi_extra=describe_body(operation.schema),
+            **_describe(str(operation.schema.__doc__).rstrip("."), operation.schema, response),
         )
 
 
@@ -209,21 +209,19 @@ def _operation(endpoint: paths.Endpoint, schema: type[ForeignRequest], answer: A
 
 RERANK = Operation(Dialect.TEI, paths.RERANK, "texts", schemas.RerankTextsRequest, _rerank)
 
+_EMBED_TYPES = schemas.EmbedRequest, schemas.Vectors
 _EMBED = _operation(paths.TEI_EMBED, schemas.EmbedRequest, _embed)
-_DEFAULT: dict[str, Any] = {
-    "responses": error_responses(*_STATUSES, model=schemas.TeiError),
-    "response_model": schemas.Vectors,
-    "openapi_extra": describe_body(schemas.EmbedRequest),
-}
 
 
-@router.post("/", tags=[ROOT_TAG], summary="Embed texts", **_DEFAULT)
+@router.post("/", tags=[ROOT_TAG], **_describe("Embed texts", *_EMBED_TYPES))
 async def answer_at_root(request: Request, service: ServiceDep) -> Response:
     """The same as /embed, for clients that know nothing but an address."""
     return await respond(request, service, _EMBED)
 
 
-@router.post("/models/{model}", tags=[MODEL_TAG], summary="Do what the model is for", **_DEFAULT)
+@router.post(
+    "/models/{model}", tags=[MODEL_TAG], **_describe("Do what the model is for", *_EMBED_TYPES)
+)
 async def answer_as_model(model: str, request: Request, service: ServiceDep) -> Response:
     """The same as /embed, or for a reranker as /rerank, of the model with that name."""
     reranks = service.catalogue.find(model).role is Role.RERANKER

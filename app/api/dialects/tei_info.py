@@ -11,7 +11,6 @@ from app.api.dialects import tei_schemas as schemas
 from app.api.dialects.tei import BELOW_MODEL, MODEL_TAG, ROOT_TAG
 from app.api.dialects.tei_tokens import loaded
 from app.api.handler import Service, ServiceDep, get_and_head
-from app.api.health import current_status
 from app.api.model_catalogue import Role, ServedModel
 from app.api.openapi import BEARER, error_responses
 from app.engine.loaded_models import LoadedModels
@@ -69,7 +68,7 @@ async def ping_model(model: str, service: ServiceDep) -> Response:
 
 
 def _status(service: Service) -> Response:
-    status, reason = current_status(service)
+    status, reason = service.status
     if status == "healthy":
         return Response(status_code=200)
     return JSONResponse({"error": f"{status}: {reason}", "error_type": "Unhealthy"}, 503)

@@ -12,12 +12,13 @@ from app.api import paths
 from app.api.checks import check_passages
 from app.api.dialects import tei_schemas as schemas
 from app.api.dialects.tei import add_headers, add_operation, reranker_of
+from app.api.dialects.work import classify
 from app.api.handler import Call, Operation
 from app.api.openapi import BEARER
 from app.api.paths import Dialect
 from app.api.rendering import by_falling_score, render_list
 from app.engine import ClassificationRequest
-from app.engine.reranking import sigmoid
+from app.engine.pipelines.reranking import sigmoid
 from app.engine.types import ClassificationResult, FloatArray
 
 router = APIRouter(dependencies=[BEARER])
@@ -28,21 +29,11 @@ _BYTES_PER_LABEL = 50
 async def _predict(body: schemas.PredictRequest, call: Call) -> Response:
     pairs = body.pairs
     check_passages([], pairs, "inputs", call.service.settings)
-    model = reranker_of(call)
-    request = ClassificationRequest(
-        pairs,
-        body.truncation,
-        call.urgency,
-        call.context.client,
-        None if model is None else model.key,
-    )
-    work = call.service.engine.classify(request)
-    result = await call.run(work, passages=len(pairs))
-    call.service.metrics.pairs.inc(len(pairs))
+    request = ClassificationRequest(pairs, truncation=body.truncation)
+    result = await classify(call, request, reranker_of(call))
     render = partial(_render, body, result)
     response = await call.render(render, _BYTES_PER_LABEL * len(result.labels) * len(pairs))
-    texts = [text for pair in pairs for text in pair if text is not None]
-    return add_headers(response, call, texts, result)
+    return add_headers(response, call, request.texts, result)
 
 
 def _render(body: schemas.PredictRequest, result: ClassificationResult) -> Iterator[bytes]:

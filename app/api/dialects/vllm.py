@@ -14,7 +14,7 @@ from starlette.responses import Response
 from app.api.dialects.fields import TextsOrText
 from app.api.dialects.work import Passages, rerank
 from app.api.handler import Call, Operation, ServiceDep, respond
-from app.api.openapi import BEARER, describe_body, error_responses
+from app.api.openapi import BEARER, describe_work
 from app.api.paths import SCORE as SCORE_ENDPOINT
 from app.api.paths import Dialect
 from app.api.rendering import OPTIONS, usage_as_json
@@ -76,14 +76,9 @@ class VllmError(BaseModel):
     code: int
 
 
-_DESCRIPTION: dict[str, Any] = {
-    "summary": "Score pairs of texts",
-    "response_model": ScoreResponse,
-    "responses": error_responses(
-        400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504, model=VllmError
-    ),
-    "openapi_extra": describe_body(ScoreRequest),
-}
+_DESCRIPTION = describe_work(
+    "Score pairs of texts", ScoreRequest, ScoreResponse, 404, error=VllmError
+)
 
 
 @router.post("/v1/score", **_DESCRIPTION)

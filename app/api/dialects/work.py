@@ -1,18 +1,28 @@
 """The work behind every dialect: requests are checked, run by the engine, and counted."""
 
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from app.api.checks import check_passages, check_rerank_options, check_texts
 from app.api.handler import Call
 from app.api.model_catalogue import Role, ServedModel
-from app.engine import EmbeddingOptions, RerankRequest, TruncationOptions
+from app.engine import ClassificationRequest, EmbeddingOptions, RerankRequest, TruncationOptions
 from app.engine.loaded_models import LoadedModels
 from app.engine.model import Embedder
 from app.engine.option_checks import has_prompt_for
 from app.engine.options import CUT_AT_END, NO_OPTIONS, InputType
-from app.engine.reranking import sigmoid
-from app.engine.types import EmbeddingResult, Outputs, RerankResult
+from app.engine.pipelines.reranking import sigmoid
+from app.engine.types import ClassificationResult, EmbeddingResult, Outputs, RerankResult
 from app.errors import InvalidRequestError
+
+Scoring = TypeVar("Scoring", RerankRequest, ClassificationRequest)
+Scores = TypeVar("Scores", RerankResult, ClassificationResult)
+
+
+def key_of(model: ServedModel | None) -> str | None:
+    """The engine's name of a model; None for the default models."""
+    return None if model is None else model.key
 
 
 def embedder_of(call: Call, role: Role | None = None) -> ServedModel:
@@ -35,9 +45,8 @@ async def models_for(call: Call, model: ServedModel | None) -> LoadedModels | No
 
     None while the default models are being loaded, for which the engine raises the error.
     """
-    if model is None or model.key is None:
-        return call.service.engine.models
-    return await call.lease(model.key)
+    key = key_of(model)
+    return call.service.engine.models if key is None else await call.lease(key)
 
 
 async def input_type_of(call: Call, model: ServedModel, input_type: InputType) -> InputType | None:
@@ -64,53 +73,50 @@ async def embed(
 ) -> EmbeddingResult:
     """Embed `texts`, which are in the request's `field`; `model` makes the dense vectors."""
     check_texts(texts, field, call.service.settings)
-    embedder_only = model.role is Role.EMBEDDER
     models = await models_for(call, model)
-    made_by = None if models is None else _made_by(model, models)
-    if made_by is not None and made_by.normalizes and not normalize:
+    if models is not None and not normalize and _made_by(model, models).normalizes:
         raise InvalidRequestError(
             f"the field normalize is false, and the vectors of {model.name} have unit length "
             "whatever is asked for: leave it out"
         )
-    return await vectors(
-        call,
-        texts,
-        outputs,
-        embedder_only=embedder_only,
-        options=options,
-        normalize=normalize,
-        model=model.key,
-    )
+    return await vectors(call, texts, EmbeddingWork(outputs, model, options, normalize))
 
 
-async def vectors(
-    call: Call,
-    texts: list[str],
-    outputs: Outputs,
-    *,
-    embedder_only: bool = False,
-    options: EmbeddingOptions = NO_OPTIONS,
-    normalize: bool = True,
-    model: str | None = None,
-) -> EmbeddingResult:
-    """Embed texts that have been checked; `model` is a key of the engine."""
-    service = call.service
-    work = service.engine.embed(
-        texts,
-        dense=outputs.dense,
-        sparse=outputs.sparse,
-        colbert=outputs.colbert,
-        states=outputs.states,
-        normalize_dense=normalize,
-        embedder_only=embedder_only,
-        options=options,
-        urgency=call.urgency,
-        client=call.context.client,
-        model=model,
-        leased=call.leased.get(model),
-    )
-    result = await call.run(work, sentences=len(texts))
-    service.metrics.sentences.inc(len(texts))
+@dataclass(frozen=True, slots=True)
+class EmbeddingWork:
+    """What a request wants of its texts; without `model`, from the default models together."""
+
+    outputs: Outputs
+    model: ServedModel | None
+    options: EmbeddingOptions = NO_OPTIONS
+    normalize: bool = True
+
+    def run(
+        self, texts: list[str], call: Call, urgency: int
+    ) -> Coroutine[Any, Any, EmbeddingResult]:
+        """Embed texts that have been checked."""
+        model, outputs = self.model, self.outputs
+        key = key_of(model)
+        return call.service.engine.embed(
+            texts,
+            dense=outputs.dense,
+            sparse=outputs.sparse,
+            colbert=outputs.colbert,
+            states=outputs.states,
+            normalize_dense=self.normalize,
+            embedder_only=model is not None and model.role is Role.EMBEDDER,
+            options=self.options,
+            urgency=urgency,
+            client=call.context.client,
+            model=key,
+            leased=call.leased.get(key),
+        )
+
+
+async def vectors(call: Call, texts: list[str], work: EmbeddingWork) -> EmbeddingResult:
+    """Embed texts that have been checked, and count them."""
+    result = await call.run(work.run(texts, call, call.urgency), sentences=len(texts))
+    call.service.metrics.sentences.inc(len(texts))
     return result
 
 
@@ -136,8 +142,7 @@ async def rerank(
 
     Late interaction has no probabilities: its scores go through a sigmoid, which keeps the order.
     """
-    service = call.service
-    check_passages(passages.query, passages.texts, passages.field, service.settings)
+    check_passages(passages.query, passages.texts, passages.field, call.service.settings)
     check_rerank_options(await models_for(call, model), instruction=instruction)
     request = RerankRequest(
         passages.query,
@@ -145,19 +150,33 @@ async def rerank(
         normalize=not raw,
         instruction=instruction,
         truncation=passages.truncation,
-        urgency=call.urgency,
-        client=call.context.client,
-        model=None if model is None else model.key,
     )
-    result = await scores(call, request)
+    result = await scores(call, request, model)
     is_fused = result.parts is not None
     return replace(result, scores=sigmoid(result.scores)) if is_fused and not raw else result
 
 
-async def scores(call: Call, request: RerankRequest) -> RerankResult:
-    """Score passages that have been checked."""
-    service, count = call.service, len(request.passages)
-    work = service.engine.rerank(request, call.leased.get(request.model))
+async def scores(call: Call, request: RerankRequest, model: ServedModel | None) -> RerankResult:
+    """Score passages that have been checked, for the client and with the urgency of `call`."""
+    request = _of_call(request, call, model)
+    work = call.service.engine.rerank(request, call.leased.get(request.model))
+    return await _count_pairs(call, work, len(request.passages))
+
+
+async def classify(
+    call: Call, request: ClassificationRequest, model: ServedModel | None
+) -> ClassificationResult:
+    """Classify inputs that have been checked, for the client and with the urgency of `call`."""
+    work = call.service.engine.classify(_of_call(request, call, model))
+    return await _count_pairs(call, work, len(request.inputs))
+
+
+def _of_call(request: Scoring, call: Call, model: ServedModel | None) -> Scoring:
+    client = call.context.client
+    return replace(request, urgency=call.urgency, client=client, model=key_of(model))
+
+
+async def _count_pairs(call: Call, work: Coroutine[Any, Any, Scores], count: int) -> Scores:
     result = await call.run(work, passages=count)
-    service.metrics.pairs.inc(count)
+    call.service.metrics.pairs.inc(count)
     return result

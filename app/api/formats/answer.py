@@ -77,8 +77,10 @@ class VectorOptions:
                 "the option output_dtype has no effect without dense and ColBERT vectors: leave it "
                 "out, or ask for one of them"
             )
-        if self.pool_factor is None:
-            return
+        if self.pool_factor is not None:
+            self._check_pooling(queries=queries, tokens=tokens)
+
+    def _check_pooling(self, *, queries: bool, tokens: bool) -> None:
         if not self.outputs.colbert:
             raise InvalidRequestError(
                 "the option colbert_pool_factor has no effect without ColBERT vectors: leave it "

@@ -14,12 +14,12 @@ from app.vectors.quantization import QuantizedVectors
 def render(answer: EmbeddingAnswer) -> Iterator[bytes]:
     """The chunks of one object, whose `data` has an object for each text."""
     packer = msgpack.Packer()
-    told = answer.typed_report()
-    yield packer.pack_map_header(1 + len(told)) + packer.pack("data")
+    report = answer.typed_report()
+    yield packer.pack_map_header(1 + len(report)) + packer.pack("data")
     yield packer.pack_array_header(len(answer.texts))
     for index, row in enumerate(answer.vectors()):
         yield packer.pack(item_of(index, row))
-    for name, value in told.items():
+    for name, value in report.items():
         yield packer.pack(name) + packer.pack(value)
 
 

@@ -61,7 +61,7 @@ class RecordOptions:
     as_base64: bool = False
 
     @property
-    def told(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """The facts about all records, for formats with metadata."""
         return self.names.as_json() | {"output_dtype": self.vectors.dtype}
 
@@ -123,12 +123,12 @@ class _SafetensorsWriter:
     """Whole files, one after the other; `records` in the metadata says whose vectors are inside."""
 
     def __init__(self, options: RecordOptions) -> None:
-        self._told = options.told
+        self._metadata = options.metadata
 
     def write(self, records: Sequence[Record]) -> bytes:
         facts = [record.facts | _tokens_of(record) for record in records]
         rows = [record.vectors for record in records if record.vectors is not None]
-        return b"".join(safetensors.file_of(rows, self._told | {"records": facts}))
+        return b"".join(safetensors.file_of(rows, self._metadata | {"records": facts}))
 
     def end(self) -> bytes:
         return b""
@@ -144,7 +144,7 @@ class _ArrowWriter:
 
     def __init__(self, options: RecordOptions) -> None:
         self._options = options
-        self._stream = arrow.ArrowStream(options.told)
+        self._stream = arrow.ArrowStream(options.metadata)
 
     def write(self, records: Sequence[Record]) -> bytes:
         return b"".join(self._stream.batch_of(self._columns(records), len(records)))

@@ -43,25 +43,27 @@ class _Tensor:
 def render(answer: EmbeddingAnswer) -> Iterator[bytes | memoryview]:
     """One file for the whole answer."""
     rows = list(answer.vectors())
-    told = answer.typed_report()
+    metadata = answer.typed_report()
     if rows[0].tokens is not None:
-        told["tokens"] = [row.tokens for row in rows]
-    yield from file_of(rows, told)
+        metadata["tokens"] = [row.tokens for row in rows]
+    yield from file_of(rows, metadata)
 
 
-def file_of(rows: Sequence[TextVectors], told: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
-    """The header with `told` in its metadata, then every tensor of `rows`."""
+def file_of(
+    rows: Sequence[TextVectors], metadata: Mapping[str, Any]
+) -> Iterator[bytes | memoryview]:
+    """The header, which holds `metadata` as JSON, then every tensor of `rows`."""
     # The largest numbers first, so that all are aligned.
     tensors = sorted(_tensors(rows), key=lambda each: -each.parts[0].itemsize)
-    yield _header(tensors, orjson.dumps(told).decode())
+    yield _header(tensors, orjson.dumps(metadata).decode())
     for tensor in tensors:
         for part in tensor.parts:
             if part.size:
                 yield part.data.cast("B")
 
 
-def _header(tensors: Sequence[_Tensor], told: str) -> bytes:
-    header: dict[str, Any] = {"__metadata__": {METADATA_KEY: told}}
+def _header(tensors: Sequence[_Tensor], metadata: str) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {METADATA_KEY: metadata}}
     ends = accumulate((tensor.bytes for tensor in tensors), initial=0)
     for tensor, begin in zip(tensors, ends, strict=False):
         offsets = [begin, begin + tensor.bytes]

@@ -1,7 +1,7 @@
 """Embeds a stream piece by piece: consecutive lines, each with its result or its error."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
@@ -10,11 +10,9 @@ from app.api.errors import error_facts
 from app.api.formats.answer import VectorOptions, vectors_of
 from app.api.formats.records import Record
 from app.api.handler import Service
-from app.api.model_catalogue import ServedModel
 from app.api.rendering import truncation_as_json
 from app.api.streams.lines import Line
-from app.engine.options import EmbeddingOptions
-from app.engine.types import EmbeddingResult, Outputs, TextEmbedding, TokenStrings, Truncation
+from app.engine.types import EmbeddingResult, TextEmbedding, TokenStrings, Truncation
 from app.errors import (
     InferenceTimeoutError,
     LoadingError,
@@ -29,6 +27,9 @@ _BYTES_PER_TOKEN = 4
 # The limits of a piece of several forwards.
 _PIECE_SECONDS = 0.1
 _PIECE_VECTOR_BYTES = 4 << 20
+
+
+EmbedTexts = Callable[[list[str]], Awaitable[EmbeddingResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,31 +101,17 @@ class PieceSize:
 
 
 class PieceEmbedder:
-    """Embeds pieces of one stream, each in a place for streams.
+    """Embeds pieces of one stream by `embed`, each in a place for streams.
 
     It waits while the queue is full, or the model is being loaded. After an error it tries halves,
     down to single texts, so that an error that one text has caused is that text's alone.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        outputs: Outputs,
-        options: EmbeddingOptions,
-        *,
-        normalize: bool,
-        urgency: int,
-        client: str,
-        model: ServedModel | None = None,
-    ) -> None:
-        self._service = service
+    def __init__(self, service: Service, client: str, embed: EmbedTexts) -> None:
+        self._metrics = service.metrics
         self._places = service.stream_places
-        self._outputs = outputs
-        self._options = options
-        self._normalize = normalize
-        self._urgency = urgency
         self._client = client
-        self._model = model
+        self._embed_texts = embed
 
     async def embed(self, lines: Sequence[Line]) -> Piece:
         """The results of these lines; raises `UnavailableError` if the service cannot go on."""
@@ -149,7 +136,7 @@ class PieceEmbedder:
             return Piece([LineResult(line, error=error) for line in lines])
         except SmartEmbedderError as error:
             return await self._halves(lines, error)
-        self._service.metrics.sentences.inc(len(lines))
+        self._metrics.sentences.inc(len(lines))
         return _of_lines(lines, result)
 
     async def _halves(self, lines: Sequence[Line], error: SmartEmbedderError) -> Piece:
@@ -169,21 +156,9 @@ class PieceEmbedder:
             await asyncio.sleep(pause)
 
     async def _embed(self, texts: list[str]) -> EmbeddingResult:
-        outputs = self._outputs
         await self._places.acquire(self._client)
         try:
-            return await self._service.engine.embed(
-                texts,
-                dense=outputs.dense,
-                sparse=outputs.sparse,
-                colbert=outputs.colbert,
-                normalize_dense=self._normalize,
-                options=self._options,
-                urgency=self._urgency,
-                client=self._client,
-                embedder_only=self._model is not None and self._model.is_default_embedder,
-                model=None if self._model is None else self._model.key,
-            )
+            return await self._embed_texts(texts)
         finally:
             self._places.release(self._client)
 

@@ -159,8 +159,8 @@ class EncoderParameters(Parameters):
         # Only on a CPU PyTorch accepts parameters that are more exact than the states.
         dtype = torch.float32 if self.device.type == "cpu" else self.dtype
         weight, bias = (
-            self._norm_parameter(f"{name}.LayerNorm.{part}", self.config.width, dtype)
-            for part in ("weight", "bias")
+            self._norm_parameter(f"{name}.LayerNorm.{parameter}", self.config.width, dtype)
+            for parameter in ("weight", "bias")
         )
         return LayerNorm(weight, bias, self.config.epsilon)
 
@@ -214,11 +214,7 @@ class Encoder(LayeredTransformer):
 
     def __call__(self, packed: PackedBatch) -> Tensor:
         """Implement `Transformer`."""
-        states = self.embeddings(packed)
-        for layer in self.layers:
-            preemption_point()
-            states = layer(states, packed, self.attend)
-        return states.to(self.dtype)
+        return self.run_layers(self.embeddings(packed), packed).to(self.dtype)
 
 
 def make_encoder(parameters: EncoderParameters, backend: Backend) -> Encoder:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from app.errors import StartupError
+from app.models.batch.position_ids import PositionScheme
 from app.models.checkpoint.config import number, read_config, whole_number
 from app.models.ops.arguments import ACTIVATIONS
 
@@ -67,6 +68,14 @@ class EncoderConfig:
     def reads_segments(self) -> bool:
         """Whether the second text of a pair has another type of token; RoBERTa has none."""
         return self.padding is None and self.types > 1
+
+    @property
+    def position_scheme(self) -> PositionScheme:
+        """How tokens are numbered; the positions of the second segment follow those of the first.
+
+        They are so in the table of `app.models.architectures.bert.Embeddings`.
+        """
+        return PositionScheme(self.padding, self.max_length if self.reads_segments else 0)
 
     @property
     def parameters(self) -> int:

@@ -1,4 +1,4 @@
-"""The parts that encoders and decoders share."""
+"""What encoders and decoders share: parameters, token embedding, the loop over layers."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from app.engine.device_threads import run_preempting_call
+from app.engine.devices.device_threads import run_preempting_call
 from app.models.attention.reference import Attention
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.mapped_files import give_back_pages
@@ -147,11 +147,18 @@ class Transformer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class LayeredTransformer(Transformer):
-    """A plain loop over layers."""
+    """Layers behind an embedding, one after the other."""
 
     embeddings: InputEmbeddings
     layers: Sequence[Callable[..., Tensor]]
     attend: Attention
+
+    def run_layers(self, states: Tensor, packed: PackedBatch, *others: Any) -> Tensor:
+        """The states after the last layer; each layer is called with `others`, too."""
+        for layer in self.layers:
+            preemption_point()
+            states = layer(states, packed, self.attend, *others)
+        return states
 
     def finish_loading(self) -> None:
         """Implement `Transformer`."""
@@ -176,12 +183,12 @@ def in_row_blocks(step: Callable[..., Tensor], states: Tensor, *others: Tensor) 
     at_once = _ROWS_PER_THREAD * torch.get_num_threads()
     if states.device.type != "cpu" or len(states) <= at_once:
         return step(states, *others)
-    parts = (torch.split(each, at_once) for each in (states, *others))
-    done = []
-    for part in zip(*parts, strict=True):
+    blocks = (torch.split(each, at_once) for each in (states, *others))
+    outputs = []
+    for block in zip(*blocks, strict=True):
         preemption_point()
-        done.append(step(*part))
-    return torch.cat(done)
+        outputs.append(step(*block))
+    return torch.cat(outputs)
 
 
 def preemption_point() -> None:

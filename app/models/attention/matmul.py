@@ -12,7 +12,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from app.models.attention.sdpa import States, attend_in_blocks, fused
+from app.models.attention.reference import QueryKeyValue
+from app.models.attention.sdpa import attend_in_blocks, fused
 from app.models.batch.packing import PackedBatch
 
 # Scores held at once, 4 MiB of them: they stay in the cache.
@@ -32,7 +33,9 @@ def matmul(
     return attend_in_blocks(attend, (query, key, value), packed, scale=scale)
 
 
-def attend_by_matmul(states: States, output: Tensor, *, scale: float, mask: Tensor | None) -> None:
+def attend_by_matmul(
+    states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None
+) -> None:
     """Implement `BlockAttention` for attention that is not causal, without grouped heads."""
     count, heads, length, _ = output.shape
     if count * heads * length * length < _FEW_SCORES:
@@ -40,13 +43,15 @@ def attend_by_matmul(states: States, output: Tensor, *, scale: float, mask: Tens
         return
     sequences = max(1, _MOST_SCORES // (heads * length * length))
     for start in range(0, count, sequences):
-        part = slice(start, start + sequences)
-        query, key, value = (each[part] for each in states)
-        masks = None if mask is None else mask[part]
-        _attend_at_once((query, key, value), output[part], scale=scale, mask=masks)
+        chosen = slice(start, start + sequences)
+        query, key, value = (each[chosen] for each in states)
+        masks = None if mask is None else mask[chosen]
+        _attend_at_once((query, key, value), output[chosen], scale=scale, mask=masks)
 
 
-def _attend_at_once(states: States, output: Tensor, *, scale: float, mask: Tensor | None) -> None:
+def _attend_at_once(
+    states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None
+) -> None:
     # Contiguous: the products below are far slower on a view of the projection.
     query, key, value = (each.contiguous() for each in (states[0] * scale, *states[1:]))
     count, heads, length, _ = query.shape

@@ -23,8 +23,8 @@ def memory_efficient(
     if group > 1:
         key, value = (each.repeat_interleave(group, dim=0) for each in (key, value))
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, part: LengthClass) -> Tensor:
-        bounds, longest = part.bounds, part.longest
+    def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
+        bounds, longest = sequences.bounds, sequences.longest
         output: Tensor = torch.ops.aten._efficient_attention_forward(  # noqa: SLF001
             query[None], key[None], value[None], None, bounds, bounds, longest, longest, 0.0,
             _CAUSAL if causal else _NO_MASK, False, scale=scale,

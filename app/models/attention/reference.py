@@ -7,6 +7,9 @@ from torch import Tensor, nn
 
 from app.models.batch.packing import PackedBatch
 
+# Query [H, T, D], key and value [Hkv, T, D]; in a block [N, H, L, D] and [N, Hkv, L, D].
+QueryKeyValue = tuple[Tensor, Tensor, Tensor]
+
 
 class Attention(Protocol):
     """Attention within each sequence of a packed batch."""

@@ -7,17 +7,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from app.models.batch.packing import DenseBlock, PackedBatch, PaddedBlock, Padding
-
-# Query [H, T, D], key and value [Hkv, T, D]; in a block [N, H, L, D] and [N, Hkv, L, D].
-States = tuple[Tensor, Tensor, Tensor]
+from app.models.attention.reference import QueryKeyValue
+from app.models.batch.blocks import DenseBlock, PaddedBlock, Padding
+from app.models.batch.packing import PackedBatch
 
 
 class BlockAttention(Protocol):
     """Attention within a block of N sequences of L tokens."""
 
     def __call__(
-        self, states: States, output: Tensor, *, scale: float, mask: Tensor | None
+        self, states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None
     ) -> None:
         """Fill `output` `[N, H, L, D]`; `mask` `[N, 1, 1, L]` is added to the scores."""
 
@@ -31,7 +30,7 @@ def sdpa(
 
 
 def fused(
-    states: States, output: Tensor, *, scale: float, mask: Tensor | None = None, causal: bool
+    states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None = None, causal: bool
 ) -> None:
     """Implement `BlockAttention` by PyTorch's operator."""
     query, key, value = states
@@ -48,31 +47,32 @@ def fused(
 
 
 def attend_in_blocks(
-    attend: BlockAttention, states: States, packed: PackedBatch, *, scale: float
+    attend: BlockAttention, states: QueryKeyValue, packed: PackedBatch, *, scale: float
 ) -> Tensor:
     """`[T, H, D]`: call `attend` for each block of `packed`; zeros for tokens that round T up."""
     heads, tokens, _ = states[0].shape
     output = states[0].new_empty(tokens, heads, states[2].shape[2])
     for block in packed.blocks:
-        part = output[block.start : block.stop]
+        attended = output[block.start : block.stop]
         if isinstance(block, PaddedBlock):
-            _attend_padded(attend, states, block, part, scale=scale)
+            attend_padded(attend, states, block.padding, attended, scale=scale)
         else:
-            dense = _block(part.transpose(0, 1), DenseBlock(0, block.count, block.length))
+            dense = _block(attended.transpose(0, 1), DenseBlock(0, block.count, block.length))
             query, key, value = (_block(each, block) for each in states)
             attend((query, key, value), dense, scale=scale, mask=None)
     output[packed.real_tokens :] = 0
     return output
 
 
-def _attend_padded(
-    attend: BlockAttention, states: States, block: PaddedBlock, output: Tensor, *, scale: float
+def attend_padded(
+    attend: BlockAttention, states: QueryKeyValue, padding: Padding, output: Tensor, *, scale: float
 ) -> None:
-    query, key, value = (pad(each, block) for each in states)
-    padded = query.new_empty(block.count, block.length, query.shape[1], value.shape[-1])
-    mask = block.mask.to(query.dtype)
+    """Fill `output` `[tokens, H, D]`: call `attend` for sequences that are padded and masked."""
+    query, key, value = (_pad(each, padding) for each in states)
+    padded = query.new_empty(padding.count, padding.length, query.shape[1], value.shape[-1])
+    mask = padding.mask.to(query.dtype)
     attend((query, key, value), padded.transpose(1, 2), scale=scale, mask=mask)
-    torch.index_select(padded.flatten(0, 1), 0, block.places, out=output)
+    torch.index_select(padded.flatten(0, 1), 0, padding.slots, out=output)
 
 
 def _block(states: Tensor, block: DenseBlock) -> Tensor:
@@ -81,7 +81,7 @@ def _block(states: Tensor, block: DenseBlock) -> Tensor:
     return tokens.view(states.shape[0], block.count, block.length, -1).transpose(0, 1)
 
 
-def pad(states: Tensor, padding: Padding) -> Tensor:
+def _pad(states: Tensor, padding: Padding) -> Tensor:
     """Copy the sequences of states `[H, T, D]` into `[count, H, length, D]`."""
-    rows = states.transpose(0, 1).index_select(0, padding.gather)
-    return rows.view(padding.count, padding.length, *rows.shape[1:]).transpose(1, 2)
+    slots = states.transpose(0, 1).index_select(0, padding.token_of_slot)
+    return slots.view(padding.count, padding.length, *slots.shape[1:]).transpose(1, 2)

@@ -2,12 +2,14 @@
 
 import importlib
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from app.errors import StartupError
-from app.models.attention.reference import Attention
+from app.models.attention.reference import Attention, QueryKeyValue
 from app.models.batch.length_classes import LengthClass
 from app.models.batch.packing import PackedBatch
 
@@ -25,8 +27,8 @@ def varlen(
     Not by that module, which fills a tensor with zeros at every call and takes a second to import.
     """
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, part: LengthClass) -> Tensor:
-        bounds, longest = part.bounds, part.longest
+    def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
+        bounds, longest = sequences.bounds, sequences.longest
         output: Tensor = torch.ops.aten._flash_attention_forward(  # noqa: SLF001
             query, key, value, bounds, bounds, longest, longest, 0.0, causal, False, scale=scale
         )[0]
@@ -39,38 +41,38 @@ def load_flash_attention(name: str) -> Attention:
     """The attention of one of `FLASH_MODULES`; raises `StartupError` if it is not installed."""
     module_name, package = FLASH_MODULES[name]
     try:
-        attend = importlib.import_module(module_name).flash_attn_varlen_func
+        kernel = importlib.import_module(module_name).flash_attn_varlen_func
     except ImportError as error:
         raise StartupError(
             f"ATTENTION={name} needs {package}, which is not installed: {error}"
         ) from error
+    return partial(_flash_attention, kernel)
 
-    def flash_attention(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        packed: PackedBatch,
-        *,
-        scale: float,
-        causal: bool,
-    ) -> Tensor:
-        def attend_class(query: Tensor, key: Tensor, value: Tensor, part: LengthClass) -> Tensor:
-            bounds, longest = part.bounds, part.longest
-            return _without_log_sum_exp(
-                attend(
-                    query, key, value, bounds, bounds, longest, longest,
-                    softmax_scale=scale, causal=causal,
-                )
-            )  # fmt: skip
 
-        return attend_by_length(attend_class, (query, key, value), packed)
+def _flash_attention(
+    kernel: Callable[..., Any],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packed: PackedBatch,
+    *,
+    scale: float,
+    causal: bool,
+) -> Tensor:
+    def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
+        bounds, longest = sequences.bounds, sequences.longest
+        output: Tensor | tuple[Tensor, ...] = kernel(
+            query, key, value, bounds, bounds, longest, longest, softmax_scale=scale, causal=causal
+        )
+        # FlashAttention 3 returns the log-sum-exp with it.
+        return output[0] if isinstance(output, tuple) else output
 
-    return flash_attention
+    return attend_by_length(attend, (query, key, value), packed)
 
 
 def attend_by_length(
     attend: Callable[[Tensor, Tensor, Tensor, LengthClass], Tensor],
-    states: tuple[Tensor, Tensor, Tensor],
+    states: QueryKeyValue,
     packed: PackedBatch,
 ) -> Tensor:
     """`[T, H, D]`: call `attend` for each length class, with its tokens `[tokens, H, D]`.
@@ -78,14 +80,8 @@ def attend_by_length(
     Query, key and value in `states` are `[H, T, D]`; nothing is copied.
     """
     query, key, value = (each.transpose(0, 1) for each in states)
-    parts = [
-        attend(query[which], key[which], value[which], part)
-        for part in packed.length_classes
-        for which in [slice(part.start, part.stop)]
-    ]
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _without_log_sum_exp(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """The output without the log-sum-exp that FlashAttention 3 returns with it."""
-    return output[0] if isinstance(output, tuple) else output
+    outputs = []
+    for sequences in packed.length_classes:
+        tokens = slice(sequences.start, sequences.stop)
+        outputs.append(attend(query[tokens], key[tokens], value[tokens], sequences))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

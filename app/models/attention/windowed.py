@@ -1,13 +1,14 @@
 """Attention over a packed batch with a sliding window."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from app.models.attention.reference import Attention
+from app.models.attention.reference import Attention, QueryKeyValue
 from app.models.batch.packing import PackedBatch
 
 # Queries at a time, of a sequence that is longer than the window.
@@ -20,7 +21,7 @@ class PackedAttention:
 
     attend: Attention
     packed: PackedBatch
-    _short: dict[int, tuple[PackedBatch, int]] = field(default_factory=dict)
+    _short_sequences: dict[int, PackedBatch] = field(default_factory=dict)
 
     def __call__(
         self,
@@ -37,29 +38,26 @@ class PackedAttention:
         A token attends to those less than `window` tokens away. Partly attended sequences are
         never longer than the window.
         """
-        packed = self.packed
+        packed, states = self.packed, (query, key, value)
         if window is None or packed.max_length <= window:
-            return self.attend(query, key, value, packed, scale=scale, causal=causal)
-        short, count = self._shorter_than(window)
-        parts = []
-        if count:
-            head = slice(0, short.tokens)
-            states = query[:, head], key[:, head], value[:, head]
-            parts.append(self.attend(*states, packed=short, scale=scale, causal=causal))
-        for start, length in zip(packed.offsets[count:], packed.lengths[count:], strict=False):
-            rows = slice(int(start), int(start) + length)
-            one = (query[:, rows], key[:, rows], value[:, rows])
-            parts.append(attend_near(one, scale=scale, causal=causal, window=window))
-        return torch.cat(parts)
+            return self.attend(*states, packed, scale=scale, causal=causal)
+        short = self._no_longer_than(window)
+        attended = []
+        if short.tokens:
+            of_short = _tokens(states, 0, short.tokens)
+            attended.append(self.attend(*of_short, short, scale=scale, causal=causal))
+        for start, stop in pairwise(packed.offsets[len(short.unpack_order) :].tolist()):
+            of_one = _tokens(states, start, stop)
+            attended.append(attend_in_window(of_one, scale=scale, causal=causal, window=window))
+        return torch.cat(attended)
 
-    def _shorter_than(self, window: int) -> tuple[PackedBatch, int]:
-        """The sequences no longer than the window, as a batch, and their number."""
-        if window not in self._short:
+    def _no_longer_than(self, window: int) -> PackedBatch:
+        """The sequences no longer than the window, as a batch; perhaps none."""
+        if window not in self._short_sequences:
             packed = self.packed
-            longer = np.flatnonzero(np.diff(packed.offsets) > window)
-            count = int(longer[0])
+            count = int(np.argmax(np.diff(packed.offsets) > window))
             tokens = int(packed.offsets[count])
-            short = PackedBatch(
+            self._short_sequences[window] = PackedBatch(
                 packed.input_ids[:, :tokens],
                 packed.position_ids[:, :tokens],
                 packed.cu_seqlens[: count + 1],
@@ -67,35 +65,37 @@ class PackedAttention:
                 np.arange(count),
                 partly_attended=packed.partly_attended,
             )
-            self._short[window] = short, count
-        return self._short[window]
+        return self._short_sequences[window]
 
 
-def attend_near(
-    states: tuple[Tensor, Tensor, Tensor], *, scale: float, causal: bool, window: int
-) -> Tensor:
+def _tokens(states: QueryKeyValue, start: int, stop: int) -> QueryKeyValue:
+    query, key, value = states
+    return query[:, start:stop], key[:, start:stop], value[:, start:stop]
+
+
+def attend_in_window(states: QueryKeyValue, *, scale: float, causal: bool, window: int) -> Tensor:
     """`[L, H, D]` of one sequence's query `[H, L, D]`, key and value `[Hkv, L, D]`, in blocks."""
     query, key, value = states
     length = query.shape[1]
-    made = []
+    blocks = []
     for start in range(0, length, _BLOCK):
         stop = min(length, start + _BLOCK)
-        keys = slice(max(0, start - window + 1), stop if causal else min(length, stop + window - 1))
-        distance = (
-            torch.arange(start, stop, device=query.device)[:, None]
-            - torch.arange(keys.start, keys.stop, device=query.device)[None]
-        )
-        seen = distance.abs() < window
-        if causal:
-            seen &= distance >= 0
-        made.append(
+        last_key = stop if causal else min(length, stop + window - 1)
+        queries, keys = slice(start, stop), slice(max(0, start - window + 1), last_key)
+        distances = _positions(queries, query.device)[:, None] - _positions(keys, query.device)
+        visible = distances.abs() < window
+        blocks.append(
             functional.scaled_dot_product_attention(
-                query[None, :, start:stop],
+                query[None, :, queries],
                 key[None, :, keys],
                 value[None, :, keys],
-                attn_mask=seen,
+                attn_mask=visible & (distances >= 0) if causal else visible,
                 scale=scale,
                 enable_gqa=query.shape[0] != key.shape[0],
             )[0]
         )
-    return torch.cat(made, dim=1).transpose(0, 1)
+    return torch.cat(blocks, dim=1).transpose(0, 1)
+
+
+def _positions(tokens: slice, device: torch.device) -> Tensor:
+    return torch.arange(tokens.start, tokens.stop, device=device)

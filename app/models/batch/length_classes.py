@@ -15,6 +15,8 @@ import torch
 QUERIES_OF_A_BLOCK = 128
 # The cost of one more call, as a number of superfluous blocks for each head.
 WORTH_A_CALL = 256
+# The most blocks of threads in the second and third dimension of a grid, one for each sequence.
+_MOST_SEQUENCES = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,11 @@ def divide_lengths(lengths: Sequence[int]) -> list[slice]:
     borders = [0, *groups.tolist(), len(blocks)]
     # For each border the least cost up to it, and the border at which the last class begins.
     best = [(0, 0)]
-    for place, stop in enumerate(borders[1:], start=1):
+    for index, stop in enumerate(borders[1:], start=1):
         highest = int(blocks[stop - 1])
         costs = (
             (best[first][0] + WORTH_A_CALL + (stop - borders[first]) * highest, first)
-            for first in range(place)
+            for first in range(index)
         )
         best.append(min(costs))
     return _classes(borders, best)
@@ -49,9 +51,13 @@ def divide_lengths(lengths: Sequence[int]) -> list[slice]:
 
 def _classes(borders: list[int], best: list[tuple[int, int]]) -> list[slice]:
     classes: list[slice] = []
-    place = len(borders) - 1
-    while place:
-        first = best[place][1]
-        classes.append(slice(borders[first], borders[place]))
-        place = first
-    return classes[::-1]
+    index = len(borders) - 1
+    while index:
+        first = best[index][1]
+        classes.append(slice(borders[first], borders[index]))
+        index = first
+    return [
+        slice(start, min(start + _MOST_SEQUENCES, each.stop))
+        for each in reversed(classes)
+        for start in range(each.start, each.stop, _MOST_SEQUENCES)
+    ]

@@ -4,31 +4,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
-from app.models.batch.packing import PackedBatch, to_device
+from app.models.batch.arrays import Indices, to_device
+from app.models.batch.packing import PackedBatch
 
 # The rows of each sequence, in the order given to `pack`; None for one without rows.
 Spans = list[slice | None]
-Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSelection:
     """Some sequences of a packed batch, token by token.
 
-    `places` `[R]` int64 on the device are the selected tokens; None selects them all. `spans[i]` is
-    where the tokens of the i-th sequence given to `pack` lie among the selected ones, None for a
-    sequence that is not selected.
+    `tokens` `[R]` int64 on the device are the selected tokens of the packed row; None selects them
+    all. `spans[i]` is where the tokens of the i-th sequence given to `pack` lie among the selected
+    ones, None for a sequence that is not selected.
     """
 
-    places: Tensor | None
+    tokens: Tensor | None
     spans: Spans
 
-    def rows(self, states: Tensor) -> Tensor:
+    def gather(self, states: Tensor) -> Tensor:
         """`[R, width]`: the states of the selected tokens, of those `[T, width]` of all."""
-        return states if self.places is None else states.index_select(0, self.places)
+        return states if self.tokens is None else states.index_select(0, self.tokens)
 
 
 def select_tokens(
@@ -39,22 +38,22 @@ def select_tokens(
     R is rounded up to a multiple of `multiple_of(R)` by repeating a token.
     """
     offsets, order = packed.offsets, packed.unpack_order
-    spans = [slice(int(offsets[place]), int(offsets[place + 1])) for place in order]
+    spans = [slice(int(offsets[index]), int(offsets[index + 1])) for index in order]
     if all(selected):
         return TokenSelection(None, list(spans))
     chosen = [span for span, want in zip(spans, selected, strict=True) if want]
-    places = np.concatenate([np.arange(span.start, span.stop) for span in chosen])
-    padded = np.pad(places, (0, -len(places) % multiple_of(len(places))), mode="edge")
+    tokens = np.concatenate([np.arange(span.start, span.stop) for span in chosen])
+    padded = np.pad(tokens, (0, -len(tokens) % multiple_of(len(tokens))), mode="edge")
     return TokenSelection(to_device(packed.device, padded), _side_by_side(spans, selected))
 
 
-def select_sequences(packed: PackedBatch, selected: Sequence[bool]) -> tuple[Places, Spans]:
-    """The packed places `[S]` of the selected sequences, in the order given to `pack`.
+def select_sequences(packed: PackedBatch, selected: Sequence[bool]) -> tuple[Indices, Spans]:
+    """The packed indices `[S]` of the selected sequences, in the order given to `pack`.
 
     Also returns, for each sequence given to `pack`, the span of its one row among those.
     """
-    places = packed.unpack_order[np.flatnonzero(selected)].astype(np.int64)
-    return places, _side_by_side([slice(0, 1)] * len(selected), selected)
+    indices = packed.unpack_order[np.flatnonzero(selected)].astype(np.int64)
+    return indices, _side_by_side([slice(0, 1)] * len(selected), selected)
 
 
 def _side_by_side(spans: list[slice], selected: Sequence[bool]) -> Spans:

@@ -97,10 +97,37 @@ class SentenceConfig:
             poolings=_poolings_among(modules),
             steps=tuple(_steps(modules)),
             prompts=read_prompts(folder),
-            default_prompt=_default_prompt(folder),
+            default_prompt=read_default_prompt(folder),
             max_length=length if isinstance(length, int) and length > 0 else None,
             lower_case=bool(texts.get("do_lower_case")),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceOverrides:
+    """What settings say of a model, in place of its configuration; None leaves that as it is."""
+
+    pooling: str | None = None
+    normalize: bool | None = None
+    query_prompt: str | None = None
+    document_prompt: str | None = None
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The prompts that are set, by their names in a configuration."""
+        named = {"query": self.query_prompt, "document": self.document_prompt}
+        return {name: prompt for name, prompt in named.items() if prompt is not None}
+
+    def refuse(self, *settings: str, for_model: str) -> None:
+        """Raise `StartupError` if one of these is set, which has no effect on such a model."""
+        for setting in settings:
+            value = getattr(self, setting)
+            if value is not None:
+                shown = str(value).lower() if isinstance(value, bool) else value
+                raise StartupError(f"{setting.upper()}={shown} has no effect on {for_model}")
+
+
+NO_OVERRIDES = SentenceOverrides()
 
 
 def has_modules(folder: Path) -> bool:
@@ -196,7 +223,8 @@ def read_prompts(folder: Path) -> dict[str, str]:
     return prompts if any(prompts.values()) else {}
 
 
-def _default_prompt(folder: Path) -> str:
+def read_default_prompt(folder: Path) -> str:
+    """The prompt that `default_prompt_name` names; empty if it names none."""
     path, config = _sentence_transformers(folder)
     name = config.get("default_prompt_name")
     if name is None:

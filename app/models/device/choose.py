@@ -11,6 +11,7 @@ import torch
 
 from app.errors import StartupError
 from app.models.device.cpu_threads import available_threads
+from app.models.device.memory import empty_cuda_cache
 from app.settings import INT8
 
 log = structlog.get_logger(__name__)
@@ -96,7 +97,7 @@ def memory_freer(device: torch.device) -> Callable[[], None]:
     def free() -> None:
         gc.collect()
         if device.type == "cuda":
-            torch.cuda.empty_cache()
+            empty_cuda_cache()
 
     return free
 

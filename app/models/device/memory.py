@@ -1,19 +1,51 @@
-"""The usage of a device's memory; on a CPU that of the control group or of the machine."""
+"""The usage of a device's memory, on a CPU that of the control group or of the machine."""
 
+import threading
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import psutil
+import structlog
 import torch
 
 from app.engine.loaded_models import MemoryUsage
 from app.models.device.control_groups import CGROUPS, MEMBERSHIP, groups_of, read_or_empty
 
+log = structlog.get_logger(__name__)
+
+# Held while a CUDA graph is captured: PyTorch's allocator cannot return memory meanwhile, and
+# raises an error in any thread that wants it to.
+capturing = threading.RLock()
 # Memory that the system can reclaim only by swapping, in version 1 of control groups, which has an
 # "shmem" too (of the group without its children), and in version 2.
 _HELD = ({"total_rss", "total_shmem"}, {"anon", "shmem", "kernel"})
 # In version 1 a larger number stands for no limit.
 _NO_LIMIT = 1 << 60
+
+
+def empty_cuda_cache() -> None:
+    """Return memory that PyTorch's allocator does not use to the driver, after a capture's end."""
+    with capturing:
+        torch.cuda.empty_cache()
+
+
+@cache
+def ensure_allocates(device: torch.device) -> None:
+    """Allocate on a CUDA device; where only expandable segments fail, go on without them.
+
+    They need calls that some drivers do not support (under WSL, on virtual GPUs), and NVML, which
+    may be forbidden on a slice of a GPU (MIG).
+    """
+    if device.type != "cuda":
+        return
+    try:
+        torch.empty(1, device=device)
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")  # noqa: SLF001
+        torch.empty(1, device=device)
+        log.warning("expandable_segments_refused", device=str(device), reason=reason)
 
 
 def memory_usage(device: torch.device) -> MemoryUsage:

@@ -56,14 +56,14 @@ def library_path(architecture: Architecture | None = None) -> Path:
     return FOLDER / f"kernels-{digest.hexdigest()[:16]}.so"
 
 
-def main(arguments: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Build what is missing."""
     parser = ArgumentParser(prog="python -m app.models.ops.build")
     parser.add_argument("--anywhere", action="store_true", help="whatever the processor is")
     parser.add_argument("--machine", choices=ARCHITECTURES, help="for another machine than this")
-    asked = parser.parse_args(arguments)
-    architecture = ARCHITECTURES.get(asked.machine, architecture_here())
-    needed = asked.machine or is_of_use(anywhere=asked.anywhere)
+    arguments = parser.parse_args(argv)
+    architecture = ARCHITECTURES.get(arguments.machine, architecture_here())
+    needed = arguments.machine or is_of_use(anywhere=arguments.anywhere)
     if library_path(architecture).exists() or not needed:
         return 0
     print("Building the kernels (a compiler of 100 MB is fetched for it) ...", flush=True)  # noqa: T201

@@ -50,12 +50,13 @@ class CudaKernels:
         types = tuple(_type_of(each) for each in arguments)
         with torch.cuda.device(self._device):
             stream = torch.cuda.current_stream(self._device).cuda_stream
-            _checked(
-                self._driver.cuLaunchKernel(
-                    self._functions[name], blocks, 1, 1, threads, 1, 1, 0, stream,
-                    (values, types), 0,
-                )
-            )  # fmt: skip
+            launched = self._driver.cuLaunchKernel(
+                self._functions[name], blocks, 1, 1, threads, 1, 1, 0, stream, (values, types), 0
+            )
+            if launched[0] != 0:
+                # Raises PyTorch's own error if the device has failed for good.
+                torch.cuda.synchronize(self._device)
+            _checked(launched)
 
 
 def _type_of(argument: Tensor | float | None) -> Any:

@@ -12,7 +12,7 @@ from app.models.ops.torch_backend import SHORTEST_ROW
 _EIGHT = 8
 _WARP = 32
 _WIDEST_ROW = 8192
-_MOST_HEADS = 32
+_MOST_WARPS = 32
 _GATE_THREADS = 256
 _ALIGNMENT = 16
 
@@ -74,13 +74,13 @@ class FusedCudaBackend(CudaBackend):
         """Implement `Backend`."""
         heads, width = norm.weight.shape
         alike = norm.weight.dtype is states.dtype
-        if heads > _MOST_HEADS or not (alike and states.is_contiguous()):
+        if not (alike and states.is_contiguous()):
             super().rotary(states, norm, embedding)
             return
         self._kernels.run(
-            "rotary", len(states), heads * _WARP,
+            "rotary", len(states), min(heads, _MOST_WARPS) * _WARP,
             states, norm.weight, embedding.cosines, embedding.sines, norm.epsilon,
-            states.stride(0), width,
+            states.stride(0), heads, width,
         )  # fmt: skip
 
     def gate(self, states: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from app.engine.outcome import outcome_of
+from app.engine.devices.outcome import outcome_of
 from app.errors import StartupError
 from app.models.ops.proof_cases import ATTENTION, CASES, Shapes, TrialInputs
 from app.models.ops.torch_backend import TorchBackend
@@ -173,8 +173,9 @@ def _difference(actual: list[Tensor], expected: list[Tensor]) -> float:
 def _largest_difference(actual: Tensor, expected: Tensor) -> float:
     if actual.shape != expected.shape:
         return math.inf
-    difference = (actual.double() - expected.double()).abs().amax()
-    share = float(difference / expected.double().abs().amax())
+    # On the host: Apple's GPUs have no float64.
+    mine, other = (each.cpu().double() for each in (actual, expected))
+    share = float((mine - other).abs().amax() / other.abs().amax())
     # `max` would pass over what is not a number.
     return math.inf if math.isnan(share) else share
 

@@ -61,8 +61,9 @@ def make_quantized_encoder(
     """
     embeddings = _copied_embeddings(parameters.embeddings(), dtype)
     with torch.inference_mode():
-        made = _layers(parameters, backend, dtype, calibration, embeddings(calibration))
-        scales, layers = zip(*made, strict=True)
+        states = embeddings(calibration)
+        quantized = _quantize_layers(parameters, backend, dtype, calibration, states)
+        scales, layers = zip(*quantized, strict=True)
     embeddings = replace(embeddings, norm=norm_to_steps(embeddings.norm, scales[0]))
     scaled = [
         layer.with_output_scale(scale) for layer, scale in zip(layers[:-1], scales[1:], strict=True)
@@ -80,7 +81,7 @@ def _copied_embeddings(embeddings: Embeddings, dtype: torch.dtype) -> Embeddings
     )
 
 
-def _layers(
+def _quantize_layers(
     parameters: EncoderParameters,
     backend: Backend,
     dtype: torch.dtype,

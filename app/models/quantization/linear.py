@@ -91,10 +91,10 @@ class QuantizedWeights:
         `input_scale` `[in]` is multiplied in; `activation` is what the product will be asked for.
         """
         rows = max(1, _WEIGHTS_AT_ONCE // layers[0].in_features)
-        parts = [part for layer in layers for part in torch.split(layer.weight.detach(), rows)]
+        blocks = [block for layer in layers for block in torch.split(layer.weight.detach(), rows)]
         limit = backend.int8_weight_limit
         values, scale, sums = zip(
-            *(_quantize(part, limit, input_scale) for part in parts), strict=True
+            *(_quantize(block, limit, input_scale) for block in blocks), strict=True
         )
         gemm = backend.int8_gemm(torch.cat(values), torch.cat(scale), activation)
         return cls(gemm, torch.cat(sums))

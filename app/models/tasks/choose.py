@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from app.errors import StartupError
+from app.models.backbones.families import is_qwen3
 from app.models.checkpoint.modules import read_modules
-from app.models.families import is_qwen3
+from app.models.checkpoint.sentence_config import NO_OVERRIDES, SentenceOverrides
 from app.models.target import Target
 from app.models.tasks.colbert import load_colbert_embedder
 from app.models.tasks.colbert_config import is_colbert
@@ -19,13 +20,25 @@ _SPARSE_ALONE = {"Router", "Asym", "SparseAutoEncoder", "SparseStaticEmbedding"}
 
 
 def load_embedder(
-    name: str, folder: Path, max_length: int, target: Target, *, pooling: str | None = None
+    name: str,
+    folder: Path,
+    max_length: int,
+    target: Target,
+    overrides: SentenceOverrides = NO_OVERRIDES,
 ) -> EmbeddingModel:
     """Load the embedding model in `folder`; texts are cut to `max_length` tokens or to fewer.
 
-    `pooling` takes the place of what a configuration says, where the model is not of bge-m3's kind.
-    Raises `StartupError` for whatever is wrong with the folder.
+    Raises `StartupError` for whatever is wrong with the folder, and for `overrides` that have no
+    effect on such a model.
     """
+    model = _load_embedder(name, folder, max_length, target, overrides)
+    model.prompts = {**model.prompts, **overrides.prompts}
+    return model
+
+
+def _load_embedder(
+    name: str, folder: Path, max_length: int, target: Target, overrides: SentenceOverrides
+) -> EmbeddingModel:
     for module in read_modules(folder):
         if module.kind in _SPARSE_ALONE:
             raise StartupError(
@@ -33,16 +46,17 @@ def load_embedder(
                 "SpladePooling is"
             )
         if module.kind == "SpladePooling":
+            overrides.refuse("pooling", "normalize", for_model=f"{name}, a SPLADE model")
             return load_splade_embedder(name, folder, max_length, target, pooling=module.folder)
     if is_colbert(folder):
+        every = ("pooling", "normalize", "query_prompt", "document_prompt")
+        overrides.refuse(*every, for_model=f"{name}, a ColBERT model")
         return load_colbert_embedder(name, folder, max_length, target)
     if any((folder / head).is_file() for head in HEADS):
-        if pooling is not None:
-            raise StartupError(
-                f"POOLING={pooling} has no effect on {name}, which is of bge-m3's kind"
-            )
+        kind = f"{name}, which is of bge-m3's kind"
+        overrides.refuse("pooling", "normalize", for_model=kind)
         return load_m3_embedder(name, folder, max_length, target)
-    return load_dense_embedder(name, folder, max_length, target, pooling=pooling)
+    return load_dense_embedder(name, folder, max_length, target, overrides)
 
 
 def load_reranker(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from app.errors import StartupError
-from app.models.backbone import Backbone
+from app.models.backbones.backbone import Backbone
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.config import number, read_config
 from app.models.checkpoint.weights import Weights
@@ -121,4 +121,4 @@ def _labels(folder: Path, logits: int) -> tuple[str, ...]:
     """The names of `id2label`, or those that transformers gives."""
     names: Any = read_config(folder).get("id2label")
     names = names if isinstance(names, dict) else {}
-    return tuple(str(names.get(str(place), f"LABEL_{place}")) for place in range(logits))
+    return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(logits))

@@ -3,25 +3,24 @@
 Source: "ColBERTv2" (Santhanam et al. 2022), as PyLate and sentence-transformers compute it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
-from torch import Tensor, nn
+import numpy.typing as npt
+from torch import nn
 
 from app.engine.options import CUT_AT_END, InputType, TruncationOptions
-from app.engine.types import Outputs, TextEmbedding, TokenIds, TokenizedText
-from app.errors import InferenceError, StartupError
-from app.models.backbone import Backbone
-from app.models.batch.marks import UNATTENDED, WITHOUT_VECTOR, marked, without_marks
+from app.engine.types import Outputs, TokenIds, TokenizedText
+from app.errors import StartupError
+from app.models.backbones.backbone import Backbone
+from app.models.backbones.families import load_backbone
+from app.models.batch.marks import UNATTENDED, WITHOUT_VECTOR, marked
 from app.models.checkpoint.sentence_config import read_prompts
 from app.models.checkpoint.weights import Weights
-from app.models.device.transfer import DeviceRows, not_finite, start_copies
-from app.models.families import load_backbone
 from app.models.target import Target
-from app.models.tasks import heads
 from app.models.tasks.colbert_config import (
     ColbertConfig,
     Expansion,
@@ -29,8 +28,8 @@ from app.models.tasks.colbert_config import (
     read_colbert_config,
     special_token,
 )
-from app.models.tasks.device_model import EmbeddingModel
-from app.models.tasks.kind_rows import KindRows
+from app.models.tasks.heads import token_vectors
+from app.models.tasks.heads_embedder import HeadsEmbedder
 from app.models.tasks.projection import load_token_projection
 from app.models.text.template import NO_IDS, ids_of
 from app.models.text.tokenizer import TextTokenizer
@@ -104,7 +103,7 @@ class QueryExpansion:
         return TokenizedText(ids, query.original_tokens + missing, query.exact)
 
 
-class ColbertEmbedder(EmbeddingModel):
+class ColbertEmbedder(HeadsEmbedder):
     """Implements `app.engine.model.Embedder` for ColBERT vectors alone."""
 
     kinds = Outputs(colbert=True)
@@ -119,25 +118,23 @@ class ColbertEmbedder(EmbeddingModel):
         folder: Path,
         backbone: Backbone,
         tokenizer: TextTokenizer,
-        projection: nn.Module,
+        projection: nn.Sequential,
         config: ColbertConfig,
         prompts: Mapping[str, str],
     ) -> None:
-        super().__init__(name, backbone, tokenizer)
-        self.prompts = prompts
+        layers = projection.to(backbone.device, backbone.dtype)
+        super().__init__(
+            name, backbone, tokenizer, prompts,
+            token_heads={"colbert": partial(token_vectors, layers, backbone)},
+        )  # fmt: skip
+        self.colbert_width = int(projection[-1].out_features)  # type: ignore[arg-type]
         self._query = TextReader.of(config.query, tokenizer)
         self._document = TextReader.of(config.document, tokenizer)
         expansion = config.expansion
         self._expansion = expansion and QueryExpansion.of(expansion, folder, tokenizer)
         self._skipped = _skipped(config, folder, tokenizer)
-        self._projection = projection.to(backbone.device, backbone.dtype)
         if expansion is not None and not expansion.attended:
             backbone.leave_out_unattended(expansion.length)
-
-    @property
-    def colbert_width(self) -> int:
-        """Numbers in each ColBERT vector."""
-        return int(self._projection[-1].out_features)  # type: ignore[index]
 
     def tokenize(
         self,
@@ -156,42 +153,9 @@ class ColbertEmbedder(EmbeddingModel):
     def _without_skipped(self, ids: TokenIds) -> TokenIds:
         return ids | WITHOUT_VECTOR * np.isin(ids, self._skipped)
 
-    def colbert_tokens(self, ids: TokenIds) -> TokenIds:
-        """The token behind each ColBERT vector."""
-        return without_marks(ids[~marked(ids, WITHOUT_VECTOR)])
-
-    @torch.inference_mode()
-    def launch(
-        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
-    ) -> Callable[[], list[TextEmbedding | InferenceError]]:
-        """Implement `DeviceModel`."""
-        packed = self._backbone.pack(sequences)
-        hidden = self._backbone.forward(packed)
-        if not any(wanted := [each.colbert for each in outputs]):
-            return lambda: [TextEmbedding()] * len(sequences)
-        tokens = self._backbone.select_tokens(packed, wanted)
-        copies = start_copies([self._vectors(tokens.rows(hidden))])
-
-        def collect() -> list[TextEmbedding | InferenceError]:
-            (rows,) = copies()
-            made = KindRows(rows, tokens.spans)
-            return [_embedding(made, index, ids) for index, ids in enumerate(sequences)]
-
-        return collect
-
-    def _vectors(self, states: Tensor) -> DeviceRows:
-        backbone = self._backbone
-        return heads.token_vectors(states, self._projection, backbone.backend, backbone.wire_dtype)
-
-
-def _embedding(made: KindRows, index: int, ids: TokenIds) -> TextEmbedding | InferenceError:
-    vectors = made.of(index)
-    if vectors is None:
-        return TextEmbedding()
-    if not made.finite(index):
-        return not_finite()
-    left_out = marked(ids, WITHOUT_VECTOR)
-    return TextEmbedding(colbert=vectors[~left_out] if left_out.any() else vectors)
+    def _with_vector(self, ids: TokenIds) -> slice | npt.NDArray[np.bool_]:
+        without = marked(ids, WITHOUT_VECTOR)
+        return ~without if without.any() else slice(None)
 
 
 def _required(tokenizer: TextTokenizer, token: str, what: str) -> int:

@@ -20,12 +20,12 @@ from app.engine.types import (
     TokenizedText,
 )
 from app.errors import InferenceError
-from app.models.backbone import Backbone
+from app.models.backbones.backbone import Backbone
+from app.models.backbones.families import load_backbone
 from app.models.batch.marks import SECOND_SEGMENT
 from app.models.checkpoint.config import read_config
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
-from app.models.families import load_backbone
 from app.models.target import Target
 from app.models.tasks.classification_head import (
     ClassificationHead,
@@ -86,9 +86,9 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
         limit = self.max_length - len(self._template) - query_tokens.kept
         if truncation.max_tokens is not None:
             limit = min(limit, truncation.max_tokens)
-        ends = self._tokenizer.encode_plain(passages, max(0, limit), truncation.side)
+        cut_passages = self._tokenizer.encode_plain(passages, max(0, limit), truncation.side)
         head = np.concatenate((self._template.prefix, query_tokens.ids))
-        return [self._join(head, query_tokens, passage) for passage in ends]
+        return [self._join(head, query_tokens, passage) for passage in cut_passages]
 
     def tokenize_input(
         self, text: str, other: str | None, truncation: TruncationOptions = CUT_AT_END
@@ -143,10 +143,10 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
             (rows,) = copies()
             scores = self._scores(rows.values)
             return [
-                (rows.values[place] if outputs[index].logits else scores[place])
-                if rows.finite[place]
+                (rows.values[row] if outputs[index].logits else scores[row])
+                if rows.finite[row]
                 else not_finite()
-                for index, place in enumerate(packed.unpack_order)
+                for index, row in enumerate(packed.unpack_order)
             ]
 
         return collect
@@ -159,8 +159,8 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
             return [0.0] * len(logits)
         # PyTorch's, because numpy warns of numbers that are not finite.
         others = torch.from_numpy(np.delete(logits, self.ranking_label, axis=1))
-        odds = torch.from_numpy(logits[:, self.ranking_label]) - others.logsumexp(dim=1)
-        return odds.tolist()
+        log_odds = torch.from_numpy(logits[:, self.ranking_label]) - others.logsumexp(dim=1)
+        return log_odds.tolist()
 
 
 def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target) -> CrossEncoder:

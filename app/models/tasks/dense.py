@@ -1,23 +1,30 @@
 """Dense vectors of any encoder: pooling, then projections and scaling to unit length."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from app.engine.types import FloatArray, Outputs, TextEmbedding, TokenIds
-from app.errors import InferenceError, StartupError
-from app.models.backbone import Backbone
-from app.models.batch.selection import Spans, select_sequences
+from app.engine.types import Outputs
+from app.errors import StartupError
+from app.models.backbones.backbone import Backbone
+from app.models.backbones.families import is_qwen3, load_backbone
+from app.models.batch.arrays import Indices
+from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.config import read_config
-from app.models.checkpoint.sentence_config import Normalization, SentenceConfig, has_modules
-from app.models.device.transfer import DeviceRows, not_finite
-from app.models.families import is_qwen3, load_backbone
+from app.models.checkpoint.sentence_config import (
+    NO_OVERRIDES,
+    Normalization,
+    SentenceConfig,
+    SentenceOverrides,
+    Step,
+    has_modules,
+)
+from app.models.device.transfer import DeviceRows
 from app.models.target import Target
-from app.models.tasks.device_model import EmbeddingModel
-from app.models.tasks.kind_rows import KindRows, start_kinds
+from app.models.tasks.heads import token_states
+from app.models.tasks.heads_embedder import HeadsEmbedder
 from app.models.tasks.pooling import pool
 from app.models.tasks.projection import load_steps
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION
@@ -31,7 +38,22 @@ _QWEN_MIN_DIMENSIONS = 32
 _QWEN_PROMPTS = {"query": f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:", "document": ""}
 
 
-class DenseEmbedder(EmbeddingModel):
+@dataclass(frozen=True, slots=True)
+class PooledVectors:
+    """Makes the dense vectors: `poolings`, then `steps`, from vectors to vectors, in float32."""
+
+    poolings: Sequence[str]
+    steps: Sequence[Callable[[Tensor], Tensor]]
+
+    def __call__(self, hidden: Tensor, packed: PackedBatch, sequences: Indices) -> DeviceRows:
+        """Implement `SequenceHead`."""
+        vectors = pool(hidden, packed, self.poolings, sequences)
+        for step in self.steps:
+            vectors = step(vectors)
+        return DeviceRows.of(vectors)
+
+
+class DenseEmbedder(HeadsEmbedder):
     """Implements `app.engine.model.Embedder` for dense vectors alone."""
 
     kinds = Outputs(dense=True, states=True)
@@ -45,14 +67,17 @@ class DenseEmbedder(EmbeddingModel):
         *,
         min_dimensions: int | None = None,
     ) -> None:
-        super().__init__(name, backbone, tokenizer)
-        self.prompts, self.default_prompt = config.prompts, config.default_prompt
+        width = backbone.hidden_size * len(config.poolings)
+        steps, self._width = load_steps(config.steps, width, backbone.device)
+        super().__init__(
+            name, backbone, tokenizer, config.prompts,
+            dense_head=PooledVectors(config.poolings, steps),
+            token_heads={"states": token_states},
+        )  # fmt: skip
+        self.default_prompt = config.default_prompt
         self.min_dimensions = min_dimensions
         self.normalizes = bool(config.steps) and isinstance(config.steps[-1], Normalization)
         self.pooling = "+".join(config.poolings)
-        self._poolings = config.poolings
-        width = backbone.hidden_size * len(config.poolings)
-        self._steps, self._width = load_steps(config.steps, width, backbone.device)
 
     @property
     def dense_width(self) -> int:
@@ -64,51 +89,21 @@ class DenseEmbedder(EmbeddingModel):
         if not self._backbone.shares_prefixes:
             self._backbone.finish_loading()
 
-    @torch.inference_mode()
-    def launch(
-        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
-    ) -> Callable[[], list[TextEmbedding | InferenceError]]:
-        """Implement `DeviceModel`: vectors in float32, scaled as the model's configuration says."""
-        packed = self._backbone.pack(sequences)
-        hidden = self._backbone.forward(packed)
-        made: dict[str, tuple[DeviceRows, Spans]] = {}
-        if any(wanted := [each.dense for each in outputs]):
-            places, spans = select_sequences(packed, wanted)
-            vectors = self._finish(pool(hidden, packed, self._poolings, places))
-            made["dense"] = DeviceRows.of(vectors), spans
-        if any(wanted := [each.states for each in outputs]):
-            tokens = self._backbone.select_tokens(packed, wanted)
-            made["states"] = DeviceRows.of(tokens.rows(hidden).float()), tokens.spans
-        copied = start_kinds(made)
-
-        def collect() -> list[TextEmbedding | InferenceError]:
-            kinds = copied()
-            return [_embedding(index, kinds) for index in range(len(sequences))]
-
-        return collect
-
-    def _finish(self, vectors: Tensor) -> Tensor:
-        for step in self._steps:
-            vectors = step(vectors)
-        return vectors
-
-
-def _embedding(index: int, kinds: dict[str, KindRows]) -> TextEmbedding | InferenceError:
-    if not all(kind.finite(index) for kind in kinds.values()):
-        return not_finite()
-    rows = {name: kind.of(index) for name, kind in kinds.items()}
-    dense: FloatArray | None = rows.get("dense")
-    return TextEmbedding(dense=None if dense is None else dense[0], states=rows.get("states"))
-
 
 def load_dense_embedder(
-    name: str, folder: Path, max_length: int, target: Target, *, pooling: str | None = None
+    name: str,
+    folder: Path,
+    max_length: int,
+    target: Target,
+    overrides: SentenceOverrides = NO_OVERRIDES,
 ) -> DenseEmbedder:
-    """Load any encoder; `pooling` takes the place of what its configuration says.
+    """Load any encoder, with pooling and scaling by `overrides` or else by its configuration.
 
     Raises `StartupError` for whatever is wrong with the folder.
     """
-    config = _with_pooling(folder, SentenceConfig.read(folder), pooling)
+    config = _with_pooling(folder, SentenceConfig.read(folder), overrides.pooling)
+    if overrides.normalize is not None:
+        config = replace(config, steps=_scaled(config.steps, overrides.normalize))
     limit = min(max_length, config.max_length or max_length)
     backbone, tokenizer = load_backbone(
         folder,
@@ -132,14 +127,19 @@ def _with_pooling(folder: Path, config: SentenceConfig, pooling: str | None) -> 
     return replace(config, poolings=(_DEFAULT_POOLING,))
 
 
+def _scaled(steps: tuple[Step, ...], normalize: bool) -> tuple[Step, ...]:
+    """The steps, with scaling to unit length as their last one or without it there."""
+    scales = bool(steps) and isinstance(steps[-1], Normalization)
+    before = steps[:-1] if scales else steps
+    return (*before, Normalization()) if normalize else before
+
+
 def _of_qwen3(config: SentenceConfig, pooling: str | None) -> SentenceConfig:
     """Its raw states are given where a request does not ask for unit length."""
-    last = config.steps[-1:]
-    scaled = bool(last) and isinstance(last[0], Normalization)
     return replace(
         config,
         poolings=(pooling,) if pooling else config.poolings or ("last_token",),
-        steps=config.steps[:-1] if scaled else config.steps,
+        steps=_scaled(config.steps, normalize=False),
         prompts=config.prompts or _QWEN_PROMPTS,
     )
 

@@ -1,9 +1,12 @@
 """The base classes of models: a forward is launched, and its results are collected later."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Generic, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from app.engine.loaded_models import ModelInfo
 from app.engine.options import CUT_AT_END, InputType, TruncationOptions
@@ -16,7 +19,8 @@ from app.engine.types import (
     TokenSpans,
 )
 from app.errors import InferenceError
-from app.models.backbone import Backbone
+from app.models.backbones.backbone import Backbone
+from app.models.batch.marks import without_marks
 from app.models.text.tokenizer import TextTokenizer
 
 Result = TypeVar("Result")
@@ -57,7 +61,12 @@ class DeviceModel(ABC, Generic[Result]):
 
     def capture_graphs(self) -> None:
         """Launch small batches as CUDA graphs from now on, where those can be used."""
-        self._backbone.capture_graphs()
+        for _ in self.capture_graphs_in_steps():
+            pass
+
+    def capture_graphs_in_steps(self) -> Iterator[None]:
+        """Do the same, and yield wherever the device may do other work."""
+        return self._backbone.capture_graphs_in_steps()
 
     def with_fewer_layers(self) -> tuple[Self, float]:
         """A copy with fewer layers, for measurements only, and by what factor this one has more."""
@@ -94,11 +103,8 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
     min_dimensions: int | None = None
     reads_input_type = False
     default_prompt = ""
-
-    @property
-    def colbert_width(self) -> int:
-        """Numbers in each ColBERT vector."""
-        return 0
+    # Numbers in each ColBERT vector.
+    colbert_width = 0
 
     @property
     def dense_width(self) -> int:
@@ -122,8 +128,13 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         return self._tokenizer.encode(texts, prompt, truncation)
 
     def colbert_tokens(self, ids: TokenIds) -> TokenIds:
-        """The token of each ColBERT vector: the first token has none in bge-m3."""
-        return ids[1:]
+        """The token of each ColBERT vector."""
+        return without_marks(ids[self._with_vector(ids)])
+
+    def _with_vector(self, ids: TokenIds) -> slice | npt.NDArray[np.bool_]:
+        """Which tokens have a ColBERT vector: in bge-m3 all but the first, the dense vector's."""
+        del ids
+        return slice(1, None)
 
     def token_strings(self, ids: TokenIds) -> list[str]:
         """The strings of these tokens in the vocabulary."""

@@ -1,4 +1,4 @@
-"""bge-m3's three heads over a packed batch's hidden states.
+"""Heads over a packed batch's hidden states: bge-m3's three, and the states themselves.
 
 Source of the maths: the M3-Embedding paper and its reference implementation, FlagEmbedding's
 `BGEM3FlagModel`, which the tests compare with number by number.
@@ -12,34 +12,38 @@ import torch
 from torch import Tensor, nn
 
 from app.engine.types import FloatArray, SparseVector, TokenIds
-from app.models.batch.packing import PackedBatch, to_device
-from app.models.batch.selection import Places
+from app.models.backbones.backbone import Backbone
+from app.models.batch.arrays import Indices, to_device
+from app.models.batch.packing import PackedBatch
 from app.models.device.transfer import DeviceRows
 from app.models.ops.backend import Backend
 from app.models.tasks.pooling import mean
 
 
 def dense_vectors(
-    backend: Backend, hidden: Tensor, packed: PackedBatch, pooling: str, sequences: Places
+    backend: Backend, pooling: str, hidden: Tensor, packed: PackedBatch, sequences: Indices
 ) -> DeviceRows:
-    """`[S, hidden]` float32 of unit length: one for each of the sequences at the packed places."""
+    """`[S, hidden]` float32 of unit length: one for each of the `sequences`, packed indices."""
     if pooling == "cls":
         first = to_device(packed.device, packed.offsets[sequences])
         return DeviceRows(*backend.unit_rows(hidden, torch.float32, first))
-    places = to_device(packed.device, sequences)
-    return DeviceRows(*backend.unit_rows(mean(hidden, packed), torch.float32, places))
+    chosen = to_device(packed.device, sequences)
+    return DeviceRows(*backend.unit_rows(mean(hidden, packed), torch.float32, chosen))
 
 
-def token_weights(states: Tensor, head: nn.Linear) -> DeviceRows:
+def token_weights(head: nn.Linear, states: Tensor) -> DeviceRows:
     """`[R]`: the lexical weight of each token with states `[R, hidden]`, if it is above 0."""
     return DeviceRows.of(head(states).squeeze(-1))
 
 
-def token_vectors(
-    states: Tensor, head: nn.Module, backend: Backend, dtype: torch.dtype
-) -> DeviceRows:
-    """`[R, colbert width]` in `dtype`, each of unit length, from states `[R, hidden]`."""
-    return DeviceRows(*backend.unit_rows(head(states), dtype))
+def token_vectors(head: nn.Module, backbone: Backbone, states: Tensor) -> DeviceRows:
+    """`[R, colbert width]`, each of unit length, from states `[R, hidden]`."""
+    return DeviceRows(*backbone.backend.unit_rows(head(states), backbone.wire_dtype))
+
+
+def token_states(states: Tensor) -> DeviceRows:
+    """`[R, hidden]` float32: the states themselves."""
+    return DeviceRows.of(states.float())
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class LexicalVocabulary:
 def _largest_by_key(
     keys: npt.NDArray[np.int64], values: FloatArray
 ) -> tuple[npt.NDArray[np.int64], FloatArray]:
-    unique, place = np.unique(keys, return_inverse=True)
+    unique, inverse = np.unique(keys, return_inverse=True)
     best = np.zeros(len(unique), dtype=np.float32)
-    np.maximum.at(best, place, values)
+    np.maximum.at(best, inverse, values)
     return unique, best

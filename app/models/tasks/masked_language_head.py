@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from app.errors import StartupError
-from app.models.backbone import Backbone
+from app.models.backbones.backbone import Backbone
 from app.models.checkpoint.config import number, read_config
 from app.models.checkpoint.weights import Weights, linear_of
 from app.models.ops.arguments import ACTIVATIONS, LayerNorm, Linear
@@ -100,23 +100,27 @@ def load_masked_language_head(
     """
     config = read_config(folder)
     names = _names(folder, config, weights)
-    decoder = names.decoder if names.decoder in weights else names.tokens
-    decoded = weights.before(decoder)
+    device, dtype, backend = backbone.device, backbone.dtype, backbone.backend
+    to_logits = _decoder(weights, names)
     # The table has as many columns as a token's embedding, and the head's states.
-    vocabulary, width = decoded.tensors[decoded.prefix + decoder].shape
-    bias = next((each for each in names.bias if each in weights), names.bias[0])
-    where = backbone.device, backbone.dtype
-    dense = weights.linear(
-        names.dense, backbone.hidden_size, width, bias=f"{names.dense}.bias" in weights
-    )
-    to_logits = linear_of(decoded.get(decoder, vocabulary, width), weights.get(bias, vocabulary))
-    backend = backbone.backend
+    width = to_logits.in_features
+    has_bias = f"{names.dense}.bias" in weights
+    dense = weights.linear(names.dense, backbone.hidden_size, width, bias=has_bias)
     return MaskedLanguageHead(
-        backend.linear([dense.to(*where)], _activation(folder, config, names)),
+        backend.linear([dense.to(device, dtype)], _activation(folder, config, names)),
         _norm(weights, names.norm, width, _epsilon(folder, config, names), backbone),
-        backend.linear([to_logits.to(*where)]),
-        vocabulary,
+        backend.linear([to_logits.to(device, dtype)]),
+        to_logits.out_features,
     )
+
+
+def _decoder(weights: Weights, names: _Names) -> nn.Linear:
+    """The layer from the head's states to the vocabulary's logits."""
+    name = names.decoder if names.decoder in weights else names.tokens
+    decoder = weights.before(name)
+    weight = decoder.get(name, *decoder.tensors[decoder.prefix + name].shape)
+    bias = next((each for each in names.bias if each in weights), names.bias[0])
+    return linear_of(weight, weights.get(bias, len(weight)))
 
 
 def _names(folder: Path, config: dict[str, Any], weights: Weights) -> _Names:
@@ -151,5 +155,7 @@ def _norm(weights: Weights, name: str, width: int, epsilon: float, backbone: Bac
     weight = weights.get(f"{name}.weight", width)
     has_bias = f"{name}.bias" in weights
     bias = weights.get(f"{name}.bias", width) if has_bias else torch.zeros(width)
-    where = backbone.device, dtype
-    return LayerNorm(weight.to(*where, copy=True), bias.to(*where, copy=True), epsilon)
+    device = backbone.device
+    return LayerNorm(
+        weight.to(device, dtype, copy=True), bias.to(device, dtype, copy=True), epsilon
+    )

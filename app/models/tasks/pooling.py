@@ -9,16 +9,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.models.batch.packing import PackedBatch, to_device
-from app.models.batch.selection import Places
+from app.models.batch.arrays import Indices, to_device
+from app.models.batch.packing import PackedBatch
 
 
-def pool(hidden: Tensor, packed: PackedBatch, poolings: Sequence[str], places: Places) -> Tensor:
-    """`[S, poolings x hidden]` float32 of the sequences at the packed places, from `[T, hidden]`.
+def pool(
+    hidden: Tensor, packed: PackedBatch, poolings: Sequence[str], sequences: Indices
+) -> Tensor:
+    """`[S, poolings x hidden]` float32 of the `sequences`, packed indices, from `[T, hidden]`.
 
     The vectors of several poolings are concatenated.
     """
-    chosen = to_device(packed.device, places)
+    chosen = to_device(packed.device, sequences)
     pooled = [_POOLINGS[name](hidden, packed).index_select(0, chosen) for name in poolings]
     return torch.cat(pooled, dim=-1)
 
@@ -49,16 +51,29 @@ def _mean_sqrt_length(hidden: Tensor, packed: PackedBatch) -> Tensor:
 def _weighted_mean(hidden: Tensor, packed: PackedBatch) -> Tensor:
     """The mean with weight 1 for the first token, 2 for the second, and so on."""
     offsets = packed.offsets
-    places = np.arange(1, packed.tokens + 1) - np.repeat(offsets[:-1], np.diff(offsets))
-    weights = to_device(packed.device, places.astype(np.float32))[:, None]
+    ranks = np.arange(1, packed.tokens + 1) - np.repeat(offsets[:-1], np.diff(offsets))
+    weights = to_device(packed.device, ranks.astype(np.float32))[:, None]
     lengths = _lengths(packed).float()
     total = lengths * (lengths + 1) / 2
     return _reduced(hidden.float() * weights, packed, "sum") / total[:, None]
 
 
 def _reduced(states: Tensor, packed: PackedBatch, how: str) -> Tensor:
+    if states.device.type == "mps":  # PyTorch has no `segment_reduce` there.
+        return one_by_one(states, packed, how)
     # `unsafe` leaves out checks of the lengths, for which PyTorch would wait for the device.
     return torch.segment_reduce(states.float(), how, lengths=_lengths(packed), unsafe=True)
+
+
+def one_by_one(states: Tensor, packed: PackedBatch, how: str) -> Tensor:
+    """`[N, hidden]`: the mean, max or sum of each sequence's states, by an operator for each."""
+    parts = torch.split(states.float(), packed.lengths)
+    match how:
+        case "mean":
+            return torch.stack([part.mean(0) for part in parts])
+        case "max":
+            return torch.stack([part.amax(0) for part in parts])
+    return torch.stack([part.sum(0) for part in parts])
 
 
 def _lengths(packed: PackedBatch) -> Tensor:

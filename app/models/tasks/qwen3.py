@@ -12,8 +12,10 @@ from torch import Tensor
 from app.engine.options import CUT_AT_END, TruncationOptions
 from app.engine.types import Outputs, TokenIds, TokenizedPair
 from app.errors import InferenceError, StartupError
-from app.models.architectures.qwen3 import DecoderConfig, vocabulary_head
-from app.models.backbone import Backbone, load_decoder
+from app.models.architectures.qwen3 import vocabulary_head
+from app.models.architectures.qwen3_config import DecoderConfig
+from app.models.backbones.backbone import Backbone
+from app.models.backbones.by_architectures import load_decoder
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.target import Target
@@ -71,8 +73,7 @@ class QwenReranker(DeviceModel[float]):
             (rows,) = copies()
             scores = torch.sigmoid(torch.from_numpy(rows.values)).tolist()
             return [
-                scores[place] if rows.finite[place] else not_finite()
-                for place in packed.unpack_order
+                scores[row] if rows.finite[row] else not_finite() for row in packed.unpack_order
             ]
 
         return collect

@@ -14,13 +14,13 @@ from torch import Tensor
 from app.engine.types import Outputs, SparseVector, TextEmbedding, TokenIds
 from app.errors import InferenceError, StartupError
 from app.models.architectures.transformer import preemption_point
-from app.models.backbone import Backbone
+from app.models.backbones.backbone import Backbone
+from app.models.backbones.families import load_backbone
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.config import read_config
-from app.models.checkpoint.sentence_config import read_prompts
+from app.models.checkpoint.sentence_config import read_default_prompt, read_prompts
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import not_finite
-from app.models.families import load_backbone
 from app.models.target import Target
 from app.models.tasks.device_model import EmbeddingModel
 from app.models.tasks.masked_language_head import MaskedLanguageHead, load_masked_language_head
@@ -92,9 +92,11 @@ class SpladeEmbedder(EmbeddingModel):
         head: MaskedLanguageHead,
         splade: SpladePooling,
         prompts: Mapping[str, str],
+        default_prompt: str,
     ) -> None:
         super().__init__(name, backbone, tokenizer)
         self.prompts = prompts
+        self.default_prompt = default_prompt
         self._head = head
         self._splade = splade
 
@@ -185,4 +187,5 @@ def load_splade_embedder(
         head=load_masked_language_head(folder, weights, backbone),
         splade=SpladePooling.read(pooling),
         prompts=read_prompts(folder),
+        default_prompt=read_default_prompt(folder),
     )

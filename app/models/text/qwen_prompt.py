@@ -72,14 +72,14 @@ class QwenTemplate:
 
     def _head(self, query: str, instruction: str) -> PromptHead:
         texts = [f"<Instruct>: {instruction}\n<Query>:", f" {query}{_BEHIND_QUERY}"]
-        before, asked = self._tokenizer.encode_plain(texts, self._limit)
-        content = np.concatenate((before.ids, asked.ids))[: self._limit]
+        before, query_tokens = self._tokenizer.encode_plain(texts, self._limit)
+        content = np.concatenate((before.ids, query_tokens.ids))[: self._limit]
         return PromptHead(
             ids=np.concatenate((self.prefix, content)),
-            tokens=before.total + asked.total,
-            exact=before.exact and asked.exact,
-            query_start=before.total + self._spaces(asked),
-            query_stop=before.total + asked.total - self._tokens_behind(asked),
+            tokens=before.total + query_tokens.total,
+            exact=before.exact and query_tokens.exact,
+            query_start=before.total + self._spaces(query_tokens),
+            query_stop=before.total + query_tokens.total - self._tokens_behind(query_tokens),
         )
 
     def _spaces(self, text: TruncatedTokens) -> int:
@@ -87,12 +87,12 @@ class QwenTemplate:
         space = self._space
         return len(space) if text.first[: len(space)] == space.tolist() and len(space) else 0
 
-    def _tokens_behind(self, asked: TruncatedTokens) -> int:
+    def _tokens_behind(self, query_tokens: TruncatedTokens) -> int:
         """Tokens behind the query, without a line's end that is one with the query's last token."""
         behind = self._behind_query
-        if not asked.exact:
+        if not query_tokens.exact:
             return 0
-        alone = asked.last[-len(behind) :] == behind.tolist()
+        alone = query_tokens.last[-len(behind) :] == behind.tolist()
         return len(behind) if alone else len(behind) - 1
 
     def _pair(self, head: PromptHead, end: TruncatedTokens) -> TokenizedPair:

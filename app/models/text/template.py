@@ -58,16 +58,18 @@ def pair_template_of(tokenizer: Tokenizer) -> PairTemplate:
     second = tokenizer.encode("b", add_special_tokens=False).ids
     framed = tokenizer.encode("a", "b", add_special_tokens=True).ids
     start = _find(first, framed)
-    rest = framed[start + len(first) :]
-    between = _find(second, rest)
+    behind_first = framed[start + len(first) :]
+    between = _find(second, behind_first)
     return PairTemplate(
-        ids_of(framed[:start]), ids_of(rest[:between]), ids_of(rest[between + len(second) :])
+        ids_of(framed[:start]),
+        ids_of(behind_first[:between]),
+        ids_of(behind_first[between + len(second) :]),
     )
 
 
-def _find(part: list[int], whole: list[int]) -> int:
-    for start in range(len(whole) - len(part) + 1):
-        if whole[start : start + len(part)] == part:
+def _find(tokens: list[int], whole: list[int]) -> int:
+    for start in range(len(whole) - len(tokens) + 1):
+        if whole[start : start + len(tokens)] == tokens:
             return start
     raise StartupError("tokenizer.json changes the text itself where it adds special tokens")
 

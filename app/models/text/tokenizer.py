@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, normalizers
 
+from app.engine.admission.tokenizer_threads import normalization_growth
 from app.engine.options import CUT_AT_END, Side, TruncationOptions
-from app.engine.tokenizer_threads import normalization_growth
 from app.engine.types import SpecialToken, TokenIds, TokenizedText, TokenSpans
 from app.errors import StartupError
 from app.models.checkpoint.config import read_config
@@ -188,11 +188,11 @@ class TextTokenizer:
         batch: list[tuple[TruncatedTokens, str]] = []
         left = self._slicer.characters
         for text, tokens in zip(texts, truncated, strict=True):
-            for part in self._slicer.slices(prompt + text, from_end=tokens.side == "left"):
+            for text_slice in self._slicer.slices(prompt + text, from_end=tokens.side == "left"):
                 if tokens.counted:
                     tokens.exact = False
                     break
-                short = self._shortener.shorten(part)
+                short = self._shortener.shorten(text_slice)
                 size = len(short) * normalization_growth(short)
                 if size > left and batch:
                     yield batch
@@ -206,11 +206,11 @@ class TextTokenizer:
         """The ids of the tokens that begin within the prompt when it precedes the text."""
         ids: list[int] = []
         begin, end = 0, len(prompt.rstrip())
-        for part in self._slicer.slices(prompt + text):
-            encoding = self._tokenizer.encode(part, add_special_tokens=False)
+        for text_slice in self._slicer.slices(prompt + text):
+            encoding = self._tokenizer.encode(text_slice, add_special_tokens=False)
             starts = [begin + start for start, _ in encoding.offsets]
             ids += [each for each, start in zip(encoding.ids, starts, strict=True) if start < end]
-            begin += len(part)
+            begin += len(text_slice)
             if begin >= end:
                 break
         return ids
@@ -220,11 +220,11 @@ class TextTokenizer:
         ids: list[TokenIds] = []
         offsets: list[TokenIds] = [np.empty((0, 2), dtype=np.int64)]
         begin = 0
-        for part in self._slicer.slices(text):
-            encoding = self._tokenizer.encode(part, add_special_tokens=False)
+        for text_slice in self._slicer.slices(text):
+            encoding = self._tokenizer.encode(text_slice, add_special_tokens=False)
             ids.append(ids_of(encoding.ids))
             offsets.append(np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) + begin)
-            begin += len(part)
+            begin += len(text_slice)
         starts, stops = np.concatenate(offsets).T
         return TokenSpans(np.concatenate([NO_IDS, *ids]), starts, stops)
 

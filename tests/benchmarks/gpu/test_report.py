@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 
 from benchmarks.gpu.page import page
 from benchmarks.gpu.report import Section, run, sections
@@ -33,14 +34,26 @@ def test_a_section_that_does_not_end_is_ended() -> None:
     assert "**not finished**" in page([vars_of(outcome)])
 
 
+def test_what_a_section_has_started_ends_with_it() -> None:
+    """It would compute beside the next section; here it also holds on to the pipe."""
+    code = "import os; os.system('sleep 600')"
+    assert run(section(code), 0.5).status is None
+
+
 def test_a_section_without_figures_may_print_anything() -> None:
     assert run(section("print('7 passed')", figures=False), 30).figures is None
 
 
 def test_correctness_comes_before_speed(tmp_path) -> None:
     names = [each.name for each in sections(tmp_path, "cuda", quick=False)]
-    assert names.index("tests") < names.index("engines")
+    assert max(map(names.index, ("tests", "verify"))) < names.index("kernels embedder")
     assert len(names) == len(set(names))
+
+
+def test_the_tests_are_those_for_devices(tmp_path) -> None:
+    by_name = {each.name: each for each in sections(tmp_path, "cuda", quick=False)}
+    modules = {Path(each).name for each in by_name["tests"].command}
+    assert {"test_backends.py", "test_devices.py"} <= modules
 
 
 def test_how_a_query_is_launched_is_a_table() -> None:

@@ -12,6 +12,7 @@ from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 from app.models.architectures.bert import EncoderParameters, make_encoder
 from app.models.architectures.bert_config import EncoderConfig
 from app.models.batch.packing import pack
+from app.models.batch.position_ids import PositionScheme
 from app.models.checkpoint.weights import Weights
 from app.models.ops.backend import choose_backend
 from tests.support.packed_reference import packed_states, register
@@ -73,7 +74,8 @@ def parameters_of(model) -> EncoderParameters:
 def states_of(model, sequences, attention: str = "sdpa") -> tuple[torch.Tensor, torch.Tensor]:
     """The hidden states by the encoder, and by transformers' modules with the same parameters."""
     parameters = parameters_of(model)
-    packed = pack(sequences, device=CPU, roberta_padding=parameters.config.padding, multiple=32)
+    positions = parameters.config.position_scheme
+    packed = pack(sequences, device=CPU, positions=positions, multiple=32)
     with torch.inference_mode():
         types = torch.zeros_like(packed.input_ids)
         expected = packed_states(model, packed, token_type_ids=types)
@@ -121,7 +123,7 @@ def test_bfloat16_states_point_where_those_in_float32_do(family: str) -> None:
 
 def test_one_of_fewer_layers_has_the_first_of_them() -> None:
     parameters = parameters_of(make_model(make_config("xlm-roberta", width=32, layers=37)))
-    packed = pack(random_sequences(), device=CPU, roberta_padding=1, multiple=1)
+    packed = pack(random_sequences(), device=CPU, positions=PositionScheme(1))
     first = replace(parameters.config, layers=3)
     encoders = []
     for config in (parameters.config, first):

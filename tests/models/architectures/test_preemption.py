@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.engine.device_threads import DeviceThread
+from app.engine.devices.device_threads import DeviceThread
 from app.engine.types import Outputs
 from app.models.architectures import transformer
 from app.models.target import Target

@@ -11,7 +11,8 @@ from torch.nn import functional
 from transformers import AutoModel, Qwen3Config, Qwen3ForCausalLM
 
 from app.errors import StartupError
-from app.models.backbone import Backbone, load_decoder
+from app.models.backbones.backbone import Backbone
+from app.models.backbones.by_architectures import load_decoder
 from app.models.batch.packing import pack
 from app.models.checkpoint.weights import Weights
 from app.models.ops.backend import choose_backend

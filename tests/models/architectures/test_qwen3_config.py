@@ -7,7 +7,7 @@ import pytest
 from transformers import Qwen3Config
 
 from app.errors import StartupError
-from app.models.architectures.qwen3 import DecoderConfig
+from app.models.architectures.qwen3_config import DecoderConfig
 
 SIZES = {
     "vocab_size": 120,

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from app.models.attention import matmul as matmul_attention
-from app.models.attention.sdpa import States
+from app.models.attention.reference import QueryKeyValue
 
 HEADS, WIDTH = 4, 8
 
 
-def random_states(count: int, length: int, dtype: torch.dtype) -> States:
+def random_states(count: int, length: int, dtype: torch.dtype) -> QueryKeyValue:
     """Views of one projection `[count x length, 3, heads, width]`, as the encoder gives them."""
     torch.manual_seed(count * length)
     projected = torch.randn(count, length, 3, HEADS, WIDTH, dtype=dtype)
@@ -22,7 +22,7 @@ def random_states(count: int, length: int, dtype: torch.dtype) -> States:
     return query, key, value
 
 
-def attend(states: States, scale: float, mask: torch.Tensor | None) -> torch.Tensor:
+def attend(states: QueryKeyValue, scale: float, mask: torch.Tensor | None) -> torch.Tensor:
     output = torch.full(states[0].shape, math.nan, dtype=states[0].dtype)
     matmul_attention.attend_by_matmul(states, output, scale=scale, mask=mask)
     return output

@@ -36,3 +36,10 @@ def test_one_long_text_beside_thousands_of_short_ones_does_not_multiply_their_bl
     classes = divide_lengths(lengths)
     assert classes == [slice(0, 3000), slice(3000, 3001)]
     assert sum(blocks(lengths[each]) for each in classes) * 60 < blocks(lengths)
+
+
+def test_no_call_has_more_sequences_than_a_grid_has_blocks() -> None:
+    classes = divide_lengths([2] * 140_000)
+    assert [each.start for each in classes] == [0, *(each.stop for each in classes[:-1])]
+    assert classes[-1].stop == 140_000
+    assert max(each.stop - each.start for each in classes) <= 65_535

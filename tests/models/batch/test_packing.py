@@ -5,7 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.models.batch.packing import DenseBlock, pack
+from app.models.batch.blocks import DenseBlock
+from app.models.batch.packing import pack
+from app.models.batch.position_ids import PositionScheme
 
 CPU = torch.device("cpu")
 SEQUENCES = st.lists(
@@ -34,7 +36,8 @@ def test_blocks_cover_every_sequence_that_was_given(lengths, multiple) -> None:
     blocks = packed.blocks
     assert [block.start for block in blocks] == [0, *(block.stop for block in blocks[:-1])]
     assert blocks[-1].stop == packed.real_tokens == sum(lengths)
-    assert sum(block.count for block in blocks) == len(lengths)
+    dense = [block if isinstance(block, DenseBlock) else block.padding for block in blocks]
+    assert sum(block.count for block in dense) == len(lengths)
 
 
 @given(LENGTHS)
@@ -45,17 +48,19 @@ def test_a_group_pads_short_sequences_and_finds_their_tokens_again(lengths) -> N
         if isinstance(block, DenseBlock):
             assert inside.tolist() == [block.length] * block.count * block.length
             continue
-        assert block.length <= 64
-        assert inside.min() > block.length - 16
-        padded = packed.input_ids[0, block.gather]
-        assert padded[block.places].tolist() == inside.tolist()
-        hidden = torch.isinf(block.mask).view(-1)
-        assert (~hidden).nonzero().squeeze(1).tolist() == block.places.tolist()
+        padding = block.padding
+        assert padding.length <= 64
+        assert inside.min() > padding.length - 16
+        assert padding.tokens.tolist() == list(range(block.start, block.stop))
+        padded = packed.input_ids[0, padding.token_of_slot]
+        assert padded[padding.slots].tolist() == inside.tolist()
+        hidden = torch.isinf(padding.mask).view(-1)
+        assert (~hidden).nonzero().squeeze(1).tolist() == padding.slots.tolist()
 
 
 @given(SEQUENCES)
 def test_roberta_positions_are_those_that_transformers_derives(sequences) -> None:
-    packed = pack(sequences, device=CPU, roberta_padding=1)
+    packed = pack(sequences, device=CPU, positions=PositionScheme(roberta_padding=1))
     for index, ids in enumerate(sequences):
         place = packed.unpack_order[index]
         span = slice(packed.offsets[place], packed.offsets[place + 1])

@@ -15,7 +15,7 @@ from app.models.checkpoint.config import read_config
 from app.models.checkpoint.hub import Hub, locate
 from app.models.checkpoint.sentence_config import read_pooling
 from app.models.checkpoint.weights import read_linear
-from app.models.runtime import ModelFolders, locate_models
+from app.models.locate import ModelFolders, locate_models
 from app.settings import Settings
 
 

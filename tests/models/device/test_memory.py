@@ -1,12 +1,21 @@
 """The memory in use: of the control group where one has a limit, else of the machine."""
 
+import queue
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
+import structlog
 import torch
 
-from app.models.device.memory import control_group_usage, memory_usage
+from app.models.device.memory import (
+    capturing,
+    control_group_usage,
+    empty_cuda_cache,
+    ensure_allocates,
+    memory_usage,
+)
 
 MEMBERSHIP = {"v2": "0::/service/one\n", "v1": "5:memory,cpu:/service/one\n1:name=systemd:/x\n"}
 
@@ -66,3 +75,57 @@ def test_without_a_limit_there_is_no_group_to_count(tmp_path: Path, membership: 
 def test_no_more_than_the_machine_has_is_in_use() -> None:
     usage = memory_usage(torch.device("cpu"))
     assert 0 < usage.used < usage.total <= psutil.virtual_memory().total
+
+
+class Allocator:
+    """PyTorch's, on a device where expandable segments fail, or where nothing can be allocated."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, broken: bool = False) -> None:
+        self.broken = broken
+        self.expandable = True
+        monkeypatch.setattr(torch, "empty", self.allocate)
+        monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", self.set_options)
+        ensure_allocates.cache_clear()
+
+    def allocate(self, *_: object, device: torch.device) -> None:
+        if self.broken or self.expandable:
+            raise RuntimeError("CUDA driver error: operation not supported\nAt some place")
+
+    def set_options(self, options: str) -> None:
+        self.expandable = options != "expandable_segments:False"
+
+
+def test_where_expandable_segments_fail_the_start_goes_on_without_them(monkeypatch) -> None:
+    Allocator(monkeypatch)
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(2):
+            ensure_allocates(torch.device("cuda:0"))
+    assert [(line["event"], line["reason"]) for line in lines] == [
+        ("expandable_segments_refused", "CUDA driver error: operation not supported")
+    ]
+
+
+def test_a_device_on_which_nothing_can_be_allocated_stops_the_start(monkeypatch) -> None:
+    Allocator(monkeypatch, broken=True)
+    with pytest.raises(RuntimeError, match="not supported"):
+        ensure_allocates(torch.device("cuda:0"))
+
+
+def test_devices_without_such_segments_are_left_alone(monkeypatch) -> None:
+    Allocator(monkeypatch, broken=True)
+    ensure_allocates(torch.device("cpu"))
+
+
+def test_memory_is_given_back_each_time_and_in_no_capture(monkeypatch) -> None:
+    calls = queue.SimpleQueue[bool]()
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.put(capturing_now.is_set()))
+    capturing_now = threading.Event()
+    with capturing:
+        capturing_now.set()
+        other = threading.Thread(target=empty_cuda_cache)
+        other.start()
+        capturing_now.clear()
+    other.join()
+    empty_cuda_cache()
+    assert [calls.get_nowait(), calls.get_nowait()] == [False, False]
+    assert calls.empty()

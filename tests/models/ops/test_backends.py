@@ -20,7 +20,7 @@ from app.models.ops.arguments import (
     RmsNorm,
     RotaryEmbedding,
 )
-from app.models.ops.backend import Backend
+from app.models.ops.backend import Backend, choose_backend
 from app.models.ops.cuda_backend import CudaBackend
 from app.models.ops.fused_cuda_backend import FusedCudaBackend
 from app.models.ops.native_backend import NativeBackend
@@ -46,10 +46,12 @@ BACKENDS = [
 if CAN_EMULATE:
     FUSED = FusedCudaBackend(EmulatedKernels(torch.bfloat16), CPU, torch.bfloat16, "eager")
     BACKENDS.append(pytest.param(FUSED, "cpu", id="fused"))
-if torch.cuda.is_available():
-    BACKENDS.append(
-        pytest.param(CudaBackend(torch.device("cuda"), torch.bfloat16), "cuda", id="cuda")
-    )
+if torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False):
+    CUDA = torch.device("cuda")
+    BACKENDS += [
+        pytest.param(CudaBackend(CUDA, torch.bfloat16), "cuda", id="cuda"),
+        pytest.param(choose_backend(CUDA, torch.bfloat16), "cuda", id="fused on cuda"),
+    ]
 every_backend = pytest.mark.parametrize(("backend", "device"), BACKENDS)
 on_a_cpu = pytest.mark.parametrize(
     "backend",
@@ -83,6 +85,8 @@ def moved(argument, device: str, dtype: torch.dtype | None):
         layer = nn.Linear(argument.in_features, argument.out_features, dtype=torch.bfloat16)
         layer.load_state_dict(argument.state_dict())
         return layer.to(device, dtype)
+    if isinstance(argument, LayerNorm) and device != "cpu":  # Elsewhere it is as the states.
+        argument = LayerNorm(argument.weight.bfloat16(), argument.bias.bfloat16(), argument.epsilon)
     if isinstance(argument, LayerNorm | RmsNorm | RotaryEmbedding):
         values = (getattr(argument, name) for name in argument.__slots__)
         return type(argument)(*(moved(value, device, dtype) for value in values))

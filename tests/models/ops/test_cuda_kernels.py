@@ -2,7 +2,10 @@
 
 import subprocess
 import sys
+from contextlib import nullcontext
+from enum import IntEnum
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import structlog
@@ -10,6 +13,8 @@ import torch
 from torch.nn import functional
 
 import app
+from app.engine.devices.device_guard import DeviceGuard
+from app.errors import DeviceFailedError, OutOfMemoryError
 from app.models.ops import cuda_kernels
 from app.models.ops.arguments import LayerNorm, RmsNorm, RotaryEmbedding
 from app.models.ops.fused_cuda_backend import FusedCudaBackend
@@ -75,14 +80,22 @@ def test_embeddings_of_tokens_and_positions_of_which_only_unknown_ones_are_nan(d
 
 @emulated
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("queries", "keys"), [(16, 8), (32, 8)])
 @torch.inference_mode()
-def test_heads_of_qwen3_are_normalised_and_rotated(dtype: torch.dtype) -> None:
+def test_heads_of_qwen3_are_normalised_and_rotated(
+    dtype: torch.dtype, queries: int, keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of its small model, and of its large ones, which have more heads than a block has warps."""
     torch.manual_seed(0)
-    states, weight = torch.randn(5, 32, 128).to(dtype), torch.randn(24, 128).to(dtype)
+    rotated = queries + keys
+    states = torch.randn(5, rotated + keys, 128).to(dtype)
+    weight = torch.randn(rotated, 128).to(dtype)
     embedding = RotaryEmbedding.at(torch.arange(5) * 999, 128, 1e6)
     expected, actual = states.float(), states.clone()
     TorchBackend().rotary(expected, RmsNorm(weight.float(), 1e-6), embedding)
-    fused(dtype).rotary(actual, RmsNorm(weight, 1e-6), embedding)
+    with monkeypatch.context() as without:
+        without.delattr(TorchBackend, "rotary")
+        fused(dtype).rotary(actual, RmsNorm(weight, 1e-6), embedding)
     close(actual, expected, dtype)
 
 
@@ -115,23 +128,27 @@ import ctypes, sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 import torch
-from cuda.bindings import driver
-from app.models.ops.cuda_kernels import CudaKernels, Wide
+from app.models.ops import cuda_kernels
+from app.models.ops.cuda_kernels import NAMES, CudaKernels, Wide
 
 seen = ctypes.CDLL(sys.argv[1])
 ctypes.c_int.in_dll(seen, "arguments").value = 5
 torch.cuda.device = lambda _: nullcontext()
 torch.cuda.current_stream = lambda _: SimpleNamespace(cuda_stream=7)
-kernels = object.__new__(CudaKernels)
-kernels._driver, kernels._device = driver, torch.device("cuda:0")
-kernels._functions = {"kernel": driver.CUfunction(3)}
+torch.cuda.get_device_capability = lambda _: (9, 0)
+torch.empty = lambda *_, **__: None
+# NVRTC would ask this driver for more than it has.
+cuda_kernels.compile_for = lambda *_: bytes(b"\\x7fELF, and so on")
+kernels = CudaKernels(torch.device("cuda:0"), torch.float16)
+assert bytes((ctypes.c_ubyte * 4).in_dll(seen, "image")) == b"\\x7fELF"
 states = torch.zeros(3)
-kernels.run("kernel", 5, 64, states, None, 0.5, Wide(2**40), -9)
+kernels.run("gate", 5, 64, states, None, 0.5, Wide(2**40), -9)
 at = [bytes(each) for each in (ctypes.c_ubyte * 8 * 16).in_dll(seen, "argument")]
 found = [ctypes.c_ulonglong.from_buffer_copy(at[0]).value == states.data_ptr()]
 kinds = ctypes.c_ulonglong, ctypes.c_float, ctypes.c_longlong, ctypes.c_int
 found += [kind.from_buffer_copy(each).value for kind, each in zip(kinds, at[1:])]
 found += [ctypes.c_uint.in_dll(seen, name).value for name in ("blocks", "threads")]
+assert ctypes.c_void_p.in_dll(seen, "function").value == 1 + NAMES.index("gate")
 print(found, ctypes.c_void_p.in_dll(seen, "stream").value)
 """
 
@@ -148,6 +165,38 @@ def test_arguments_arrive_at_the_driver_as_a_kernel_declares_them(tmp_path: Path
         check=False,
     )
     assert done.stdout == f"[True, 0, 0.5, {2**40}, -9, 5, 64] 7\n", done.stderr
+
+
+class Status(IntEnum):
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_ILLEGAL_ADDRESS = 700
+
+
+def failing(status: Status, monkeypatch: pytest.MonkeyPatch) -> cuda_kernels.CudaKernels:
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    kernels = object.__new__(cuda_kernels.CudaKernels)
+    kernels._device, kernels._functions = torch.device("cuda:0"), {"gate": None}
+    kernels._driver = SimpleNamespace(cuLaunchKernel=lambda *_: (status,))
+    return kernels
+
+
+def test_a_launch_that_finds_no_memory_is_tried_with_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    kernels = failing(Status.CUDA_ERROR_OUT_OF_MEMORY, monkeypatch)
+    with pytest.raises(OutOfMemoryError):
+        DeviceGuard(lambda: None).guard(lambda: kernels.run("gate", 1, 32))
+
+
+def test_a_launch_on_a_device_that_failed_takes_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: torch.device) -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    kernels = failing(Status.CUDA_ERROR_ILLEGAL_ADDRESS, monkeypatch)
+    with pytest.raises(DeviceFailedError):
+        DeviceGuard(lambda: None).guard(lambda: kernels.run("gate", 1, 32))
 
 
 def test_where_they_cannot_be_compiled_a_warning_says_why(monkeypatch) -> None:

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from app.models.attention.reference import eager
-from app.models.attention.sdpa import States
+from app.models.attention.reference import QueryKeyValue, eager
 from app.models.batch.packing import PackedBatch
 from app.models.ops.native_backend import NativeBackend
 from tests.support.native import LIBRARIES
@@ -22,14 +21,14 @@ CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2**-7}
 
 
 def attend(
-    states: States, packed: PackedBatch, scale: float, *, causal: bool = False, library=None
+    states: QueryKeyValue, packed: PackedBatch, scale: float, *, causal: bool = False, library=None
 ) -> torch.Tensor:
     backend = NativeBackend(library or LIBRARIES[0], states[0].dtype, "native")
     return backend.attend(*states, packed, scale=scale, causal=causal)
 
 
 def by_definition(
-    states: States, packed: PackedBatch, scale: float, *, causal: bool = False
+    states: QueryKeyValue, packed: PackedBatch, scale: float, *, causal: bool = False
 ) -> torch.Tensor:
     parts = []
     for start, stop in zip(packed.offsets[:-1], packed.offsets[1:], strict=True):

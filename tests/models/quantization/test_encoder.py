@@ -11,7 +11,7 @@ from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 
 from app.engine.types import Outputs
 from app.errors import StartupError
-from app.models.backbone import load_encoder, load_tokenizer
+from app.models.backbones.by_architectures import load_encoder, load_tokenizer
 from app.models.device.choose import cpu_has_int8
 from app.models.ops.backend import choose_backend
 from app.models.target import Target

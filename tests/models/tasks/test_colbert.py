@@ -17,11 +17,12 @@ from transformers import (
 )
 
 from app.engine import Engine, RerankRequest
-from app.engine.late_interaction import FusionWeights
 from app.engine.loaded_models import DeviceInfo, LoadedModels
 from app.engine.options import EmbeddingOptions, TruncationOptions
+from app.engine.pipelines.late_interaction import FusionWeights
 from app.engine.types import Outputs, TextEmbedding
 from app.errors import InferenceError, InvalidRequestError, StartupError
+from app.models.device.transfer import DeviceRows
 from app.models.load import load_models
 from app.models.tasks.choose import load_embedder
 from app.models.tasks.colbert import ColbertEmbedder
@@ -159,15 +160,15 @@ def test_a_text_with_a_number_that_is_not_finite_fails_alone(
 ) -> None:
     ids = ids_of(model, TEXTS, "query")
     expected = [each.colbert for each in model.forward(ids, COLBERT)]
-    project, bad = model._projection, 3
+    head, bad = model._token_heads["colbert"], 3
 
-    def spoil(states: torch.Tensor) -> torch.Tensor:
-        projected = project(states)
-        place = model._backbone.pack(ids)
-        projected[place.offsets[place.unpack_order[bad]] + 2, 1] = torch.inf
-        return projected
+    def spoil(states: torch.Tensor) -> DeviceRows:
+        packed = model._backbone.pack(ids)
+        vectors = head(states).values
+        vectors[packed.offsets[packed.unpack_order[bad]] + 2, 1] = torch.inf
+        return DeviceRows.of(vectors)
 
-    monkeypatch.setattr(model, "_projection", spoil)
+    monkeypatch.setitem(model._token_heads, "colbert", spoil)
     results = model.forward(ids, COLBERT)
     assert isinstance(results.pop(bad), InferenceError)
     expected.pop(bad)

@@ -9,14 +9,17 @@ import torch
 from structlog.testing import capture_logs
 
 from app.engine.types import Outputs, TokenIds
-from app.models import backbone, cuda_graphs
+from app.models import cuda_graphs
+from app.models.backbones import backbone
 from app.models.cuda_graphs import Bucket, GraphedForward
+from app.models.model_loader import EntryLoader
 from app.models.ops.backend import choose_backend
 from app.models.runtime import load
 from app.models.target import Target
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
 from app.models.tasks.qwen3 import QwenReranker, load_qwen_reranker
 from app.settings import Settings
+from app.settings.model_entry import ModelEntry
 from tests.support.cuda_checks import CudaMisuseError
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 
@@ -159,3 +162,31 @@ def test_the_budget_is_measured_beside_the_memory_of_every_models_graphs(
     )
     assert [info.paths["launch"] for info in models.infos] == ["graphs", "graphs"]
     assert set(captures_before) == {2 * len(BUCKETS)}
+
+
+def test_a_model_that_is_loaded_later_has_graphs_and_others_are_launched_meanwhile(
+    cuda: SimulatedCuda, tiny_m3: Path, tiny_reranker: Path
+) -> None:
+    serving = load_with_graphs(tiny_m3)
+    settings = Settings(
+        embedding_model=str(tiny_m3), reranker_model="none", device="cuda:0", dtype="float16"
+    )
+    entry = ModelEntry(name=str(tiny_reranker), task="rerank")
+    placed = EntryLoader(settings).plan(entry).load()
+    (place,) = placed.places
+    steps = place.measure(False)
+    measured = None
+    served = 0
+    while measured is None:
+        measured = next(steps)
+        with cuda.forward() as launches:
+            collect = serving.launch(sequences(5, 9), [EVERY] * 2)
+        assert launches["graph"] == 1
+        assert len(collect()) == 2
+        served += 1
+    assert served > 3 * len(BUCKETS)
+    assert placed.describe().paths["launch"] == "graphs"
+    with cuda.forward() as launches:
+        collect_scores = place.model.launch(sequences(7), [Outputs()])
+    assert launches["graph"] == 1
+    assert len(collect_scores()) == 1

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 from app.engine import EmbeddingOptions, Engine
 from app.engine.types import Outputs
 from app.errors import InferenceError, StartupError
-from app.models import by_transformers
+from app.models.backbones import module_transformer
+from app.models.checkpoint.sentence_config import SentenceOverrides
 from app.models.load import load_models
 from app.models.target import Target
 from app.models.tasks.choose import load_embedder
@@ -179,9 +180,62 @@ def test_limits_and_small_letters_are_sentence_transformers(copy, float32_target
 
 
 def test_a_setting_takes_the_place_of_the_pooling(copy, float32_target) -> None:
-    named = embed(load(copy, float32_target, pooling="cls"), TEXTS)
+    overrides = SentenceOverrides(pooling="cls")
+    named = embed(load(copy, float32_target, overrides=overrides), TEXTS)
     save_modules(copy, {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False})
     assert_close(named, reference(copy).encode(TEXTS))
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("further", [[], [("Normalize", {}, None)]], ids=["raw", "scaled"])
+def test_a_setting_takes_the_place_of_the_scaling(normalize, further, copy, float32_target) -> None:
+    save_modules(copy, further=further)
+    model = load(copy, float32_target, overrides=SentenceOverrides(normalize=normalize))
+    save_modules(copy, further=[("Normalize", {}, None)] if normalize else [])
+    assert_close(embed(model, TEXTS), reference(copy).encode(TEXTS))
+    assert model.normalizes == normalize
+
+
+def test_settings_take_the_place_of_prompts(copy, float32_target) -> None:
+    configured = {"query": "ask: ", "passage": "text: ", "other": "o: "}
+    (copy / "config_sentence_transformers.json").write_text(json.dumps({"prompts": configured}))
+    overrides = SentenceOverrides(query_prompt="query: ", document_prompt="")
+    model = load(copy, float32_target, overrides=overrides)
+    assert dict(model.prompts) == configured | {"query": "query: ", "document": ""}
+
+
+async def test_the_prompts_of_settings_are_read_by_input_type(copy) -> None:
+    prompts = {"query_prompt": "query: ", "document_prompt": "passage: "}
+    settings = Settings(
+        embedding_model=str(copy), reranker_model="none", device="cpu", dtype="float32", **prompts
+    )
+    model = reference(copy)
+    async with Engine(settings, load_models) as engine:
+        for kind, prompt in (("query", "query: "), ("document", "passage: ")):
+            options = EmbeddingOptions(input_type=kind)
+            result = await engine.embed(TEXTS, options=options)
+            found = np.stack([each.dense for each in result.embeddings])
+            assert_close(found, model.encode(TEXTS, prompt=prompt))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (SentenceOverrides(pooling="cls"), "POOLING=cls has no effect on m3, which is of bge-m3's"),
+        (SentenceOverrides(normalize=True), "NORMALIZE=true has no effect on m3, which is of"),
+    ],
+)
+def test_a_setting_without_effect_stops_the_start(
+    overrides, sentence: str, tiny_m3: Path, float32_target
+) -> None:
+    with pytest.raises(StartupError, match=sentence):
+        load_embedder("m3", tiny_m3, 512, float32_target, overrides)
+
+
+def test_a_model_of_bge_m3s_kind_reads_the_prompts_of_settings(tiny_m3, float32_target) -> None:
+    overrides = SentenceOverrides(query_prompt="query: ")
+    model = load_embedder("m3", tiny_m3, 512, float32_target, overrides)
+    assert dict(model.prompts) == {"query": "query: "}
 
 
 def test_without_a_configuration_the_mean_is_taken(copy, float32_target) -> None:
@@ -220,8 +274,8 @@ def test_a_packed_path_that_computes_something_else_gives_way_to_padding(
         attended, rest = attend(*arguments, **options)
         return attended * 1.01, rest
 
-    attend = by_transformers.attend_packed
-    monkeypatch.setattr(by_transformers, "attend_packed", wrong)
+    attend = module_transformer.attend_packed
+    monkeypatch.setattr(module_transformer, "attend_packed", wrong)
     folder = save_family(tmp_path / "gte", "gte", tokenizer)
     with capture_logs() as logs:
         model = load(folder, float32_target)

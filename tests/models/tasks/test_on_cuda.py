@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from transformers import BertModel, ModernBertModel, MPNetModel
 
 from app.engine.types import Outputs, TextEmbedding, TokenIds
+from app.models.backbones.families import overflows_float16
 from app.models.device.choose import choose_dtype
 from app.models.ops import backend
 from app.models.ops.backend import choose_backend
 from app.models.target import Target
+from app.models.tasks.choose import load_embedder
 from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.dense import load_dense_embedder
 from app.models.tasks.device_model import DeviceModel
@@ -25,6 +29,7 @@ from app.models.tasks.qwen3 import load_qwen_reranker
 from tests.support.checkpoints import save_m3, save_qwen
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda
 from tests.support.simulated_streams import ARRIVED
+from tests.support.wordpiece import MODERNBERT, MPNET, save_colbert
 
 DEVICE = torch.device("cuda:0")
 DENSE = Outputs(dense=True)
@@ -94,6 +99,30 @@ def test_a_forward_waits_for_nothing_and_gives_a_result_for_each_sequence(
     new = capability >= (8, 0)
     assert launches["_flash_attention_forward"] == 2 * new
     assert launches["_efficient_attention_forward"] == 2 * (not new)
+
+
+FAMILIES = {
+    "unattended expansion": lambda folder: save_colbert(folder, BertModel),
+    "packed, with a window": lambda folder: save_colbert(folder, ModernBertModel, **MODERNBERT),
+    "padded": lambda folder: save_colbert(folder, MPNetModel, **MPNET),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_forward_of_another_family_waits_for_nothing_either(
+    cuda: SimulatedCuda, tmp_path: Path, family: str
+) -> None:
+    """Sequences are longer than the window, and queries filled up with unattended tokens."""
+    with _disable_current_modes():
+        folder = FAMILIES[family](tmp_path / "model")
+    dtype = choose_dtype("auto", DEVICE, qwen=overflows_float16(folder))
+    model = load_embedder("colbert", folder, 512, target(dtype))
+    for input_type in "query", "document":
+        texts = model.tokenize([*TEXTS, "rank " * 90], input_type=input_type)
+        sequences = [text.ids for text in texts]
+        with cuda.forward():
+            collect = model.launch(sequences, [EVERY] * len(sequences))
+        assert all(isinstance(each, TextEmbedding) for each in collect())
 
 
 def test_pairs_that_begin_alike_share_what_they_begin_with(

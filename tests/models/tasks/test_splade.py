@@ -1,6 +1,7 @@
 """SPLADE's weights against sentence-transformers' SparseEncoder on the same files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from transformers import (
 
 from app.engine import Engine
 from app.engine.loaded_models import DeviceInfo, LoadedModels
+from app.engine.options import EmbeddingOptions
 from app.engine.types import Outputs, TextEmbedding
 from app.errors import InferenceError, StartupError
 from app.models.tasks import splade
@@ -211,6 +213,40 @@ async def test_a_batch_beyond_the_memory_is_halved_beside_a_dense_model(
         np.testing.assert_allclose(made.dense, of_text.dense, rtol=0, atol=1e-5)
         np.testing.assert_allclose(as_row(made, bert), row, rtol=0, atol=1e-5)
         assert made.colbert is None
+
+
+async def test_its_default_prompt_is_read_alone_and_beside_a_dense_model(
+    folders, load, tmp_path: Path, embedder: M3Embedder
+) -> None:
+    folder = copy_with_pooling(folders["bert"], tmp_path)
+    prompts = {"query": "Query ", "doc": "rank sea "}
+    path = folder / "config_sentence_transformers.json"
+    named = {"prompts": prompts, "default_prompt_name": "doc"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | named))
+    model, theirs = load(folder), SparseEncoder(str(folder), device="cpu")
+    expected = theirs.encode(TEXTS).to_dense().numpy()
+    of_queries = theirs.encode(TEXTS, prompt_name="query").to_dense().numpy()
+    assert not np.allclose(expected, reference(folders["bert"], TEXTS), atol=1e-5)
+    unprompted = embedder.forward(
+        [each.ids for each in embedder.tokenize(TEXTS)], Outputs(dense=True)
+    )
+    device = DeviceInfo("cpu", "a test", "float32", "sdpa")
+
+    def check(embeddings: list[TextEmbedding], weights: np.ndarray) -> None:
+        rows = [as_row(each, model) for each in embeddings]
+        np.testing.assert_allclose(rows, weights, rtol=0, atol=1e-5)
+
+    alone = LoadedModels(model, device, max_batch_tokens=10_000)
+    async with Engine(Settings(), lambda _: alone) as engine:
+        check((await engine.embed(TEXTS)).embeddings, expected)
+        options = EmbeddingOptions(prompt_name="query")
+        check((await engine.embed(TEXTS, options=options)).embeddings, of_queries)
+    async with Engine(Settings(), lambda _: replace(alone, dense=embedder)) as engine:
+        both = (await engine.embed(TEXTS)).embeddings
+        check(both, expected)
+        check((await engine.embed(TEXTS, dense=False, colbert=False)).embeddings, expected)
+    for made, dense in zip(both, unprompted, strict=True):
+        np.testing.assert_allclose(made.dense, dense.dense, rtol=0, atol=1e-5)
 
 
 def test_an_unknown_pooling_is_named(folders, load, tmp_path: Path) -> None:

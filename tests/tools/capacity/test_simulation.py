@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.batcher import Limits
-from app.engine.job import Job
-from app.engine.queue import JobQueue
+from app.engine.scheduling.batcher import Limits
+from app.engine.scheduling.job import Job
+from app.engine.scheduling.queue import JobQueue
 from app.engine.types import Outputs
 from tools.capacity.cost import CostModel
 from tools.capacity.load import Arrival, Load, uniform
@@ -135,7 +135,7 @@ def test_the_batches_are_those_of_the_real_queue() -> None:
     for client, length in zip(clients, lengths, strict=True):
         queue.put(Job(model, [np.zeros(length, np.int64)], Outputs(dense=True), client=client))
     by_hand = []
-    while (batch := queue.take(MANY)) is not None:
+    while (batch := queue.take(lambda _: MANY)) is not None:
         by_hand.append(batch.tokens)
     # The first request keeps the device busy until all others are there.
     asked = [Arrival(0.0, "x", (7,))]

@@ -30,8 +30,8 @@ class Texts:
     def __len__(self) -> int:
         return len(self._texts)
 
-    def read(self, places) -> list[Document]:
-        return [Document(str(place), self._texts[place]) for place in places]
+    def read(self, indices) -> list[Document]:
+        return [Document(str(index), self._texts[index]) for index in indices]
 
 
 @given(st.lists(st.integers(0, 300), max_size=60))

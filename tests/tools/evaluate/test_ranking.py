@@ -67,8 +67,8 @@ def test_documents_of_equal_scores_stay_in_the_order_of_the_ranking() -> None:
         def __len__(self) -> int:
             return 3
 
-        def read(self, places) -> list[Document]:
-            return [Document(f"d{place}", "") for place in places]
+        def read(self, indices) -> list[Document]:
+            return [Document(f"d{index}", "") for index in indices]
 
     run = run_of({"q": [2, 0, 1]}, Corpus())
     assert sorted(run["q"], key=lambda each: -run["q"][each]) == ["d2", "d0", "d1"]

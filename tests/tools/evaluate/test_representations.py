@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from app.engine.late_interaction import score
+from app.engine.pipelines.late_interaction import score
 from app.engine.types import SparseVector, TextEmbedding
 from app.vectors.quantization import OUTPUT_DTYPES, quantize
 from tools.evaluate.representations import KINDS, Piece, Queries, all_representations, restore

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from app.api import operations, rendering, rerank
+from app.api import rendering
+from app.api.endpoints import operations, rerank
 from app.api.errors import STATUS_OF
 from app.api.formats import json_answer
 from app.errors import EmptyInputError

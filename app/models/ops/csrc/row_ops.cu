@@ -193,25 +193,27 @@ extern "C" __global__ void unit_rows(const number *states, const long long *plac
     }
 }
 
-// A warp of the block for each head; a block of as many warps as heads for each token. `stride`
-// numbers lie between two tokens.
+// A block for each token, whose warps take turns at the heads. `stride` numbers lie between two
+// tokens.
 extern "C" __global__ void rotary(number *states, const number *weight, const float *cosines,
-                                  const float *sines, float epsilon, int stride, int width)
+                                  const float *sines, float epsilon, int stride, int heads, int width)
 {
-    int head = threadIdx.x / 32, lane = threadIdx.x % 32, half = width / 2;
-    number *x = states + (long long)blockIdx.x * stride + head * width;
-    const number *by = weight + head * width;
+    int lane = threadIdx.x % 32, half = width / 2;
     const float *cosine = cosines + (long long)blockIdx.x * half;
     const float *sine = sines + (long long)blockIdx.x * half;
-    float squares = 0;
-    for (int i = lane; i < width; i += 32)
-        squares += widen(x[i]) * widen(x[i]);
-    float scale = rsqrtf(warp_sum(squares) / width + epsilon);
-    for (int i = lane; i < half; i += 32) {
-        float first = widen(x[i]) * scale * widen(by[i]);
-        float second = widen(x[i + half]) * scale * widen(by[i + half]);
-        x[i] = narrow(first * cosine[i] - second * sine[i]);
-        x[i + half] = narrow(second * cosine[i] + first * sine[i]);
+    for (int head = threadIdx.x / 32; head < heads; head += blockDim.x / 32) {
+        number *x = states + (long long)blockIdx.x * stride + head * width;
+        const number *by = weight + head * width;
+        float squares = 0;
+        for (int i = lane; i < width; i += 32)
+            squares += widen(x[i]) * widen(x[i]);
+        float scale = rsqrtf(warp_sum(squares) / width + epsilon);
+        for (int i = lane; i < half; i += 32) {
+            float first = widen(x[i]) * scale * widen(by[i]);
+            float second = widen(x[i + half]) * scale * widen(by[i + half]);
+            x[i] = narrow(first * cosine[i] - second * sine[i]);
+            x[i + half] = narrow(second * cosine[i] + first * sine[i]);
+        }
     }
 }
 

@@ -1,0 +1,140 @@
+"""POST /embeddings/stream: a text in each line of the body, a record for each in the answer.
+
+The options are those of /embeddings/, in the query.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+
+from fastapi import APIRouter, Request
+from pydantic import ValidationError
+from starlette.datastructures import Headers, QueryParams
+from starlette.responses import Response
+
+from app.api.body import check_encoding, content_type_of
+from app.api.compression import encoding_of
+from app.api.dialects.work import EmbeddingWork, key_of
+from app.api.formats.answer import ModelNames, VectorOptions
+from app.api.formats.negotiation import media_type_of
+from app.api.formats.records import ARROW, NDJSON, WRITERS, RecordOptions, RecordWriter
+from app.api.formats.requested import (
+    as_asked_for,
+    check_numbers,
+    model_names,
+    vector_options,
+)
+from app.api.handler import Call, ServiceDep, urgency_of
+from app.api.openapi import BEARER, describe_stream, error_responses
+from app.api.paths import EMBEDDING_STREAM
+from app.api.schemas import EmbeddingFields
+from app.api.streams.answer import StreamPlan, StreamResponse
+from app.api.streams.arrow_rows import ArrowReader
+from app.api.streams.lines import LineReader, NdjsonReader, StreamLine
+from app.api.streams.pieces import PieceEmbedder, PieceSize
+from app.api.validation_errors import as_invalid_request
+from app.engine.loaded_models import LoadedModels
+from app.engine.option_checks import check_options, find_prompt
+from app.errors import InvalidRequestError, UnsupportedMediaError
+
+BULK_URGENCY = 7
+_MAX_LINES = 512
+
+_READERS: Mapping[str, Callable[[int], LineReader]] = {
+    NDJSON: NdjsonReader,
+    ARROW: ArrowReader,
+    "application/ndjson": NdjsonReader,
+    "application/jsonl": NdjsonReader,
+    "application/x-jsonlines": NdjsonReader,
+}
+
+router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
+
+
+@router.post(
+    EMBEDDING_STREAM.path,
+    summary="Embed a stream of texts",
+    response_class=Response,
+    responses=error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503),
+    openapi_extra=describe_stream(EmbeddingFields, StreamLine, [NDJSON, ARROW], [*WRITERS]),
+)
+async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
+    """A record for each line, in order and as soon as it is ready.
+
+    The body may be as long as it likes: it is read as fast as its vectors are computed and taken.
+    A bad line is answered with an error in its place, and the rest goes on.
+    """
+    fields = _options(request.query_params)
+    lines = _READERS[_media_type(request.headers)](service.settings.max_body_bytes)
+    media_type = media_type_of(request, tuple(WRITERS))
+    model = service.catalogue.embedder(fields.model) if fields.model else None
+    # Only while the stream is set up: each piece leases the model by itself.
+    async with service.engine.lease(key_of(model)) as loaded:
+        models = as_asked_for(loaded, model) or loaded
+    vectors = vector_options(fields, models)
+    check_numbers(fields, media_type, [each for each in WRITERS if each != NDJSON])
+    check_options(models, vectors.needed, fields.options)
+    find_prompt(models, vectors.needed, fields.options)
+    call = Call(request, service)
+    work = EmbeddingWork(vectors.needed, model, fields.options, fields.normalize_dense)
+    embed = partial(work.run, call=call, urgency=urgency_of(request, BULK_URGENCY))
+    records = _record_options(fields, vectors, model_names(service.settings, model), models)
+    plan = StreamPlan(
+        lines,
+        PieceEmbedder(service, call.context.client, embed),
+        vectors,
+        partial(_writer, media_type, records, lines),
+        max_lines=min(_MAX_LINES, service.settings.max_sentences_per_request),
+        size=PieceSize(models.max_batch_tokens),
+        media_type=media_type,
+        encoding=encoding_of(request) if media_type == NDJSON else None,
+    )
+    return StreamResponse(call, plan)
+
+
+def _options(query: QueryParams) -> EmbeddingFields:
+    """The options in the query; raises `InvalidRequestError`, as for a body."""
+    given = query.multi_items()
+    names = [name for name, _ in given]
+    twice = next((name for name in names if names.count(name) > 1 and _is_field(name)), None)
+    if twice is not None:
+        raise InvalidRequestError(f"the option {twice} is given more than once: send it once")
+    try:
+        return EmbeddingFields.model_validate_strings(dict(given))
+    except ValidationError as error:
+        raise as_invalid_request(error, EmbeddingFields, len(str(query))) from None
+
+
+def _is_field(name: str) -> bool:
+    return name in EmbeddingFields.model_fields
+
+
+def _media_type(headers: Headers) -> str:
+    """The declared type of the body; raises `UnsupportedMediaError` for one that is not read."""
+    check_encoding(headers)
+    media_type = content_type_of(headers)
+    if media_type not in _READERS:
+        raise UnsupportedMediaError(
+            f"a stream is read as {NDJSON} or {ARROW}: send one of them as Content-Type"
+        )
+    return media_type
+
+
+def _record_options(
+    fields: EmbeddingFields, vectors: VectorOptions, names: ModelNames, models: LoadedModels
+) -> RecordOptions:
+    """The options of the records, without the models, which may be unloaded between two pieces."""
+    return RecordOptions(
+        vectors,
+        names,
+        (fields.dimensions or models.dense_model.dense_width, models.embedder.colbert_width),
+        return_tokens=fields.return_tokens,
+        sparse_as_indices=fields.sparse_as_indices,
+        as_base64=fields.encoding == "base64",
+    )
+
+
+def _writer(media_type: str, options: RecordOptions, lines: LineReader) -> RecordWriter:
+    """The writer of a stream whose beginning has been read, which tells the type of its ids."""
+    integer_ids = isinstance(lines, ArrowReader) and lines.integer_ids
+    return WRITERS[media_type](replace(options, integer_ids=integer_ids))

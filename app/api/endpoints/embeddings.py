@@ -1,0 +1,78 @@
+"""POST /embeddings/: texts in, dense, sparse and ColBERT vectors out."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from app.api.checks import check_texts
+from app.api.dialects import openai
+from app.api.dialects.work import EmbeddingWork, models_for, vectors
+from app.api.formats import json_answer
+from app.api.formats.answer import EmbeddingAnswer
+from app.api.formats.negotiation import BINARY, media_type_of
+from app.api.formats.requested import (
+    as_asked_for,
+    check_numbers,
+    model_names,
+    vector_options,
+)
+from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.openapi import BEARER, describe_body, error_responses
+from app.api.paths import NATIVE_EMBEDDINGS, Dialect
+from app.api.rendering import Chunk, estimate_bytes
+from app.api.response_schemas import Base64Response, EmbeddingResponse
+from app.api.schemas import EmbeddingRequest
+
+_BYTES = {"schema": {"type": "string", "format": "binary"}}
+
+router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
+
+
+@router.post(
+    NATIVE_EMBEDDINGS.path,
+    summary="Embed texts",
+    response_model=EmbeddingResponse | Base64Response,
+    responses=error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+    | {200: {"content": dict.fromkeys(BINARY, _BYTES)}},
+    openapi_extra=describe_body(EmbeddingRequest),
+)
+async def create_embeddings(request: Request, service: ServiceDep) -> Response:
+    """Dense, sparse and ColBERT vectors of each text, from one forward pass.
+
+    A body with `input` is read as OpenAI's, as at /v1/embeddings.
+    """
+    return await respond(request, service, _OPERATION, openai.EMBEDDINGS)
+
+
+async def _embed(body: EmbeddingRequest, call: Call) -> Response:
+    settings, sentences = call.service.settings, body.sentences
+    model = call.service.catalogue.embedder(body.model) if body.model else None
+    media_type = media_type_of(call.request)
+    check_texts(sentences, "sentences", settings)
+    models = as_asked_for(await models_for(call, model), model)
+    wanted = vector_options(body, models)
+    check_numbers(body, media_type, [*BINARY])
+    work = EmbeddingWork(wanted.needed, model, body.options, body.normalize_dense)
+    result = await vectors(call, sentences, work)
+    answer = EmbeddingAnswer(sentences, result, model_names(settings, model), wanted)
+    render = _renderer(body, answer, media_type)
+    estimated_bytes = estimate_bytes(sentences, result)
+    return await call.render(render, estimated_bytes, media_type, takes_long=wanted.take_long)
+
+
+def _renderer(
+    body: EmbeddingRequest, answer: EmbeddingAnswer, media_type: str
+) -> Callable[[], Iterable[Chunk]]:
+    if media_type in BINARY:
+        return partial(BINARY[media_type], answer)
+    return partial(
+        json_answer.render,
+        answer,
+        sparse_as_indices=body.sparse_as_indices,
+        as_base64=body.encoding == "base64",
+    )
+
+
+_OPERATION = Operation(Dialect.NATIVE, NATIVE_EMBEDDINGS, "sentences", EmbeddingRequest, _embed)

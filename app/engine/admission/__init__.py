@@ -1,0 +1,1 @@
+"""Before the queue: places, tokenisation, and what was truncated."""

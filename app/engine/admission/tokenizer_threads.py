@@ -1,0 +1,110 @@
+"""Threads for tokenisers, shared fairly between clients.
+
+Huge texts have their own thread, so that others do not wait for them.
+"""
+
+import asyncio
+import os
+import re
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
+from app.engine.admission.concurrency import FairSemaphore
+
+Result = TypeVar("Result")
+
+_MOST_THREADS = 8
+# U+FDFA becomes 18 characters under NFKC, U+3316 18 bytes, U+1D160 12 under NFC.
+_LIGATURES = re.compile(
+    "[\u2474-\u24b5\u3200-\u33ff\ufd00-\ufdff\U0001d100-\U0001d1ff\U0001f100-\U0001f2ff]"
+)
+NORMALIZATION_GROWTHS = (1, 4, 18)
+# A tokenizer takes about a second for these.
+_HUGE_CHARACTERS = 1_000_000
+# Scanned in one call, during which Python's other threads wait.
+_SCAN_CHARACTERS = 65_536
+
+
+class TokenizerThreads:
+    """`count` threads for requests of usual size, and one for huge ones, which take seconds."""
+
+    def __init__(self, count: int | None) -> None:
+        usual = count or min(os.cpu_count() or 1, _MOST_THREADS)
+        self._usual = _FairThreads(usual, "tokenizer")
+        self._huge = _FairThreads(1, "tokenizer-huge")
+
+    async def run(self, call: Callable[[], Result], texts: list[str], client: str) -> Result:
+        """Run `call`, which tokenises `texts`, on a thread; return its result."""
+        threads = self._huge if await self._are_huge(texts, client) else self._usual
+        return await threads.run(call, client)
+
+    async def _are_huge(self, texts: list[str], client: str) -> bool:
+        characters = sum(map(len, texts))
+        if characters > _HUGE_CHARACTERS:
+            return True
+        if characters * NORMALIZATION_GROWTHS[-1] <= _HUGE_CHARACTERS or all(
+            map(str.isascii, texts)
+        ):
+            return False
+        return await self._usual.run(partial(_are_huge_normalized, texts), client)
+
+    def close(self) -> None:
+        """Cancel the calls that have not begun."""
+        for threads in (self._usual, self._huge):
+            threads.close()
+
+
+class _FairThreads:
+    """A thread pool whose next free thread goes to the waiting client that uses the fewest."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._permits = FairSemaphore(count)
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
+
+    async def run(self, call: Callable[[], Result], client: str) -> Result:
+        """Run `call` on a thread, which it occupies to its end even if the caller is cancelled."""
+        await self._permits.acquire(client)
+
+        def free(done: "asyncio.Future[Result]") -> None:
+            self._permits.release(client)
+            if not done.cancelled():
+                done.exception()  # Marks it as retrieved: the caller may have been cancelled.
+
+        running = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        running.add_done_callback(free)
+        return await asyncio.shield(running)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _are_huge_normalized(texts: list[str]) -> bool:
+    """Whether the texts are huge once they are normalized."""
+    return sum(map(_normalized_characters, texts)) > _HUGE_CHARACTERS
+
+
+def _normalized_characters(text: str) -> int:
+    """An upper bound, apart from the small growth of characters other than ligatures."""
+    parts = (text[i : i + _SCAN_CHARACTERS] for i in range(0, len(text), _SCAN_CHARACTERS))
+    return sum(
+        len(part)
+        * (
+            NORMALIZATION_GROWTHS[-1]
+            if normalization_growth(part) == NORMALIZATION_GROWTHS[-1]
+            else 1
+        )
+        for part in parts
+    )
+
+
+def normalization_growth(text: str) -> int:
+    """The most characters that normalization makes of one in `text`: in NORMALIZATION_GROWTHS.
+
+    Under NFC, NFD, NFKC and NFKD alike; those characters have at most four bytes for each of this
+    number, in UTF-8.
+    """
+    if text.isascii():
+        return 1
+    return 18 if _LIGATURES.search(text) else 4

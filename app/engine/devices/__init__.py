@@ -1,0 +1,1 @@
+"""Every device: its threads, its consumer of the queue, its limits, and its failures."""

@@ -1,0 +1,287 @@
+"""Every device behind one queue: a thread and a consumer for each."""
+
+import asyncio
+import math
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from app.engine.devices.device_guard import DeviceGuard
+from app.engine.devices.device_threads import DeviceThread, DeviceThreads
+from app.engine.devices.executor import DeviceExecutor, consumer_ended
+from app.engine.devices.forward_limit import CPU_SECONDS, GPU_SECONDS, ForwardLimit
+from app.engine.devices.memory import TokenBudget
+from app.engine.loaded_models import (
+    LoadedModels,
+    Loader,
+    Measured,
+    PlacedModel,
+    PlacedModels,
+)
+from app.engine.model import Model
+from app.engine.scheduling.queue import JobQueue
+from app.errors import DeviceFailedError, SmartEmbedderError, UnhealthyError
+from app.observability.metrics import Metrics
+from app.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+# Seconds for an idle thread to end.
+_PATIENCE = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceWorker:
+    """One device: its threads, its executor and its consumer task.
+
+    `models` maps the model of a job to the one that this device runs, and `budgets` to what its
+    forwards may hold. `seconds_of` holds the seconds per token of the models of MODELS. A guest
+    runs only models of MODELS, whose entries name its device.
+    """
+
+    name: str
+    threads: DeviceThreads
+    guard: DeviceGuard
+    models: dict[Model, Model]
+    budgets: dict[Model, TokenBudget]
+    seconds_of: dict[Model, float]
+    executor: DeviceExecutor
+    consumer: "asyncio.Task[None]"
+    is_guest: bool
+
+
+class DevicePool:
+    """Serves one queue with the devices of the default models and those of MODELS."""
+
+    def __init__(self, settings: Settings, queue: JobQueue, metrics: Metrics) -> None:
+        self._settings = settings
+        self._queue = queue
+        self._metrics = metrics
+        self._first_thread = DeviceThread("device")
+        self._workers: list[_DeviceWorker] = []
+
+    async def start(self, loader: Loader) -> LoadedModels:
+        """Load the models in the first device's thread, then start the workers of all devices."""
+        models = await self._first_thread.run(partial(loader, self._settings))
+        if models.prepare_thread is not None:
+            await self._first_thread.close(_PATIENCE)
+            self._first_thread = DeviceThread("device", models.prepare_thread)
+        for own in (models, *models.replicas):
+            thread = self._first_thread
+            if own is not models:
+                thread = DeviceThread(f"device-{len(self._workers)}", own.prepare_thread)
+            measured = Measured(own.max_batch_tokens, own.seconds_per_token)
+            self._start_worker(thread, own, replicas_of(models, own), measured)
+        return models
+
+    async def add(self, placed: PlacedModels, *, thoroughly: bool) -> Model:
+        """Add a model to the devices that it is placed on; a device without a worker gets one.
+
+        `thoroughly` allows a measurement that occupies a device for longer. Returns the model to
+        give to jobs. Raises the errors of its first forward.
+        """
+        model = placed.places[0].model
+        with ExitStack() as undo:
+            undo.callback(self.remove, model)
+            for place in placed.places:
+                await self._add_to_device(model, place, thoroughly=thoroughly)
+            undo.pop_all()
+        return model
+
+    async def _add_to_device(self, model: Model, place: PlacedModel, *, thoroughly: bool) -> None:
+        found = (worker for worker in self._workers if worker.name == place.device.name)
+        worker = next(found, None)
+        if worker is None:
+            thread = DeviceThread(f"device-{len(self._workers)}", place.prepare_thread)
+            guard = DeviceGuard(place.free_memory)
+            measured = await _measure(place, thread, guard, thoroughly=True)
+            worker = self._start_worker(thread, place, {}, measured, is_guest=True)
+        else:
+            guard, thread = worker.guard, worker.threads.launching
+            measured = await _measure(place, thread, guard, thoroughly=thoroughly)
+        worker.seconds_of[model] = measured.seconds_per_token
+        worker.budgets[model] = self._budget(measured)
+        worker.models[model] = place.model
+
+    def remove(self, model: Model) -> None:
+        """Remove a model, for which no job may wait."""
+        for worker in self._workers:
+            worker.models.pop(model, None)
+            worker.budgets.pop(model, None)
+            worker.seconds_of.pop(model, None)
+
+    def token_budgets(self, name: str) -> dict[str, int]:
+        """The tokens that one forward of the model of this name may hold now, on each device."""
+        return {
+            worker.name: budget.limits.max_tokens
+            for worker in self._workers
+            for model, budget in worker.budgets.items()
+            if model.name == name
+        }
+
+    def is_using(self, model: Model) -> bool:
+        """Whether a device works on this model, or a job waits for it."""
+        waits = self._queue.has_work(lambda each: each is model)
+        return waits or any(worker.executor.is_using(model) for worker in self._workers)
+
+    def serves(self, model: Model) -> bool:
+        """Whether a device that has not failed computes this model."""
+        return any(worker.executor.serves(model) for worker in self._workers)
+
+    @property
+    def stuck_seconds(self) -> float:
+        """Seconds since the longest stuck device returned from a forward; 0 if none is stuck."""
+        return max((worker.executor.stuck_seconds for worker in self._workers), default=0.0)
+
+    @property
+    def ended(self) -> bool:
+        """Whether a consumer has ended by a fault of its own."""
+        return any(
+            worker.consumer.done() and not worker.executor.failed for worker in self._workers
+        )
+
+    @property
+    def failed(self) -> list[str]:
+        """The devices that have failed and are out of service."""
+        return [worker.name for worker in self._workers if worker.executor.failed]
+
+    @property
+    def all_failed(self) -> bool:
+        """Whether every device of the default models has failed."""
+        own = [worker for worker in self._workers if not worker.is_guest]
+        return bool(own) and all(worker.executor.failed for worker in own)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Measured rate of all devices together; 0 until the first forward."""
+        return sum(worker.executor.rate.tokens_per_second for worker in self._workers)
+
+    def seconds_to_clear(self) -> int:
+        """Seconds until the queue is empty, from the measured rate; at least 1."""
+        rate = self.tokens_per_second
+        return max(1, math.ceil(self._queue.waiting_tokens / rate)) if rate else 1
+
+    def abort(self, error: SmartEmbedderError) -> None:
+        """Fail every job that waits or is on a device, and every later job."""
+        self._queue.close(error)
+        for worker in self._workers:
+            worker.executor.abort(error)
+
+    async def close(self, seconds: float) -> None:
+        """End the consumers and the threads; a running forward gets `seconds` to return."""
+        for worker in self._workers:
+            worker.consumer.cancel()
+            await asyncio.wait({worker.consumer})
+        if not self._workers:
+            await self._first_thread.close(seconds)
+        await asyncio.gather(*(worker.threads.close(seconds) for worker in self._workers))
+
+    def _start_worker(
+        self,
+        thread: DeviceThread,
+        setup: LoadedModels | PlacedModel,
+        models: dict[Model, Model],
+        measured: Measured,
+        *,
+        is_guest: bool = False,
+    ) -> _DeviceWorker:
+        name, on_gpu = setup.device.name, setup.device.gpu_available
+        collect = DeviceThread(f"{name}-results") if on_gpu else None
+        threads = DeviceThreads(thread, collect)
+        guard, seconds_of = DeviceGuard(setup.free_memory), dict[Model, float]()
+        budgets = {model: self._budget(measured) for model in models}
+        executor = DeviceExecutor(
+            self._queue,
+            threads,
+            budgets,
+            self._limit(measured, seconds_of, on_gpu=on_gpu),
+            self._metrics,
+            guard=guard,
+            models=models,
+            batch_wait=self._settings.batch_wait_ms / 1000,
+            on_stuck=self._fail_what_waits_for_stuck_devices,
+            on_failed=partial(self._go_on_without, name),
+            has_others=self.serves,
+        )
+        consumer = asyncio.create_task(executor.run(), name=f"{name}-consumer")
+        consumer.add_done_callback(self._close_queue_without_consumers)
+        worker = _DeviceWorker(
+            name, threads, guard, models, budgets, seconds_of, executor, consumer, is_guest
+        )
+        self._workers.append(worker)
+        return worker
+
+    def _budget(self, measured: Measured) -> TokenBudget:
+        settings = self._settings
+        return TokenBudget(
+            measured.max_batch_tokens, settings.max_batch_sequences, settings.max_requests_in_batch
+        )
+
+    def _limit(
+        self, measured: Measured, seconds_of: Mapping[Model, float], *, on_gpu: bool
+    ) -> ForwardLimit:
+        least = GPU_SECONDS if on_gpu else CPU_SECONDS
+        fixed, seconds = self._settings.gpu_process_timeout, measured.seconds_per_token
+        return ForwardLimit(fixed, least, seconds, seconds_of)
+
+    def _go_on_without(self, name: str, error: DeviceFailedError) -> None:
+        log.error("device_failed", device=name, exc_info=error)
+        if self.all_failed:
+            self._queue.close(no_device_left())
+            return
+        self._queue.fail(device_of_model_failed(), of=lambda model: not self.serves(model))
+        # The devices that are left may be stuck.
+        self._fail_what_waits_for_stuck_devices()
+
+    def _fail_what_waits_for_stuck_devices(self) -> None:
+        """Fail the jobs that wait for a model of which every device that serves it is stuck."""
+        error = UnhealthyError("the device does not come back from a forward", retry_after=30)
+        self._queue.fail(error, of=self._waits_for_stuck_devices)
+
+    def _waits_for_stuck_devices(self, model: Model) -> bool:
+        serving = [each.executor for each in self._workers if each.executor.serves(model)]
+        return all(executor.stuck_seconds for executor in serving)
+
+    def _close_queue_without_consumers(self, ended: "asyncio.Task[None]") -> None:
+        error = None if ended.cancelled() else ended.exception()
+        if error is None:
+            return
+        log.error("consumer_ended", exc_info=error)
+        if self._all_ended:
+            self._queue.close(consumer_ended())
+
+    @property
+    def _all_ended(self) -> bool:
+        return all(each.executor.failed or each.consumer.done() for each in self._workers)
+
+
+async def _measure(
+    place: PlacedModel, thread: DeviceThread, guard: DeviceGuard, *, thoroughly: bool
+) -> Measured:
+    """Measure a model, one call in the device's thread for each step."""
+    steps = place.measure(thoroughly)
+    while True:
+        measured = await thread.run(lambda: guard.guard(lambda: next(steps)))
+        if measured is not None:
+            return measured
+
+
+def no_device_left() -> UnhealthyError:
+    """The error of every request once the last device has failed."""
+    message = "every device has failed, and the service must be restarted; its log says why"
+    return UnhealthyError(message, retry_after=30)
+
+
+def device_of_model_failed() -> UnhealthyError:
+    """The error of requests whose model is only on a device that has failed."""
+    message = "the device of this model has failed, and the service must be restarted to have it"
+    return UnhealthyError(message, retry_after=30)
+
+
+def replicas_of(models: LoadedModels, replica: LoadedModels) -> dict[Model, Model]:
+    """Maps each model of the first device to its replica."""
+    pairs = zip(models.each, replica.each, strict=True)
+    return dict(pairs)

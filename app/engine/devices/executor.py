@@ -1,0 +1,301 @@
+"""The consumer of a device: takes batches from the queue, runs them, and completes their jobs."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import structlog
+
+from app.engine.devices.device_guard import DeviceGuard
+from app.engine.devices.device_threads import DeviceThreads
+from app.engine.devices.forward_limit import DeviceWatchdog, ForwardLimit, ServiceRate, fail_overdue
+from app.engine.devices.forward_metrics import observe_forward, observe_wait
+from app.engine.devices.in_flight import InFlight
+from app.engine.devices.memory import TokenBudget
+from app.engine.model import Model
+from app.engine.scheduling.batch import Batch
+from app.engine.scheduling.batcher import Limits
+from app.engine.scheduling.job import Job
+from app.engine.scheduling.preemption import Preemption, is_long, split_short
+from app.engine.scheduling.queue import JobQueue
+from app.errors import (
+    DeviceFailedError,
+    OutOfMemoryError,
+    SmartEmbedderError,
+    UnhealthyError,
+)
+from app.observability.metrics import Metrics
+
+log = structlog.get_logger(__name__)
+
+
+class DeviceExecutor:
+    """Runs batches one after the other on one device until it is cancelled or the device fails.
+
+    `models` maps the model of a job to the one that this device runs, and `budgets` to what its
+    forwards may hold. `on_stuck` is called when a
+    forward has taken so long that it may never return. `on_failed` is called with the error that
+    takes the device out of service; `has_others` says whether another device runs a model, which
+    then gets the batches of this one.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        threads: DeviceThreads,
+        budgets: Mapping[Model, TokenBudget],
+        limit: ForwardLimit,
+        metrics: Metrics,
+        *,
+        guard: DeviceGuard,
+        models: Mapping[Model, Model],
+        batch_wait: float = 0.0,
+        on_stuck: Callable[[], None] = lambda: None,
+        on_failed: Callable[[DeviceFailedError], None] = lambda _: None,
+        has_others: Callable[[Model], bool] = lambda _: False,
+    ) -> None:
+        self._queue = queue.consumer(self.serves)
+        self._threads = threads
+        self._budgets = budgets
+        self._limit = limit
+        self._metrics = metrics
+        self._guard = guard
+        self._models = models
+        self._batch_wait = batch_wait
+        self._slots = asyncio.Semaphore(threads.most_batches)
+        self._in_flight: set[InFlight] = set()
+        self._last_done = asyncio.Event()
+        self._last_done.set()
+        self._free_since = 0.0
+        self._preemption: Preemption | None = None
+        self._watchdog = DeviceWatchdog(on_stuck)
+        self._on_failed = on_failed
+        self._has_others = has_others
+        self.rate = ServiceRate()
+        # Weak, so that an unloaded model is freed.
+        self._rates = WeakKeyDictionary[Model, ServiceRate]()
+        self.failed = False
+
+    @property
+    def stuck_seconds(self) -> float:
+        """Seconds since a forward returned, if the device may never return; else 0."""
+        return self._watchdog.stuck_seconds
+
+    def serves(self, model: Model) -> bool:
+        """Whether the device computes this model."""
+        return not self.failed and model in self._models
+
+    def is_using(self, model: Model) -> bool:
+        """Whether a batch of this model is on the device."""
+        return any(each.batch.model is model for each in self._in_flight)
+
+    async def run(self) -> None:
+        """Serve the queue. A batch that fails fails its own requests and no other."""
+        async with asyncio.TaskGroup() as tasks:
+            with self._queue.listener(self._offer):
+                while not self.failed:
+                    await self._serve_once(tasks)
+
+    async def _serve_once(self, tasks: asyncio.TaskGroup) -> None:
+        await self._queue.wait()
+        if self._batch_wait:
+            await asyncio.sleep(self._batch_wait)
+        await self._slots.acquire()
+        # As late as possible, so that the batch can hold jobs that arrived meanwhile.
+        batch = None if self.failed else self._queue.take(self._limits_of)
+        if batch is None:
+            self._slots.release()
+            return
+        in_flight = InFlight(batch, device_free=self._last_done)
+        self._last_done = in_flight.done
+        if batch.handed_over:
+            await self._serve_alone(in_flight, tasks)
+            return
+        if self._threads.preemptible and is_long(seconds := self._expected_seconds(batch)):
+            self._let_short_jobs_preempt(in_flight, seconds, tasks)
+        self._start(tasks, in_flight)
+        await in_flight.launched.wait()
+
+    async def _serve_alone(self, in_flight: InFlight, tasks: asyncio.TaskGroup) -> None:
+        """Run a batch that has failed another device, and may fail this one, beside no other."""
+        self._in_flight.add(in_flight)
+        await in_flight.device_free.wait()
+        self._start(tasks, in_flight)
+        await in_flight.done.wait()
+
+    def _limits_of(self, model: Model) -> Limits:
+        return self._budgets[model].limits
+
+    def _expected_seconds(self, batch: Batch) -> float:
+        """The expected seconds of its forward; 0 if nothing is known yet."""
+        rate = self._rates.get(batch.model)
+        if rate is None or not rate.tokens_per_second:
+            return batch.tokens * self._limit.seconds_per_token_of(batch.model)
+        return batch.tokens / rate.tokens_per_second
+
+    def _start(self, tasks: asyncio.TaskGroup, in_flight: InFlight) -> None:
+        observe_wait(self._metrics, in_flight.batch)
+        self._in_flight.add(in_flight)
+        tasks.create_task(self._execute(in_flight))
+
+    def _let_short_jobs_preempt(
+        self, in_flight: InFlight, seconds: float, tasks: asyncio.TaskGroup
+    ) -> None:
+        """Let short jobs run between the layers of this forward, first those of its own batch."""
+
+        def start(batch: Batch) -> None:
+            self._start(tasks, InFlight(batch, asyncio.Event(), preempts=in_flight))
+
+        short, in_flight.batch = split_short(in_flight.batch)
+        self._preemption = Preemption(in_flight.batch, seconds, self._queue, self._limits_of, start)
+        if short.slices:
+            self._preemption.begin(short)
+
+    def _offer(self, job: Job) -> None:
+        """Let a job that has just arrived preempt the running forward, if it is short."""
+        if self._preemption is not None:
+            self._preemption.offer([job])
+
+    def abort(self, error: SmartEmbedderError) -> None:
+        """Fail every job on the device; its threads are not stopped."""
+        for in_flight in self._in_flight:
+            in_flight.batch.fail(error)
+
+    async def _execute(self, in_flight: InFlight) -> None:
+        ended = True
+        try:
+            await self._run_batch(in_flight.batch, in_flight)
+            ended = False
+        finally:
+            if ended:  # An unexpected error ends the consumer: its callers must not wait for ever.
+                in_flight.batch.fail(consumer_ended())
+            self._in_flight.discard(in_flight)
+            in_flight.launched.set()
+            in_flight.done.set()
+            self._free(in_flight)
+
+    def _free(self, in_flight: InFlight) -> None:
+        """Let the next batch begin, or the next batch that preempts."""
+        preempted, preemption = in_flight.preempts, self._preemption
+        if preempted is None:
+            self._preemption = None
+            self._slots.release()
+        elif preemption is not None and preemption.batch is preempted.batch:
+            seconds = time.perf_counter() - in_flight.began if in_flight.began else 0.0
+            preemption.ended(seconds)
+
+    async def _run_batch(self, batch: Batch, in_flight: InFlight) -> None:
+        if self.failed:  # While this one waited for its turn.
+            self._queue.hand_over(batch)
+            return
+        on_device = self._on_device(batch, in_flight)
+        # As a value: the callers of this batch must get it, whatever it is.
+        outcome: list[Any] | BaseException
+        (outcome,) = await asyncio.gather(on_device, return_exceptions=True)
+        if isinstance(outcome, OutOfMemoryError):
+            # By then the batch before it has returned its memory.
+            await in_flight.device_free.wait()
+            await self._run_in_halves(batch, outcome, in_flight)
+        elif isinstance(outcome, DeviceFailedError):
+            self._take_out_of_service(batch, outcome)
+        elif isinstance(outcome, Exception):
+            _fail(batch, outcome)
+        elif isinstance(outcome, BaseException):
+            raise outcome
+        else:
+            self._complete(batch, outcome, in_flight)
+
+    def _take_out_of_service(self, batch: Batch, error: DeviceFailedError) -> None:
+        """Take no more batches; hand `batch` to another device, unless it has failed two."""
+        was_serving, self.failed = not self.failed, True
+        if batch.handed_over or not self._has_others(batch.model):
+            batch.fail(error)
+        else:
+            log.warning("batch_handed_over", model=batch.model.name, tokens=batch.tokens)
+            self._queue.hand_over(replace(batch, handed_over=True))
+        if was_serving:
+            self.rate = ServiceRate()
+            self._on_failed(error)
+
+    def _complete(self, batch: Batch, results: list[Any], in_flight: InFlight) -> None:
+        seconds = self._device_seconds(in_flight)
+        if in_flight.preempts is None:  # Small batches say little of the device's rate.
+            self.rate.observe(batch.tokens, seconds)
+            self._rates.setdefault(batch.model, ServiceRate()).observe(batch.tokens, seconds)
+        self._budgets[batch.model].recover()
+        observe_forward(self._metrics, batch, seconds)
+        batch.complete(results, seconds)
+
+    def _device_seconds(self, in_flight: InFlight) -> float:
+        """Seconds that the device worked on this batch alone."""
+        now, preempted = time.perf_counter(), in_flight.preempts
+        if preempted is None:
+            began, self._free_since = max(in_flight.began, self._free_since), now
+            return now - began - in_flight.preempted_seconds
+        seconds = now - in_flight.began
+        if in_flight.began > preempted.began > 0:
+            preempted.preempted_seconds += seconds
+        return seconds
+
+    async def _run_in_halves(
+        self, batch: Batch, error: OutOfMemoryError, in_flight: InFlight
+    ) -> None:
+        """Run each half by itself; a single sequence that does not fit fails its request."""
+        halves = batch.halves()
+        if not halves[0].slices:
+            batch.fail(error)
+            return
+        self._metrics.splits.inc()
+        self._budgets[batch.model].shrink(batch.tokens)
+        left = self._limits_of(batch.model).max_tokens
+        log.warning("out_of_memory", tokens=batch.tokens, max_batch_tokens=left)
+        for half in halves:
+            unresolved = half.unresolved()
+            if unresolved.slices:
+                await self._run_batch(unresolved, in_flight)
+
+    async def _on_device(self, batch: Batch, in_flight: InFlight) -> list[Any]:
+        limits = self._limit.split(batch)
+        with self._watchdog.over(limits.device):
+            running = asyncio.ensure_future(self._compute(batch, in_flight))
+            try:
+                # The limits do not include the forward before this one.
+                await in_flight.device_free.wait()
+                await fail_overdue(batch, limits, running)
+                return await running
+            finally:
+                running.cancel()
+
+    async def _compute(self, batch: Batch, in_flight: InFlight) -> list[Any]:
+        model = self._models[batch.model]
+        loop = asyncio.get_running_loop()
+
+        def launch() -> Callable[[], list[Any]]:
+            in_flight.began = time.perf_counter()
+            if in_flight.preempts is not None:
+                loop.call_soon_threadsafe(in_flight.device_free.set)
+            collect = self._guard.guard(lambda: batch.launch(model))
+            return lambda: self._guard.guard(collect)
+
+        try:
+            return await self._threads.compute(
+                launch, in_flight.launched, preempts=in_flight.preempts is not None
+            )
+        finally:
+            if in_flight.preempts is not None:  # The thread may have ended before this began.
+                in_flight.device_free.set()
+
+
+def consumer_ended() -> UnhealthyError:
+    """The error of requests whose consumer has ended by an unexpected error."""
+    return UnhealthyError("the queue's consumer has ended; its log line says why", retry_after=30)
+
+
+def _fail(batch: Batch, error: Exception) -> None:
+    """Fail every job of the batch; log an error that is not one of the service's own."""
+    if not isinstance(error, SmartEmbedderError):
+        log.error("batch_failed", model=batch.model.name, tokens=batch.tokens, exc_info=error)
+    batch.fail(error)

@@ -1,0 +1,1 @@
+"""Where vectors come from: forwards, or a cache in front of them."""

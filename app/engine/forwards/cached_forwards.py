@@ -1,0 +1,291 @@
+"""Vectors from a cache, from another request that computes the same, or else by computation.
+
+The cache has an entry for each kind of vectors of each text, and a request computes only those that
+are missing. A text that two requests need at the same time is computed once; if one of them is
+cancelled, the other still gets its result.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from app.engine.admission.admission import Admission
+from app.engine.forwards.cached_vectors import CachedVectors, join, kinds_of, split
+from app.engine.forwards.forwards import (
+    Computed,
+    Forwards,
+    Reading,
+    Task,
+    TaskResult,
+    VectorSource,
+    refuse_too_many_vectors,
+)
+from app.engine.forwards.vector_cache import KeyMaker, VectorCache
+from app.engine.scheduling.job import Job
+from app.engine.types import Outputs
+from app.errors import InvalidRequestError, SmartEmbedderError
+from app.observability.metrics import Metrics
+from app.observability.tracing import Stage
+
+# To hash them takes a tenth of a millisecond; more are hashed off the event loop.
+_LARGE_CHARACTERS = 100_000
+# A request may always join work of at most so many characters, about 256 tokens; it may join more
+# only up to a multiple of its own.
+_SHORT_CHARACTERS = 1024
+_MUCH_MORE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The keys of one text's entries, by kind; `task` is the index of its task in the request."""
+
+    task: int
+    text: str
+    keys: dict[str, str]
+
+    def only(self, keys: Iterable[str]) -> "_Wanted":
+        """The same with only the kinds whose keys are among `keys`."""
+        chosen = {kind: key for kind, key in self.keys.items() if key in keys}
+        return replace(self, keys=chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    """Entries by key, with the stages and jobs that computed them."""
+
+    entries: Mapping[str, CachedVectors]
+    tokenized: list[Stage]
+    jobs: list[Job]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """A request that is being served; `characters` is the sum over its texts."""
+
+    tasks: list[Task]
+    reading: Reading
+    characters: int
+
+
+class _SharedWork:
+    """A computation that several requests wait for; cancelled when the last of them leaves.
+
+    Then it is `abandoned`: it has no result.
+    """
+
+    def __init__(self, request: _Request, work: "asyncio.Task[_Filled]") -> None:
+        self.request = request
+        self.abandoned = False
+        self._work = work
+        self._users = 0
+
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[None]:
+        """Keep the work going within the block."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users and not self._work.done():
+                self.abandoned = True
+                self._work.cancel()
+                await asyncio.wait({self._work})
+
+    async def result(self) -> _Filled:
+        """Its result, within `used`; raises its error."""
+        return await asyncio.shield(self._work)
+
+
+class CachedForwards:
+    """A `VectorSource` that computes with `forwards` only what `cache` does not have.
+
+    A text found in the cache takes no place in the queue and is not tokenised.
+    """
+
+    def __init__(
+        self, forwards: Forwards, cache: VectorCache, admission: Admission, metrics: Metrics
+    ) -> None:
+        self._forwards = forwards
+        self._cache = cache
+        self._admission = admission
+        self._metrics = metrics
+        self._in_flight: dict[str, _SharedWork] = {}
+
+    async def compute(self, tasks: list[Task], reading: Reading) -> Computed:
+        """Implement `VectorSource`."""
+        try:
+            computed = await self._find_or_compute(tasks, reading)
+        except InvalidRequestError:
+            # The error counts only the texts that were computed; this one counts all of them.
+            return await self._forwards.compute(tasks, reading)
+        for result in computed.results:
+            refuse_too_many_vectors(result.task, result.tokens)
+            if not reading.truncation.truncate and result.truncations(reading):
+                return await self._forwards.compute(tasks, reading)
+        return computed
+
+    async def _find_or_compute(self, tasks: list[Task], reading: Reading) -> Computed:
+        characters = sum(len(text) for task in tasks for text in task.texts)
+        request = _Request(tasks, reading, characters)
+        wanted = await self._wanted(request)
+        filled = await self._fill(request, list(wanted.values()))
+        results = []
+        for index, task in enumerate(tasks):
+            joined = [
+                join({kind: filled.entries[key] for kind, key in wanted[index, text].keys.items()})
+                for text in task.texts
+            ]
+            texts, embeddings = ([*each] for each in zip(*joined, strict=True))
+            results.append(TaskResult(task, texts, embeddings))
+        return Computed(results, filled.tokenized, filled.jobs)
+
+    async def _wanted(self, request: _Request) -> dict[tuple[int, str], _Wanted]:
+        """The keys of each distinct text, by the index of its task and the text."""
+        call = partial(_wanted_of, request)
+        if request.characters <= _LARGE_CHARACTERS:
+            return call()
+        texts = [text for task in request.tasks for text in task.texts]
+        return await self._admission.run_off_loop(call, texts, request.reading.client)
+
+    async def _fill(self, request: _Request, wanted: list[_Wanted]) -> _Filled:
+        """Find or compute every entry."""
+        keys = [key for each in wanted for key in each.keys.values()]
+        entries = {key: entry for key in keys if (entry := self._cache.get(key)) is not None}
+        joined = {
+            key: work
+            for key in keys
+            if key not in entries and (work := self._work_to_join(key, request)) is not None
+        }
+        self._metrics.embedding_cache_hits.labels("memory").inc(len(entries))
+        self._metrics.embedding_cache_hits.labels("in_flight").inc(len(joined))
+        own = _without(wanted, entries.keys() | joined.keys())
+        made = await self._compute_and_join(request, own, set(joined.values()))
+        entries |= made.entries
+        # What failed in another request is computed once more, in this one.
+        again = await self._compute(request, _without(wanted, entries.keys()))
+        entries |= again.entries
+        return _Filled(entries, made.tokenized + again.tokenized, made.jobs + again.jobs)
+
+    async def _compute_and_join(
+        self, request: _Request, own: list[_Wanted], shared: set[_SharedWork]
+    ) -> _Filled:
+        """Compute `own`, and take the entries of other requests' computations beside them."""
+        made = _Filled({}, [], [])
+        async with AsyncExitStack() as used:
+            for work in shared:
+                await used.enter_async_context(work.used())
+            if own:
+                begun = self._begin(request, own)
+                await used.enter_async_context(begun.used())
+                made = await begun.result()
+            entries = dict(made.entries)
+            for work in shared:
+                entries |= await _entries_of(work)
+        return replace(made, entries=entries)
+
+    def _work_to_join(self, key: str, request: _Request) -> _SharedWork | None:
+        """The running computation of this entry, if it ends no later than this request's own would.
+
+        A request that joined a bulk load's computation would wait for the bulk load's turns.
+        """
+        work = self._under_way(key)
+        if work is None:
+            return None
+        own, other = request.reading, work.request.reading
+        similar = max(_SHORT_CHARACTERS, _MUCH_MORE * request.characters)
+        may_join = (
+            other.urgency <= own.urgency
+            and work.request.characters <= similar
+            # The device is shared between clients first: a client's only request is not held back.
+            and (other.client == own.client or self._forwards.waiting_requests(other.client) <= 1)
+        )
+        return work if may_join else None
+
+    def _begin(self, request: _Request, wanted: list[_Wanted]) -> _SharedWork:
+        """Start the computation of entries that others may join."""
+        task = asyncio.create_task(self._compute(request, wanted), name="shared-work")
+        work = _SharedWork(request, task)
+        keys = [key for each in wanted for key in each.keys.values() if not self._under_way(key)]
+        self._in_flight |= dict.fromkeys(keys, work)
+
+        def forget(_: object) -> None:
+            for key in keys:
+                if self._in_flight.get(key) is work:
+                    del self._in_flight[key]
+
+        task.add_done_callback(forget)
+        return work
+
+    def _under_way(self, key: str) -> _SharedWork | None:
+        """The running computation that will have this entry."""
+        work = self._in_flight.get(key)
+        return None if work is None or work.abandoned else work
+
+    async def _compute(self, request: _Request, wanted: list[_Wanted]) -> _Filled:
+        """Fetch entries that other processes have shared, and compute the rest."""
+        keys = [key for each in wanted for key in each.keys.values()]
+        found = await self._cache.fetch(keys)
+        missing = _without(wanted, found.keys())
+        self._metrics.embedding_cache_hits.labels("redis").inc(len(found))
+        self._metrics.embedding_cache_misses.inc(sum(len(each.keys) for each in missing))
+        if not missing:
+            return _Filled(found, [], [])
+        groups = _by_kinds(missing)
+        tasks = [_task_of(request, group) for group in groups]
+        computed = await self._forwards.compute(tasks, request.reading)
+        made = {
+            each.keys[kind]: entry
+            for group, result in zip(groups, computed.results, strict=True)
+            for each, text, vectors in zip(group, result.texts, result.embeddings, strict=True)
+            for kind, entry in split(text, vectors).items()
+        }
+        await self._cache.put(made)
+        return _Filled(found | made, computed.tokenized, computed.jobs)
+
+
+def with_cache(
+    forwards: Forwards, cache: VectorCache | None, admission: Admission, metrics: Metrics
+) -> VectorSource:
+    """`forwards` behind the cache; `forwards` itself where `cache` is None."""
+    return forwards if cache is None else CachedForwards(forwards, cache, admission, metrics)
+
+
+def _wanted_of(request: _Request) -> dict[tuple[int, str], _Wanted]:
+    wanted = {}
+    for index, task in enumerate(request.tasks):
+        keys, kinds = KeyMaker(task, request.reading.truncation), kinds_of(task.outputs)
+        for text in dict.fromkeys(task.texts):
+            wanted[index, text] = _Wanted(index, text, keys.keys_of(text, kinds))
+    return wanted
+
+
+def _without(wanted: list[_Wanted], keys: Iterable[str]) -> list[_Wanted]:
+    """The texts that need more entries than `keys`, with only the keys that are left."""
+    had = set(keys)
+    remaining = (each.only(set(each.keys.values()) - had) for each in wanted)
+    return [each for each in remaining if each.keys]
+
+
+def _by_kinds(wanted: list[_Wanted]) -> list[list[_Wanted]]:
+    """Group the texts by task and by the kinds that they need."""
+    groups: dict[tuple[int, tuple[str, ...]], list[_Wanted]] = {}
+    for each in wanted:
+        groups.setdefault((each.task, tuple(each.keys)), []).append(each)
+    return list(groups.values())
+
+
+def _task_of(request: _Request, group: list[_Wanted]) -> Task:
+    outputs = Outputs(**dict.fromkeys(group[0].keys, True))
+    task = request.tasks[group[0].task]
+    return replace(task, outputs=outputs, texts=[each.text for each in group])
+
+
+async def _entries_of(work: _SharedWork) -> Mapping[str, CachedVectors]:
+    """The entries of another request's computation; none where it failed."""
+    try:
+        return (await work.result()).entries
+    except SmartEmbedderError:
+        return {}

@@ -1,0 +1,172 @@
+"""Cached vectors in a Redis that several processes share; while it is away, they are computed.
+
+An entry is a safetensors file, so that reading it runs no code.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import structlog
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from app.access import circuit_breaker
+from app.engine.forwards.cached_vectors import CachedVectors, read_only
+from app.errors import StartupError
+
+log = structlog.get_logger(__name__)
+
+Item = TypeVar("Item")
+
+_NAMESPACE = "smart-embedder:vectors:"
+# Since an entry was written.
+_SECONDS_TO_LIVE = 7 * 24 * 3600
+# ColBERT vectors of 256 tokens: those of longer texts are computed sooner than they are sent.
+MOST_ENTRY_BYTES = 2**20
+_MOST_PENDING_BYTES = 2**26
+# Keys in one call, few of them for large entries: a slow network must answer in REDIS_TIMEOUT.
+_FEW, _MANY = 8, 256
+# For each kind, its arrays: their types and numbers of dimensions.
+_SHAPES: Final[dict[str, dict[str, tuple[type, int]]]] = {
+    "dense": {"dense": (np.float32, 1)},
+    "sparse": {"indices": (np.int64, 1), "values": (np.float32, 1)},
+    "colbert": {"colbert": (np.float32, 2)},
+    "states": {"states": (np.float32, 2)},
+}
+_OF_EACH: Final[dict[str, tuple[type, int]]] = {"ids": (np.int32, 1), "length": (np.int64, 1)}
+
+
+class SharedVectors:
+    """Entries in a Redis, by keys that end with `:` and the kind.
+
+    `on_error` is called for each failure; neither the address nor its password is ever logged.
+    """
+
+    def __init__(self, url: str, on_error: Callable[[], None]) -> None:
+        if find_spec("redis") is None:
+            raise StartupError(
+                "EMBEDDING_CACHE names a Redis, and the package redis is not installed: "
+                "pip install 'smart-embedder[cluster]'"
+            )
+        # An extra, and a third of a second to import.
+        from redis.asyncio import Redis  # noqa: PLC0415
+        from redis.exceptions import RedisError  # noqa: PLC0415
+
+        timeout = circuit_breaker.REDIS_TIMEOUT
+        self._client: Any = Redis.from_url(
+            url, socket_timeout=timeout, socket_connect_timeout=timeout
+        )
+        self._breaker = circuit_breaker.CircuitBreaker(
+            "embedding_cache_store",
+            on_error,
+            (RedisError,),
+            while_gone="what other processes have computed is computed again",
+            when_back="vectors are shared again",
+        )
+        self._pending_bytes = 0
+        self._writes: set[asyncio.Task[None]] = set()
+        self._bound_checked = False
+
+    async def fetch(self, keys: Sequence[str]) -> dict[str, CachedVectors]:
+        """The entries that Redis has."""
+        values: dict[str, bytes] = {}
+        for some in _by_size(keys):
+            names = [_NAMESPACE + key for key in some]
+            answer = await self._breaker.call(partial(self._client.mget, names))
+            values |= {key: value for key, value in zip(some, answer or (), strict=False) if value}
+        await self._check_bound()
+        return await asyncio.to_thread(_decode_all, values) if values else {}
+
+    def put(self, entries: Mapping[str, CachedVectors]) -> None:
+        """Write entries in the background; drop them if too many bytes are being written."""
+        small = {key: each for key, each in entries.items() if each.nbytes <= MOST_ENTRY_BYTES}
+        size = sum(each.nbytes for each in small.values())
+        if not small or self._pending_bytes + size > _MOST_PENDING_BYTES:
+            return
+        self._pending_bytes += size
+        task = asyncio.create_task(self._write(small, size), name="share-vectors")
+        self._writes.add(task)
+        task.add_done_callback(self._writes.discard)
+
+    async def _write(self, entries: Mapping[str, CachedVectors], size: int) -> None:
+        try:
+            for some in _by_size([*entries]):
+                call = partial(_encode_all, {key: entries[key] for key in some})
+                values = await asyncio.to_thread(call)
+                await self._breaker.call(partial(self._set, values))
+        finally:
+            self._pending_bytes -= size
+
+    async def _set(self, values: Mapping[str, bytes]) -> bool:
+        async with self._client.pipeline(transaction=False) as pipe:
+            for key, value in values.items():
+                pipe.set(_NAMESPACE + key, value, ex=_SECONDS_TO_LIVE)
+            await pipe.execute()
+        return True
+
+    async def _check_bound(self) -> None:
+        """Warn once if Redis has no limit of memory."""
+        if self._bound_checked:
+            return
+        memory = await self._breaker.call(partial(self._client.info, "memory"))
+        if memory is not None and not self._bound_checked:
+            self._bound_checked = True
+            if not memory.get("maxmemory"):
+                log.warning(
+                    "embedding_cache_store_unbounded",
+                    reason="the Redis of EMBEDDING_CACHE has no maxmemory",
+                    advice="set maxmemory, and maxmemory-policy to allkeys-lru",
+                )
+
+    async def close(self) -> None:
+        """Write nothing any more, and close the connections."""
+        for task in list(self._writes):
+            task.cancel()
+        await asyncio.gather(*self._writes, return_exceptions=True)
+        await self._client.aclose(close_connection_pool=True)
+
+
+def _kind(key: str) -> str:
+    return key.rpartition(":")[2]
+
+
+def _by_size(keys: Sequence[str]) -> Iterator[list[str]]:
+    """Split the keys into those of one call each: entries with token vectors are large."""
+    few = [key for key in keys if _kind(key) in {"colbert", "states"}]
+    many = [key for key in keys if _kind(key) not in {"colbert", "states"}]
+    for some, count in ((few, _FEW), (many, _MANY)):
+        yield from (some[i : i + count] for i in range(0, len(some), count))
+
+
+def _encode_all(entries: Mapping[str, CachedVectors]) -> dict[str, bytes]:
+    return {key: _encode(entry) for key, entry in entries.items()}
+
+
+def _encode(entry: CachedVectors) -> bytes:
+    length = np.array([entry.original_tokens, entry.exact], np.int64)
+    encoded: bytes = save({"ids": entry.ids, "length": length, **entry.arrays})
+    return encoded
+
+
+def _decode_all(values: Mapping[str, bytes]) -> dict[str, CachedVectors]:
+    entries = {key: _decode(value, _kind(key)) for key, value in values.items()}
+    return {key: entry for key, entry in entries.items() if entry is not None}
+
+
+def _decode(value: bytes, kind: str) -> CachedVectors | None:
+    """The entry; None if the bytes are no entry of this kind."""
+    try:
+        arrays = {name: read_only(array) for name, array in load(value).items()}
+    except (SafetensorError, KeyError, ValueError):
+        return None
+    wanted = _OF_EACH | _SHAPES[kind]
+    if {name: (array.dtype.type, array.ndim) for name, array in arrays.items()} != wanted:
+        return None
+    ids, length = arrays.pop("ids"), arrays.pop("length")
+    if length.shape != (2,):
+        return None
+    return CachedVectors(ids, int(length[0]), bool(length[1]), arrays)

@@ -1,0 +1,192 @@
+"""A model of MODELS: its state, its leases, and how long it takes to load."""
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from app.engine.file_watch import FileWatch
+from app.engine.loaded_models import LoadedModels, PlacedModels
+from app.engine.model import Embedder, Model, Reranker
+from app.engine.model_pool.model_state import ModelState, ModelStatus, abilities_of
+from app.errors import (
+    ModelNotLoadedError,
+    ModelTooLargeError,
+    SmartEmbedderError,
+    UnavailableError,
+)
+from app.settings.model_entry import ModelEntry
+
+# Seconds until a model that could not be loaded is tried again.
+_PAUSE_AFTER_FAILURE = 30.0
+# The expected seconds of loading a model of unknown size.
+_UNKNOWN_TIME = 10.0
+# Seconds after the time of Retry-After for which a model is kept.
+_GRACE = 1.0
+# A model serves for so many seconds at least, and so many times its loading time, before it gives
+# way to another one: two models that are always in demand should not spend their time on loading.
+_LEAST_TURN = 2.0
+_TIMES_LOADING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Residence:
+    """A loaded model: `model` is the one of its jobs, `models` what its requests use."""
+
+    model: Model
+    models: LoadedModels
+    watch: FileWatch
+
+
+@dataclass(slots=True, eq=False)
+class PooledModel:
+    """One model; to be used in the event loop's thread only.
+
+    `leases` counts the requests that use it or wait for it, and `users` those that use it. Until
+    `promised_until` a request may come that was told to come again. One that `gives_way` is to be
+    unloaded, for another model, as soon as no request uses it. `needs` are the bytes that it takes
+    of each memory, empty until they are known. The result of `loading` is the error, if it fails.
+    """
+
+    entry: ModelEntry
+    leases: int = 0
+    users: int = 0
+    promised_until: float = 0.0
+    gives_way: bool = False
+    last_used: float = 0.0
+    needs: Mapping[str, int] = field(default_factory=dict)
+    residence: Residence | None = None
+    loading: "asyncio.Task[SmartEmbedderError | None] | None" = None
+    load_seconds: float | None = None
+    _began: float | None = None
+    _loaded_at: float = 0.0
+    _failed_at: float = 0.0
+    _failure: UnavailableError | None = None
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        return self.entry.public_name
+
+    @property
+    def state(self) -> ModelState:
+        """Where it stands."""
+        if self.residence is not None:
+            return ModelState.READY
+        if self.loading is not None:
+            return ModelState.LOADING
+        return ModelState.UNLOADED if self._failure is None else ModelState.FAILED
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a request has it, waits for it, or was told to come back for it."""
+        if self.gives_way:
+            return self.users > 0
+        return self.leases > 0 or time.monotonic() < self.promised_until
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that it takes of all memories together."""
+        return sum(self.needs.values())
+
+    def wait(self) -> None:
+        """It is to be loaded after others."""
+        self._began = None
+
+    def promise(self, seconds: float) -> None:
+        """A request was told to come again after so many seconds: keep the model for it."""
+        self.promised_until = time.monotonic() + seconds + _GRACE
+
+    def begin(self) -> None:
+        """Loading begins, or there is room for it now: the wait for room is not counted."""
+        self._began = time.monotonic()
+
+    def succeed(self, residence: Residence) -> float:
+        """Loading has succeeded; return the seconds that it took."""
+        self.residence, self._failure = residence, None
+        self.last_used = self._loaded_at = time.monotonic()
+        self.load_seconds = self._loaded_at - (self._began or self._loaded_at)
+        return self.load_seconds
+
+    def fail(self, too_large: ModelTooLargeError | None) -> None:
+        """Loading has failed: refuse requests until a pause is over."""
+        self._failed_at = time.monotonic()
+        # The reason of any other failure may name folders of this machine.
+        told = f"the model {self.name} could not be loaded; the log says why"
+        self._failure = too_large or ModelNotLoadedError(told)
+
+    def leave(self) -> Residence | None:
+        """Become unloaded; return the residence that it had."""
+        residence, self.residence = self.residence, None
+        self.gives_way = False
+        return residence
+
+    def turn_left(self, longest: float) -> float:
+        """Seconds until it gives way to another model; it serves at most `longest` seconds."""
+        turn = max(_LEAST_TURN, _TIMES_LOADING * (self.load_seconds or 0.0))
+        return self._loaded_at + min(turn, longest) - time.monotonic()
+
+    @property
+    def refusal(self) -> UnavailableError | None:
+        """The error of requests during the pause after a failure; None at other times."""
+        left = math.ceil(self._failed_at + _PAUSE_AFTER_FAILURE - time.monotonic())
+        if self._failure is None or left <= 0:
+            return None
+        # Waiting alone makes no room.
+        seconds = None if isinstance(self._failure, ModelTooLargeError) else left
+        return type(self._failure)(str(self._failure), retry_after=seconds)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the time of its loading can be estimated."""
+        return bool(self.load_seconds or self.nbytes)
+
+    def seconds_left(self, bytes_per_second: float) -> float:
+        """Seconds that its loading still takes once it begins; at least 1."""
+        expected = self.load_seconds or self.nbytes / bytes_per_second or _UNKNOWN_TIME
+        elapsed = 0.0 if self._began is None else time.monotonic() - self._began
+        # Loading that takes longer than expected is expected to take half as long again.
+        return max(1.0, expected - elapsed, elapsed / 2 if elapsed > expected else 0.0)
+
+    @property
+    def status(self) -> ModelStatus:
+        """The state, as /health shows it."""
+        residence, has_failed = self.residence, self.state is ModelState.FAILED
+        models = residence and residence.models
+        return ModelStatus(
+            self.name,
+            self.entry.task,
+            self.state,
+            pinned=self.entry.pinned,
+            requests=self.leases,
+            load_seconds=self.load_seconds,
+            reason=str(self._failure) if has_failed else None,
+            info=models.infos[-1] if models else None,
+            makes=abilities_of(self.entry.task, models) if models else None,
+        )
+
+
+def models_with(
+    placed: PlacedModels, task: str, defaults: LoadedModels, max_batch_tokens: int
+) -> LoadedModels:
+    """The models of its requests: an embedder alone, or a reranker beside the default models."""
+    place, info = placed.places[0], placed.describe()
+    if task == "rerank":
+        infos = (*defaults.infos, info)
+        reranker = cast(Reranker, place.model)
+        return replace(
+            defaults,
+            reranker=reranker,
+            late_interaction=False,
+            infos=infos,
+            max_batch_tokens=max_batch_tokens,
+        )
+    return LoadedModels(
+        embedder=cast(Embedder, place.model),
+        device=place.device,
+        max_batch_tokens=max_batch_tokens,
+        infos=(info,),
+        fingerprints={place.model: placed.fingerprint},
+    )

@@ -1,0 +1,1 @@
+"""Requests: each kind has a pipeline, from its options to its results."""

@@ -1,0 +1,146 @@
+"""Embedding requests: split into a task for each model, whose results are merged."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from app.engine.admission.admission import Admission, timings_of
+from app.engine.forwards.forwards import Reading, Task, TaskResult, VectorSource
+from app.engine.loaded_models import LoadedModels
+from app.engine.model import Embedder
+from app.engine.option_checks import check_options, find_prompt
+from app.engine.options import EmbeddingOptions, InputType
+from app.engine.types import (
+    EmbeddingResult,
+    FloatArray,
+    Outputs,
+    TextEmbedding,
+    TokenIds,
+    TokenStrings,
+)
+
+
+class EmbeddingPipeline:
+    """Runs embedding requests; `source` computes the vectors or finds them in a cache."""
+
+    def __init__(self, admission: Admission, source: VectorSource) -> None:
+        self._admission = admission
+        self._source = source
+
+    async def run(
+        self,
+        models: LoadedModels,
+        texts: list[str],
+        outputs: Outputs,
+        *,
+        options: EmbeddingOptions,
+        normalize_dense: bool,
+        urgency: int,
+        client: str,
+    ) -> EmbeddingResult:
+        """Embed `texts` with as few models as `outputs` needs."""
+        started = time.perf_counter()
+        check_options(models, outputs, options)
+        prompt = find_prompt(models, outputs, options)
+        tasks = assign_models(models, outputs, texts, prompt, options.input_type)
+        reading = Reading(options.truncation, urgency, client)
+        computed = await self._source.compute(tasks, reading)
+        by_task = (result.embeddings for result in computed.results)
+        embeddings = [_merge(of_one_text) for of_one_text in zip(*by_task, strict=True)]
+        if _needs_scaling(models.dense_model, options.dimensions, normalize=normalize_dense):
+            embeddings = [_with_unit_dense(each, options.dimensions) for each in embeddings]
+        return EmbeddingResult(
+            embeddings=embeddings,
+            truncations=[cut for each in computed.results for cut in each.truncations(reading)],
+            tokens=sum(result.tokens for result in computed.results),
+            timings=timings_of(started, tokenized=computed.tokenized, jobs=computed.jobs),
+            token_strings=(
+                # The model of the last task makes sparse and ColBERT vectors.
+                await self._token_strings(computed.results[-1], embeddings, client)
+                if options.return_tokens
+                else None
+            ),
+        )
+
+    async def _token_strings(
+        self, result: TaskResult, embeddings: list[TextEmbedding], client: str
+    ) -> list[TokenStrings]:
+        sequences = [text.ids for text in result.texts]
+        call = partial(_token_strings, result.task.model, sequences, embeddings)
+        return await self._admission.run_off_loop(call, result.task.texts, client)
+
+
+def assign_models(
+    models: LoadedModels,
+    outputs: Outputs,
+    texts: list[str],
+    prompt: str,
+    input_type: InputType | None,
+) -> list[Task]:
+    """A task for each model that is needed: a separate dense model leaves the rest to the embedder.
+
+    Only the model that makes dense vectors reads `prompt`; another one reads its own default. Only
+    models that tell queries from documents read `input_type`.
+    """
+
+    def task(model: Embedder, outputs: Outputs, prompt: str) -> Task:
+        read_type = input_type if model.reads_input_type else None
+        return Task(model, outputs, texts, prompt, read_type, partial(models.identity_of, model))
+
+    if models.dense is None:
+        return [task(models.embedder, outputs, prompt)]
+    own = models.embedder.default_prompt
+    if not (outputs.dense or outputs.states):
+        return [task(models.embedder, outputs, own)]
+    rest = replace(outputs, dense=False, states=False)
+    dense = task(models.dense, Outputs(dense=outputs.dense, states=outputs.states), prompt)
+    return [dense, task(models.embedder, rest, own)] if rest else [dense]
+
+
+def _merge(embeddings: Sequence[TextEmbedding]) -> TextEmbedding:
+    """One text's vectors from the task of each model."""
+    if len(embeddings) == 1:
+        return embeddings[0]
+    dense, rest = embeddings
+    return TextEmbedding(dense.dense, rest.sparse, rest.colbert, dense.states)
+
+
+def _needs_scaling(model: Embedder, dimensions: int | None, *, normalize: bool) -> bool:
+    """Whether dense vectors must be scaled to unit length; those of some models have it."""
+    if model.normalizes and dimensions in {None, model.dense_width}:
+        return False
+    return normalize or dimensions is not None
+
+
+def _with_unit_dense(embedding: TextEmbedding, dimensions: int | None) -> TextEmbedding:
+    if embedding.dense is None:
+        return embedding
+    return replace(embedding, dense=_unit(embedding.dense[:dimensions]))
+
+
+def _unit(vector: FloatArray) -> FloatArray:
+    unit: FloatArray = vector / max(float(np.linalg.norm(vector)), 1e-12)
+    return unit
+
+
+def _token_strings(
+    model: Embedder, sequences: list[TokenIds], embeddings: list[TextEmbedding]
+) -> list[TokenStrings]:
+    behind = [
+        None if made.colbert is None else model.colbert_tokens(sequence)
+        for sequence, made in zip(sequences, embeddings, strict=True)
+    ]
+    weighted = [None if made.sparse is None else made.sparse.indices for made in embeddings]
+    # Each token is looked up once: the strings of equal tokens are one object.
+    ids = np.unique(np.concatenate([each for each in (*behind, *weighted) if each is not None]))
+    names = dict(zip(ids.tolist(), model.token_strings(ids), strict=True))
+    return [
+        TokenStrings(
+            sparse=None if sparse is None else [names[each] for each in sparse.tolist()],
+            colbert=None if colbert is None else [names[each] for each in colbert.tolist()],
+        )
+        for sparse, colbert in zip(weighted, behind, strict=True)
+    ]

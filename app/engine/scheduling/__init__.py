@@ -1,0 +1,1 @@
+"""Which work runs next: jobs, the queue, and the choice of a batch."""

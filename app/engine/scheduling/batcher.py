@@ -1,0 +1,211 @@
+"""Choosing the next batch: a pure function of the waiting jobs and the limits of one forward.
+
+The policy is weighted fair queueing in two levels, with the sequence as its unit: the device is
+shared between the clients that have work, and each client's share between its jobs.
+
+- A client is a flow with a virtual start and the weight of its weightiest job. Each sequence that
+  is taken advances the virtual start by its tokens divided by that weight.
+- The flow whose next sequence has the smallest virtual finish is next. At most `QUANTUM_TOKENS` of
+  a sequence count, so that a long text is not held back for its length. The same rule chooses among
+  the jobs of a flow, with each job's own virtual start and weight.
+- A new flow starts at the virtual time, which each batch advances by its tokens divided by the
+  weights of the flows that waited.
+
+It follows that the more urgent of two new jobs is first; that a short request overtakes a long one
+that has had its share; that many short requests leave a long one its share; that no client gains by
+splitting its work into many requests; and, as every weight is above zero, that no job waits for
+ever.
+
+Urgency is that of RFC 9218, 0 (most urgent) to 7; each step doubles a job's share.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from app.engine.model import Model
+from app.engine.scheduling.batch import Batch, BatchSlice
+from app.engine.scheduling.job import Job
+
+DEFAULT_URGENCY = 3
+QUANTUM_TOKENS = 32
+# The event loop waits meanwhile: thousands of short sequences are taken in about so many steps.
+_ROUNDS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one forward may hold; a single longer sequence goes alone."""
+
+    max_tokens: int
+    max_sequences: int | None = None
+    max_requests: int | None = None
+
+
+# Each model has a token budget of its own.
+LimitsOf = Callable[[Model], Limits]
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """The state of one client in fair queueing, in virtual time.
+
+    `virtual_time` is the virtual start of the next job that it sends; `jobs` is how many wait.
+    """
+
+    virtual_start: float = 0.0
+    virtual_time: float = 0.0
+    jobs: int = 0
+
+
+def weight_of(urgency: int) -> float:
+    """The weight of a job of this urgency; 1 for the default urgency."""
+    return float(2.0 ** (DEFAULT_URGENCY - urgency))
+
+
+def form_batch(jobs: Mapping[Job, Flow], limits_of: LimitsOf) -> Batch:
+    """The next batch from `jobs`, of which at least one must be waiting; changes nothing.
+
+    `jobs` are in order of arrival, which decides between equals. The first sequence chosen is
+    taken whatever its length and fixes the model, whose limits count; later ones must fit what is
+    left.
+    """
+    turns = [active.turn for active in _active_flows(jobs)]
+    heapq.heapify(turns)
+    filling = _Filling(limits_of)
+    while turns and not filling.full:
+        active = heapq.heappop(turns).active
+        candidate = heapq.heappop(active.candidates)
+        if filling.fits(candidate):
+            active.advance(candidate, *filling.add(candidate))
+        if active.candidates:
+            heapq.heappush(turns, active.turn)
+    return filling.batch()
+
+
+class _Candidate(NamedTuple):
+    """A job's next sequence; the smallest of one client goes first. `order` is unique."""
+
+    virtual_finish: float
+    order: int
+    virtual_start: float
+    job: Job
+    place: int
+    tokens: int
+
+
+class _Turn(NamedTuple):
+    """A client's next sequence; the smallest goes first."""
+
+    virtual_finish: float
+    order: int
+    active: "_ActiveFlow"
+
+
+@dataclass(slots=True)
+class _ActiveFlow:
+    """A client while a batch is formed; `candidates` is a heap."""
+
+    virtual_start: float
+    weight: float = 0.0
+    candidates: list[_Candidate] = field(default_factory=list)
+
+    @property
+    def turn(self) -> _Turn:
+        best = self.candidates[0]
+        finish = self.virtual_start + min(best.tokens, QUANTUM_TOKENS) / self.weight
+        return _Turn(finish, best.order, self)
+
+    def advance(self, chosen: _Candidate, after: int, tokens: int) -> None:
+        """Advance by the tokens that were taken; the job's next sequence is at `after`."""
+        self.virtual_start += tokens / self.weight
+        job = chosen.job
+        if after < len(job.sequences):
+            start = chosen.virtual_start + tokens / job.weight
+            heapq.heappush(self.candidates, _candidate(job, chosen.order, after, start))
+
+
+def _active_flows(jobs: Mapping[Job, Flow]) -> Iterable[_ActiveFlow]:
+    active_flows: dict[Flow, _ActiveFlow] = {}
+    for order, (job, flow) in enumerate(jobs.items()):
+        active = active_flows.get(flow)
+        if active is None:
+            active = active_flows[flow] = _ActiveFlow(flow.virtual_start)
+        active.weight = max(active.weight, job.weight)
+        active.candidates.append(_candidate(job, order, job.taken, job.virtual_start))
+    for active in active_flows.values():
+        heapq.heapify(active.candidates)
+    return active_flows.values()
+
+
+def _candidate(job: Job, order: int, place: int, virtual_start: float) -> _Candidate:
+    tokens = len(job.sequences[place])
+    finish = virtual_start + min(tokens, QUANTUM_TOKENS) / job.weight
+    return _Candidate(finish, order, virtual_start, job, place, tokens)
+
+
+class _Filling:
+    """A batch while it is formed; the first sequence fixes its model."""
+
+    def __init__(self, limits_of: LimitsOf) -> None:
+        self._limits_of = limits_of
+        # Until the model is fixed; its limits are known only then.
+        self._tokens_left = self._sequences_left = 1
+        self._turn_tokens = self._max_requests = 0
+        self._model: Model | None = None
+        self._stops: dict[Job, int] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more can be added."""
+        return self._tokens_left <= 0 or self._sequences_left <= 0
+
+    def fits(self, candidate: _Candidate) -> bool:
+        """Whether a sequence fits beside the chosen ones; the first always does."""
+        return self._model is None or (
+            candidate.job.model is self._model
+            and candidate.tokens <= self._tokens_left
+            and (candidate.job in self._stops or len(self._stops) < self._max_requests)
+        )
+
+    def add(self, candidate: _Candidate) -> tuple[int, int]:
+        """Take the job's next sequences, one or as many as a turn holds.
+
+        Returns the place after the last one, and their tokens.
+        """
+        if self._model is None:
+            self._fix_model(candidate.job.model)
+        lengths = self._turn(candidate)
+        after, tokens = candidate.place + len(lengths), sum(lengths)
+        self._stops[candidate.job] = after
+        self._sequences_left -= len(lengths)
+        self._tokens_left -= tokens
+        return after, tokens
+
+    def _turn(self, candidate: _Candidate) -> list[int]:
+        """The lengths of the sequences that one turn holds, from the candidate on."""
+        first = candidate.place + 1
+        lengths = [candidate.tokens]
+        left = min(self._turn_tokens, self._tokens_left) - candidate.tokens
+        for ids in candidate.job.sequences[
+            first : first + max(0, min(left, self._sequences_left - 1))
+        ]:
+            left -= len(ids)
+            if left < 0:
+                break
+            lengths.append(len(ids))
+        return lengths
+
+    def _fix_model(self, model: Model) -> None:
+        limits = self._limits_of(model)
+        self._model = model
+        self._tokens_left = limits.max_tokens
+        self._turn_tokens = limits.max_tokens // _ROUNDS
+        self._max_requests = limits.max_requests or limits.max_tokens
+        most = limits.max_sequences or limits.max_tokens
+        self._sequences_left = min(most, model.max_batch_sequences or most)
+
+    def batch(self) -> Batch:
+        slices = [BatchSlice(job, job.taken, stop) for job, stop in self._stops.items()]
+        return Batch(slices[0].job.model, slices)

@@ -1,0 +1,212 @@
+"""The jobs that wait for the device, fair between clients and between each client's jobs."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from app.engine.model import Model
+from app.engine.scheduling.batch import Batch
+from app.engine.scheduling.batcher import Flow, LimitsOf, form_batch
+from app.engine.scheduling.job import Job
+from app.errors import SmartEmbedderError
+
+
+class JobQueue:
+    """Jobs that wait for the device. To be used from the event loop's thread only."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[Job, Flow] = {}
+        self._flows: dict[str, Flow] = {}
+        self._consumers: list[QueueConsumer] = []
+        self._virtual_time = 0.0
+        self._waiting_tokens = 0
+        self._handed_over: deque[Batch] = deque()
+        self._closed_for: SmartEmbedderError | None = None
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that wait for the device."""
+        return self._waiting_tokens + sum(batch.tokens for batch in self._handed_over)
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs that wait, in order of arrival."""
+        return list(self._jobs)
+
+    def consumer(self, serves: Callable[[Model], bool]) -> "QueueConsumer":
+        """A view for a device that serves these models."""
+        consumer = QueueConsumer(self, serves)
+        self._consumers.append(consumer)
+        return consumer
+
+    def put(self, job: Job) -> None:
+        """Add a job; if the queue is closed the job fails with the reason."""
+        if self._closed_for is not None:
+            job.fail(self._closed_for)
+            return
+        flow = self._flows.setdefault(job.client, Flow(self._virtual_time))
+        if not flow.jobs:
+            flow.virtual_start = max(flow.virtual_start, self._virtual_time)
+        flow.jobs += 1
+        self._jobs[job] = flow
+        self._waiting_tokens += job.waiting_tokens
+        job.enter(flow.virtual_time, self._leave)
+        serving = [each for each in self._consumers if each.serves(job.model)]
+        idle = [each for each in serving if each.idle]
+        for consumer in idle:
+            consumer.wake()
+        for consumer in [] if idle else serving:
+            consumer.tell(job)
+
+    def hand_over(self, batch: Batch) -> None:
+        """Put back a batch whose device has failed; it is the first to be taken."""
+        if self._closed_for is not None:
+            batch.fail(self._closed_for)
+            return
+        self._handed_over.append(batch)
+        for consumer in self._consumers:
+            if consumer.serves(batch.model):
+                consumer.wake()
+
+    def fail(self, error: SmartEmbedderError, of: Callable[[Model], bool] = lambda _: True) -> None:
+        """Fail every waiting job whose model `of` accepts."""
+        for job in [job for job in self._jobs if of(job.model)]:
+            job.fail(error)
+        for batch in [batch for batch in self._handed_over if of(batch.model)]:
+            self._handed_over.remove(batch)
+            batch.fail(error)
+
+    def close(self, error: SmartEmbedderError) -> None:
+        """Fail every job that waits, and every later one."""
+        self._closed_for = error
+        self.fail(error)
+
+    def has_work(self, serves: Callable[[Model], bool]) -> bool:
+        """Whether a job waits whose model `serves` accepts."""
+        waits = any(serves(job.model) for job in self._jobs)
+        return waits or any(serves(batch.model) for batch in self._handed_over)
+
+    def take(
+        self,
+        limits_of: LimitsOf,
+        serves: Callable[[Model], bool] = lambda _: True,
+        among: Iterable[Job] | None = None,
+    ) -> Batch | None:
+        """Remove and return the next batch; None if no job waits that `serves` accepts.
+
+        Chooses from the jobs in `among`, or from all; from all, a batch that was handed over is
+        first.
+        """
+        if among is None and (batch := self._take_handed_over(serves)) is not None:
+            return batch
+        candidates = self._jobs if among is None else among
+        jobs = {job: self._jobs[job] for job in candidates if serves(job.model)}
+        if not jobs:
+            return None
+        batch = form_batch(jobs, limits_of)
+        self._move_virtual_times(batch)
+        self._waiting_tokens -= batch.tokens
+        batch.take(time.perf_counter())
+        self._catch_up()
+        return batch
+
+    def _take_handed_over(self, serves: Callable[[Model], bool]) -> Batch | None:
+        """The first one with unresolved jobs; fairness counted it when it was first taken."""
+        for batch in [each for each in self._handed_over if serves(each.model)]:
+            self._handed_over.remove(batch)
+            if (unresolved := batch.unresolved()).slices:
+                return unresolved
+        return None
+
+    def _move_virtual_times(self, batch: Batch) -> None:
+        """Advance by the batch's tokens divided by the weights that shared the device."""
+        weights: dict[Flow, float] = {}
+        shares: dict[Flow, float] = {}
+        for job, flow in self._jobs.items():
+            weights[flow] = weights.get(flow, 0.0) + job.weight
+            shares[flow] = max(shares.get(flow, 0.0), job.weight)
+        for part in batch.slices:
+            flow = self._jobs[part.job]
+            flow.virtual_start += part.tokens / shares[flow]
+            flow.virtual_time += part.tokens / weights[flow]
+        self._virtual_time += batch.tokens / sum(shares.values())
+
+    def _catch_up(self) -> None:
+        """Advance virtual time to the earliest waiting flow; drop idle flows that it has passed.
+
+        Without this, a client that worked alone for a while would be at a disadvantage later.
+        """
+        earliest: dict[Flow, float] = {}
+        for job, flow in self._jobs.items():
+            earliest[flow] = min(earliest.get(flow, job.virtual_start), job.virtual_start)
+        for flow, start in earliest.items():
+            flow.virtual_time = max(flow.virtual_time, start)
+        if earliest:
+            first = min(flow.virtual_start for flow in earliest)
+            self._virtual_time = max(self._virtual_time, first)
+        passed = [
+            client
+            for client, flow in self._flows.items()
+            if not flow.jobs and flow.virtual_start <= self._virtual_time
+        ]
+        for client in passed:
+            del self._flows[client]
+
+    def _leave(self, job: Job) -> None:
+        flow = self._jobs.pop(job)
+        flow.jobs -= 1
+        self._waiting_tokens -= job.waiting_tokens
+
+
+class QueueConsumer:
+    """One device's view of the queue: the jobs of the models that it `serves`."""
+
+    def __init__(self, queue: JobQueue, serves: Callable[[Model], bool]) -> None:
+        self.serves = serves
+        self._queue = queue
+        self._arrival = asyncio.Event()
+        self._on_arrival: Callable[[Job], None] | None = None
+        self.idle = False
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs that wait for it, in order of arrival."""
+        return [job for job in self._queue.jobs if self.serves(job.model)]
+
+    @contextmanager
+    def listener(self, on_arrival: Callable[[Job], None]) -> Iterator[None]:
+        """Within the block, call `on_arrival` for each job that arrives while no device is idle."""
+        self._on_arrival = on_arrival
+        try:
+            yield
+        finally:
+            self._on_arrival = None
+
+    async def wait(self) -> None:
+        """Wait for work."""
+        self.idle = True
+        try:
+            while not self._queue.has_work(self.serves):
+                self._arrival.clear()
+                await self._arrival.wait()
+        finally:
+            self.idle = False
+
+    def wake(self) -> None:
+        """Make `wait` look for work again."""
+        self._arrival.set()
+
+    def tell(self, job: Job) -> None:
+        """Pass a job to the listener, if there is one."""
+        if self._on_arrival is not None:
+            self._on_arrival(job)
+
+    def take(self, limits_of: LimitsOf, among: Iterable[Job] | None = None) -> Batch | None:
+        """Remove and return the next batch for this device, as `JobQueue.take`."""
+        return self._queue.take(limits_of, self.serves, among)
+
+    def hand_over(self, batch: Batch) -> None:
+        """Give a batch back, for another device."""
+        self._queue.hand_over(batch)

@@ -1,0 +1,1 @@
+"""The transformer of a model: one of `architectures`, or transformers' modules."""

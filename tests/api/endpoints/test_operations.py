@@ -1,0 +1,186 @@
+"""/metrics holds every name from the start; /stats agrees with it; the docs need no internet."""
+
+import re
+import sys
+from pathlib import Path
+from urllib.parse import urljoin
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.api.paths import ENDPOINTS
+from app.engine.scheduling.job import Purpose
+from app.observability.metrics import Metrics
+from tests.support.server import RunningServer, run_server
+
+COUNTERS = {
+    "embedding_requests_total": ["status", "endpoint"],
+    "embedding_requests_rejected_total": ["reason"],
+    "embedding_sentences_processed_total": [],
+    "rerank_requests_total": ["status"],
+    "rerank_requests_rejected_total": ["reason"],
+    "rerank_pairs_processed_total": [],
+    "out_of_memory_splits_total": [],
+    "abandoned_requests_total": [],
+    "rate_limit_store_errors_total": [],
+    "embedding_cache_hits_total": ["source"],
+    "embedding_cache_misses_total": [],
+    "embedding_cache_store_errors_total": [],
+}
+HISTOGRAMS = {
+    "embedding_request_duration_seconds": ["endpoint"],
+    "embedding_batch_size": [],
+    "embedding_gpu_inference_duration_seconds": [],
+    "rerank_request_duration_seconds": [],
+    "rerank_inference_duration_seconds": [],
+    "batch_tokens": [],
+    "queue_wait_seconds": [],
+    "tokenize_seconds": [],
+}
+GAUGES = [
+    "embedding_queue_size",
+    "embedding_active_requests",
+    "rerank_active_requests",
+    "embedding_gpu_memory_allocated_bytes",
+    "embedding_gpu_memory_reserved_bytes",
+    "gpu_memory_allocated_bytes",
+    "gpu_memory_reserved_bytes",
+    "gpu_memory_free_bytes",
+    "gpu_memory_total_bytes",
+    "embedding_queue_capacity",
+    "rerank_queue_capacity",
+    "device_stuck_seconds",
+]
+
+
+def series(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def test_every_series_of_the_contract_exists_at_zero_from_the_start() -> None:
+    found = series(Metrics().render().decode())
+    for name, labels in COUNTERS.items():
+        assert found[name], name
+        assert all(value == 0 for _, value in found[name]), name
+        assert all(list(sample) == sorted(labels) for sample, _ in found[name]), name
+    for name, labels in HISTOGRAMS.items():
+        counts = found[f"{name}_count"]
+        assert counts, name
+        assert all((list(s), v) == (labels, 0) for s, v in counts), name
+    for name in GAUGES:
+        assert found[name] == [({}, 0.0)], name
+    assert "embedding_server_info" in found
+    statuses = {labels["status"] for labels, _ in found["embedding_requests_total"]}
+    assert statuses == {"success", "client_error", "error", "timeout"}
+    endpoints = {labels["endpoint"] for labels, _ in found["embedding_requests_total"]}
+    assert endpoints == {each.path for each in ENDPOINTS if each.purpose is Purpose.EMBEDDING}
+    reasons = {labels["reason"] for labels, _ in found["embedding_requests_rejected_total"]}
+    assert {"backpressure", "rate_limit", "auth"} <= reasons
+
+
+def test_memory_gauges_read_the_device_whenever_they_are_scraped() -> None:
+    metrics, used = Metrics(), {"allocated": 1, "reserved": 2, "free": 3, "total": 4}
+    metrics.watch_memory(used.__getitem__)
+    used["allocated"] = 10
+    found = series(metrics.render().decode())
+    for name in ("gpu_memory_allocated_bytes", "embedding_gpu_memory_allocated_bytes"):
+        assert found[name] == [({}, 10.0)]
+    assert found["gpu_memory_free_bytes"] == [({}, 3.0)]
+    assert found["gpu_memory_total_bytes"] == [({}, 4.0)]
+
+
+def test_gauges_of_the_queues_and_the_device_show_what_they_watch() -> None:
+    metrics, state = Metrics(), {"waiting": 1, "stuck": 0.0}
+    metrics.watch_queue(lambda: int(state["waiting"]))
+    metrics.watch_device(lambda: state["stuck"])
+    metrics.set_capacities(embedding=200, rerank=32)
+    state.update(waiting=150, stuck=75.0)
+    found = series(metrics.render().decode())
+    assert found["embedding_queue_size"] == [({}, 150)]
+    assert found["embedding_queue_capacity"] == [({}, 200)]
+    assert found["rerank_queue_capacity"] == [({}, 32)]
+    assert found["device_stuck_seconds"] == [({}, 75.0)]
+
+
+def test_the_tokens_of_a_model_are_counted_from_zero() -> None:
+    metrics = Metrics()
+    metrics.start_models(["a", "b"])
+    found = series(metrics.render().decode())
+    assert found["tokens_processed_total"] == [({"model": "a"}, 0), ({"model": "b"}, 0)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells these of a process")
+def test_the_memory_of_the_process_is_shown_too() -> None:
+    ((_, used),) = series(Metrics().render().decode())["process_resident_memory_bytes"]
+    assert used > 0
+
+
+def total(found, name: str, **labels: str) -> float:
+    return sum(v for own, v in found[name] if labels.items() <= own.items())
+
+
+def test_counters_move_with_requests_and_stats_agree(tiny_m3: Path, tmp_path: Path) -> None:
+    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3)) as server, server.client() as client:
+        server.wait_until_healthy()
+        for _ in range(3):
+            client.post("/embeddings/", json={"sentences": ["a", "b"]})
+        client.post("/embeddings", json={"sentences": []})
+        client.post("/embeddings/", content=b"no json")
+        client.post(
+            "/embeddings/",
+            content=(b"x" * 1_000_000 for _ in range(40)),
+            headers={"Content-Type": "application/json"},
+        )
+        found = series(client.get("/metrics").text)
+        stats = client.get("/stats").json()
+    assert total(found, "embedding_requests_total", status="success") == 3
+    assert total(found, "embedding_requests_total", status="client_error") == 2
+    assert total(found, "embedding_requests_rejected_total", reason="body_too_large") == 1
+    assert total(found, "embedding_sentences_processed_total") == 6
+    assert total(found, "embedding_request_duration_seconds_count") == 3
+    assert total(found, "embedding_batch_size_count") == 3
+    assert total(found, "tokens_processed_total", model=tiny_m3.name) > 0
+    assert total(found, "queue_wait_seconds_count") == 3
+    (info,) = [labels for labels, _ in found["embedding_server_info"]]
+    assert info["model"] == tiny_m3.name
+    assert stats["total_requests"] == 5
+    assert stats["total_sentences"] == 6
+    assert stats["total_batches"] == 3
+    assert stats["rejected_requests"] == 1
+    assert re.fullmatch(r"\d+h \d+m \d+s", stats["uptime"])
+    assert stats["uptime_seconds"] >= 0
+    assert stats["hardware"]["device_info"]
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer):
+    with server.client() as client:
+        yield client
+
+
+@pytest.mark.parametrize("page", ["/docs", "/docs/", "/redoc", "/redoc/"])
+def test_a_docs_page_loads_everything_from_this_server(client, page: str) -> None:
+    html = client.get(page).text
+    addresses = re.findall(r"""(?:src|href)=["']([^"']+)["']""", html)
+    assert addresses
+    for address in addresses:
+        # Relative, so that a proxy may serve it below any path.
+        assert not address.startswith("/"), address
+        assert client.get(urljoin(page, address)).status_code == 200, address
+    assert "https://" not in html
+
+
+def test_openapi_describes_the_request_the_answer_and_the_errors(client) -> None:
+    description = client.get("/openapi.json").json()
+    operation = description["paths"]["/embeddings/"]["post"]
+    schema = operation["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["required"] == ["sentences"]
+    assert schema["additionalProperties"] is False
+    assert {"200", "400", "401", "413", "422", "429", "500", "503", "504"} <= set(
+        operation["responses"]
+    )
+    assert "/embeddings" not in description["paths"]

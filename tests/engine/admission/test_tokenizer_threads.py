@@ -1,0 +1,98 @@
+"""Threads for tokenisers: shared fairly, and never held up by an huge text."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from app.engine.admission.tokenizer_threads import TokenizerThreads
+
+USUAL = {
+    "a sentence": ["search vector"],
+    "many texts": ["search vector"] * 1024,
+    "a novel": ["search " * 100_000],
+    "Chinese": ["检索向量" * 100_000],
+    "a few ligatures": ["ﷺ" * 50_000],
+}
+ENORMOUS = {
+    "megabytes": ["search " * 200_000],
+    "many long texts": ["search " * 200] * 1024,
+    "ligatures of which 18 characters become": ["ﷺ" * 60_000],
+    "many texts of ligatures": ["ﷺ" * 60] * 1024,
+}
+
+
+@pytest.fixture
+def threads() -> Iterator[TokenizerThreads]:
+    made = TokenizerThreads(1)
+    yield made
+    made.close()
+
+
+class Held:
+    """A call that a test lets go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+
+    def __call__(self) -> None:
+        self.entered.set()
+        self.gate.wait()
+
+
+async def held(threads: TokenizerThreads, client: str) -> tuple[Held, "asyncio.Task[None]"]:
+    call = Held()
+    task = asyncio.create_task(threads.run(call, ["a"], client))
+    await asyncio.to_thread(call.entered.wait)
+    return call, task
+
+
+async def test_a_client_with_one_text_does_not_wait_behind_all_of_another_client(threads) -> None:
+    order: list[str] = []
+    call, first = await held(threads, "alice")
+    waiting = [
+        asyncio.create_task(threads.run(lambda c=client: order.append(c), ["a"], client))
+        for client in ["alice"] * 5 + ["bob"]
+    ]
+    await asyncio.sleep(0)
+    call.gate.set()
+    await asyncio.gather(first, *waiting)
+    assert order == ["bob"] + ["alice"] * 5
+
+
+async def test_a_caller_that_leaves_frees_its_thread_once_that_is_done(threads) -> None:
+    call, leaving = await held(threads, "alice")
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    waiting = asyncio.create_task(threads.run(lambda: "done", ["a"], "bob"))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    call.gate.set()
+    assert await waiting == "done"
+
+
+async def test_an_error_reaches_the_caller_and_the_thread_goes_on(threads) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(lambda: 1 // 0, ["a"], "alice")
+    assert await threads.run(lambda: 1, ["a"], "alice") == 1
+
+
+async def thread_for(texts: list[str]) -> str:
+    threads = TokenizerThreads(2)
+    try:
+        return await threads.run(lambda: threading.current_thread().name, texts, "alice")
+    finally:
+        threads.close()
+
+
+@pytest.mark.parametrize("texts", USUAL.values(), ids=USUAL)
+async def test_usual_texts_share_threads(texts: list[str]) -> None:
+    assert not (await thread_for(texts)).startswith("tokenizer-huge")
+
+
+@pytest.mark.parametrize("texts", ENORMOUS.values(), ids=ENORMOUS)
+async def test_what_takes_seconds_has_a_thread_of_its_own(texts: list[str]) -> None:
+    assert (await thread_for(texts)).startswith("tokenizer-huge")

@@ -1,0 +1,177 @@
+"""A job's transitions: whatever their order, every caller hears exactly one outcome."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from app.engine.scheduling.batch import Batch
+from app.engine.scheduling.batcher import Limits
+from app.engine.scheduling.job import Job, JobState
+from app.engine.scheduling.queue import JobQueue
+from app.engine.types import Outputs
+from app.errors import InferenceError, InferenceTimeoutError, OutOfMemoryError, UnhealthyError
+from tests.engine.fakes import FakeModel
+
+MODELS = [FakeModel(), FakeModel()]
+KINDS = [Outputs(dense=True), Outputs(sparse=True, colbert=True), Outputs(True, True, True)]
+ENDS = {JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED}
+
+
+def job(*lengths: int, **options) -> Job:
+    sequences = [np.zeros(length, np.int64) for length in lengths]
+    return Job(MODELS[0], sequences, Outputs(dense=True), **options)
+
+
+async def test_a_completed_job_gives_every_result_in_order() -> None:
+    made = job(1, 1, 1)
+    for start, results in ((2, ["c"]), (0, ["a", "b"])):
+        made.take(len(results), 0.0)
+        made.complete(start, results, 0.5)
+    assert await made.result() == ["a", "b", "c"]
+    assert made.inference_seconds == 1.0
+
+
+async def test_the_first_outcome_counts_and_later_ones_change_nothing() -> None:
+    made = job(1, 1)
+    made.take(2, 0.0)
+    made.fail(InferenceTimeoutError("too long"))
+    made.complete(0, ["a", "b"], 0.1)
+    made.fail(UnhealthyError("later"))
+    made.cancel()
+    with pytest.raises(InferenceTimeoutError):
+        await made.result()
+
+
+async def test_a_job_that_fails_while_it_waits_leaves_its_queue_in_the_same_step() -> None:
+    queue = JobQueue()
+    made = job(4, 4)
+    queue.put(made)
+    queue.take(lambda _: Limits(4))
+    made.fail(InferenceTimeoutError("too long"))
+    assert queue.waiting_tokens == 0
+    assert queue.take(lambda _: Limits(4)) is None
+    with pytest.raises(InferenceTimeoutError):
+        await made.dequeued()
+
+
+async def test_an_error_in_the_place_of_one_result_fails_the_job_with_it() -> None:
+    made = job(1, 1)
+    made.take(2, 0.0)
+    made.complete(0, ["a", InferenceError("not finite")], 0.1)
+    with pytest.raises(InferenceError, match="not finite"):
+        await made.result()
+
+
+def test_the_time_that_was_spent_before_counts_against_the_limit() -> None:
+    made = job(1, 1, time_limit=60.0, time_spent=20.0)
+    made.take(1, 0.0)
+    made.complete(0, ["a"], 15.0)
+    assert made.time_left == 25.0
+    assert job(1).time_left is None
+
+
+class Lifetimes(RuleBasedStateMachine):
+    """Jobs of several clients and models through a queue and batches, in every order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = JobQueue()
+        self.jobs: list[Job] = []
+        self.batches: list[Batch] = []
+        self.outcomes: dict[Job, JobState] = {}
+
+    @rule(
+        lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+        kind=st.sampled_from(KINDS),
+        model=st.sampled_from(MODELS),
+        client=st.sampled_from("ab"),
+        weight=st.sampled_from([0.25, 1.0, 4.0]),
+    )
+    def arrive(self, lengths, kind, model, client, weight) -> None:
+        sequences = [np.full(length, len(self.jobs)) for length in lengths]
+        made = Job(model, sequences, kind, client=client, weight=weight)
+        self.jobs.append(made)
+        self.queue.put(made)
+
+    @rule(tokens=st.integers(1, 20), requests=st.none() | st.integers(1, 2))
+    def take(self, tokens, requests) -> None:
+        batch = self.queue.take(lambda _: Limits(tokens, max_requests=requests))
+        if batch is not None:
+            assert batch.tokens <= tokens or len(batch.sequences) == 1
+            self.batches.append(batch)
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def finish(self, data) -> None:
+        """As a model does: for each sequence the kinds that its job asked for."""
+        batch = self._some_batch(data)
+        batch.complete(list(zip(batch.outputs, map(id, batch.sequences), strict=True)), 0.1)
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def split(self, data) -> None:
+        for half in self._some_batch(data).halves():
+            rest = half.unresolved()
+            if rest.slices:
+                self.batches.append(rest)
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data(), error=st.sampled_from([OutOfMemoryError("full"), RuntimeError("x")]))
+    def break_down(self, data, error) -> None:
+        self._some_batch(data).fail(error)
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def time_out(self, data) -> None:
+        data.draw(st.sampled_from(self.jobs)).fail(InferenceTimeoutError("too long"))
+
+    @precondition(lambda self: self.jobs)
+    @rule(data=st.data())
+    def leave(self, data) -> None:
+        data.draw(st.sampled_from(self.jobs)).cancel()
+
+    @rule()
+    def fail_what_waits(self) -> None:
+        self.queue.fail(UnhealthyError("the device does not come back"))
+
+    @invariant()
+    def an_outcome_never_changes(self) -> None:
+        for each in self.jobs:
+            assert each.resolved == (each.state in ENDS)
+            if each.resolved:
+                assert self.outcomes.setdefault(each, each.state) is each.state
+
+    @invariant()
+    def the_queue_holds_what_waits_and_nothing_else(self) -> None:
+        waiting = [each for each in self.jobs if each.waiting]
+        assert list(self.queue._jobs) == waiting
+        assert self.queue.waiting_tokens == sum(each.waiting_tokens for each in waiting)
+
+    def teardown(self) -> None:
+        """Serve what is left: then every caller has its own results or its error."""
+        self.queue.close(UnhealthyError("the end"))
+        for batch in self.batches:
+            batch.complete(list(zip(batch.outputs, map(id, batch.sequences), strict=True)), 0.1)
+        assert self.queue.take(lambda _: Limits(1)) is None
+        asyncio.run(self._check_outcomes())
+
+    async def _check_outcomes(self) -> None:
+        for each in self.jobs:
+            if each.state is JobState.COMPLETED:
+                expected = [(each.outputs, id(sequence)) for sequence in each.sequences]
+                assert await each.result() == expected
+            else:
+                with pytest.raises((asyncio.CancelledError, Exception)):
+                    await asyncio.wait_for(each.result(), 1)
+                assert each.state in ENDS
+
+    def _some_batch(self, data) -> Batch:
+        return self.batches.pop(data.draw(st.integers(0, len(self.batches) - 1)))
+
+
+TestLifetimes = Lifetimes.TestCase
+TestLifetimes.settings = settings(max_examples=60, stateful_step_count=40)

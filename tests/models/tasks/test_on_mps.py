@@ -1,0 +1,96 @@
+"""Every kind of model on a simulated GPU of Apple's, from its files to its results."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertModel
+
+from app.engine.types import Outputs
+from app.models.batch.packing import pack
+from app.models.device.choose import choose_dtype
+from app.models.ops.backend import choose_backend
+from app.models.target import Target
+from app.models.tasks import pooling
+from app.models.tasks.choose import load_embedder
+from app.models.tasks.cross_encoder import load_cross_encoder
+from app.models.tasks.qwen3 import load_qwen_reranker
+from tests.support.simulated_mps import SimulatedMps, simulated_mps
+from tests.support.wordpiece import save_colbert
+
+DEVICE = torch.device("mps:0")
+TEXTS = ["search", "a hybrid search over vectors and words", "search", "the sea and the mountain"]
+
+
+@pytest.fixture
+def mps() -> Iterator[SimulatedMps]:
+    with simulated_mps() as device:
+        yield device
+
+
+def target(*, qwen: bool = False) -> Target:
+    dtype = choose_dtype("auto", DEVICE, qwen=qwen)
+    return Target(DEVICE, dtype, choose_backend(DEVICE, dtype))
+
+
+def embedded(model: Any) -> Any:
+    return model, [text.ids for text in model.tokenize(TEXTS)]
+
+
+def reranked(model: Any) -> Any:
+    return model, [pair.ids for pair in model.tokenize_pairs("search", TEXTS, None)]
+
+
+MODELS: dict[str, Callable[[Path], Any]] = {
+    "tiny_m3": lambda folder: embedded(load_embedder("m3", folder, 512, target())),
+    "demo_checkpoint": lambda folder: embedded(load_embedder("demo", folder, 512, target())),
+    "tiny_reranker": lambda folder: reranked(load_cross_encoder("bge", folder, 512, target())),
+    "tiny_qwen": lambda folder: reranked(
+        load_qwen_reranker("qwen", folder, 512, 16, target(qwen=True))
+    ),
+    "colbert": lambda folder: embedded(load_embedder("colbert", folder, 512, target())),
+}
+
+
+@pytest.fixture(scope="module")
+def colbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_colbert(tmp_path_factory.mktemp("mps") / "colbert", BertModel)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_starts_and_answers_by_operators_that_apples_gpus_have(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    folder = request.getfixturevalue(name)
+    with simulated_mps() as device:
+        model, sequences = MODELS[name](folder)
+        every = Outputs(dense=True, sparse=True, colbert=True)
+        results = model.launch(sequences, [every] * len(sequences))()
+    assert not model.info.refused
+    assert len(results) == len(sequences)
+    assert not any(isinstance(each, Exception) for each in results)
+    assert device.called
+
+
+@pytest.mark.parametrize("name", pooling._POOLINGS)
+def test_every_pooling_runs_there(mps: SimulatedMps, name: str) -> None:
+    texts = [np.full(length, 5, np.int64) for length in (3, 1, 7)]
+    packed = pack(texts, device=DEVICE)
+    hidden = torch.empty(11, 8, dtype=torch.float16, device=DEVICE)
+    pooled = pooling.pool(hidden, packed, [name], np.arange(3))
+    assert pooled.shape == (3, 8)
+    assert mps.called
+
+
+@pytest.mark.parametrize("how", ["mean", "max", "sum"])
+def test_what_replaces_the_missing_operator_computes_the_same(how: str) -> None:
+    torch.manual_seed(0)
+    packed = pack(
+        [np.full(length, 5, np.int64) for length in (3, 1, 7)], device=torch.device("cpu")
+    )
+    hidden = torch.randn(11, 8, dtype=torch.float16)
+    expected = pooling._reduced(hidden, packed, how)
+    torch.testing.assert_close(pooling.one_by_one(hidden, packed, how), expected)
