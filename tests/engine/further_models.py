@@ -40,11 +40,15 @@ class FurtherReranker(FakeReranker):
 
 
 class FakeLoader:
-    """Each model takes a gigabyte, for as long as anybody has a reference to it."""
+    """Each model takes a gigabyte, for as long as anybody has a reference to it.
+
+    `garbage` is what an allocator keeps until `free_memory`.
+    """
 
     def __init__(self, gigabytes: float = 100) -> None:
         self.total = int(gigabytes * GIGABYTE)
         self.used_by_others = 0
+        self.garbage = 0
         self.loads: list[str] = []
         self.gigabytes: dict[str, int] = {}
         self.failures: list[Exception] = []
@@ -60,10 +64,12 @@ class FakeLoader:
         pass
 
     def read_memory(self, name: str) -> MemoryUsage:
-        return MemoryUsage(self.used_by_others + GIGABYTE * len(self.alive), self.total)
+        used = self.used_by_others + self.garbage + GIGABYTE * len(self.alive)
+        return MemoryUsage(used, self.total)
 
     def free_memory(self) -> None:
         gc.collect()
+        self.garbage = 0
 
     def plan(self, entry: ModelEntry) -> LoadPlan:
         return LoadPlan(

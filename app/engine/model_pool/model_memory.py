@@ -44,16 +44,18 @@ class ModelMemory:
         """Bytes that the model needs beyond those left; negative if it fits."""
         return model.needs[memory] - await self.left(memory)
 
-    def require_enough(
+    def is_enough(self, memory: str, shortage: int, others: Iterable[PooledModel]) -> bool:
+        """Whether the shortage is over once all `others` are unloaded."""
+        return shortage <= sum(other.needs[memory] for other in others)
+
+    def too_large(
         self, model: PooledModel, memory: str, shortage: int, others: Iterable[PooledModel]
-    ) -> None:
-        """Raise `ModelTooLargeError` if it would not fit even with all `others` unloaded."""
-        freed = sum(other.needs[memory] for other in others)
-        if shortage <= freed:
-            return
-        needed, left = model.needs[memory], max(0, model.needs[memory] - shortage + freed)
-        raise ModelTooLargeError(
+    ) -> ModelTooLargeError:
+        """The error of a model that would not fit even with all `others` unloaded."""
+        needed, freed = model.needs[memory], sum(other.needs[memory] for other in others)
+        return ModelTooLargeError(
             f"the model {model.name} needs {human_size(needed)} of the memory of {memory}, and at "
-            f"most {human_size(left)} can be had below MODEL_MEMORY_THRESHOLD={self._threshold:g}, "
-            "where pinned models and the default ones stay"
+            f"most {human_size(max(0, needed - shortage + freed))} can be had below "
+            f"MODEL_MEMORY_THRESHOLD={self._threshold:g}, where pinned models and the default ones "
+            "stay"
         )

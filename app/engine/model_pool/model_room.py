@@ -50,24 +50,35 @@ class ModelRoom:
         for the model any more.
         """
         for memory in model.needs:
-            # For what allocators keep, and what a request that has just ended still holds.
-            pauses = [PAUSE, 0.0]
-            while (shortage := await self._memory.shortage_for(model, memory)) > 0:
-                idle = self.idle(memory)
-                busy = [each for each in self._memory.unpinned(memory) if each not in idle]
-                if pauses and not idle:
-                    await asyncio.sleep(pauses.pop())
-                    await self._free_memory()
-                    continue
-                self._memory.require_enough(model, memory, shortage, [*idle, *busy])
-                if idle:
-                    await self._unload(idle[0])
-                else:
-                    await self._wait_for_lease_to_end(model, busy)
+            if await self._memory.shortage_for(model, memory) > 0:
+                await self._make(model, memory)
+
+    async def _make(self, model: PooledModel, memory: str) -> None:
+        # What allocators keep counts as in use, and must neither unload nor refuse a model.
+        await self._free_memory()
+        has_paused = False
+        while (shortage := await self._memory.shortage_for(model, memory)) > 0:
+            idle = self.idle(memory)
+            busy = [each for each in self._memory.unpinned(memory) if each not in idle]
+            enough = self._memory.is_enough(memory, shortage, [*idle, *busy])
+            if not has_paused and not (idle and enough):
+                # For what a request that has just ended still holds.
+                await asyncio.sleep(PAUSE)
+                await self._free_memory()
+                has_paused = True
+                continue
+            if not enough:
+                raise self._memory.too_large(model, memory, shortage, [*idle, *busy])
+            if idle:
+                await self._unload(idle[0])
+            else:
+                await self._wait_for_lease_to_end(model, busy)
 
     async def relieve(self) -> None:
         """Unload idle models while more memory is in use than the threshold allows."""
         for memory in self._memory.in_use:
+            if await self._memory.left(memory) < 0:
+                await self._free_memory()
             while await self._memory.left(memory) < 0 and (idle := self.idle(memory)):
                 await self._unload(idle[0])
 

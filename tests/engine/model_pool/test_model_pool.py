@@ -202,6 +202,19 @@ async def test_nothing_is_unloaded_for_what_does_not_fit_anyway() -> None:
         assert status(engine, "small").state is ModelState.READY
 
 
+async def test_what_the_allocator_keeps_neither_refuses_nor_unloads_a_model() -> None:
+    loader = FakeLoader(gigabytes=2)
+    async with engine_with(loader, *entries("one", "two")) as engine:
+        await vector(engine, "a", "one")
+        loader.garbage = 2 * GIGABYTE
+        await vector(engine, "a", "two")
+        assert set(loader.alive) == {"one", "two"}
+        loader.garbage = GIGABYTE
+        while loader.garbage:
+            await vector(engine, "ab", "two")
+        assert set(loader.alive) == {"one", "two"}
+
+
 async def test_one_with_work_in_hand_is_waited_for() -> None:
     loader = FakeLoader(gigabytes=1)
     async with engine_with(loader, *entries("one", "two")) as engine:
