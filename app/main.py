@@ -145,7 +145,7 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
         buckets=_buckets(settings, metrics),
         tracer=_tracer(settings),
         render_threads=ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render"),
-        stream_places=FairSemaphore(max(1, settings.max_queue_size // 2)),
+        stream_slots=FairSemaphore(max(1, settings.max_queue_size // 2)),
     )
 
 

@@ -51,7 +51,7 @@ _LEAST_URGENT = 7
 class Service:
     """The parts of one running service.
 
-    `stream_places` are the places in the queue that streams may take; the rest is left to other
+    `stream_slots` are the slots of the queue that streams may take; the rest is left to other
     requests.
     """
 
@@ -64,7 +64,7 @@ class Service:
     buckets: Buckets
     tracer: Tracer | None
     render_threads: Executor
-    stream_places: FairSemaphore
+    stream_slots: FairSemaphore
 
     @property
     def status(self) -> tuple[str, str | None]:

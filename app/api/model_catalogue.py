@@ -141,7 +141,7 @@ def _require_own_names(models: Sequence[ServedModel], entries: Sequence[ModelEnt
         for name in (entry.public_name, *entry.aliases):
             if any(model.is_called(name) for model in defaults):
                 raise StartupError(
-                    f"{entry.place}: {name} is a name of a model that has a setting of its own"
+                    f"{entry.location}: {name} is a name of a model that has a setting of its own"
                 )
 
 

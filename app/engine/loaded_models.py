@@ -92,7 +92,7 @@ class PlacedModels:
     that can be done while it serves. `fingerprint` identifies the contents of its files.
     """
 
-    places: tuple[PlacedModel, ...]
+    models: tuple[PlacedModel, ...]
     describe: Callable[[], ModelInfo]
     files: WatchedFiles | None = None
     finish: Callable[[], object] = lambda: None
@@ -180,8 +180,8 @@ class LoadedModels:
     def identity_of(self, model: Embedder) -> str:
         """A text that differs between any two models whose vectors of one text differ."""
         files = self.fingerprints.get(model, "")
-        made = f"{self.dtype_of(model)} {model.max_length} {model.pooling} {model.normalizes}"
-        return f"{__version__} {model.name} {files} {made}"
+        options = f"{self.dtype_of(model)} {model.max_length} {model.pooling} {model.normalizes}"
+        return f"{__version__} {model.name} {files} {options}"
 
     @property
     def names(self) -> list[str]:

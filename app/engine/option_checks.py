@@ -29,11 +29,11 @@ def wanted_kinds(
     states: bool = False,
 ) -> Outputs:
     """The kinds of vectors that a request asks for; None stands for what the models make."""
-    made = models.kinds
+    available = models.kinds
     return Outputs(
-        made.dense if dense is None else dense,
-        made.sparse if sparse is None else sparse,
-        made.colbert if colbert is None else colbert,
+        available.dense if dense is None else dense,
+        available.sparse if sparse is None else sparse,
+        available.colbert if colbert is None else colbert,
         states,
     )
 
@@ -55,10 +55,10 @@ def check_options(models: LoadedModels, outputs: Outputs, options: EmbeddingOpti
 
 
 def _check_kinds(models: LoadedModels, outputs: Outputs) -> None:
-    made = models.kinds
+    available = models.kinds
     for kind, vectors in _KINDS.items():
-        if getattr(outputs, kind) and not getattr(made, kind):
-            known = ", ".join(known for each, known in _KINDS.items() if getattr(made, each))
+        if getattr(outputs, kind) and not getattr(available, kind):
+            known = ", ".join(known for each, known in _KINDS.items() if getattr(available, each))
             makers = dict.fromkeys((models.dense_model.name, models.embedder.name))
             verb = "make" if len(makers) > 1 else "makes"
             raise KindNotMadeError(

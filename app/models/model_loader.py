@@ -49,7 +49,7 @@ _LONGEST_RUN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Placement:
     """A device for a model, by the name of its worker; a CPU's has a share where several share."""
 
     name: str
@@ -73,7 +73,7 @@ class EntryLoader:
     def __init__(self, settings: Settings, status: DownloadStatus | None = None) -> None:
         self._settings = settings
         self._status = status or DownloadStatus()
-        self._workers = list(_default_places(settings))
+        self._workers = list(_default_placements(settings))
 
     def prepare_thread(self) -> None:
         """Make the calling thread leave the processor to others."""
@@ -95,18 +95,18 @@ class EntryLoader:
         """Find the model's files, and say how much memory they take."""
         settings = _settings_for(entry, self._settings)
         folder = locate_model(entry.name, entry.revision, settings, self._status)
-        places = list(_places_of(entry, self._workers))
+        placements = list(_placements_of(entry, self._workers))
         needs: dict[str, int] = {}
-        for node in {place.node: place for place in places}.values():
+        for node in {placement.node: placement for placement in placements}.values():
             loader = DeviceLoader(settings, node.device)
             needs[node.memory] = needs.get(node.memory, 0) + _bytes_of(folder, loader)
-        return LoadPlan(needs, partial(_load, entry, settings, folder, places))
+        return LoadPlan(needs, partial(_load, entry, settings, folder, placements))
 
 
 def _settings_for(entry: ModelEntry, settings: Settings) -> Settings:
     """The settings as they are for one model."""
     update: dict[str, Any] = {"dense_embedding_model": entry.name}
-    # These are for the default model of dense vectors, which this one is in its place.
+    # These are for the default model of dense vectors, whose place this one takes.
     update |= {each.name: getattr(entry, each.name) for each in fields(SentenceOverrides)}
     if entry.dtype is not None:
         update["dtype"] = entry.dtype
@@ -118,18 +118,18 @@ def _settings_for(entry: ModelEntry, settings: Settings) -> Settings:
     return settings.model_copy(update=update)
 
 
-def _default_places(settings: Settings) -> Iterator[_Place]:
+def _default_placements(settings: Settings) -> Iterator[_Placement]:
     """Those of the workers that DEVICE names."""
     cpu = torch.device("cpu")
     if settings.device.startswith("cpu:") and len(settings.devices) > 1:
-        yield from (_Place(share.name, cpu, share) for share in share_cpus(settings.devices))
+        yield from (_Placement(share.name, cpu, share) for share in share_cpus(settings.devices))
         return
     for name in settings.devices:
         device = choose_device(name)
-        yield _Place(str(device), device)
+        yield _Placement(str(device), device)
 
 
-def _places_of(entry: ModelEntry, workers: Sequence[_Place]) -> Iterator[_Place]:
+def _placements_of(entry: ModelEntry, workers: Sequence[_Placement]) -> Iterator[_Placement]:
     """Where a model is to be: on every worker, or on the devices that it names."""
     if entry.device is None:
         yield from workers
@@ -139,8 +139,10 @@ def _places_of(entry: ModelEntry, workers: Sequence[_Place]) -> Iterator[_Place]
         same = [each for each in workers if _is_same(each.device, device)]
         named = [each for each in same if each.name == name.strip()]
         if device.type == "cpu" and ":" in name and same and not named:
-            raise StartupError(f"{entry.place}: device={name.strip()} is none of DEVICE's workers")
-        yield from named or same or [_Place(str(device), device)]
+            raise StartupError(
+                f"{entry.location}: device={name.strip()} is none of DEVICE's workers"
+            )
+        yield from named or same or [_Placement(str(device), device)]
 
 
 def _is_same(one: torch.device, other: torch.device) -> bool:
@@ -155,16 +157,16 @@ def _bytes_of(folder: Path, loader: DeviceLoader) -> int:
 
 
 def _load(
-    entry: ModelEntry, settings: Settings, folder: Path, places: Sequence[_Place]
+    entry: ModelEntry, settings: Settings, folder: Path, placements: Sequence[_Placement]
 ) -> PlacedModels:
     files = MappedFiles(_files_of(entry, folder))
     copies: dict[tuple[str, int], DeviceModel[Any]] = {}
-    for place in places:
-        if place.node not in copies:
-            threads = place.share.threads if place.share is not None else None
-            loader = DeviceLoader(settings, place.device, threads)
+    for placement in placements:
+        if placement.node not in copies:
+            threads = placement.share.threads if placement.share is not None else None
+            loader = DeviceLoader(settings, placement.device, threads)
             load = loader.load_embedder if entry.task == "embed" else loader.load_reranker_named
-            copies[place.node] = _run_there(place, partial(load, entry.name, folder))
+            copies[placement.node] = _run_there(placement, partial(load, entry.name, folder))
     print_of_files = fingerprint(folder) if settings.caches_embeddings else ""
     files.require_unchanged()
 
@@ -173,16 +175,16 @@ def _load(
             model.finish_loading()
         files.forget_unmapped()
 
-    placed = tuple(_placed(place, copies[place.node], settings) for place in places)
-    first = copies[places[0].node]
+    placed = tuple(_placed(placement, copies[placement.node], settings) for placement in placements)
+    first = copies[placements[0].node]
     return PlacedModels(placed, lambda: first.info, files, finish, print_of_files)
 
 
-def _run_there(place: _Place, load: Callable[[], DeviceModel[Any]]) -> DeviceModel[Any]:
-    """Load where the place's memory is: the system gives a thread that of its own node."""
-    if place.share is None or place.share.node == 0:
+def _run_there(placement: _Placement, load: Callable[[], DeviceModel[Any]]) -> DeviceModel[Any]:
+    """Load where the placement's memory is: the system gives a thread that of its own node."""
+    if placement.share is None or placement.share.node == 0:
         return load()
-    with ThreadPoolExecutor(1, initializer=place.share.bind_thread) as executor:
+    with ThreadPoolExecutor(1, initializer=placement.share.bind_thread) as executor:
         return executor.submit(load).result()
 
 
@@ -192,23 +194,29 @@ def _files_of(entry: ModelEntry, folder: Path) -> Iterator[tuple[str, Path]]:
             yield f"{entry.public_name}/{path.name}", path
 
 
-def _placed(place: _Place, model: DeviceModel[Any], settings: Settings) -> PlacedModel:
+def _placed(placement: _Placement, model: DeviceModel[Any], settings: Settings) -> PlacedModel:
     def measure(thoroughly: bool) -> Iterator[Measured | None]:
         for _ in model.capture_graphs_in_steps():
             yield None
         longest_run = math.inf if thoroughly else _LONGEST_RUN
-        for budget in probe_in_steps(model, place.device, longest_run):
-            yield None if budget is None else _measured(budget, settings, model.name, place)
+        for budget in probe_in_steps(model, placement.device, longest_run):
+            yield None if budget is None else _measured(budget, settings, model.name, placement)
 
-    info: DeviceInfo = replace(describe(place.device, model.info), name=place.name)
-    bind = None if place.share is None else place.share.bind_thread
-    return PlacedModel(model, info, measure, memory_freer(place.device), bind)
+    info: DeviceInfo = replace(describe(placement.device, model.info), name=placement.name)
+    bind = None if placement.share is None else placement.share.bind_thread
+    return PlacedModel(model, info, measure, memory_freer(placement.device), bind)
 
 
-def _measured(budget: ChosenBudget, settings: Settings, name: str, place: _Place) -> Measured:
+def _measured(
+    budget: ChosenBudget, settings: Settings, name: str, placement: _Placement
+) -> Measured:
     """The measurement of a model, with the token budget of the settings or its own."""
     budget = named_or_chosen(budget, settings.max_batch_tokens)
     log.info(
-        "token_budget", model=name, device=place.name, tokens=budget.tokens, reason=budget.reason
+        "token_budget",
+        model=name,
+        device=placement.name,
+        tokens=budget.tokens,
+        reason=budget.reason,
     )
     return Measured(budget.tokens, budget.seconds_per_token)

@@ -18,7 +18,7 @@ def _as_list(value: object) -> object:
 class ModelEntry(BaseModel):
     """One model of the file; None stands for the value of the setting of that name.
 
-    `place` is its file and line, for messages.
+    `location` is its file and line, for messages.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -38,7 +38,7 @@ class ModelEntry(BaseModel):
     document_prompt: types.Prompt | None = None
     load: Literal["start", "first_use"] = "first_use"
     pinned: Annotated[bool, Field(strict=True)] = False
-    place: str = "MODELS"
+    location: str = "MODELS"
 
     @property
     def public_name(self) -> str:

@@ -13,7 +13,7 @@ from app.errors import StartupError
 from app.settings.describe import allowed_in, shown
 from app.settings.model_entry import ModelEntry
 
-_FIELDS = {name: field for name, field in ModelEntry.model_fields.items() if name != "place"}
+_FIELDS = {name: field for name, field in ModelEntry.model_fields.items() if name != "location"}
 
 
 def read_model_entries(path: Path) -> tuple[ModelEntry, ...]:
@@ -41,13 +41,13 @@ def _read_toml(path: Path, text: str) -> tuple[ModelEntry, ...]:
     )
 
 
-def _toml_entry(model: object, place: str) -> ModelEntry:
+def _toml_entry(model: object, location: str) -> ModelEntry:
     if not isinstance(model, dict):
-        raise StartupError(f"{place}: a model is a table [[models]]")
+        raise StartupError(f"{location}: a model is a table [[models]]")
     for name in model:
         if name not in _FIELDS:
-            raise StartupError(f"{place}: {_unknown(name)}")
-    return _validated(model, place, lambda _: place)
+            raise StartupError(f"{location}: {_unknown(name)}")
+    return _validated(model, location, lambda _: location)
 
 
 def _read_yaml(path: Path, text: str) -> tuple[ModelEntry, ...]:
@@ -80,39 +80,41 @@ class _Reader:
         """One model."""
         if not isinstance(node, yaml.MappingNode):
             raise StartupError(
-                f"{self._place(node)}: a model needs a name, as in `- name: my/model`"
+                f"{self._location(node)}: a model needs a name, as in `- name: my/model`"
             )
         values: dict[str, yaml.Node] = {}
         for key, value in node.value:
             name = str(key.value)
             if name not in _FIELDS:
-                raise StartupError(f"{self._place(key)}: {_unknown(name)}")
+                raise StartupError(f"{self._location(key)}: {_unknown(name)}")
             if name in values:
-                raise StartupError(f"{self._place(key)}: {name} is there twice for this model")
+                raise StartupError(f"{self._location(key)}: {name} is there twice for this model")
             values[name] = value
-        made = {name: self._value(value) for name, value in values.items()}
-        return _validated(made, self._place(node), lambda name: self._place(values[name]))
+        fields = {name: self._value(value) for name, value in values.items()}
+        return _validated(fields, self._location(node), lambda name: self._location(values[name]))
 
     def _value(self, node: yaml.Node) -> Any:
         try:
             return self._loader.construct_object(node, deep=True)
         except (yaml.YAMLError, ValueError) as error:
-            raise StartupError(f"{self._place(node)}: YAML knows no such value") from error
+            raise StartupError(f"{self._location(node)}: YAML knows no such value") from error
 
-    def _place(self, node: yaml.Node) -> str:
+    def _location(self, node: yaml.Node) -> str:
         return f"{self._file}, line {node.start_mark.line + 1}"
 
 
-def _validated(values: Mapping[str, Any], place: str, place_of: Callable[[str], str]) -> ModelEntry:
-    """The model with these fields, at `place`; `place_of` tells where a field is."""
+def _validated(
+    values: Mapping[str, Any], location: str, location_of: Callable[[str], str]
+) -> ModelEntry:
+    """The model with these fields, at `location`; `location_of` tells where a field is."""
     try:
-        return ModelEntry.model_validate({**values, "place": place})
+        return ModelEntry.model_validate({**values, "location": location})
     except ValidationError as error:
         name = str(error.errors()[0]["loc"][0])
     if name not in values:
-        raise StartupError(f"{place}: this model has no {name}")
+        raise StartupError(f"{location}: this model has no {name}")
     raise StartupError(
-        f"{place_of(name)}: {name}={shown(name, str(values[name]))} is not allowed: "
+        f"{location_of(name)}: {name}={shown(name, str(values[name]))} is not allowed: "
         f"{allowed_in(_FIELDS[name])}"
     )
 
@@ -130,5 +132,5 @@ def _require_own_names(entries: tuple[ModelEntry, ...]) -> None:
             other = owners.setdefault(name.casefold(), entry)
             if other is not entry:
                 raise StartupError(
-                    f"{entry.place}: {name} is a name of the model of {other.place}, too"
+                    f"{entry.location}: {name} is a name of the model of {other.location}, too"
                 )

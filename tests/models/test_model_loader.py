@@ -32,12 +32,12 @@ def settings(folder: Path, *entries: ModelEntry, device: str = "cpu") -> Setting
     )
 
 
-def places(folder: Path, device: str, of_entry: str | None) -> list[str]:
-    entry = ModelEntry(name=str(folder), device=of_entry, place="models.yaml, line 1")
+def device_names(folder: Path, device: str, of_entry: str | None) -> list[str]:
+    entry = ModelEntry(name=str(folder), device=of_entry, location="models.yaml, line 1")
     loader = EntryLoader(settings(folder, device=device))
     placed = loader.plan(entry).load()
     assert placed.files is not None
-    return [place.device.name for place in placed.places]
+    return [each.device.name for each in placed.models]
 
 
 @needs_two_cores
@@ -52,13 +52,13 @@ def places(folder: Path, device: str, of_entry: str | None) -> list[str]:
 def test_a_model_is_on_every_worker_or_on_those_that_it_names(
     tiny_m3: Path, of_entry: str | None, expected: list[str]
 ) -> None:
-    assert places(tiny_m3, "cpu:0,cpu:1", of_entry) == expected
+    assert device_names(tiny_m3, "cpu:0,cpu:1", of_entry) == expected
 
 
 @needs_two_cores
 def test_a_worker_that_there_is_none_of_is_told_with_its_line(tiny_m3: Path) -> None:
     with pytest.raises(StartupError, match=r"models.yaml, line 1: device=cpu:7 is none of DEVICE"):
-        places(tiny_m3, "cpu:0,cpu:1", "cpu:7")
+        device_names(tiny_m3, "cpu:0,cpu:1", "cpu:7")
 
 
 def test_what_a_model_needs_is_told_from_its_files(tiny_m3: Path) -> None:
@@ -72,7 +72,7 @@ def test_what_a_model_needs_is_told_from_its_files(tiny_m3: Path) -> None:
 
 def test_a_models_own_length_is_its_limit(tiny_m3: Path) -> None:
     plan = EntryLoader(settings(tiny_m3)).plan(ModelEntry(name=str(tiny_m3), max_length=7))
-    assert plan.load().places[0].model.max_length == 7
+    assert plan.load().models[0].model.max_length == 7
 
 
 async def embed(engine: Engine, model: str | None = None) -> np.ndarray:
@@ -118,7 +118,7 @@ def test_a_models_own_pooling_is_its_own_alone(tiny_qwen: Path) -> None:
     all_settings = settings(tiny_qwen).model_copy(update={"pooling": "cls"})
     loader = EntryLoader(all_settings)
     poolings = [
-        loader.plan(ModelEntry(name=str(tiny_qwen), pooling=pooling)).load().places[0].model.pooling
+        loader.plan(ModelEntry(name=str(tiny_qwen), pooling=pooling)).load().models[0].model.pooling
         for pooling in (None, "mean")
     ]
     assert poolings == ["last_token", "mean"]
@@ -129,7 +129,7 @@ def test_a_models_own_prompts_and_scaling_are_its_own_alone(tiny_qwen: Path) -> 
     update = {"normalize": True, "query_prompt": "theirs: "}
     loader = EntryLoader(settings(tiny_qwen).model_copy(update=update))
     plain, own = [
-        loader.plan(entry).load().places[0].model
+        loader.plan(entry).load().models[0].model
         for entry in (
             ModelEntry(name=str(tiny_qwen)),
             ModelEntry(name=str(tiny_qwen), normalize=True, query_prompt="ours: "),
@@ -142,8 +142,8 @@ def test_a_models_own_prompts_and_scaling_are_its_own_alone(tiny_qwen: Path) -> 
 def measured(folder: Path, *, thoroughly: bool, **changed: int) -> list[Measured | None]:
     """What each step of the measurement of a model yields."""
     loader = EntryLoader(settings(folder).model_copy(update=changed))
-    (place,) = loader.plan(ModelEntry(name=str(folder))).load().places
-    return list(place.measure(thoroughly))
+    (placed_model,) = loader.plan(ModelEntry(name=str(folder))).load().models
+    return list(placed_model.measure(thoroughly))
 
 
 @pytest.mark.parametrize("thoroughly", [True, False])

@@ -21,7 +21,7 @@ def read(folder: Path, text: str) -> tuple[ModelEntry, ...]:
 
 def test_a_model_needs_a_name_alone(tmp_path: Path) -> None:
     (entry,) = read(tmp_path, "- name: acme/encoder\n")
-    assert entry == ModelEntry(name="acme/encoder", place="models.yaml, line 1")
+    assert entry == ModelEntry(name="acme/encoder", location="models.yaml, line 1")
     assert (entry.task, entry.load, entry.pinned, entry.device) == (
         "embed",
         "first_use",
@@ -50,7 +50,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
   aliases: other-one
 """
     judge, other = read(tmp_path, text)
-    assert judge.model_dump(exclude={"place"}) == {
+    assert judge.model_dump(exclude={"location"}) == {
         "name": "acme/judge",
         "task": "rerank",
         "aliases": ("judge", "j2"),
@@ -65,7 +65,7 @@ def test_every_field_is_read(tmp_path: Path) -> None:
         "load": "start",
         "pinned": True,
     }
-    assert (judge.place, other.place) == ("models.yaml, line 3", "models.yaml, line 16")
+    assert (judge.location, other.location) == ("models.yaml, line 3", "models.yaml, line 16")
     assert other.aliases == ("other-one",)
 
 
@@ -152,11 +152,11 @@ aliases = "other-one"
         "- {name: acme/judge, task: rerank, aliases: [judge, j2], max_length: 512, pinned: true}\n"
         "- {name: acme/other, aliases: other-one}\n",
     )
-    fields = {"exclude": {"place"}}
+    fields = {"exclude": {"location"}}
     assert [each.model_dump(**fields) for each in in_toml] == [
         each.model_dump(**fields) for each in in_yaml
     ]
-    assert in_toml[1].place == "models.toml, model 2"
+    assert in_toml[1].location == "models.toml, model 2"
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ async def _embed(body: OpenAIEmbeddingRequest, call: Call) -> Response:
         field="input",
         model=model,
         options=await _options(body, call, model),
-        normalize=body.given("normalize", "normalized") is not False,
+        normalize=body.value_of("normalize", "normalized") is not False,
     )
     render = partial(_render, result, model, wanted, as_base64=as_base64)
     return await call.render(render, estimate_bytes([], result), takes_long=wanted.take_long)
@@ -88,7 +88,7 @@ async def _options(
         prompt_name=body.prompt_name,
         # Clients send it always: where it changes nothing it is no error.
         input_type=None if input_type is None else await input_type_of(call, model, input_type),
-        dimensions=body.given("dimensions", "output_dimension"),
+        dimensions=body.value_of("dimensions", "output_dimension"),
     )
 
 

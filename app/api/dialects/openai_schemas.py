@@ -109,7 +109,7 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     endianness: _Refused = None
     embed_dtype: _Refused = None
 
-    def given(self, *names: str) -> Any:
+    def value_of(self, *names: str) -> Any:
         """The value of a field with several names; raises `InvalidRequestError` for two values."""
         values = [value for name in names if (value := getattr(self, name)) is not None]
         if any(value != values[0] for value in values):
@@ -157,7 +157,7 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     @property
     def truncation_options(self) -> TruncationOptions:
         """How texts are cut."""
-        how, side = self.given("truncate", "truncation"), self.truncation_side
+        how, side = self.value_of("truncate", "truncation"), self.truncation_side
         sides: Mapping[Any, Side] = {"START": "left", "END": "right"}
         if side is not None and sides.get(how, side) != side:
             raise InvalidRequestError("the fields truncate and truncation_side differ: send one")

@@ -57,8 +57,8 @@ def add_operation(
     async def answer(request: Request, service: ServiceDep) -> Response:
         return await respond(request, service, operation)
 
-    places = {BELOW_MODEL: MODEL_TAG} | ({"": ROOT_TAG} if root else {})
-    for prefix, tag in places.items():
+    prefixes = {BELOW_MODEL: MODEL_TAG} | ({"": ROOT_TAG} if root else {})
+    for prefix, tag in prefixes.items():
         router.add_api_route(
             prefix + operation.endpoint.path,
             answer,

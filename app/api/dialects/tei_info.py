@@ -106,9 +106,9 @@ def _kind(model: ServedModel, models: LoadedModels) -> dict[str, Any]:
     if model.role is Role.RERANKER:
         labels = getattr(models.reranker, "labels", _ONE_LABEL)
         kind = "reranker" if len(labels) == 1 else "classifier"
-        named = {str(place): label for place, label in enumerate(labels)}
-        places = {label: place for place, label in enumerate(labels)}
-        return {kind: {"id2label": named, "label2id": places}}
+        named = {str(index): label for index, label in enumerate(labels)}
+        ids = {label: index for index, label in enumerate(labels)}
+        return {kind: {"id2label": named, "label2id": ids}}
     embedder = models.embedder if model.role is Role.EMBEDDER else models.dense_model
     return {"embedding": {"pooling": embedder.pooling}}
 

@@ -94,13 +94,13 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
 
 def _options(query: QueryParams) -> EmbeddingFields:
     """The options in the query; raises `InvalidRequestError`, as for a body."""
-    given = query.multi_items()
-    names = [name for name, _ in given]
+    items = query.multi_items()
+    names = [name for name, _ in items]
     twice = next((name for name in names if names.count(name) > 1 and _is_field(name)), None)
     if twice is not None:
         raise InvalidRequestError(f"the option {twice} is given more than once: send it once")
     try:
-        return EmbeddingFields.model_validate_strings(dict(given))
+        return EmbeddingFields.model_validate_strings(dict(items))
     except ValidationError as error:
         raise as_invalid_request(error, EmbeddingFields, len(str(query))) from None
 

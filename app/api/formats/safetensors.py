@@ -26,18 +26,18 @@ _TYPES = {
     "uint32": "U32",
 }
 
-Part = npt.NDArray[Any]
+Chunk = npt.NDArray[Any]
 
 
 class _Tensor:
-    """A tensor given as parts, which are concatenated along the first dimension."""
+    """A tensor given as chunks, which are concatenated along the first dimension."""
 
-    def __init__(self, name: str, parts: Sequence[Part], type_name: str | None = None) -> None:
+    def __init__(self, name: str, chunks: Sequence[Chunk], type_name: str | None = None) -> None:
         self.name = name
-        self.parts = [np.ascontiguousarray(part) for part in parts]
-        self.type = _TYPES[type_name or self.parts[0].dtype.name]
-        self.shape = [sum(map(len, parts)), *parts[0].shape[1:]]
-        self.bytes = sum(part.nbytes for part in self.parts)
+        self.chunks = [np.ascontiguousarray(chunk) for chunk in chunks]
+        self.type = _TYPES[type_name or self.chunks[0].dtype.name]
+        self.shape = [sum(map(len, chunks)), *chunks[0].shape[1:]]
+        self.bytes = sum(chunk.nbytes for chunk in self.chunks)
 
 
 def render(answer: EmbeddingAnswer) -> Iterator[bytes | memoryview]:
@@ -54,12 +54,12 @@ def file_of(
 ) -> Iterator[bytes | memoryview]:
     """The header, which holds `metadata` as JSON, then every tensor of `rows`."""
     # The largest numbers first, so that all are aligned.
-    tensors = sorted(_tensors(rows), key=lambda each: -each.parts[0].itemsize)
+    tensors = sorted(_tensors(rows), key=lambda each: -each.chunks[0].itemsize)
     yield _header(tensors, orjson.dumps(metadata).decode())
     for tensor in tensors:
-        for part in tensor.parts:
-            if part.size:
-                yield part.data.cast("B")
+        for chunk in tensor.chunks:
+            if chunk.size:
+                yield chunk.data.cast("B")
 
 
 def _header(tensors: Sequence[_Tensor], metadata: str) -> bytes:

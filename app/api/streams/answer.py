@@ -182,8 +182,8 @@ class StreamResponse(Response):
         size = 0
         for result in results:
             records.append(result.record(self._plan.vectors))
-            made = records[-1].vectors
-            size += 0 if made is None else made.nbytes
+            vectors = records[-1].vectors
+            size += 0 if vectors is None else vectors.nbytes
             if size >= _UNIT_BYTES:
                 break
         return self._compressed(writer.write(records)) if records else b""

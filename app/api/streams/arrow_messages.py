@@ -44,7 +44,7 @@ class FlatTable:
         value: int = struct.unpack_from(form, self._data, position)[0]
         return value
 
-    def _place(self, index: int) -> int | None:
+    def _field_position(self, index: int) -> int | None:
         """The position of a field; None if it has its default."""
         entry = 4 + 2 * index
         offset = self._read("<H", self._vtable + entry) if entry < self._size else 0
@@ -52,39 +52,39 @@ class FlatTable:
 
     def number(self, index: int, form: str) -> int:
         """A field that is a number, 0 by default."""
-        place = self._place(index)
-        return 0 if place is None else self._read(form, place)
+        position = self._field_position(index)
+        return 0 if position is None else self._read(form, position)
 
     def table(self, index: int) -> "FlatTable | None":
         """A field that is a table."""
-        place = self._place(index)
-        return None if place is None else FlatTable(self._data, self._target(place))
+        position = self._field_position(index)
+        return None if position is None else FlatTable(self._data, self._target(position))
 
     def text(self, index: int) -> str:
         """A field that is a string."""
-        place = self._place(index)
-        if place is None:
+        position = self._field_position(index)
+        if position is None:
             return ""
-        start = self._target(place)
+        start = self._target(position)
         length = self._read("<I", start)
         return self._data[start + 4 : start + 4 + length].decode(errors="replace")
 
     def tables(self, index: int, most: int) -> Iterator["FlatTable"]:
         """The first `most` of a field that is a list of tables."""
-        place = self._place(index)
-        start = 0 if place is None else self._target(place)
+        position = self._field_position(index)
+        start = 0 if position is None else self._target(position)
         for i in range(min(most, self._read("<I", start) if start else 0)):
             yield FlatTable(self._data, self._target(start + 4 + 4 * i))
 
     def pairs(self, index: int, most: int) -> list[tuple[int, int]]:
         """The first `most` of a field that is a list of two 64-bit numbers each."""
-        place = self._place(index)
-        start = 0 if place is None else self._target(place)
+        position = self._field_position(index)
+        start = 0 if position is None else self._target(position)
         count = min(most, self._read("<I", start) if start else 0)
         return [struct.unpack_from("<qq", self._data, start + 4 + 16 * i) for i in range(count)]
 
-    def _target(self, place: int) -> int:
-        return place + self._read("<I", place)
+    def _target(self, position: int) -> int:
+        return position + self._read("<I", position)
 
 
 class MessageBuffer:

@@ -32,7 +32,7 @@ _MOST_BUFFERS = 6
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column: `first` is the place of its first buffer, `dtype` that of offsets or numbers."""
+    """A column: `first` is the index of its first buffer, `dtype` that of offsets or numbers."""
 
     first: int
     dtype: str
@@ -182,19 +182,19 @@ class _Rows:
             self._taken += 1
         return lines
 
-    def _line(self, place: int) -> Line:
-        name: int | str = place
+    def _line(self, index: int) -> Line:
+        name: int | str = index
         try:
             own = None if self._ids is None else self._ids.get(self._taken)
-            name = place if own is None else own
+            name = index if own is None else own
             text = self._texts.get(self._taken)
         except UnicodeDecodeError:
             error = InvalidRequestError("the row is not UTF-8: send text in Unicode")
-            return Line(place + 1, name, 0, error=error)
+            return Line(index + 1, name, 0, error=error)
         if isinstance(text, str):
-            return Line(place + 1, name, len(text), text)
+            return Line(index + 1, name, len(text), text)
         error = InvalidRequestError("the field text is null: send a string")
-        return Line(place + 1, name, 0, error=error)
+        return Line(index + 1, name, 0, error=error)
 
 
 class _Values:

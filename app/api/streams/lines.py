@@ -187,14 +187,14 @@ class NdjsonReader:
     def _line(self, content: bytes) -> Line:
         size, self._skipped = self._skipped + len(content), 0
         self._number += 1
-        place, self._records = self._records, self._records + 1
+        index, self._records = self._records, self._records + 1
         try:
             if size > self._max_line_bytes:
                 raise too_large("line", self._max_line_bytes)
             text, name = _parse(content)
         except SmartEmbedderError as error:
-            return Line(self._number, place, size, error=error)
-        return Line(self._number, place if name is None else name, size, text)
+            return Line(self._number, index, size, error=error)
+        return Line(self._number, index if name is None else name, size, text)
 
 
 def too_large(what: str, max_bytes: int) -> BodyTooLargeError:

@@ -101,7 +101,7 @@ class PieceSize:
 
 
 class PieceEmbedder:
-    """Embeds pieces of one stream by `embed`, each in a place for streams.
+    """Embeds pieces of one stream by `embed`, each with a slot for streams.
 
     It waits while the queue is full, or the model is being loaded. After an error it tries halves,
     down to single texts, so that an error that one text has caused is that text's alone.
@@ -109,7 +109,7 @@ class PieceEmbedder:
 
     def __init__(self, service: Service, client: str, embed: EmbedTexts) -> None:
         self._metrics = service.metrics
-        self._places = service.stream_places
+        self._slots = service.stream_slots
         self._client = client
         self._embed_texts = embed
 
@@ -119,8 +119,10 @@ class PieceEmbedder:
         piece = await self._results(good)
         if len(good) == len(lines):
             return piece
-        made = {result.line.number: result for result in piece.results}
-        results = [made.get(line.number) or LineResult(line, error=line.error) for line in lines]
+        computed = {result.line.number: result for result in piece.results}
+        results = [
+            computed.get(line.number) or LineResult(line, error=line.error) for line in lines
+        ]
         return replace(piece, results=results)
 
     async def _results(self, lines: Sequence[Line]) -> Piece:
@@ -156,11 +158,11 @@ class PieceEmbedder:
             await asyncio.sleep(pause)
 
     async def _embed(self, texts: list[str]) -> EmbeddingResult:
-        await self._places.acquire(self._client)
+        await self._slots.acquire(self._client)
         try:
             return await self._embed_texts(texts)
         finally:
-            self._places.release(self._client)
+            self._slots.release(self._client)
 
 
 def _of_lines(lines: Sequence[Line], result: EmbeddingResult) -> Piece:
@@ -169,8 +171,8 @@ def _of_lines(lines: Sequence[Line], result: EmbeddingResult) -> Piece:
         cuts.setdefault(cut.index, []).append(cut)
     strings = result.token_strings or repeat(None, len(lines))
     results = [
-        LineResult(line, made, tokens, tuple(cuts.get(i, ())))
-        for i, (line, made, tokens) in enumerate(
+        LineResult(line, vectors, tokens, tuple(cuts.get(i, ())))
+        for i, (line, vectors, tokens) in enumerate(
             zip(lines, result.embeddings, strings, strict=True)
         )
     ]

@@ -83,28 +83,30 @@ class DevicePool:
         `thoroughly` allows a measurement that occupies a device for longer. Returns the model to
         give to jobs. Raises the errors of its first forward.
         """
-        model = placed.places[0].model
+        model = placed.models[0].model
         with ExitStack() as undo:
             undo.callback(self.remove, model)
-            for place in placed.places:
-                await self._add_to_device(model, place, thoroughly=thoroughly)
+            for placed_model in placed.models:
+                await self._add_to_device(model, placed_model, thoroughly=thoroughly)
             undo.pop_all()
         return model
 
-    async def _add_to_device(self, model: Model, place: PlacedModel, *, thoroughly: bool) -> None:
-        found = (worker for worker in self._workers if worker.name == place.device.name)
+    async def _add_to_device(
+        self, model: Model, placed_model: PlacedModel, *, thoroughly: bool
+    ) -> None:
+        found = (worker for worker in self._workers if worker.name == placed_model.device.name)
         worker = next(found, None)
         if worker is None:
-            thread = DeviceThread(f"device-{len(self._workers)}", place.prepare_thread)
-            guard = DeviceGuard(place.free_memory)
-            measured = await _measure(place, thread, guard, thoroughly=True)
-            worker = self._start_worker(thread, place, {}, measured, is_guest=True)
+            thread = DeviceThread(f"device-{len(self._workers)}", placed_model.prepare_thread)
+            guard = DeviceGuard(placed_model.free_memory)
+            measured = await _measure(placed_model, thread, guard, thoroughly=True)
+            worker = self._start_worker(thread, placed_model, {}, measured, is_guest=True)
         else:
             guard, thread = worker.guard, worker.threads.launching
-            measured = await _measure(place, thread, guard, thoroughly=thoroughly)
+            measured = await _measure(placed_model, thread, guard, thoroughly=thoroughly)
         worker.seconds_of[model] = measured.seconds_per_token
         worker.budgets[model] = self._budget(measured)
-        worker.models[model] = place.model
+        worker.models[model] = placed_model.model
 
     def remove(self, model: Model) -> None:
         """Remove a model, for which no job may wait."""
@@ -259,10 +261,10 @@ class DevicePool:
 
 
 async def _measure(
-    place: PlacedModel, thread: DeviceThread, guard: DeviceGuard, *, thoroughly: bool
+    placed_model: PlacedModel, thread: DeviceThread, guard: DeviceGuard, *, thoroughly: bool
 ) -> Measured:
     """Measure a model, one call in the device's thread for each step."""
-    steps = place.measure(thoroughly)
+    steps = placed_model.measure(thoroughly)
     while True:
         measured = await thread.run(lambda: guard.guard(lambda: next(steps)))
         if measured is not None:

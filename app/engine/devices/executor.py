@@ -36,10 +36,9 @@ class DeviceExecutor:
     """Runs batches one after the other on one device until it is cancelled or the device fails.
 
     `models` maps the model of a job to the one that this device runs, and `budgets` to what its
-    forwards may hold. `on_stuck` is called when a
-    forward has taken so long that it may never return. `on_failed` is called with the error that
-    takes the device out of service; `has_others` says whether another device runs a model, which
-    then gets the batches of this one.
+    forwards may hold. `on_stuck` is called when a forward has taken so long that it may never
+    return. `on_failed` is called with the error that takes the device out of service; `has_others`
+    says whether another device runs a model, which then gets the batches of this one.
     """
 
     def __init__(

@@ -54,7 +54,7 @@ class ForwardLimit:
     def split(self, batch: Batch) -> "BatchLimits":
         """Seconds for each slice of a batch, and for the device."""
         whole = self.of_batch(batch)
-        jobs = [part.job for part in batch.slices]
+        jobs = [batch_slice.job for batch_slice in batch.slices]
         return BatchLimits(
             slices=[whole if job.time_left is None else job.time_left for job in jobs],
             device=max(whole if job.time_limit is None else job.time_limit for job in jobs),
@@ -138,13 +138,13 @@ async def fail_overdue(
     """
     began = time.perf_counter()
     order = sorted(range(len(batch.slices)), key=limits.slices.__getitem__)
-    for place in order:
-        left = began + limits.slices[place] - time.perf_counter()
+    for index in order:
+        left = began + limits.slices[index] - time.perf_counter()
         await asyncio.wait({running}, timeout=max(0.0, left))
         if running.done():
             return
-        job = batch.slices[place].job
-        seconds = limits.slices[place] if job.time_limit is None else job.time_limit
+        job = batch.slices[index].job
+        seconds = limits.slices[index] if job.time_limit is None else job.time_limit
         of_request = job.time_limit is not None
         what, setting = ("forwards", "RERANK_GPU") if of_request else ("forward", "GPU_PROCESS")
         job.fail(

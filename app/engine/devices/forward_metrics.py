@@ -9,10 +9,10 @@ def observe_wait(metrics: Metrics, batch: Batch) -> None:
     """Count the wait of each job whose first sequences are taken for the first time."""
     if batch.handed_over:
         return
-    for part in batch.slices:
-        taken_at = part.job.first_taken_at
-        if part.start == 0 and taken_at is not None:
-            metrics.queue_wait.observe(taken_at - part.job.enqueued_at)
+    for batch_slice in batch.slices:
+        taken_at = batch_slice.job.first_taken_at
+        if batch_slice.start == 0 and taken_at is not None:
+            metrics.queue_wait.observe(taken_at - batch_slice.job.enqueued_at)
 
 
 def observe_forward(metrics: Metrics, batch: Batch, seconds: float) -> None:

@@ -162,29 +162,29 @@ class CachedForwards:
         self._metrics.embedding_cache_hits.labels("memory").inc(len(entries))
         self._metrics.embedding_cache_hits.labels("in_flight").inc(len(joined))
         own = _without(wanted, entries.keys() | joined.keys())
-        made = await self._compute_and_join(request, own, set(joined.values()))
-        entries |= made.entries
+        filled = await self._compute_and_join(request, own, set(joined.values()))
+        entries |= filled.entries
         # What failed in another request is computed once more, in this one.
         again = await self._compute(request, _without(wanted, entries.keys()))
         entries |= again.entries
-        return _Filled(entries, made.tokenized + again.tokenized, made.jobs + again.jobs)
+        return _Filled(entries, filled.tokenized + again.tokenized, filled.jobs + again.jobs)
 
     async def _compute_and_join(
         self, request: _Request, own: list[_Wanted], shared: set[_SharedWork]
     ) -> _Filled:
         """Compute `own`, and take the entries of other requests' computations beside them."""
-        made = _Filled({}, [], [])
+        filled = _Filled({}, [], [])
         async with AsyncExitStack() as used:
             for work in shared:
                 await used.enter_async_context(work.used())
             if own:
                 begun = self._begin(request, own)
                 await used.enter_async_context(begun.used())
-                made = await begun.result()
-            entries = dict(made.entries)
+                filled = await begun.result()
+            entries = dict(filled.entries)
             for work in shared:
                 entries |= await _entries_of(work)
-        return replace(made, entries=entries)
+        return replace(filled, entries=entries)
 
     def _work_to_join(self, key: str, request: _Request) -> _SharedWork | None:
         """The running computation of this entry, if it ends no later than this request's own would.
@@ -236,14 +236,14 @@ class CachedForwards:
         groups = _by_kinds(missing)
         tasks = [_task_of(request, group) for group in groups]
         computed = await self._forwards.compute(tasks, request.reading)
-        made = {
+        entries = {
             each.keys[kind]: entry
             for group, result in zip(groups, computed.results, strict=True)
             for each, text, vectors in zip(group, result.texts, result.embeddings, strict=True)
             for kind, entry in split(text, vectors).items()
         }
-        await self._cache.put(made)
-        return _Filled(found | made, computed.tokenized, computed.jobs)
+        await self._cache.put(entries)
+        return _Filled(found | entries, computed.tokenized, computed.jobs)
 
 
 def with_cache(

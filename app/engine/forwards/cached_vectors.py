@@ -45,16 +45,16 @@ def kinds_of(outputs: Outputs) -> list[str]:
     return [kind for kind in KINDS if getattr(outputs, kind)]
 
 
-def split(text: TokenizedText, made: TextEmbedding) -> dict[str, CachedVectors]:
+def split(text: TokenizedText, embedding: TextEmbedding) -> dict[str, CachedVectors]:
     """An entry for each kind of vectors of a text."""
     ids = read_only(text.ids.astype(np.int32))
     arrays: dict[str, dict[str, Array]] = {
         kind: {kind: read_only(vectors)}
         for kind in ("dense", "colbert", "states")
-        if (vectors := getattr(made, kind)) is not None
+        if (vectors := getattr(embedding, kind)) is not None
     }
-    if made.sparse is not None:
-        indices, values = read_only(made.sparse.indices), read_only(made.sparse.values)
+    if embedding.sparse is not None:
+        indices, values = read_only(embedding.sparse.indices), read_only(embedding.sparse.values)
         arrays["sparse"] = {"indices": indices, "values": values}
     return {
         kind: CachedVectors(ids, text.original_tokens, text.exact, own)

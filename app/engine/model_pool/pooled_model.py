@@ -114,8 +114,8 @@ class PooledModel:
         """Loading has failed: refuse requests until a pause is over."""
         self._failed_at = time.monotonic()
         # The reason of any other failure may name folders of this machine.
-        told = f"the model {self.name} could not be loaded; the log says why"
-        self._failure = too_large or ModelNotLoadedError(told)
+        message = f"the model {self.name} could not be loaded; the log says why"
+        self._failure = too_large or ModelNotLoadedError(message)
 
     def leave(self) -> Residence | None:
         """Become unloaded; return the residence that it had."""
@@ -172,10 +172,10 @@ def models_with(
     placed: PlacedModels, task: str, defaults: LoadedModels, max_batch_tokens: int
 ) -> LoadedModels:
     """The models of its requests: an embedder alone, or a reranker beside the default models."""
-    place, info = placed.places[0], placed.describe()
+    first, info = placed.models[0], placed.describe()
     if task == "rerank":
         infos = (*defaults.infos, info)
-        reranker = cast(Reranker, place.model)
+        reranker = cast(Reranker, first.model)
         return replace(
             defaults,
             reranker=reranker,
@@ -184,9 +184,9 @@ def models_with(
             max_batch_tokens=max_batch_tokens,
         )
     return LoadedModels(
-        embedder=cast(Embedder, place.model),
-        device=place.device,
+        embedder=cast(Embedder, first.model),
+        device=first.device,
         max_batch_tokens=max_batch_tokens,
         infos=(info,),
-        fingerprints={place.model: placed.fingerprint},
+        fingerprints={first.model: placed.fingerprint},
     )

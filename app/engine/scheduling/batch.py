@@ -54,48 +54,48 @@ class Batch:
     @cached_property
     def sequences(self) -> list[TokenSequence]:
         """The token ids of every sequence, slice after slice."""
-        return [ids for part in self.slices for ids in part.sequences]
+        return [ids for each in self.slices for ids in each.sequences]
 
     @cached_property
     def outputs(self) -> list[Outputs]:
         """The outputs of each sequence."""
-        return [part.job.outputs for part in self.slices for _ in range(part.count)]
+        return [each.job.outputs for each in self.slices for _ in range(each.count)]
 
     @cached_property
     def tokens(self) -> int:
         """Tokens of the whole batch."""
-        return sum(part.tokens for part in self.slices)
+        return sum(each.tokens for each in self.slices)
 
     @cached_property
     def weight(self) -> float:
         """The greatest weight of its jobs."""
-        return max((part.job.weight for part in self.slices), default=0.0)
+        return max((each.job.weight for each in self.slices), default=0.0)
 
     @cached_property
     def client_tokens(self) -> dict[str, int]:
         """The tokens of each client."""
         tokens: Counter[str] = Counter()
-        for part in self.slices:
-            tokens[part.job.client] += part.tokens
+        for batch_slice in self.slices:
+            tokens[batch_slice.job.client] += batch_slice.tokens
         return tokens
 
     @cached_property
     def longest_slices(self) -> dict[str, int]:
         """The tokens of each client's longest slice."""
         longest: dict[str, int] = {}
-        for part in self.slices:
-            client = part.job.client
-            longest[client] = max(longest.get(client, 0), part.tokens)
+        for batch_slice in self.slices:
+            client = batch_slice.job.client
+            longest[client] = max(longest.get(client, 0), batch_slice.tokens)
         return longest
 
     def count(self, purpose: Purpose) -> int:
         """The number of its sequences whose job has this purpose."""
-        return sum(part.count for part in self.slices if part.job.purpose is purpose)
+        return sum(each.count for each in self.slices if each.job.purpose is purpose)
 
     def take(self, now: float) -> None:
         """Mark its sequences as taken, in every job."""
-        for part in self.slices:
-            part.job.take(part.count, now)
+        for batch_slice in self.slices:
+            batch_slice.job.take(batch_slice.count, now)
 
     def launch(self, model: Model) -> Callable[[], list[Any]]:
         """Launch the forward, in the device thread; return a function that waits for its results.
@@ -108,46 +108,48 @@ class Batch:
     def complete(self, results: Sequence[Any], seconds: float) -> None:
         """Give each job the results of its sequences; the forward took `seconds`."""
         begin = 0
-        for part in self.slices:
-            part.job.complete(part.start, results[begin : begin + part.count], seconds)
-            begin += part.count
+        for batch_slice in self.slices:
+            batch_slice.job.complete(
+                batch_slice.start, results[begin : begin + batch_slice.count], seconds
+            )
+            begin += batch_slice.count
 
     def fail(self, error: Exception) -> None:
         """Fail every job that has a slice in it."""
-        for part in self.slices:
-            part.job.fail(error)
+        for batch_slice in self.slices:
+            batch_slice.job.fail(error)
 
     def unresolved(self) -> "Batch":
         """The same batch without the slices of jobs that are resolved."""
-        return replace(self, slices=[part for part in self.slices if not part.job.resolved])
+        return replace(self, slices=[each for each in self.slices if not each.job.resolved])
 
     def halves(self) -> "tuple[Batch, Batch]":
         """Two batches of half of its sequences each; the first is empty for a single sequence."""
         left = len(self.sequences) // 2
         first: list[BatchSlice] = []
         second: list[BatchSlice] = []
-        for part in self.slices:
-            count = min(left, part.count)
+        for batch_slice in self.slices:
+            count = min(left, batch_slice.count)
             left -= count
-            for piece, slices in zip(part.split(count), (first, second), strict=True):
+            for piece, slices in zip(batch_slice.split(count), (first, second), strict=True):
                 if piece.count:
                     slices.append(piece)
         return replace(self, slices=first), replace(self, slices=second)
 
     def _reduce(self, results: Sequence[Any]) -> list[Any]:
         reduced: list[Any] = []
-        for part in self.slices:
-            own = results[len(reduced) : len(reduced) + part.count]
-            reduced.extend(_reduce_each(part, own))
+        for batch_slice in self.slices:
+            own = results[len(reduced) : len(reduced) + batch_slice.count]
+            reduced.extend(_reduce_each(batch_slice, own))
         return reduced
 
 
-def _reduce_each(part: BatchSlice, results: Sequence[Any]) -> Sequence[Any]:
+def _reduce_each(batch_slice: BatchSlice, results: Sequence[Any]) -> Sequence[Any]:
     """Reduce each result; an error in place of a result is kept."""
-    reduce = part.job.reduce
+    reduce = batch_slice.job.reduce
     if reduce is None:
         return results
     return [
-        each if isinstance(each, Exception) else reduce(place, each)
-        for place, each in enumerate(results, part.start)
+        each if isinstance(each, Exception) else reduce(index, each)
+        for index, each in enumerate(results, batch_slice.start)
     ]

@@ -91,7 +91,7 @@ class _Candidate(NamedTuple):
     order: int
     virtual_start: float
     job: Job
-    place: int
+    start: int
     tokens: int
 
 
@@ -139,10 +139,10 @@ def _active_flows(jobs: Mapping[Job, Flow]) -> Iterable[_ActiveFlow]:
     return active_flows.values()
 
 
-def _candidate(job: Job, order: int, place: int, virtual_start: float) -> _Candidate:
-    tokens = len(job.sequences[place])
+def _candidate(job: Job, order: int, start: int, virtual_start: float) -> _Candidate:
+    tokens = len(job.sequences[start])
     finish = virtual_start + min(tokens, QUANTUM_TOKENS) / job.weight
-    return _Candidate(finish, order, virtual_start, job, place, tokens)
+    return _Candidate(finish, order, virtual_start, job, start, tokens)
 
 
 class _Filling:
@@ -172,12 +172,12 @@ class _Filling:
     def add(self, candidate: _Candidate) -> tuple[int, int]:
         """Take the job's next sequences, one or as many as a turn holds.
 
-        Returns the place after the last one, and their tokens.
+        Returns the index after the last one, and their tokens.
         """
         if self._model is None:
             self._fix_model(candidate.job.model)
         lengths = self._turn(candidate)
-        after, tokens = candidate.place + len(lengths), sum(lengths)
+        after, tokens = candidate.start + len(lengths), sum(lengths)
         self._stops[candidate.job] = after
         self._sequences_left -= len(lengths)
         self._tokens_left -= tokens
@@ -185,7 +185,7 @@ class _Filling:
 
     def _turn(self, candidate: _Candidate) -> list[int]:
         """The lengths of the sequences that one turn holds, from the candidate on."""
-        first = candidate.place + 1
+        first = candidate.start + 1
         lengths = [candidate.tokens]
         left = min(self._turn_tokens, self._tokens_left) - candidate.tokens
         for ids in candidate.job.sequences[

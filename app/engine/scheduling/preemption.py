@@ -31,10 +31,12 @@ def split_short(batch: Batch) -> tuple[Batch, Batch]:
     """Split off the jobs that are short beside the others of `batch`; there may be none."""
     short: list[BatchSlice] = []
     rest: list[BatchSlice] = []
-    for part in batch.slices:
-        is_whole = part.count == len(part.job.sequences)
-        (short if is_whole and _is_short(part.job, part.tokens, batch) else rest).append(part)
-    if sum(part.tokens for part in short) > _MOST_TOKENS:
+    for batch_slice in batch.slices:
+        is_whole = batch_slice.count == len(batch_slice.job.sequences)
+        (
+            short if is_whole and _is_short(batch_slice.job, batch_slice.tokens, batch) else rest
+        ).append(batch_slice)
+    if sum(batch_slice.tokens for batch_slice in short) > _MOST_TOKENS:
         short, rest = [], batch.slices
     return replace(batch, slices=short), replace(batch, slices=rest)
 

@@ -127,10 +127,10 @@ class JobQueue:
         for job, flow in self._jobs.items():
             weights[flow] = weights.get(flow, 0.0) + job.weight
             shares[flow] = max(shares.get(flow, 0.0), job.weight)
-        for part in batch.slices:
-            flow = self._jobs[part.job]
-            flow.virtual_start += part.tokens / shares[flow]
-            flow.virtual_time += part.tokens / weights[flow]
+        for batch_slice in batch.slices:
+            flow = self._jobs[batch_slice.job]
+            flow.virtual_start += batch_slice.tokens / shares[flow]
+            flow.virtual_time += batch_slice.tokens / weights[flow]
         self._virtual_time += batch.tokens / sum(shares.values())
 
     def _catch_up(self) -> None:

@@ -72,8 +72,8 @@ class GpuEmbeddings:
 
     def __call__(self, packed: PackedBatch) -> Tensor:
         """`[T, width]`: the states that the first layer reads."""
-        places = packed.input_ids[0], packed.position_ids[0]
-        return self.backend.embed(places, (self.tokens, self.positions), self.norm)
+        indices = packed.input_ids[0], packed.position_ids[0]
+        return self.backend.embed(indices, (self.tokens, self.positions), self.norm)
 
     def finish_loading(self) -> None:
         """Do nothing: no table is left in the file."""

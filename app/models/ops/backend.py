@@ -54,9 +54,9 @@ class Backend(Protocol):
         """Prepare the sum of `x W` and a residual, which may be overwritten."""
 
     def embed(
-        self, places: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor], norm: LayerNorm
+        self, indices: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor], norm: LayerNorm
     ) -> Tensor:
-        """The norm of the sum of rows of two tables, `[T, width]`; their `places` are int64."""
+        """The norm of the sum of rows of two tables, `[T, width]`; their `indices` are int64."""
 
     def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
         """The norm of the sum of two `[T, width]`; `states` may be overwritten."""
@@ -74,11 +74,11 @@ class Backend(Protocol):
         """`silu(x) y` of the halves x and y of `[T, 2 width]`: `[T, width]`."""
 
     def unit_rows(
-        self, states: Tensor, dtype: torch.dtype, places: Tensor | None = None
+        self, states: Tensor, dtype: torch.dtype, indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Rows of `[T, width]` divided by their lengths, in `dtype`, and the lengths, float32.
 
-        `places` int64 are the rows that are taken; None takes all.
+        `indices` int64 are the rows that are taken; None takes all.
         """
 
     def int8_gemm(self, values: Tensor, scale: Tensor, activation: str | None = None) -> Int8Gemm:

@@ -124,9 +124,9 @@ class Compiler:
         sets = self.architecture.sets
         for source in sorted(FOLDER.glob("*.c")):
             for each in sets[-1:] if source.name == _SHARED_SOURCE else sets:
-                made = str(self._folder / f"{source.stem}-{each.name}.o")
+                compiled = str(self._folder / f"{source.stem}-{each.name}.o")
                 flags = [*self.architecture.flags, *_flags_of(each)]
-                yield made, [*flags, "-c", str(source), "-o", made]
+                yield compiled, [*flags, "-c", str(source), "-o", compiled]
 
     def run(self, *arguments: str) -> None:
         """Compile or link for the architecture."""
@@ -139,12 +139,12 @@ def make_library(compiler: Compiler) -> None:
     objects = compiler.compile_kernels()
     library = library_path(compiler.architecture)
     # Beside its place, so that it comes there in one step.
-    made = library.with_suffix(f".{os.getpid()}")
+    temporary = library.with_suffix(f".{os.getpid()}")
     try:
-        compiler.run(*_LINK, *objects, "-o", str(made))
-        made.replace(library)
+        compiler.run(*_LINK, *objects, "-o", str(temporary))
+        temporary.replace(library)
     finally:
-        made.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     for other in set(FOLDER.glob("kernels-*.so")) - set(map(library_path, ARCHITECTURES.values())):
         other.unlink(missing_ok=True)
 

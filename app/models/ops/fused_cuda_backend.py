@@ -33,12 +33,12 @@ class FusedCudaBackend(CudaBackend):
         self._kernels = kernels
 
     def embed(
-        self, places: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor], norm: LayerNorm
+        self, indices: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor], norm: LayerNorm
     ) -> Tensor:
-        """Implement `Backend`; where a table has no such place, the row is NaN."""
+        """Implement `Backend`; where a table has no such row, the row is NaN."""
         if not _fit(*tables, norm.weight, norm.bias):
-            return super().embed(places, tables, norm)
-        (first, second), (tokens, positions) = places, tables
+            return super().embed(indices, tables, norm)
+        (first, second), (tokens, positions) = indices, tables
         width = tokens.shape[1]
         output = tokens.new_empty(len(first), width)
         self._kernels.run(
@@ -95,17 +95,17 @@ class FusedCudaBackend(CudaBackend):
         return output
 
     def unit_rows(
-        self, states: Tensor, dtype: torch.dtype, places: Tensor | None = None
+        self, states: Tensor, dtype: torch.dtype, indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Implement `Backend`."""
         # The mean of states, which is float32, has another type than the kernels are compiled for.
         if states.dtype is not self._dtype or not _fit(states):
-            return super().unit_rows(states, dtype, places)
-        rows, width = len(states if places is None else places), states.shape[1]
+            return super().unit_rows(states, dtype, indices)
+        rows, width = len(states if indices is None else indices), states.shape[1]
         output = states.new_empty(rows, width, dtype=dtype)
         lengths = states.new_empty(rows, dtype=torch.float32)
         self._kernels.run(
-            "unit_rows", rows, _threads(width), states, places, output, lengths,
+            "unit_rows", rows, _threads(width), states, indices, output, lengths,
             SHORTEST_ROW, int(dtype is torch.float16), width,
         )  # fmt: skip
         return output, lengths

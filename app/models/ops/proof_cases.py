@@ -66,7 +66,7 @@ class TrialInputs:
         self.dtype = torch.float32 if exact else dtype
         self._rounded = dtype
         self._drawn = torch.randn(_DRAWN, generator=torch.Generator().manual_seed(0))
-        self._place = 0
+        self._next = 0
         texts = [np.zeros(length, np.int64) for length in _LENGTHS]
         self.packed: PackedBatch = pack(texts, device=device, multiple=_MULTIPLE)
 
@@ -82,9 +82,9 @@ class TrialInputs:
     def float32(self, *shape: int) -> Tensor:
         """The same, in float32 for every path."""
         count = math.prod(shape)
-        times = -(-(self._place + count) // _DRAWN)
-        taken = self._drawn.repeat(times)[self._place : self._place + count]
-        self._place = (self._place + count) % _DRAWN
+        times = -(-(self._next + count) // _DRAWN)
+        taken = self._drawn.repeat(times)[self._next : self._next + count]
+        self._next = (self._next + count) % _DRAWN
         return taken.view(shape).to(self.device)
 
     def bytes(self, *shape: int) -> Tensor:
@@ -152,8 +152,8 @@ def _add_linear(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
 
 def _unit_rows(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
     states = inputs.normal(inputs.tokens, inputs.shapes.width)
-    places = inputs.packed.cu_seqlens[:-1].long()
-    for rows in (None, places):
+    indices = inputs.packed.cu_seqlens[:-1].long()
+    for rows in (None, indices):
         yield from backend.unit_rows(states, torch.float32, rows)
 
 

@@ -67,10 +67,10 @@ class TorchBackend:
         return add_linear
 
     def embed(
-        self, places: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor], norm: LayerNorm
+        self, indices: tuple[Tensor, Tensor], tables: tuple[Tensor, Tensor], norm: LayerNorm
     ) -> Tensor:
         """Implement `Backend`."""
-        states, others = map(functional.embedding, places, tables)
+        states, others = map(functional.embedding, indices, tables)
         return self.add_norm(states, others, norm)
 
     def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
@@ -95,10 +95,10 @@ class TorchBackend:
         return functional.silu(gate).mul_(through)
 
     def unit_rows(
-        self, states: Tensor, dtype: torch.dtype, places: Tensor | None = None
+        self, states: Tensor, dtype: torch.dtype, indices: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Implement `Backend`."""
-        rows = (states if places is None else states.index_select(0, places)).float()
+        rows = (states if indices is None else states.index_select(0, indices)).float()
         lengths = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         return (rows / lengths.clamp_min(SHORTEST_ROW)).to(dtype), lengths.squeeze(-1)
 

@@ -150,9 +150,9 @@ def _runs(wanted: list[int], packed: PackedBatch, most: int) -> Iterator[list[in
     run: list[int] = []
     tokens = 0
     for index in wanted:
-        place = packed.unpack_order[index]
-        length = packed.lengths[place]
-        beside = bool(run) and place == packed.unpack_order[run[-1]] + 1
+        position = packed.unpack_order[index]
+        length = packed.lengths[position]
+        beside = bool(run) and position == packed.unpack_order[run[-1]] + 1
         if run and not (beside and tokens + length <= most):
             yield run
             run, tokens = [], 0

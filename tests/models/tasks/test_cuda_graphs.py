@@ -173,8 +173,8 @@ def test_a_model_that_is_loaded_later_has_graphs_and_others_are_launched_meanwhi
     )
     entry = ModelEntry(name=str(tiny_reranker), task="rerank")
     placed = EntryLoader(settings).plan(entry).load()
-    (place,) = placed.places
-    steps = place.measure(False)
+    (placed_model,) = placed.models
+    steps = placed_model.measure(False)
     measured = None
     served = 0
     while measured is None:
@@ -187,6 +187,6 @@ def test_a_model_that_is_loaded_later_has_graphs_and_others_are_launched_meanwhi
     assert served > 3 * len(BUCKETS)
     assert placed.describe().paths["launch"] == "graphs"
     with cuda.forward() as launches:
-        collect_scores = place.model.launch(sequences(7), [Outputs()])
+        collect_scores = placed_model.model.launch(sequences(7), [Outputs()])
     assert launches["graph"] == 1
     assert len(collect_scores()) == 1
