@@ -61,6 +61,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     )
     add("--url", help="ask this running service; without it the engine runs in this process")
     add("--token", help="the access token of that service")
+    add("--model", help="the model of MODELS of that service which makes the vectors")
+    add("--reranker", help="the model of MODELS of that service which reranks")
     add("--reference", action="store_true", help="run the reference implementations, too")
     add("--kinds", help=f"some of {','.join(KINDS)} (all that the models make)")
     add("--only", metavar="NAMES", help="compute these representations alone, separated by ;")
@@ -80,6 +82,10 @@ def _check(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> No
         parser.error("name a folder, or a task with --mteb")
     if not 0 <= arguments.rerank <= MOST_RANKED:
         parser.error(f"--rerank must be between 0 and {MOST_RANKED}")
+    if (arguments.model or arguments.reranker) and not arguments.url:
+        parser.error("--model and --reranker need --url: without it, name the models in settings")
+    if (arguments.model or arguments.reranker) and arguments.reference:
+        parser.error("--reference is of the models in settings: leave --model and --reranker out")
     if arguments.input_types and arguments.query_prompt:
         parser.error("--input-types does not go with --query-prompt")
 
@@ -147,13 +153,18 @@ async def _evaluate_reference(settings: Settings, dataset: Dataset, plan: Plan) 
     return await evaluate(ReferenceSource(settings), dataset, plan)
 
 
+def _source(
+    arguments: argparse.Namespace, settings: Settings
+) -> AbstractAsyncContextManager[Source]:
+    if arguments.url is None:
+        return engine_source(settings)
+    return service_source(arguments.url, arguments.token, arguments.model, arguments.reranker)
+
+
 async def run(arguments: argparse.Namespace) -> list[Evaluation]:
     """Evaluate what the command line asks for, and report it, whatever becomes of a reference."""
     dataset, settings = read_dataset(arguments), load_settings().model_copy(update=_PATIENT)
-    opened: AbstractAsyncContextManager[Source] = (
-        service_source(arguments.url, arguments.token) if arguments.url else engine_source(settings)
-    )
-    async with opened as source:
+    async with _source(arguments, settings) as source:
         plan = plan_of(arguments, await look_at(source))
         basic = _basic(plan) if arguments.reference else None
         evaluations = [await evaluate(source, dataset, plan)]

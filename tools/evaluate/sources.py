@@ -141,11 +141,15 @@ async def engine_source(settings: Settings) -> AsyncIterator[EngineSource]:
 
 
 class ServiceSource:
-    """A running service."""
+    """A running service: its default models, or those of MODELS that are named."""
 
-    def __init__(self, client: httpx2.AsyncClient) -> None:
+    def __init__(
+        self, client: httpx2.AsyncClient, model: str | None = None, reranker: str | None = None
+    ) -> None:
         self._client = client
-        self.name = f"the service at {client.base_url}"
+        self._model = model
+        self._reranker = reranker
+        self.name = f"{model or 'the service'} at {client.base_url}"
         self.reranks = False
 
     async def identify(self) -> None:
@@ -156,13 +160,13 @@ class ServiceSource:
             raise SourceError(f"{self.name} does not answer: {error}") from None
         if health.get("status") != "healthy":
             raise SourceError(f"{self.name} is not ready: {health.get('reason')}")
-        self.reranks = health["reranker_model"] != NO_RERANKER
+        self.reranks = bool(self._reranker) or health["reranker_model"] != NO_RERANKER
 
     async def embed(
         self, texts: list[str], kinds: Kinds | None = None, options: EmbeddingOptions = NO_OPTIONS
     ) -> Embedded:
         """As `Source.embed`; dense vectors have unit length."""
-        body: dict[str, Any] = {"sentences": texts, "normalize_dense": True}
+        body: dict[str, Any] = {"sentences": texts, "normalize_dense": True, "model": self._model}
         if kinds is not None:
             body |= {f"return_{kind}": kind in kinds for kind in KINDS}
         fields = ("prompt", "input_type", "dimensions")
@@ -178,7 +182,7 @@ class ServiceSource:
         scores = [0.0] * len(passages)
         for begin in range(0, len(passages), _PASSAGES):
             some = passages[begin : begin + _PASSAGES]
-            body = {"query": query, "passages": some}
+            body = {"query": query, "passages": some, "model": self._reranker}
             answer, _ = await self._post("/rerank", body, "application/json")
             for each in json.loads(answer)["results"]:
                 scores[begin + each["index"]] = each["score"]
@@ -206,11 +210,13 @@ class ServiceSource:
 
 
 @asynccontextmanager
-async def service_source(url: str, token: str | None) -> AsyncIterator[ServiceSource]:
+async def service_source(
+    url: str, token: str | None, model: str | None = None, reranker: str | None = None
+) -> AsyncIterator[ServiceSource]:
     """The service at `url`; raises `SourceError` where it is not ready."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with httpx2.AsyncClient(base_url=url, headers=headers, timeout=None) as client:
-        source = ServiceSource(client)
+        source = ServiceSource(client, model, reranker)
         await source.identify()
         yield source
 

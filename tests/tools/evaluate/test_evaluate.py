@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from transformers import BertForMaskedLM, BertModel
 
-from tests.support.server import RunningServer
+from tests.support.server import RunningServer, run_server
 from tests.support.wordpiece import save_colbert, save_splade
 from tools import references
 from tools.evaluate import __main__ as tool
@@ -139,6 +139,41 @@ def test_a_service_finds_what_the_engine_finds(
     assert [row.bytes_per_document for row in service.rows] == [
         row.bytes_per_document for row in engine.rows
     ]
+
+
+def test_models_beside_the_default_ones_find_what_they_find_alone(
+    one_kind: dict[str, Path], tiny_m3: Path, tiny_reranker: Path, few_questions, run, tmp_path
+) -> None:
+    folder = few_questions(6)
+    models = f"- name: {one_kind['sparse']}\n- {{name: {tiny_reranker}, task: rerank}}\n"
+    (tmp_path / "models.yaml").write_text(models, "utf-8")
+    alone = {"EMBEDDING_MODEL": one_kind["sparse"], "RERANKER_MODEL": tiny_reranker}
+    (engine,) = run(folder, "--rerank", "2", **alone)
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "RERANKER_MODEL": "none", "DTYPE": "float32"}
+    with run_server(tmp_path, MODELS="models.yaml", **settings) as server:
+        server.wait_until_healthy()
+        names = ("--model", one_kind["sparse"].name, "--reranker", tiny_reranker.name)
+        (service,) = run(folder, "--rerank", "2", "--url", server.url, *names)
+    assert ndcg(service) == pytest.approx(ndcg(engine), abs=1e-6)
+    assert "reranked" in ndcg(service)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--model and --reranker need --url"),
+        (
+            ["--url", "http://127.0.0.1:9", "--reference"],
+            "--reference is of the models in settings",
+        ),
+    ],
+)
+def test_models_beside_the_default_ones_are_those_of_a_service(
+    arguments: list[str], message: str, capsys
+) -> None:
+    with pytest.raises(SystemExit):
+        tool.parse(["folder", "--model", "one", *arguments])
+    assert message in capsys.readouterr().err
 
 
 def test_only_what_is_asked_for_is_computed(tiny_m3: Path, few_questions, run) -> None:
