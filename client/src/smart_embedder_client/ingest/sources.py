@@ -121,15 +121,19 @@ def _read_csv(file: Path, source: str, fields: Fields) -> Iterator[Document]:
     csv.field_size_limit(_LONGEST_CSV_FIELD)
     delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
     with file.open("rb") as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as lines:
-        rows, before = csv.DictReader(lines, delimiter=delimiter), 0
+        # Otherwise a quote that is never closed makes one text of the rest of the file.
+        rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
+        before = last_line = 0
         try:
             for row in rows:
                 position = raw.tell()
-                place = f"{file}, line {rows.line_num},"
-                yield from _of_row(row, position - before, fields, source, place)
+                last_line = rows.line_num
+                location = f"{file}, line {last_line},"
+                yield from _of_row(row, position - before, fields, source, location)
                 before = position
         except csv.Error as error:
-            raise SourceError(f"{file}, line {rows.line_num}, is no CSV: {error}") from error
+            row_of = f"{file}, the row that begins in line {max(last_line, 1) + 1}"
+            raise SourceError(f"{row_of}, is no CSV: {error}") from error
 
 
 def _read_parquet(file: Path, source: str, fields: Fields) -> Iterator[Document]:
