@@ -101,6 +101,15 @@ def test_what_json_cannot_send_is_replaced(tmp_path: Path) -> None:
     assert document.metadata == {"a": None, "b": "?", "?": 1}
 
 
+def test_an_integer_beyond_64_bits_becomes_a_float(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    numbers = [2**63 - 1, -(2**63) + 1, 2**63, 10**400]
+    path.write_text(json.dumps({"text": "a", "numbers": numbers}))
+    (document,) = read(path)
+    assert document.metadata == {"numbers": [*numbers[:2], 2.0**63, None]}
+    assert isinstance(document.metadata["numbers"][2], float)
+
+
 @pytest.mark.skipif(os.name != "posix", reason="names are bytes on POSIX")
 def test_a_name_that_is_not_utf8_can_be_stored(tmp_path: Path) -> None:
     for name in (b"caf\xe9.txt", b"caf\xe8.txt"):
@@ -148,8 +157,12 @@ def test_a_folder_that_cannot_be_listed_does_not_look_empty(
         ("a.jsonl", b'{"text": "a"}', None),
         ("a.csv", b"body,b\n1,2\n", "line 2, has no field text, only body, b"),
         ("a.csv", b'text\n"a\x00b"', None),
-        ("a.csv", b'text\na\n"b\nc\nd\n', "row that begins in line 3, is no CSV: unexpected end of"),
-        ("a.csv", b'text,b\n"a"x,1\n', "row that begins in line 2, is no CSV: ',' expected after"),
+        (
+            "a.csv",
+            b'text\na\n"b\nc\nd\n',
+            "begins in line 3, is no CSV: unexpected end of",
+        ),
+        ("a.csv", b'text,b\n"a"x,1\n', "begins in line 2, is no CSV: ',' expected after"),
         ("a.parquet", b"no parquet", "is no Parquet"),
         ("a.txt", b"caf\xe9", "is not UTF-8"),
         ("a.pdf", b"", "is none of the files that can be read: .jsonl"),

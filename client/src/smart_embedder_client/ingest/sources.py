@@ -6,7 +6,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +178,18 @@ def _encodable(text: str) -> str:
 def _as_json(row: Mapping[str, Any]) -> dict[str, Any]:
     """What a payload can hold: dates as text, and no number that JSON does not have."""
     dumped = _encodable(json.dumps(row, default=str, ensure_ascii=False))
-    loaded: dict[str, Any] = json.loads(dumped, parse_constant=lambda _: None)
+    loaded: dict[str, Any] = json.loads(dumped, parse_int=_number, parse_constant=lambda _: None)
     return loaded
+
+
+def _number(digits: str) -> int | float | None:
+    """An integer of 64 bits, which gRPC has; a larger one as a float, or None beyond floats."""
+    number = int(digits)
+    if number.bit_length() < 64:  # noqa: PLR2004 - and a sign
+        return number
+    with suppress(OverflowError):
+        return float(number)
+    return None
 
 
 def _is_deep(value: Any) -> bool:
