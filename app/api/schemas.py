@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
 
 from app.engine import EmbeddingOptions, TruncationOptions
-from app.engine.options import MAX_PROMPT_CHARACTERS, InputType, Side
+from app.engine.options import InputType, Side
+from app.settings.types import MAX_PROMPT_CHARACTERS
 from app.vectors.muvera import MuveraSide
 from app.vectors.pooling import MAX_POOL_FACTOR
 from app.vectors.quantization import OutputDtype

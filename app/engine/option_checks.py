@@ -2,9 +2,10 @@
 
 from app.engine.loaded_models import LoadedModels
 from app.engine.model import Embedder
-from app.engine.options import MAX_PROMPT_CHARACTERS, EmbeddingOptions, InputType
+from app.engine.options import EmbeddingOptions, InputType
 from app.engine.types import Outputs
 from app.errors import InvalidRequestError, KindNotMadeError
+from app.settings.types import MAX_PROMPT_CHARACTERS
 
 # What sentence-transformers' encode_query and encode_document look for, in this order.
 _PROMPT_NAMES: dict[InputType, tuple[str, ...]] = {

@@ -11,9 +11,6 @@ from typing import Literal
 Side = Literal["left", "right"]
 InputType = Literal["query", "document"]
 
-# A prompt is tokenised with each text.
-MAX_PROMPT_CHARACTERS = 4096
-
 
 @dataclass(frozen=True, slots=True)
 class TruncationOptions:

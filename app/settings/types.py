@@ -149,10 +149,14 @@ RerankerModel = Annotated[
 Pooling = Annotated[
     Literal["cls", "last_token", "max", "mean", "mean_sqrt_length", "weighted_mean"], _AnyCase
 ]
+# A prompt is tokenised with each text.
+MAX_PROMPT_CHARACTERS = 4096
 Prompt = Annotated[
     str,
-    Field(max_length=4096, strict=True),
-    Allowed("a text of at most 4,096 characters, in quotes if it ends with a space"),
+    Field(max_length=MAX_PROMPT_CHARACTERS, strict=True),
+    Allowed(
+        f"a text of at most {MAX_PROMPT_CHARACTERS:,} characters, in quotes if it ends with a space"
+    ),
 ]
 ModelAliases = Annotated[
     dict[str, str],

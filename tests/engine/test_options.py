@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from app.engine import EmbeddingOptions, Engine, RerankRequest, TruncationOptions
-from app.engine.options import CUT_AT_END, MAX_PROMPT_CHARACTERS
+from app.engine.options import CUT_AT_END
 from app.engine.types import Outputs, SparseVector, TextEmbedding
 from app.errors import InvalidRequestError, TextTooLongError
 from app.settings import Settings
+from app.settings.types import MAX_PROMPT_CHARACTERS
 from tests.engine.engines import hold, let_go, queued
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 

@@ -1,1 +1,1 @@
-"""Before the queue: places, tokenisation, and what was truncated."""
+"""Before the queue: limits of concurrency, tokenisation, and what was truncated."""

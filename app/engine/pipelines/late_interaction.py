@@ -31,11 +31,7 @@ class FusionWeights:
     def require_one_of(self, kinds: Outputs) -> None:
         """Raise `InvalidRequestError` unless a kind in `kinds` has a weight above 0."""
         available = (kinds.dense, kinds.sparse, kinds.colbert)
-        if not any(
-            weight
-            for weight, is_available in zip(self._all, available, strict=True)
-            if is_available
-        ):
+        if not any(weight and kind for weight, kind in zip(self._all, available, strict=True)):
             raise InvalidRequestError(
                 "one of the weights must be above 0 of the kinds of vectors that the model makes"
             )

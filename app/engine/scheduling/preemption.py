@@ -33,9 +33,8 @@ def split_short(batch: Batch) -> tuple[Batch, Batch]:
     rest: list[BatchSlice] = []
     for batch_slice in batch.slices:
         is_whole = batch_slice.count == len(batch_slice.job.sequences)
-        (
-            short if is_whole and _is_short(batch_slice.job, batch_slice.tokens, batch) else rest
-        ).append(batch_slice)
+        preempts = is_whole and _is_short(batch_slice.job, batch_slice.tokens, batch)
+        (short if preempts else rest).append(batch_slice)
     if sum(batch_slice.tokens for batch_slice in short) > _MOST_TOKENS:
         short, rest = [], batch.slices
     return replace(batch, slices=short), replace(batch, slices=rest)

@@ -162,6 +162,7 @@ def test_a_folder_that_cannot_be_listed_does_not_look_empty(
             b'text\na\n"b\nc\nd\n',
             "begins in line 3, is no CSV: unexpected end of",
         ),
+        ("a.csv", b'"text\na\n', "begins in line 1, is no CSV: unexpected end of"),
         ("a.csv", b'text,b\n"a"x,1\n', "begins in line 2, is no CSV: ',' expected after"),
         ("a.parquet", b"no parquet", "is no Parquet"),
         ("a.txt", b"caf\xe9", "is not UTF-8"),

@@ -127,19 +127,19 @@ extern "C" __global__ void add_norm(number *states, const number *residual, cons
 // The tables have `vocabulary` and `longest` rows. A row of NaN fails the text that has another
 // token; an illegal access would end the process.
 extern "C" __global__ void embed(const long long *ids, const number *tokens,
-                                 const long long *places, const number *positions,
+                                 const long long *position_ids, const number *positions,
                                  const number *weight, const number *bias, number *output,
                                  float epsilon, int vocabulary, int longest, int width)
 {
     int column = threadIdx.x * EIGHT;
     bool inside = column < width;
-    long long id = ids[blockIdx.x], place = places[blockIdx.x];
+    long long id = ids[blockIdx.x], position = position_ids[blockIdx.x];
     Eight x = {}, other = {};
-    if (id < 0 || id >= vocabulary || place < 0 || place >= longest) {
+    if (id < 0 || id >= vocabulary || position < 0 || position >= longest) {
         x.at[0] = __uint_as_float(0x7fc00000);
     } else if (inside) {
         x = load(tokens + id * width + column);
-        other = load(positions + place * width + column);
+        other = load(positions + position * width + column);
     }
     number *row = output + (long long)blockIdx.x * width;
     store_norm(x, other, inside, row, weight, bias, epsilon, width);
@@ -166,14 +166,14 @@ extern "C" __global__ void rms_norm(const number *states, const number *weight, 
     store(output + place, x);
 }
 
-// `places` are the rows of `states` that are taken, or null for all. `output` is float32, or float16
+// `indices` are the rows of `states` that are taken, or null for all. `output` is float32, or float16
 // where `half` is set.
-extern "C" __global__ void unit_rows(const number *states, const long long *places, void *output,
+extern "C" __global__ void unit_rows(const number *states, const long long *indices, void *output,
                                      float *lengths, float shortest, int half, int width)
 {
     int column = threadIdx.x * EIGHT;
     bool inside = column < width;
-    long long row = places ? places[blockIdx.x] : blockIdx.x;
+    long long row = indices ? indices[blockIdx.x] : blockIdx.x;
     Eight x = {};
     float squares = 0;
     if (inside)

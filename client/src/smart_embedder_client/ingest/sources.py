@@ -125,6 +125,7 @@ def _read_csv(file: Path, source: str, fields: Fields) -> Iterator[Document]:
         rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
         before = last_line = 0
         try:
+            last_line = rows.line_num if rows.fieldnames else 0
             for row in rows:
                 position = raw.tell()
                 last_line = rows.line_num
@@ -132,7 +133,7 @@ def _read_csv(file: Path, source: str, fields: Fields) -> Iterator[Document]:
                 yield from _of_row(row, position - before, fields, source, location)
                 before = position
         except csv.Error as error:
-            row_of = f"{file}, the row that begins in line {max(last_line, 1) + 1}"
+            row_of = f"{file}, the row that begins in line {last_line + 1}"
             raise SourceError(f"{row_of}, is no CSV: {error}") from error
 
 
