@@ -38,7 +38,7 @@ MOST_FORWARDS = 3.0
 # Until Alice has filled the queue.
 HEAD_START = 2.0
 # Of the histogram that observes every forward.
-FORWARDS = "batch_tokens_count"
+FORWARDS = "embedder_batch_tokens_count"
 Request = tuple[str, dict[str, Any]]
 
 
@@ -170,7 +170,7 @@ def measure_alone(server: RunningServer, seconds: float, processes: Executor) ->
 def computed_tokens(server: RunningServer) -> float:
     """Tokens that the server's forwards have read so far, of all models."""
     lines = httpx2.get(f"{server.url}/metrics", timeout=60).text.splitlines()
-    series = [line for line in lines if line.startswith("tokens_processed_total{")]
+    series = [line for line in lines if line.startswith("embedder_tokens_processed_total{")]
     return sum(float(line.rpartition(" ")[2]) for line in series)
 
 

@@ -142,9 +142,9 @@ def check_leaving(server: RunningServer) -> list[str]:
         stream.hang_up()
         sender.join()
     server.wait_for_metric("embedding_active_requests", 0)
-    left = server.metric("batch_tokens_count")
+    left = server.metric("embedder_batch_tokens_count")
     time.sleep(3)
-    more = server.metric("batch_tokens_count") - left
+    more = server.metric("embedder_batch_tokens_count") - left
     print(f"{more:.0f} forwards in 3 s after a client had left")
     return ["something was computed for a client that had left"] if more else []
 

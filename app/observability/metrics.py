@@ -92,7 +92,7 @@ class Metrics:
         )
         self.rerank_active = gauge("rerank_active_requests", "Rerank requests in work")
         self.rate_limit_store_errors = counter(
-            "rate_limit_store_errors_total", "Times the rate limit's store did not answer"
+            "embedder_rate_limit_store_errors_total", "Times the rate limit's store did not answer"
         )
         self._start_at_zero()
 
@@ -112,64 +112,74 @@ class Metrics:
         self._make_queue_metrics()
         self._make_model_metrics()
         self.batch_size = histogram("embedding_batch_size", "Texts in one forward", _TEXTS)
-        self.batch_tokens = histogram("batch_tokens", "Tokens in one forward", _TOKENS)
+        self.batch_tokens = histogram("embedder_batch_tokens", "Tokens in one forward", _TOKENS)
         self.embedding_inference = histogram(
             "embedding_gpu_inference_duration_seconds", "One embedding forward", _SECONDS
         )
         self.rerank_inference = histogram(
             "rerank_inference_duration_seconds", "One rerank forward", _SECONDS
         )
-        self.queue_wait = histogram("queue_wait_seconds", "Wait before the first forward", _SECONDS)
-        self.tokenize = histogram("tokenize_seconds", "Tokenisation of one request", _SECONDS)
-        self.tokens = counter("tokens_processed_total", "Tokens through a model", "model")
-        self.splits = counter("out_of_memory_splits_total", "Batches split for lack of memory")
-        self.abandoned = counter("abandoned_requests_total", "Requests whose client left")
+        self.queue_wait = histogram(
+            "embedder_queue_wait_seconds", "Wait before the first forward", _SECONDS
+        )
+        self.tokenize = histogram(
+            "embedder_tokenize_seconds", "Tokenisation of one request", _SECONDS
+        )
+        self.tokens = counter("embedder_tokens_processed_total", "Tokens through a model", "model")
+        self.splits = counter(
+            "embedder_out_of_memory_splits_total", "Batches split for lack of memory"
+        )
+        self.abandoned = counter("embedder_abandoned_requests_total", "Requests whose client left")
 
     def _make_model_metrics(self) -> None:
         self.model_state = self._gauge(
-            "model_state", "1 for the state that a model is in, else 0", "model", "state"
+            "embedder_model_state", "1 for the state that a model is in, else 0", "model", "state"
         )
         self.model_requests = self._gauge(
-            "model_requests", "Requests that use a model of MODELS or wait for it", "model"
+            "embedder_model_requests", "Requests that use a model of MODELS or wait for it", "model"
         )
         self.model_loads = self._counter(
-            "model_loads_total", "Times a model of MODELS was loaded", "model", "result"
+            "embedder_model_loads_total", "Times a model of MODELS was loaded", "model", "result"
         )
         self.model_unloads = self._counter(
-            "model_unloads_total", "Times a model of MODELS was unloaded", "model"
+            "embedder_model_unloads_total", "Times a model of MODELS was unloaded", "model"
         )
 
     def _make_queue_metrics(self) -> None:
         gauge = self._gauge
         self.queue_size = gauge("embedding_queue_size", "Embedding requests waiting")
-        self.queue_capacity = gauge("embedding_queue_capacity", "Embedding requests that may wait")
-        self.rerank_capacity = gauge("rerank_queue_capacity", "Rerank requests accepted at once")
+        self.queue_capacity = gauge(
+            "embedder_embedding_queue_capacity", "Embedding requests that may wait"
+        )
+        self.rerank_capacity = gauge(
+            "embedder_rerank_queue_capacity", "Rerank requests accepted at once"
+        )
         self.stuck_seconds = gauge(
-            "device_stuck_seconds",
+            "embedder_device_stuck_seconds",
             "Seconds since a forward last returned, while one takes over twice its limit; else 0",
         )
 
     def _make_cache_metrics(self) -> None:
         counter, gauge = self._counter, self._gauge
         self.embedding_cache_hits = counter(
-            "embedding_cache_hits_total",
+            "embedder_cache_hits_total",
             "Vectors that were not computed again, one for each text and kind",
             "source",
         )
         for source in CACHE_SOURCES:
             self.embedding_cache_hits.labels(source)
         self.embedding_cache_misses = counter(
-            "embedding_cache_misses_total",
+            "embedder_cache_misses_total",
             "Vectors that the cache did not have, one for each text and kind",
         )
         self.embedding_cache_bytes = gauge(
-            "embedding_cache_bytes", "Memory that the embedding cache takes in this process"
+            "embedder_cache_bytes", "Memory that the embedding cache takes in this process"
         )
         self.embedding_cache_entries = gauge(
-            "embedding_cache_entries", "Entries of the embedding cache, one for each text and kind"
+            "embedder_cache_entries", "Entries of the embedding cache, one for each text and kind"
         )
         self.embedding_cache_store_errors = counter(
-            "embedding_cache_store_errors_total", "Times the embedding cache's Redis did not answer"
+            "embedder_cache_store_errors_total", "Times the embedding cache's Redis did not answer"
         )
 
     def _make_memory_metrics(self) -> None:
@@ -188,7 +198,7 @@ class Metrics:
 
     def _make_info(self) -> None:
         self.server = Info("embedding_server", "Models and limits", registry=self.registry)
-        build = Info("smart_embedder_build", "Version of the software", registry=self.registry)
+        build = Info("embedder_build", "Version of the software", registry=self.registry)
         build.info({"version": __version__})
 
     def embedding_endpoint(self, endpoint: str) -> EndpointMetrics:

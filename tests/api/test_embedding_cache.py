@@ -13,7 +13,7 @@ from tests.support.server import RunningServer, run_server
 from tests.support.streaming import NDJSON
 from tests.support.texts import varied_texts
 
-TOKENS = 'tokens_processed_total{model="tiny-m3"}'
+TOKENS = 'embedder_tokens_processed_total{model="tiny-m3"}'
 LONG = "search " * 100
 TEXTS = list(dict.fromkeys([*varied_texts(6), LONG, "", "search"]))
 VARIANTS = [
@@ -102,11 +102,11 @@ def test_known_and_new_texts_in_one_request_are_answered_as_alone(cached) -> Non
 
 def test_only_the_kinds_that_are_missing_are_computed(cached) -> None:
     (text,) = marked(["dense, then more"], "kinds")
-    misses = cached.metric("embedding_cache_misses_total")
+    misses = cached.metric("embedder_cache_misses_total")
     dense = ask(cached, [text], return_sparse=False, return_colbert=False)
     more = ask(cached, [text])
     fewer = ask(cached, [text], return_colbert=False)
-    assert cached.metric("embedding_cache_misses_total") == misses + 3
+    assert cached.metric("embedder_cache_misses_total") == misses + 3
     made = more["data"][0]["embeddings"]
     assert made["dense"] == dense["data"][0]["embeddings"]["dense"]
     assert fewer["data"][0]["embeddings"] == made | {"colbert": None}
@@ -175,6 +175,6 @@ async def test_clients_that_leave_take_nothing_from_those_that_stay(cached) -> N
 def test_texts_are_in_no_log_and_the_bytes_in_the_metrics(cached) -> None:
     ask(cached, ["a confidential text"])
     assert "confidential" not in cached.log
-    assert 0 < cached.metric("embedding_cache_bytes") <= 2**28
+    assert 0 < cached.metric("embedder_cache_bytes") <= 2**28
     answer = cached.get("/metrics").text
     assert "confidential" not in answer

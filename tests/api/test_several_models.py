@@ -96,7 +96,7 @@ def test_a_model_that_was_never_asked_for_is_not_loaded(several: RunningServer, 
     assert all(min(health[name]["token_budgets"].values()) >= 512 for name in ready)
     assert kinds["tiny-reranker"] == ["scores"]
     assert made in kinds.values()
-    assert several.metric('model_state{model="other-m3",state="unloaded"}') == 1
+    assert several.metric('embedder_model_state{model="other-m3",state="unloaded"}') == 1
     info = client.get("/models/other-m3/info")
     assert (info.status_code, info.json()["error_type"]) == (503, "Unhealthy")
 

@@ -195,7 +195,7 @@ def test_an_address_that_is_not_the_services_is_told(connect, server, path: str)
 async def test_a_cancelled_task_takes_its_request_out_of_the_service(
     busy_server: RunningServer, hold: Path
 ) -> None:
-    left = busy_server.metric("abandoned_requests_total")
+    left = busy_server.metric("embedder_abandoned_requests_total")
     wait = busy_server.wait_for_metric
     async with AsyncClient(busy_server.url, token=TOKEN) as client:
         expected = await client.embed(TEXT, return_colbert=False)
@@ -206,7 +206,7 @@ async def test_a_cancelled_task_takes_its_request_out_of_the_service(
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await asyncio.to_thread(wait, "abandoned_requests_total", left + 1)
+            await asyncio.to_thread(wait, "embedder_abandoned_requests_total", left + 1)
         following = await client.embed(TEXT, return_colbert=False)
     assert following.dense.tobytes() == expected.dense.tobytes()
 

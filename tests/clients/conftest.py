@@ -100,11 +100,11 @@ def full_queue(server: RunningServer, hold: Path) -> Iterator[None]:
     The device holds the one rerank request that is accepted; an embedding request waits behind it.
     """
     with native_client(server) as client, ThreadPoolExecutor(2) as threads:
-        taken = server.metric("queue_wait_seconds_count")
+        taken = server.metric("embedder_queue_wait_seconds_count")
         hold.touch()
         try:
             reranked = threads.submit(client.post, "/rerank", json=RERANK)
-            server.wait_for_metric("queue_wait_seconds_count", taken + 1)
+            server.wait_for_metric("embedder_queue_wait_seconds_count", taken + 1)
             embedded = threads.submit(client.post, "/embeddings/", json=EMBED)
             server.wait_for_metric("embedding_queue_size", 1)
             yield

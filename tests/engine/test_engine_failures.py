@@ -60,7 +60,7 @@ async def test_a_single_text_that_does_not_fit_is_told_as_such(error) -> None:
             await engine.embed(["a"])
         await engine.embed(["a"])
     assert refused.value.retry_after
-    assert metrics.value("out_of_memory_splits_total") == 0
+    assert metrics.value("embedder_out_of_memory_splits_total") == 0
 
 
 async def test_a_batch_that_does_not_fit_is_halved_with_the_memory_freed_in_between() -> None:
@@ -72,7 +72,7 @@ async def test_a_batch_that_does_not_fit_is_halved_with_the_memory_freed_in_betw
         result = await engine.embed(["aa", "bb", "cc", "dd", "ee"])
     assert model.batches == [[2] * 5, [2, 2], [2], [2], [2, 2, 2]]
     assert freed == [1, 2]
-    assert metrics.value("out_of_memory_splits_total") == 2
+    assert metrics.value("embedder_out_of_memory_splits_total") == 2
     assert [int(e.dense[0]) for e in result.embeddings] == [194, 196, 198, 200, 202]
 
 

@@ -74,13 +74,13 @@ async def test_a_stuck_device_turns_liveness_red_until_it_comes_back(
             await asyncio.to_thread(server.wait_for_status, "/health/live", 503)
             live = (await client.get("/health/live")).json()
             assert "has not come back" in live["reason"]
-            assert server.metric("device_stuck_seconds") > 2
+            assert server.metric("embedder_device_stuck_seconds") > 2
             ready = await client.get("/health")
             assert (ready.status_code, ready.json()["status"]) == (503, "unhealthy")
             assert await tally.post(client, *EMBED) == 503
             open_gate()
             await asyncio.to_thread(server.wait_for_status, "/health/live", 200)
-            assert server.metric("device_stuck_seconds") == 0
+            assert server.metric("embedder_device_stuck_seconds") == 0
             assert await tally.post(client, *EMBED) == 200
             assert await tally.post(client, *EMBED) == 200
         assert tally.lost == 0
@@ -105,11 +105,11 @@ async def test_a_batch_that_does_not_fit_is_split_until_it_does(faulty_server) -
         too_long = {"sentences": ["search vector " * 40]} | EMBED_MANY
         async with server.async_client() as client:
             assert await tally.post(client, "/embeddings/", fitting) == 200
-            splits = server.metric("out_of_memory_splits_total")
+            splits = server.metric("embedder_out_of_memory_splits_total")
             assert splits > 0
             assert await tally.post(client, "/embeddings/", too_long) == 503
             assert await tally.post(client, *EMBED) == 200
         assert tally.lost == 0
         assert tally.codes == {"out_of_memory": 1}
-        assert server.metric("out_of_memory_splits_total") == splits
+        assert server.metric("embedder_out_of_memory_splits_total") == splits
         assert health(server) == 200

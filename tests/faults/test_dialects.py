@@ -44,7 +44,7 @@ def test_each_client_is_told_in_its_own_shape_and_may_try_again(faulty_server, o
         server.client() as second,
     ):
         held = threads.submit(post, first, *NATIVE)
-        server.wait_for_metric("queue_wait_seconds_count", 1)
+        server.wait_for_metric("embedder_queue_wait_seconds_count", 1)
         waiting = threads.submit(post, second, *NATIVE)
         server.wait_for_metric("embedding_queue_size", 1)
         for path, body in REQUESTS:

@@ -35,7 +35,9 @@ async def test_five_hundred_leave_while_they_wait(faulty_server, open_gate) -> N
             for writer in writers:
                 writer.close()
             record(lambda: Row(LEAVING, left=LEAVING))
-            await asyncio.to_thread(server.wait_for_metric, "abandoned_requests_total", LEAVING)
+            await asyncio.to_thread(
+                server.wait_for_metric, "embedder_abandoned_requests_total", LEAVING
+            )
             assert server.metric("embedding_queue_size") == 0
             open_gate()
             assert await held == 200
@@ -52,7 +54,7 @@ async def test_one_that_leaves_during_its_forward_is_forgotten(faulty_server, op
         await asyncio.to_thread(server.wait_for_metric, "embedding_active_requests", 1)
         writer.close()
         record(lambda: Row(1, left=1))
-        await asyncio.to_thread(server.wait_for_metric, "abandoned_requests_total", 1)
+        await asyncio.to_thread(server.wait_for_metric, "embedder_abandoned_requests_total", 1)
         tally = Outcomes()
         async with server.async_client() as client:
             following = asyncio.create_task(tally.post(client, *EMBED))

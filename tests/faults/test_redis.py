@@ -56,7 +56,7 @@ class Load:
 def store_errors(client: httpx2.Client) -> float:
     families = text_string_to_metric_families(client.get("/metrics").text)
     samples = (sample for family in families for sample in family.samples)
-    return next(s.value for s in samples if s.name == "rate_limit_store_errors_total")
+    return next(s.value for s in samples if s.name == "embedder_rate_limit_store_errors_total")
 
 
 def test_redis_killed_under_load_and_back_again(tiny_m3: Path, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ class LimitedServer:
         return {each["name"]: each["state"] for each in models}
 
     def wait_for_state(self, model: str, state: str) -> None:
-        self.server.wait_for_metric(f'model_state{{model="{model}",state="{state}"}}', 1)
+        self.server.wait_for_metric(f'embedder_model_state{{model="{model}",state="{state}"}}', 1)
 
     async def ask(self, client: httpx2.AsyncClient, model: str | None) -> httpx2.Response:
         """Ask, and again after `Retry-After` where the model was not there in time."""
@@ -245,7 +245,7 @@ def test_one_that_is_damaged_is_one_sentence_for_half_a_minute(limited) -> None:
     lines = [line for line in server.lines if "model_load_failed" in line and "damaged" in line]
     assert len(lines) == 1
     assert "the weights in " in lines[0]
-    assert server.metric('model_loads_total{model="damaged",result="failure"}') == 1
+    assert server.metric('embedder_model_loads_total{model="damaged",result="failure"}') == 1
 
 
 async def test_who_leaves_or_runs_out_of_time_while_a_model_is_loaded(limited, expected) -> None:
@@ -253,7 +253,7 @@ async def test_who_leaves_or_runs_out_of_time_while_a_model_is_loaded(limited, e
         dense(await limited.ask(client, "one"))
         limited.hold.touch()
         leaves = asyncio.create_task(client.post("/embeddings/", json=body("two")))
-        waiting = 'model_requests{model="two"}'
+        waiting = 'embedder_model_requests{model="two"}'
         await asyncio.to_thread(limited.server.wait_for_metric, waiting, 1)
         leaves.cancel()
         await asyncio.wait({leaves})

@@ -7,7 +7,7 @@ from tests.support.server import RunningServer, run_server
 
 pytestmark = needs_redis
 
-FROM_REDIS = 'embedding_cache_hits_total{source="redis"}'
+FROM_REDIS = 'embedder_cache_hits_total{source="redis"}'
 
 
 def embed(server: RunningServer, *texts: str) -> list[dict]:
@@ -41,7 +41,7 @@ def test_redis_killed_and_back_again(tiny_m3: Path, tmp_path: Path) -> None:
                 assert len(embed(one, f"gone {i}", "gone")) == len(embed(two, f"gone {i}")) + 1
             for server in (one, two):
                 server.wait_for_line("embedding_cache_store_gone")
-                assert server.metric("embedding_cache_store_errors_total") >= 1
+                assert server.metric("embedder_cache_store_errors_total") >= 1
             redis.start()
             share_a_text(one, two, "after")
             two.wait_for_line("embedding_cache_store_back")

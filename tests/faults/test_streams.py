@@ -98,7 +98,7 @@ def test_nothing_is_computed_for_a_client_that_has_left(faulty_server, open_gate
             server.wait_for_more(lambda: server.metric("embedding_queue_size"), 1)
             stream.hang_up()
             sender.join()
-        server.wait_for_metric("abandoned_requests_total", 1)
+        server.wait_for_metric("embedder_abandoned_requests_total", 1)
         assert server.metric("embedding_queue_size") == 0
         open_gate()
         with server.client() as client:

@@ -86,7 +86,7 @@ async def test_what_was_malformed_does_not_enter_the_durations(path, prefix, err
 async def test_a_request_whose_client_left_is_neither_answered_nor_rejected() -> None:
     metrics = Metrics()
     await ask(metrics, "/rerank", errors.ClientGoneError)
-    assert moved(metrics) == {"abandoned_requests_total": 1}
+    assert moved(metrics) == {"embedder_abandoned_requests_total": 1}
 
 
 def test_every_reason_that_there_is_can_be_counted() -> None:

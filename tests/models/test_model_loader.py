@@ -105,7 +105,7 @@ async def test_nothing_is_left_of_a_model_that_was_unloaded(
 
         monkeypatch.setattr(EntryLoader, "read_memory", short)
         name = further.public_name
-        while not metrics.value("model_unloads_total", model=name):
+        while not metrics.value("embedder_model_unloads_total", model=name):
             await embed(engine)
         gc.collect()
         assert left() is None

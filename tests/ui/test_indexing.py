@@ -31,11 +31,11 @@ def index(page, text: str) -> None:
 def full_queue(server: RunningServer, hold: Path) -> Iterator[None]:
     """Have the device hold one request, and every place of the queue taken by another."""
     with server.client() as client, ThreadPoolExecutor(PLACES + 1) as threads:
-        taken = server.metric("queue_wait_seconds_count")
+        taken = server.metric("embedder_queue_wait_seconds_count")
         hold.touch()
         try:
             first = threads.submit(client.post, "/embeddings", json=EMBED)
-            server.wait_for_metric("queue_wait_seconds_count", taken + 1)
+            server.wait_for_metric("embedder_queue_wait_seconds_count", taken + 1)
             rest = [threads.submit(client.post, "/embeddings", json=EMBED) for _ in range(PLACES)]
             server.wait_for_metric("embedding_queue_size", PLACES)
             yield

@@ -70,11 +70,11 @@ def test_in_one_batch_with_other_requests_each_gets_what_it_asked_for(
     server, client, whole, expected, hold
 ) -> None:
     with ThreadPoolExecutor(len(OPTIONS) + 5) as threads:
-        taken = server.metric("queue_wait_seconds_count")
+        taken = server.metric("embedder_queue_wait_seconds_count")
         hold.touch()
         try:
             first = threads.submit(client.embed, ["first"])
-            server.wait_for_metric("queue_wait_seconds_count", taken + 1)
+            server.wait_for_metric("embedder_queue_wait_seconds_count", taken + 1)
             forwards = server.metric("embedding_batch_size_count")
             asked = [threads.submit(client.embed, TEXTS, **each) for each in OPTIONS]
             plain = threads.submit(client.embed, TEXTS)

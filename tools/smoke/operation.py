@@ -29,11 +29,11 @@ _SERIES = [
     "gpu_memory_free_bytes",
     "gpu_memory_total_bytes",
     "embedding_server_info",
-    "batch_tokens_count",
-    "queue_wait_seconds_count",
-    "tokenize_seconds_count",
-    "out_of_memory_splits_total",
-    "abandoned_requests_total",
+    "embedder_batch_tokens_count",
+    "embedder_queue_wait_seconds_count",
+    "embedder_tokenize_seconds_count",
+    "embedder_out_of_memory_splits_total",
+    "embedder_abandoned_requests_total",
 ]
 _TOTALS = {
     "total_requests": ("embedding_requests_total", "rerank_requests_total"),
@@ -135,7 +135,7 @@ def metrics_move(target: Target) -> None:
         ("embedding_sentences_processed_total", {}, 2),
         ("embedding_request_duration_seconds_count", {}, 1),
         ("embedding_batch_size_count", {}, 1),
-        ("tokens_processed_total", {}, 2),
+        ("embedder_tokens_processed_total", {}, 2),
     ):
         moved = _sum(after, name, labels) - _sum(before, name, labels)
         expect_that(f"{name} {labels or ''}".strip(), moved >= least, f"{least} more", moved)

@@ -22,9 +22,9 @@ const both = (before, after, names) =>
 
 /** Tokens of the forwards between two scrapes, as a share of what a forward may hold. */
 function batchFill(before, after, health) {
-  const forwards = growth(before, after, "batch_tokens_count");
+  const forwards = growth(before, after, "embedder_batch_tokens_count");
   if (!forwards || !health?.max_batch_tokens) return null;
-  return growth(before, after, "batch_tokens_sum") / forwards / health.max_batch_tokens;
+  return growth(before, after, "embedder_batch_tokens_sum") / forwards / health.max_batch_tokens;
 }
 
 const gpuMemory = (scrape) => scrape.sum("gpu_memory_total_bytes") || 0;
@@ -53,15 +53,15 @@ export const FIGURES = [
     id: "tokens",
     title: "Tokens a second",
     format: amount,
-    value: (before, after) => rate(before, after, "tokens_processed_total"),
-    note: (_, after) => `${count(after.sum("tokens_processed_total") ?? 0)} since the start`,
+    value: (before, after) => rate(before, after, "embedder_tokens_processed_total"),
+    note: (_, after) => `${count(after.sum("embedder_tokens_processed_total") ?? 0)} since the start`,
   },
   {
     id: "queue",
     title: "Requests waiting",
     format: count,
     value: (_, after) => after.sum("embedding_queue_size"),
-    note: (_, after) => `room for ${count(after.sum("embedding_queue_capacity") ?? 0)}`,
+    note: (_, after) => `room for ${count(after.sum("embedder_embedding_queue_capacity") ?? 0)}`,
   },
   {
     id: "fill",
@@ -105,6 +105,6 @@ export const FIGURES = [
         0,
       ),
     note: (_, after) =>
-      `${count(after.sum("abandoned_requests_total") ?? 0)} clients left before their answer`,
+      `${count(after.sum("embedder_abandoned_requests_total") ?? 0)} clients left before their answer`,
   },
 ];

@@ -20,12 +20,12 @@ COUNTERS = {
     "rerank_requests_total": ["status"],
     "rerank_requests_rejected_total": ["reason"],
     "rerank_pairs_processed_total": [],
-    "out_of_memory_splits_total": [],
-    "abandoned_requests_total": [],
-    "rate_limit_store_errors_total": [],
-    "embedding_cache_hits_total": ["source"],
-    "embedding_cache_misses_total": [],
-    "embedding_cache_store_errors_total": [],
+    "embedder_out_of_memory_splits_total": [],
+    "embedder_abandoned_requests_total": [],
+    "embedder_rate_limit_store_errors_total": [],
+    "embedder_cache_hits_total": ["source"],
+    "embedder_cache_misses_total": [],
+    "embedder_cache_store_errors_total": [],
 }
 HISTOGRAMS = {
     "embedding_request_duration_seconds": ["endpoint"],
@@ -33,9 +33,9 @@ HISTOGRAMS = {
     "embedding_gpu_inference_duration_seconds": [],
     "rerank_request_duration_seconds": [],
     "rerank_inference_duration_seconds": [],
-    "batch_tokens": [],
-    "queue_wait_seconds": [],
-    "tokenize_seconds": [],
+    "embedder_batch_tokens": [],
+    "embedder_queue_wait_seconds": [],
+    "embedder_tokenize_seconds": [],
 }
 GAUGES = [
     "embedding_queue_size",
@@ -47,9 +47,9 @@ GAUGES = [
     "gpu_memory_reserved_bytes",
     "gpu_memory_free_bytes",
     "gpu_memory_total_bytes",
-    "embedding_queue_capacity",
-    "rerank_queue_capacity",
-    "device_stuck_seconds",
+    "embedder_embedding_queue_capacity",
+    "embedder_rerank_queue_capacity",
+    "embedder_device_stuck_seconds",
 ]
 
 
@@ -82,6 +82,20 @@ def test_every_series_of_the_contract_exists_at_zero_from_the_start() -> None:
     assert {"backpressure", "rate_limit", "auth"} <= reasons
 
 
+# Names of dashboards made for the service's forerunner, which stay as they are.
+SHARED_NAMES = re.compile("(embedding|rerank|gpu_memory|process)_")
+
+
+def test_what_no_other_service_counts_has_the_services_own_prefix() -> None:
+    names = {family.name for family in Metrics().registry.collect()}
+    own = {name for name in names if not SHARED_NAMES.match(name)}
+    assert own
+    assert {name for name in own if not name.startswith("embedder_")} == set()
+    listed = {*COUNTERS, *HISTOGRAMS, *GAUGES, "embedding_server_info"}
+    shared = {name.removesuffix("_total").removesuffix("_info") for name in listed}
+    assert {name for name in names - own if not name.startswith("process_")} <= shared
+
+
 def test_memory_gauges_read_the_device_whenever_they_are_scraped() -> None:
     metrics, used = Metrics(), {"allocated": 1, "reserved": 2, "free": 3, "total": 4}
     metrics.watch_memory(used.__getitem__)
@@ -101,16 +115,16 @@ def test_gauges_of_the_queues_and_the_device_show_what_they_watch() -> None:
     state.update(waiting=150, stuck=75.0)
     found = series(metrics.render().decode())
     assert found["embedding_queue_size"] == [({}, 150)]
-    assert found["embedding_queue_capacity"] == [({}, 200)]
-    assert found["rerank_queue_capacity"] == [({}, 32)]
-    assert found["device_stuck_seconds"] == [({}, 75.0)]
+    assert found["embedder_embedding_queue_capacity"] == [({}, 200)]
+    assert found["embedder_rerank_queue_capacity"] == [({}, 32)]
+    assert found["embedder_device_stuck_seconds"] == [({}, 75.0)]
 
 
 def test_the_tokens_of_a_model_are_counted_from_zero() -> None:
     metrics = Metrics()
     metrics.start_models(["a", "b"])
     found = series(metrics.render().decode())
-    assert found["tokens_processed_total"] == [({"model": "a"}, 0), ({"model": "b"}, 0)]
+    assert found["embedder_tokens_processed_total"] == [({"model": "a"}, 0), ({"model": "b"}, 0)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells these of a process")
@@ -143,8 +157,8 @@ def test_counters_move_with_requests_and_stats_agree(tiny_m3: Path, tmp_path: Pa
     assert total(found, "embedding_sentences_processed_total") == 6
     assert total(found, "embedding_request_duration_seconds_count") == 3
     assert total(found, "embedding_batch_size_count") == 3
-    assert total(found, "tokens_processed_total", model=tiny_m3.name) > 0
-    assert total(found, "queue_wait_seconds_count") == 3
+    assert total(found, "embedder_tokens_processed_total", model=tiny_m3.name) > 0
+    assert total(found, "embedder_queue_wait_seconds_count") == 3
     (info,) = [labels for labels, _ in found["embedding_server_info"]]
     assert info["model"] == tiny_m3.name
     assert stats["total_requests"] == 5

@@ -205,7 +205,9 @@ def test_a_model_gets_only_the_work_that_it_is_needed_for(qwen_client, kinds, mo
     def tokens() -> dict[str, float]:
         lines = qwen_client.get("/metrics").text.splitlines()
         found = [
-            line.rsplit(" ", 1) for line in lines if line.startswith("tokens_processed_total{")
+            line.rsplit(" ", 1)
+            for line in lines
+            if line.startswith("embedder_tokens_processed_total{")
         ]
         return {name: float(value) for name, value in found}
 

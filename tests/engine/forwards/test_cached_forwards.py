@@ -63,7 +63,7 @@ def facts(result) -> tuple:
 
 
 def hits(metrics: Metrics, source: str = "memory") -> float:
-    return metrics.value("embedding_cache_hits_total", source=source)
+    return metrics.value("embedder_cache_hits_total", source=source)
 
 
 async def test_a_text_is_computed_once_and_found_afterwards() -> None:
@@ -74,7 +74,7 @@ async def test_a_text_is_computed_once_and_found_afterwards() -> None:
     assert model.batches == [[2, 3]]
     assert facts(second)[0] == facts(first)[0][::-1]
     assert second.tokens == first.tokens == 5
-    assert hits(metrics) == metrics.value("embedding_cache_misses_total") == 2 * KINDS
+    assert hits(metrics) == metrics.value("embedder_cache_misses_total") == 2 * KINDS
     assert second.timings.tokenize == second.timings.inference == 0
     with pytest.raises(ValueError, match="read-only"):
         second.embeddings[0].dense[0] = 1
@@ -86,7 +86,7 @@ async def test_nothing_is_kept_unless_the_setting_says_so() -> None:
         await engine.embed(["a"])
         await engine.embed(["a"])
     assert model.batches == [[1], [1]]
-    assert hits(metrics) == metrics.value("embedding_cache_misses_total") == 0
+    assert hits(metrics) == metrics.value("embedder_cache_misses_total") == 0
 
 
 async def test_equal_requests_in_flight_are_computed_once() -> None:
@@ -252,8 +252,8 @@ async def test_it_never_grows_above_its_bytes() -> None:
     async with cached_engine(model, metrics, embedding_cache_bytes=60_000) as engine:
         for i in range(50):
             await engine.embed([f"{i:03}", "always"])
-            assert 0 < metrics.value("embedding_cache_bytes") <= 60_000
-        assert 5 * KINDS < metrics.value("embedding_cache_entries") < 50 * KINDS
+            assert 0 < metrics.value("embedder_cache_bytes") <= 60_000
+        assert 5 * KINDS < metrics.value("embedder_cache_entries") < 50 * KINDS
         computed = len(model.batches)
         await engine.embed(["049", "always"])
         assert len(model.batches) == computed
@@ -266,7 +266,7 @@ async def test_what_is_larger_than_the_cache_is_answered_and_not_kept() -> None:
     model, metrics = KindsModel(), Metrics()
     async with cached_engine(model, metrics, embedding_cache_bytes=1) as engine:
         assert facts(await engine.embed(["ab"])) == facts(await engine.embed(["ab"]))
-    assert metrics.value("embedding_cache_bytes") == 0
+    assert metrics.value("embedder_cache_bytes") == 0
     assert model.batches == [[2], [2]]
 
 

@@ -59,7 +59,7 @@ async def test_what_one_has_computed_the_other_finds_bit_for_bit(redis: RedisSer
     assert facts(computed) == facts(found) == facts(again)
     assert not two.batches
     hits = {
-        source: metrics.value("embedding_cache_hits_total", source=source)
+        source: metrics.value("embedder_cache_hits_total", source=source)
         for source in ("redis", "memory")
     }
     assert hits == {"redis": 3 * KINDS, "memory": 3 * KINDS}
@@ -128,7 +128,7 @@ async def test_without_redis_each_computes_for_itself_with_one_warning(tmp_path:
                 assert (await engine.embed([f"{i}"])).tokens == 1
                 await engine.embed([f"{i}"])
     assert len(model.batches) == 5
-    assert metrics.value("embedding_cache_store_errors_total") >= 1
+    assert metrics.value("embedder_cache_store_errors_total") >= 1
     (warning,) = log
     assert warning["event"] == "embedding_cache_store_gone"
     assert PASSWORD not in str(log)

@@ -163,9 +163,9 @@ async def test_the_least_recently_used_one_makes_room_and_leaves_nothing_behind(
         assert set(loader.alive) == {"one", "three"}
         assert await vector(engine, "a", "two") == A + 1
         assert loader.loads == ["one", "two", "three", "two"]
-        assert metrics.value("model_unloads_total", model="two") == 1
-        assert metrics.value("model_loads_total", model="two", result="success") == 2
-        assert metrics.value("model_state", model="one", state="unloaded") == 1
+        assert metrics.value("embedder_model_unloads_total", model="two") == 1
+        assert metrics.value("embedder_model_loads_total", model="two", result="success") == 2
+        assert metrics.value("embedder_model_state", model="one", state="unloaded") == 1
 
 
 async def test_a_pinned_one_stays_and_what_does_not_fit_beside_it_is_told(
@@ -364,7 +364,7 @@ async def test_a_loading_that_fails_is_one_sentence_and_is_tried_again_after_a_p
             assert 0 < refused.value.retry_after <= 30
         assert loader.loads == ["one"]
         assert await vector(engine, "ab") == AB
-        assert metrics.value("model_loads_total", model="one", result="failure") == 1
+        assert metrics.value("embedder_model_loads_total", model="one", result="failure") == 1
         monkeypatch.setattr("app.engine.model_pool.pooled_model._PAUSE_AFTER_FAILURE", 0)
         assert status(engine, "one").reason == told
         assert await vector(engine, "a", "one") == A + 1

@@ -80,7 +80,7 @@ async def test_passages_of_different_requests_share_a_forward() -> None:
         rest = [
             asyncio.create_task(engine.rerank(RerankRequest("q", [text]))) for text in ("bb", "cc")
         ]
-        while metrics.value("tokenize_seconds_count") != 3:  # noqa: ASYNC110 - turns, not time
+        while metrics.value("embedder_tokenize_seconds_count") != 3:  # noqa: ASYNC110 - turns, not time
             await asyncio.sleep(0)
         reranker.held = False
         reranker.gate.release()
