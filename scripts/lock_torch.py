@@ -37,7 +37,7 @@ def main() -> int:
 
 def pinned_version(requirements: str) -> str:
     """The version of torch that the requirements pin."""
-    (version,) = re.findall(r"(?m)^torch==(\S+)$", requirements)
+    (version,) = set(re.findall(r"(?m)^torch==([0-9.]+)", requirements))
     return str(version)
 
 

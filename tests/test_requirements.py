@@ -92,7 +92,8 @@ def test_other_environments_are_of_exact_versions(name: str) -> None:
 def test_the_locks_are_of_the_versions_that_the_requirements_name(name: str, locks) -> None:
     locked = versions_here(*locks)
     for each in asked_for(name):
-        assert f"=={locked[canonicalize_name(each.name)]}" == str(each.specifier), each
+        specifier = str(each.specifier).removesuffix("+cpu")
+        assert f"=={locked[canonicalize_name(each.name)]}" == specifier, each
 
 
 def test_the_locks_do_not_contradict_each_other() -> None:
@@ -180,6 +181,23 @@ def test_the_package_is_built_by_what_is_locked() -> None:
     assert needed == f"setuptools=={versions_here(*TORCH.values(), SERVICE)['setuptools']}"
 
 
-def test_the_two_requirements_files_are_the_same() -> None:
-    assert asked_for("requirements-cpu.txt") == asked_for("requirements-gpu.txt")
-    assert all(str(each.specifier).startswith("==") for each in asked_for("requirements-cpu.txt"))
+def test_the_two_requirements_files_are_the_same_but_for_the_build_of_torch() -> None:
+    cpu, gpu = (
+        {each.name: str(each.specifier) for each in asked_for(f"requirements-{name}.txt")}
+        for name in ("cpu", "gpu")
+    )
+    assert cpu.pop("torch").removesuffix("+cpu") == gpu.pop("torch")
+    assert cpu == gpu
+    assert all(specifier.startswith("==") for specifier in cpu.values())
+
+
+@pytest.mark.parametrize(
+    ("platform", "build"), [("linux", "+cpu"), ("win32", "+cpu"), ("darwin", "")]
+)
+def test_the_requirements_for_a_cpu_never_install_cuda(platform: str, build: str) -> None:
+    lines = text_of("requirements-cpu.txt").splitlines()
+    builds = [Requirement(line) for line in lines if line.startswith("torch==")]
+    (torch,) = [each for each in builds if each.marker.evaluate({"sys_platform": platform})]
+    assert str(torch.specifier) == f"=={versions_here(TORCH['cpu'])['torch']}{build}"
+    options = [line for line in lines if line.startswith("-")]
+    assert options == [PYTORCH_INDEX.replace("--index-url", "--extra-index-url")]
