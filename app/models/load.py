@@ -8,6 +8,8 @@ import os
 import sys
 from dataclasses import replace
 
+from pydantic import SecretStr
+
 from app.engine.download import DownloadStatus
 from app.engine.loaded_models import LoadedModels
 from app.models.checkpoint.read_ahead import Half, read_ahead
@@ -43,8 +45,12 @@ def load_models(settings: Settings, status: DownloadStatus | None = None) -> Loa
 
 
 def _prepare_libraries(settings: Settings) -> None:
-    """Set the variables that PyTorch and the hub's library read when they are imported."""
+    """Set the variables that PyTorch and the hub's library read, which may stand in .env alone."""
     os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    for name in ("hf_token", "hf_endpoint", "https_proxy", "http_proxy", "no_proxy"):
+        if value := getattr(settings, name):
+            secret = isinstance(value, SecretStr)
+            os.environ[name.upper()] = value.get_secret_value() if secret else value
     if "PYTORCH_ALLOC_CONF" not in os.environ:  # PyTorch's newer name of the variable.
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = settings.pytorch_cuda_alloc_conf
     if "OMP_WAIT_POLICY" not in os.environ:  # A standard variable for the same purpose.

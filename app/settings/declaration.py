@@ -110,6 +110,25 @@ class DeclaredSettings(BaseModel):
     hf_hub_offline: bool = Field(
         False, description="whether only what is on the disk is used and the hub is never asked"
     )
+    hf_token: SecretStr | None = Field(
+        None,
+        description="the token that the hub is shown, for private models and for those whose terms "
+        "must be accepted first; it is never logged",
+    )
+    hf_endpoint: types.HubAddress | None = Field(
+        None, description="the address of another hub; not set, huggingface.co"
+    )
+    https_proxy: SecretStr | None = Field(
+        None,
+        description="the proxy through which the hub is asked, such as `http://proxy:3128`; it "
+        "may hold a user and a password, and is never logged",
+    )
+    http_proxy: SecretStr | None = Field(
+        None, description="the same for a hub whose address begins with `http://`"
+    )
+    no_proxy: str | None = Field(
+        None, description="hosts, separated by commas, that are asked without a proxy"
+    )
 
     device: types.DeviceNames = Field(
         "auto",

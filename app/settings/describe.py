@@ -11,7 +11,9 @@ from app.settings.declaration import SECTIONS
 from app.settings.settings import Settings
 from app.settings.types import Allowed
 
-_SECRETS = {"API_TOKEN", "EMBEDDING_CACHE", "RATE_LIMIT_STORE"}
+_SECRETS = {
+    *("API_TOKEN", "EMBEDDING_CACHE", "HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "RATE_LIMIT_STORE"),
+}
 _HIDDEN = "**********"
 # An address of scheme, host and port, which can hold no password and no key.
 _PLAIN_ADDRESS = re.compile(r"(\w+://)?[\w.-]*(:\w*)?/?")
@@ -75,7 +77,7 @@ def allowed_in(field: FieldInfo) -> str:
 
 def shown(name: str, value: str) -> str:
     """The value, or asterisks if it may hold a password or a key."""
-    address = "://" in value or name == "OTLP_ENDPOINT"
+    address = "://" in value or name in {"HF_ENDPOINT", "OTLP_ENDPOINT"}
     if name in _SECRETS or "@" in value or (address and not _PLAIN_ADDRESS.fullmatch(value)):
         return _HIDDEN
     return value

@@ -106,7 +106,7 @@ def _text(secret: SecretStr) -> str:
     return secret.get_secret_value().strip()
 
 
-def _as_collector(text: str) -> str:
+def _as_http_address(text: str) -> str:
     """http[s]://host[:port][/path], with no user in it."""
     text = text.strip()
     parts = _parts(text)
@@ -209,9 +209,14 @@ Origins = Annotated[
     _CommaSeparated,
     Allowed("origins separated by commas, such as https://app.example.com, or *"),
 ]
+HubAddress = Annotated[
+    str,
+    AfterValidator(_as_http_address),
+    Allowed("the http:// or https:// address of a model hub, without a user"),
+]
 Collector = Annotated[
     str,
-    AfterValidator(_as_collector),
+    AfterValidator(_as_http_address),
     Allowed(
         "the http:// or https:// address of an OTLP receiver, such as http://localhost:4318, "
         "without a user"

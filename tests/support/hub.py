@@ -18,14 +18,17 @@ class Hub(ThreadingHTTPServer):
     """Serves the files of a folder as those of `example/m3`.
 
     While `flowing` is not set, a file stops after `stop_at` bytes. Of the first `cuts` files that
-    are larger, the connection is cut there instead.
+    are larger, the connection is cut there instead. With a `token` the model is gated. Asked as a
+    proxy, it answers for whatever hub is asked through it, and notes which in `hosts`.
     """
 
-    def __init__(self, folder: Path, *, stop_at: int, cuts: int) -> None:
+    def __init__(self, folder: Path, *, stop_at: int, cuts: int, token: str | None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder = folder
         self.stop_at = stop_at
         self.cuts = cuts
+        self.token = token
+        self.hosts: set[str] = set()
         self.flowing = threading.Event()
         self.flowing.set()
         self.ranges: list[str] = []
@@ -45,7 +48,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
-        if "/resolve/" in path:
+        self.server.hosts.add(urlsplit(self.path).netloc)
+        token = self.server.token
+        if token and self.headers.get("Authorization") != f"Bearer {token}":
+            self.send_response(403)
+            self.send_header("X-Error-Code", "GatedRepo")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+        elif "/resolve/" in path:
             file = path.partition("/resolve/")[2].partition("/")[2]
             self._send_file(self.server.folder / file)
         elif "/tree/" in path:
@@ -99,9 +109,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def run_hub(folder: Path, *, stop_at: int = 2**40, cuts: int = 0) -> Iterator[Hub]:
+def run_hub(
+    folder: Path, *, stop_at: int = 2**40, cuts: int = 0, token: str | None = None
+) -> Iterator[Hub]:
     """Serve a folder until the block ends."""
-    hub = Hub(folder, stop_at=stop_at, cuts=cuts)
+    hub = Hub(folder, stop_at=stop_at, cuts=cuts, token=token)
     thread = threading.Thread(target=hub.serve_forever)
     thread.start()
     try:

@@ -71,11 +71,16 @@ def locate(name: str, hub: Hub) -> Path:
         reason = "" if hub.offline else "the hub cannot be reached. "
         raise StartupError(reason + _not_on_disk(name, hub)) from error
     except GatedRepoError as error:
-        raise StartupError(f"the model {name} is gated: accept its terms on the hub") from error
+        raise StartupError(
+            f"the model {name} is gated: accept its terms on the hub, and set HF_TOKEN to a token "
+            "of the account that did"
+        ) from error
     except RevisionNotFoundError as error:
         raise StartupError(f"the model {name} has no revision {hub.revision}") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
-        raise StartupError(f"there is no model {name} on the hub or on disk") from error
+        raise StartupError(
+            f"there is no model {name} on the hub or on disk; a private one needs HF_TOKEN"
+        ) from error
     except (HfHubHTTPError, httpx2.HTTPError, ConnectionError, JSONDecodeError):
         return _without_the_hub(name, hub)
     except OSError as error:
@@ -120,7 +125,13 @@ def _ask_hub(name: str, hub: Hub) -> ModelInfo:
 
     It is tried twice, where other functions of the hub's library would try six times.
     """
-    hooks = get_session().event_hooks["request"]
+    try:
+        hooks = get_session().event_hooks["request"]
+    except (ImportError, ValueError, httpx2.InvalidURL) as error:
+        raise StartupError(
+            "the proxy of HTTPS_PROXY, HTTP_PROXY or ALL_PROXY cannot be used: its address must "
+            "begin with http:// or https://"
+        ) from error
     if _limit_waiting not in hooks:
         hooks.append(_limit_waiting)
     ask = partial(HfApi().model_info, name, revision=hub.revision, files_metadata=True)

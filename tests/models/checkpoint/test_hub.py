@@ -142,6 +142,52 @@ def test_a_model_from_an_earlier_download_is_served_without_the_hub(
         server.wait_until_healthy()
 
 
+TOKEN = "hf_secret"
+
+
+def test_a_gated_model_is_fetched_with_the_token_and_the_proxy_of_dotenv(
+    tiny_m3: Path, tmp_path: Path
+) -> None:
+    with run_hub(tiny_m3, token=TOKEN) as hub:
+        proxy = hub.address.replace("//", "//user:password@")
+        (tmp_path / ".env").write_text(
+            f"HF_TOKEN={TOKEN}\nHF_ENDPOINT=http://hub.invalid\nHTTP_PROXY={proxy}\n"
+            f"EMBEDDING_MODEL={MODEL}\nHF_HOME={tmp_path}\nHF_HUB_OFFLINE=false\n"
+        )
+        with run_server(tmp_path, HF_HUB_OFFLINE="", fresh=True) as server:
+            server.wait_until_healthy()
+        assert hub.hosts == {"hub.invalid"}
+    assert "model_downloaded" in server.log
+    assert TOKEN not in server.log
+    assert "password" not in server.log
+
+
+def test_a_gated_model_without_a_token_says_which_setting_it_needs(
+    tiny_m3: Path, tmp_path: Path
+) -> None:
+    with run_hub(tiny_m3, token=TOKEN) as hub:
+        failing_start(
+            tmp_path,
+            MODEL,
+            "the model example/m3 is gated: accept its terms on the hub, and set HF_TOKEN",
+            HF_HOME=str(tmp_path),
+            HF_ENDPOINT=hub.address,
+            HF_HUB_OFFLINE="0",
+        )
+
+
+@pytest.mark.parametrize("proxy", ["socks5://proxy", "ftp://proxy", "http://[::1"])
+def test_a_proxy_that_cannot_be_used_stops_the_start(tmp_path: Path, proxy: str) -> None:
+    failing_start(
+        tmp_path,
+        MODEL,
+        "the proxy of HTTPS_PROXY, HTTP_PROXY or ALL_PROXY cannot be used",
+        HF_HOME=str(tmp_path),
+        HTTPS_PROXY=proxy,
+        HF_HUB_OFFLINE="0",
+    )
+
+
 def cannot_be_stored(tmp_path: Path, cache: Path, prefix: list[str]) -> str:
     model = tmp_path / "model"
     model.mkdir()
