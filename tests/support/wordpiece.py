@@ -127,3 +127,16 @@ def save_splade(folder: Path, model: type[PreTrainedModel], **changes: Any) -> P
     save_model(folder, model, **changes)
     SparseEncoder(str(folder), device="cpu").save_pretrained(str(folder))
     return folder
+
+
+def change(path: Path, **members: object) -> None:
+    """Set members of a JSON object in a file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | members))
+
+
+def keep_capital_letters(folder: Path) -> None:
+    """Make its tokenizer read capital letters as they are, of which it knows no word."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] |= {"lowercase": False, "strip_accents": False}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    change(folder / "tokenizer_config.json", do_lower_case=False, strip_accents=False)

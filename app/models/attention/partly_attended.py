@@ -5,9 +5,10 @@ A query is filled up with mask tokens, which attend to the query's own tokens al
 
 from functools import partial
 
+import torch
 from torch import Tensor
 
-from app.models.attention.reference import Attention
+from app.models.attention.reference import Attention, QueryKeyValue
 from app.models.attention.sdpa import attend_padded, fused
 from app.models.batch.packing import PackedBatch
 
@@ -30,8 +31,21 @@ def _attend(
     output = attend(query, key, value, packed, scale=scale, causal=causal)
     padding = packed.partly_attended
     if padding is not None:
-        masked = partial(fused, causal=False)
+        masked = _causal if causal else partial(fused, causal=False)
         attended = output.new_empty(len(padding.tokens), *output.shape[1:])
         attend_padded(masked, (query, key, value), padding, attended, scale=scale)
         output.index_copy_(0, padding.tokens, attended)
     return output
+
+
+def _causal(
+    states: QueryKeyValue, output: Tensor, *, scale: float, mask: Tensor | None = None
+) -> None:
+    """Implement `BlockAttention`: no token attends to a later one, nor to one that `mask` hides.
+
+    PyTorch's operator takes a mask or computes causally, not both.
+    """
+    length = output.shape[2]
+    later = torch.full((length, length), -torch.inf, dtype=output.dtype, device=output.device)
+    later = later.triu(1)
+    fused(states, output, scale=scale, mask=later if mask is None else mask + later, causal=False)

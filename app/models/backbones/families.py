@@ -9,6 +9,7 @@ from app.models.architectures.qwen3_config import DecoderConfig
 from app.models.backbones.backbone import Backbone
 from app.models.backbones.by_architectures import load_decoder, load_encoder
 from app.models.checkpoint.config import read_config
+from app.models.checkpoint.sentence_config import TextOptions
 from app.models.checkpoint.weights import Weights
 from app.models.target import Target
 from app.models.text.tokenizer import TextTokenizer
@@ -32,20 +33,21 @@ def load_backbone(
     folder: Path,
     target: Target,
     max_length: int,
+    texts: TextOptions,
     *,
-    lower_case: bool = False,
     closing: str | None = None,
     weights: Weights | None = None,
 ) -> tuple[Backbone, TextTokenizer]:
     """Load the transformer in `folder`, of any family, and its tokenizer.
 
-    Texts are cut to `max_length` tokens, or to the number of positions, converted to lower case if
-    `lower_case`, and end with the token `closing`. `weights` are the folder's, if they were read
-    already. Raises `StartupError` for a folder that cannot be used.
+    Texts are read by their options, cut to `max_length` tokens or to the number of positions, and
+    end with the token `closing`. `weights` are the folder's, if they were read already. Raises
+    `StartupError` for a folder that cannot be used.
     """
     read_tokenizer = partial(
-        TextTokenizer.from_folder, folder, closing=closing, lower_case=lower_case
+        TextTokenizer.from_folder, folder, closing=closing, lower_case=texts.lower_case
     )
+    max_length = min(max_length, texts.max_length or max_length)
     if is_qwen3(folder):
         tokenizer = read_tokenizer(min(max_length, DecoderConfig.read(folder).positions))
         return load_decoder(folder, target, weights or Weights.read(folder)), tokenizer

@@ -1,4 +1,4 @@
-"""A model's sentence-transformers configuration: pooling, projections, prompts, limits."""
+"""A model's sentence-transformers configuration: limits, pooling, projections, prompts."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from app.errors import StartupError
-from app.models.checkpoint.config import read_config, read_object, read_optional, whole_number
+from app.models.checkpoint.config import read_config, read_optional, whole_number
 from app.models.checkpoint.modules import Module, read_modules
 
 # Names in the configuration of a pooling: `pooling_mode` since version 5.4, before that flags.
@@ -27,6 +27,8 @@ _OLD_FLAGS = {
     "pooling_mode_weightedmean_tokens": "weighted_mean",
     "pooling_mode_lasttoken": "last_token",
 }
+# Older versions named the file by the family; of several the first one counts.
+_TEXT_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _POOLING_FOLDER = "1_Pooling"
 _IGNORED = {"Transformer", "Dropout"}
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
@@ -72,11 +74,32 @@ Step = Projection | Normalization
 
 
 @dataclass(frozen=True, slots=True)
-class SentenceConfig:
-    """How texts are read, and the steps from their states to vectors: `poolings`, then `steps`.
+class TextOptions:
+    """How a model of any task reads texts, by sentence-transformers' configuration.
 
-    `poolings` is empty if the configuration names none. Texts are cut to `max_length` tokens, if it
-    is set, and converted to lower case with `lower_case`. `default_prompt` is read before each text
+    They are cut to `max_length` tokens, if it is set, and converted to lower case with
+    `lower_case`.
+    """
+
+    max_length: int | None = None
+    lower_case: bool = False
+
+    @classmethod
+    def read(cls, folder: Path) -> "TextOptions":
+        """Read them; those of a folder without such a configuration are its tokenizer's."""
+        texts = read_text_config(folder)
+        length = texts.get("max_seq_length") or _tokenizer_limit(folder)
+        return cls(
+            max_length=length if isinstance(length, int) and length > 0 else None,
+            lower_case=bool(texts.get("do_lower_case")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceConfig:
+    """The steps from the states of texts to vectors: `poolings`, then `steps`; and the prompts.
+
+    `poolings` is empty if the configuration names none. `default_prompt` is read before each text
     of a request that names no prompt.
     """
 
@@ -84,22 +107,16 @@ class SentenceConfig:
     steps: tuple[Step, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     default_prompt: str = ""
-    max_length: int | None = None
-    lower_case: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> "SentenceConfig":
         """Read it; raises `StartupError` for unknown modules and impossible values."""
         modules = _modules(folder)
-        texts = _text_options(folder)
-        length = texts.get("max_seq_length") or _tokenizer_limit(folder)
         return cls(
             poolings=_poolings_among(modules),
             steps=tuple(_steps(modules)),
             prompts=read_prompts(folder),
             default_prompt=read_default_prompt(folder),
-            max_length=length if isinstance(length, int) and length > 0 else None,
-            lower_case=bool(texts.get("do_lower_case")),
         )
 
 
@@ -240,10 +257,10 @@ def _sentence_transformers(folder: Path) -> tuple[Path, dict[str, Any]]:
     return path, read_optional(path)
 
 
-def _text_options(folder: Path) -> dict[str, Any]:
+def read_text_config(folder: Path) -> dict[str, Any]:
     """`sentence_bert_config.json`, or, from older versions, a file with the family's name."""
-    path = next(iter(sorted(folder.glob("sentence_*_config.json"))), None)
-    return {} if path is None else read_object(path)
+    configs = (read_optional(folder / f"sentence_{each}_config.json") for each in _TEXT_FAMILIES)
+    return next(filter(None, configs), {})
 
 
 def _tokenizer_limit(folder: Path) -> int | None:

@@ -18,7 +18,8 @@ from app.errors import StartupError
 from app.models.backbones.backbone import Backbone
 from app.models.backbones.families import load_backbone
 from app.models.batch.marks import UNATTENDED, WITHOUT_VECTOR, marked
-from app.models.checkpoint.sentence_config import read_prompts
+from app.models.checkpoint.config import read_optional
+from app.models.checkpoint.sentence_config import TextOptions, read_prompts
 from app.models.checkpoint.weights import Weights
 from app.models.target import Target
 from app.models.tasks.colbert_config import (
@@ -87,7 +88,12 @@ class QueryExpansion:
 
     @classmethod
     def of(cls, expansion: Expansion, folder: Path, tokenizer: TextTokenizer) -> "QueryExpansion":
-        """Raises `StartupError` if the vocabulary has no such token."""
+        """Raises `StartupError` if the vocabulary has no such token, or texts are padded before."""
+        if _pads_left(folder, tokenizer):
+            raise StartupError(
+                f"the tokenizer in {folder} pads texts on the left, and queries are filled up with "
+                "tokens on the right alone here"
+            )
         name = expansion.token or special_token(folder, "mask_token")
         name = name or special_token(folder, "eos_token")
         if name is None:
@@ -158,6 +164,11 @@ class ColbertEmbedder(HeadsEmbedder):
         return ~without if without.any() else slice(None)
 
 
+def _pads_left(folder: Path, tokenizer: TextTokenizer) -> bool:
+    side = read_optional(folder / "tokenizer_config.json").get("padding_side")
+    return side == "left" if side else tokenizer.pads_left
+
+
 def _required(tokenizer: TextTokenizer, token: str, what: str) -> int:
     token_id = tokenizer.token_id(token)
     if token_id is None:
@@ -180,9 +191,10 @@ def load_colbert_embedder(
     """Load a ColBERT model; raises `StartupError` for whatever is wrong with the folder."""
     config = read_colbert_config(folder)
     weights = Weights.read(folder)
+    # Its own lengths, of queries and documents, stand in place of the one for every text.
     longest = max(each.length or max_length for each in (config.query, config.document))
-    limit = min(max_length, longest)
-    backbone, tokenizer = load_backbone(folder, target, limit, weights=weights)
+    texts = replace(TextOptions.read(folder), max_length=longest)
+    backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
     return ColbertEmbedder(
         name=name,
         folder=folder,

@@ -14,6 +14,7 @@ from typing import Any
 from app.errors import StartupError
 from app.models.checkpoint.config import read_config, read_optional
 from app.models.checkpoint.modules import Module, read_modules
+from app.models.checkpoint.sentence_config import TextOptions, read_text_config
 
 _STANFORD = "HF_ColBERT"
 # Those of PyLate, for what its configuration leaves out.
@@ -122,10 +123,9 @@ def _by_sentence_transformers(folder: Path, mask: Module) -> ColbertConfig:
         raise StartupError(
             f"{mask.folder} leaves out other tokens than some of documents, which is not done here"
         )
-    texts = read_optional(folder / "sentence_bert_config.json")
+    texts, longest = read_text_config(folder), TextOptions.read(folder).max_length
     prompts = read_optional(folder / "config_sentence_transformers.json").get("prompts") or {}
     expansion = _expansion(folder, texts.get("query_expansion"))
-    longest = texts.get("max_seq_length")
     return ColbertConfig(
         query=Reading(
             prompt=prompts.get("query") or "",

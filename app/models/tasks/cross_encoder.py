@@ -24,6 +24,7 @@ from app.models.backbones.backbone import Backbone
 from app.models.backbones.families import load_backbone
 from app.models.batch.marks import SECOND_SEGMENT
 from app.models.checkpoint.config import read_config
+from app.models.checkpoint.sentence_config import TextOptions
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.target import Target
@@ -167,7 +168,8 @@ def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target)
     """Load a classifier; raise `StartupError` where the folder holds something else."""
     weights = Weights.read(folder)
     require_classifier(folder, weights)
-    backbone, tokenizer = load_backbone(folder, target, max_length, weights=weights)
+    texts = TextOptions.read(folder)
+    backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
     head = load_classification_head(folder, weights, backbone)
     flag = read_config(folder).get("model_type") in _FLAG_TYPES and len(head.labels) == 1
     return CrossEncoder(name, backbone, head, tokenizer, drops_empty=flag)

@@ -19,6 +19,7 @@ from app.models.checkpoint.sentence_config import (
     SentenceConfig,
     SentenceOverrides,
     Step,
+    TextOptions,
     has_modules,
 )
 from app.models.device.transfer import DeviceRows
@@ -104,12 +105,11 @@ def load_dense_embedder(
     config = _with_pooling(folder, SentenceConfig.read(folder), overrides.pooling)
     if overrides.normalize is not None:
         config = replace(config, steps=_scaled(config.steps, overrides.normalize))
-    limit = min(max_length, config.max_length or max_length)
     backbone, tokenizer = load_backbone(
         folder,
         target,
-        limit,
-        lower_case=config.lower_case,
+        max_length,
+        TextOptions.read(folder),
         closing=QWEN_END if is_qwen3(folder) else None,
     )
     fewest = _QWEN_MIN_DIMENSIONS if is_qwen3(folder) else None

@@ -18,7 +18,7 @@ from app.models.backbones.backbone import Backbone
 from app.models.backbones.families import load_backbone
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.config import read_config
-from app.models.checkpoint.sentence_config import read_default_prompt, read_prompts
+from app.models.checkpoint.sentence_config import TextOptions, read_default_prompt, read_prompts
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import not_finite
 from app.models.target import Target
@@ -179,7 +179,8 @@ def load_splade_embedder(
     Raises `StartupError` for whatever is wrong with them.
     """
     weights = Weights.read(folder)
-    backbone, tokenizer = load_backbone(folder, target, max_length, weights=weights)
+    texts = TextOptions.read(folder)
+    backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
     return SpladeEmbedder(
         name=name,
         backbone=backbone,

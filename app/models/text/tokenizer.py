@@ -108,6 +108,7 @@ class TextTokenizer:
         closing: str | None = None,
         slice_characters: int = SLICE_CHARACTERS,
     ) -> None:
+        self.pads_left = (tokenizer.padding or {}).get("direction") == "left"
         tokenizer.no_truncation()
         tokenizer.no_padding()
         _remember_less(tokenizer)

@@ -19,7 +19,13 @@ from app.engine.options import TruncationOptions
 from app.engine.types import Outputs
 from app.errors import InferenceError, StartupError
 from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
-from tests.support.wordpiece import MODERNBERT, ROBERTA, save_model
+from tests.support.wordpiece import (
+    MODERNBERT,
+    ROBERTA,
+    change,
+    keep_capital_letters,
+    save_model,
+)
 
 LIMIT = 128
 QUERY = "hybrid search"
@@ -140,6 +146,23 @@ def test_a_pair_is_cut_to_the_limit_and_its_tokens_are_counted(nli: CrossEncoder
     assert (len(pair.ids), pair.original_tokens) == (LIMIT, 500 + 2 + 3)
     alone = nli.tokenize_input(long, None, TruncationOptions(side="left"))
     assert (len(alone.ids), alone.original_tokens) == (LIMIT, 502)
+
+
+def test_pairs_are_cut_and_made_small_as_the_configuration_says(
+    float32_target, tmp_path: Path
+) -> None:
+    folder = save_model(tmp_path, BertForSequenceClassification, num_labels=1)
+    keep_capital_letters(folder)
+    plain = Reference(str(folder), device="cpu")
+    plain.save_pretrained(str(folder))
+    change(folder / "tokenizer_config.json", model_max_length=40)
+    change(folder / "sentence_bert_config.json", do_lower_case=True)
+    ours = load_cross_encoder("tiny", folder, LIMIT, float32_target)
+    theirs = Reference(str(folder), device="cpu", activation_fn=torch.nn.Identity())
+    assert ours.max_length == theirs.max_seq_length == 40
+    passages = [*PASSAGES, "Memory, RANK!"]
+    expected = theirs.predict([(QUERY, passage) for passage in passages])
+    np.testing.assert_allclose(logits_of(ours, passages)[:, 0], expected, rtol=0, atol=1e-5)
 
 
 def test_a_pair_with_a_number_that_is_not_finite_fails_alone(nli: CrossEncoder) -> None:

@@ -11,8 +11,10 @@ from sentence_transformers import MultiVectorEncoder
 from transformers import (
     AutoTokenizer,
     BertModel,
+    MistralModel,
     ModernBertModel,
     MPNetModel,
+    Qwen3Model,
     XLMRobertaModel,
 )
 
@@ -28,13 +30,28 @@ from app.models.tasks.choose import load_embedder
 from app.models.tasks.colbert import ColbertEmbedder
 from app.models.tasks.m3 import M3Embedder
 from app.settings import Settings
-from tests.support.wordpiece import MODERNBERT, MPNET, ROBERTA, save_colbert, save_dense
+from tests.support.wordpiece import (
+    MODERNBERT,
+    MPNET,
+    ROBERTA,
+    change,
+    keep_capital_letters,
+    save_colbert,
+    save_dense,
+)
 
 COLBERT = Outputs(colbert=True)
 TEXTS = [
     *["hybrid search", "memory, rank! (sea)", "", "rank " * 100, "!?", "unknown жизнь"],
     *["search sea " * length for length in (1, 5, 9, 30)],
 ]
+GROUPED = {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
+# Decoders by the service's own loop, and by transformers' modules with a window.
+CAUSAL = {
+    "qwen3": (Qwen3Model, {}),
+    "qwen3, attended": (Qwen3Model, {"attend_to_expansion_tokens": True}),
+    "mistral": (MistralModel, {"sliding_window": 32}),
+}
 EXPANSIONS = {
     "unattended": {},
     "attended": {"attend_to_expansion_tokens": True},
@@ -56,6 +73,8 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
     )  # fmt: skip
     made["modernbert"] = save_colbert(root / "modernbert", ModernBertModel, **MODERNBERT)
     made["mpnet"] = save_colbert(root / "mpnet", MPNetModel, **MPNET)
+    for name, (model, changes) in CAUSAL.items():
+        made[name] = save_colbert(root / name, model, **GROUPED | changes)
     return made
 
 
@@ -86,7 +105,7 @@ def reference(folder: Path) -> tuple[list[np.ndarray], list[np.ndarray]]:
     return queries, theirs.encode_document(TEXTS, convert_to_numpy=True)
 
 
-@pytest.mark.parametrize("name", [*EXPANSIONS, "modernbert", "mpnet"])
+@pytest.mark.parametrize("name", [*EXPANSIONS, "modernbert", "mpnet", *CAUSAL])
 def test_queries_and_documents_of_one_batch_are_those_of_sentence_transformers(
     folders, load, name
 ) -> None:
@@ -233,11 +252,56 @@ def test_the_format_of_sentence_transformers_is_read_too(folders, load, tmp_path
     assert_vectors(model.forward(ids_of(model, TEXTS, "document"), COLBERT), documents)
 
 
+def test_texts_are_read_in_lower_case_where_the_configuration_says_so(
+    folders, load, tmp_path: Path
+) -> None:
+    folder = copy_of(folders["unattended"], tmp_path)
+    save_dense(folder / "1_Dense", 64, 16)
+    keep_capital_letters(folder)
+    capital = ["Hybrid SEARCH", "the Sea"]
+    as_they_are = [load(folder).tokenize([text])[0].ids.tolist() for text in capital]
+    change(folder / "sentence_bert_config.json", do_lower_case=True)
+    model = load(folder)
+    assert [model.tokenize([text])[0].ids.tolist() for text in capital] != as_they_are
+    theirs = MultiVectorEncoder(str(folder), device="cpu")
+    encoders = {"query": theirs.encode_query, "document": theirs.encode_document}
+    for input_type, encode in encoders.items():
+        made = model.forward(ids_of(model, capital, input_type), COLBERT)
+        assert_vectors(made, encode(capital, convert_to_numpy=True))
+
+
+def test_without_lengths_of_its_own_it_cuts_texts_as_the_tokenizer_says(
+    folders, load, tmp_path: Path
+) -> None:
+    theirs = MultiVectorEncoder(str(folders["none"]), device="cpu")
+    theirs.save_pretrained(str(tmp_path))
+    texts = json.loads((tmp_path / "sentence_bert_config.json").read_text())
+    for name in ("query_length", "document_length", "query_expansion"):
+        texts.pop(name, None)
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(texts))
+    change(tmp_path / "tokenizer_config.json", model_max_length=40)
+    model, (queries, documents) = load(tmp_path), reference(tmp_path)
+    assert model.max_length == 40
+    assert_vectors(model.forward(ids_of(model, TEXTS, "query"), COLBERT), queries)
+    assert_vectors(model.forward(ids_of(model, TEXTS, "document"), COLBERT), documents)
+
+
 def test_queries_that_are_longer_than_a_window_are_refused(load, tmp_path: Path) -> None:
     narrow = MODERNBERT | {"local_attention": 32}
     folder = save_colbert(tmp_path / "narrow", ModernBertModel, **narrow)
     with pytest.raises(StartupError, match="filled up to 24 tokens, and the model's tokens see"):
         load(folder)
+
+
+def test_queries_that_are_filled_up_on_the_left_are_refused(folders, load, tmp_path: Path) -> None:
+    folder = copy_of(folders["qwen3"], tmp_path)
+    save_dense(folder / "1_Dense", 64, 16)
+    change(folder / "tokenizer_config.json", padding_side="left")
+    with pytest.raises(StartupError, match="pads texts on the left, and queries are filled up"):
+        load(folder)
+    change(folder / "config_sentence_transformers.json", do_query_expansion=False)
+    model = load(folder)
+    assert_vectors(model.forward(ids_of(model, TEXTS, "query"), COLBERT), reference(folder)[0])
 
 
 def copy_of(source: Path, target: Path) -> Path:

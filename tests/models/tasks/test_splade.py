@@ -28,7 +28,15 @@ from app.models.tasks.choose import load_embedder
 from app.models.tasks.m3 import M3Embedder
 from app.models.tasks.splade import SpladeEmbedder
 from app.settings import Settings
-from tests.support.wordpiece import MODERNBERT, MPNET, ROBERTA, save_model, save_splade
+from tests.support.wordpiece import (
+    MODERNBERT,
+    MPNET,
+    ROBERTA,
+    change,
+    keep_capital_letters,
+    save_model,
+    save_splade,
+)
 
 SPARSE = Outputs(sparse=True)
 TEXTS = [
@@ -247,6 +255,22 @@ async def test_its_default_prompt_is_read_alone_and_beside_a_dense_model(
         check((await engine.embed(TEXTS, dense=False, colbert=False)).embeddings, expected)
     for made, dense in zip(both, unprompted, strict=True):
         np.testing.assert_allclose(made.dense, dense.dense, rtol=0, atol=1e-5)
+
+
+def test_texts_are_cut_and_made_small_as_the_configuration_says(
+    folders, load, tmp_path: Path
+) -> None:
+    folder = copy_with_pooling(folders["bert"], tmp_path)
+    keep_capital_letters(folder)
+    texts = [*TEXTS, "Hybrid SEARCH", "the Sea"]
+    uncut = weights_of(load(folder), texts)
+    change(folder / "sentence_bert_config.json", max_seq_length=9, do_lower_case=True)
+    model = load(folder)
+    assert model.max_length == 9
+    assert model.tokenize(["rank " * 300])[0].truncated
+    actual = weights_of(model, texts)
+    assert np.abs(actual - uncut).max() > 0.1
+    np.testing.assert_allclose(actual, reference(folder, texts), rtol=0, atol=1e-5)
 
 
 def test_an_unknown_pooling_is_named(folders, load, tmp_path: Path) -> None:
