@@ -28,6 +28,12 @@ COMPOSE_VARIABLES = (
     ComposeVariable(
         "HF_CACHE_VOLUME", "smart-embedder-hf-cache", "the volume of downloaded models"
     ),
+    ComposeVariable(
+        "MODELS_FOLDER",
+        "./deploy/models",
+        "the folder that is mounted read-only at `/models`: for models that are folders, and for "
+        "the file of `MODELS`; in the settings their paths begin with `/models`",
+    ),
     ComposeVariable("PROMETHEUS_PORT", "9090", "the port of Prometheus on this machine"),
     ComposeVariable("GRAFANA_PORT", "3000", "the port of Grafana on this machine"),
     ComposeVariable("QDRANT_PORT", "6333", "the port of Qdrant's REST API on this machine"),

@@ -273,9 +273,24 @@ def test_the_file_of_tokens_is_mounted_where_the_service_looks(checkout: Path, f
     assert ours["environment"]["API_TOKENS_FILE"] == (MOUNTED_TOKENS if file else "")
 
 
+@needs_compose
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("folder", ["models", "/srv/models", ""])
+def test_a_folder_of_models_is_mounted_where_no_one_can_write(
+    checkout: Path, name: str, folder: str
+) -> None:
+    given = {"MODELS_FOLDER": folder, "MODELS": "/models/models.yaml"}
+    ours = configured(name, folder=checkout, **given)["services"][OURS]
+    (mount,) = (each for each in ours["volumes"] if each["target"] == "/models")
+    assert (mount["type"], mount["read_only"]) == ("bind", True)
+    assert mount["source"] == str(checkout / (folder or "deploy/models"))
+    assert ours["environment"]["MODELS"] == "/models/models.yaml"
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_mounted_file_exists(name: str) -> None:
     assert (ROOT / "deploy" / "no-tokens").read_text() == ""
+    assert (ROOT / "deploy" / "models").is_dir()
     for each in parsed(name)["services"].values():
         for mount in each["volumes"]:
             if isinstance(mount, str) and mount.startswith("./"):

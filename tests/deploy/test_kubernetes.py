@@ -61,7 +61,7 @@ def settings_of(objects, container) -> dict[str, str]:
     """What the process finds in its environment."""
     (source,) = container["envFrom"]
     assert source["configMapRef"]["name"] == objects["ConfigMap"]["metadata"]["name"]
-    own = {each["name"]: each["value"] for each in container["env"]}
+    own = {each["name"]: each["value"] for each in container["env"] if "value" in each}
     assert not own.keys() & objects["ConfigMap"]["data"].keys()
     return objects["ConfigMap"]["data"] | own
 
@@ -74,6 +74,33 @@ def test_every_object_is_valid_by_the_published_schema(objects, version: str) ->
     }
     for each in objects.values():
         kubernetes_validate.validate(each, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_volume_of_models_is_mounted_read_only_where_it_is_asked_for(
+    tmp_path: Path, overlay: str, version: str
+) -> None:
+    shutil.copytree(FOLDER, tmp_path / "kubernetes")
+    file = tmp_path / "kubernetes" / overlay / "kustomization.yaml"
+    file.write_text(f"{file.read_text()}components: [../local-models]\n")
+    done = subprocess.run(
+        ["kubectl", "kustomize", file.parent], capture_output=True, text=True, check=True
+    )
+    made = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
+    kubernetes_validate.validate(made["Deployment"], version, strict=True)
+    pod = made["Deployment"]["spec"]["template"]["spec"]
+    (volume,) = (each for each in pod["volumes"] if each["name"] == "models")
+    assert volume["persistentVolumeClaim"]["readOnly"]
+    (only,) = pod["containers"]
+    (mount,) = (each for each in only["volumeMounts"] if each["name"] == "models")
+    assert (mount["mountPath"], mount["readOnly"]) == ("/models", True)
+    # What every overlay mounts is still there.
+    assert "/app/model_cache" in {each["mountPath"] for each in only["volumeMounts"]}
+
+
+def test_the_hubs_token_comes_from_a_secret_that_may_be_missing(container) -> None:
+    (token,) = (each for each in container["env"] if each["name"] == "HF_TOKEN")
+    assert token["valueFrom"]["secretKeyRef"]["optional"]
 
 
 def test_a_misspelt_field_would_be_noticed(objects) -> None:
