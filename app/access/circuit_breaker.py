@@ -1,6 +1,6 @@
 """A circuit breaker: a Redis that does not answer delays requests only for a moment.
 
-Its callers can do without an answer.
+Its callers can do without an answer. One that the client library cannot read counts as none.
 """
 
 import asyncio
@@ -41,8 +41,10 @@ class CircuitBreaker:
     ) -> None:
         self._gone, self._back = f"{store}_gone", f"{store}_back"
         self._on_error = on_error
-        # uvloop raises RuntimeError where a transport was closed under the client.
-        self._errors: tuple[type[Exception], ...] = (*errors, OSError, RuntimeError)
+        # uvloop raises RuntimeError where a transport was closed under the client; client libraries
+        # raise TypeError and ValueError for answers of another type than they expect.
+        own = (OSError, RuntimeError, TypeError, ValueError)
+        self._errors: tuple[type[Exception], ...] = (*errors, *own)
         self._while_gone = while_gone
         self._when_back = when_back
         self._concurrency = asyncio.Semaphore(_REDIS_CONCURRENCY)

@@ -9,6 +9,7 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Protocol
 
+import structlog
 from throttled.asyncio import (
     BaseStore,
     MemoryStore,
@@ -26,6 +27,10 @@ NAMESPACE = "smart-embedder"
 
 # About 270 bytes each.
 MAX_CLIENTS = 100_000
+# Seconds by which a wait may exceed the time of one token: clocks of Redis may step.
+_CLOCK_TOLERANCE = 1.0
+
+log = structlog.get_logger(__name__)
 
 
 class Buckets(Protocol):
@@ -93,7 +98,7 @@ class MemoryBuckets(StoredBuckets):
 
 
 class SharedBuckets(StoredBuckets):
-    """Buckets in a Redis that several processes share; while Redis fails, nobody is limited.
+    """Buckets in a Redis that several processes share; while it fails, each process has its own.
 
     The first request connects. `on_error` is called for each failure. Neither the address nor its
     password is ever logged.
@@ -113,21 +118,42 @@ class SharedBuckets(StoredBuckets):
         }
         self._store = RedisStore(server=url, options=timeouts)
         super().__init__(self._store, requests_per_minute, burst)
+        self._own = MemoryBuckets(requests_per_minute, burst)
+        self._longest_wait = 60 / requests_per_minute + _CLOCK_TOLERANCE
+        self._on_error = on_error
+        self._has_warned = False
         self._breaker = circuit_breaker.CircuitBreaker(
             "rate_limit_store",
             on_error,
             (StoreUnavailableError,),
-            while_gone="requests are not limited",
-            when_back="requests are limited again",
+            while_gone="each process counts the requests that it gets by itself",
+            when_back="requests are counted together again",
         )
 
     async def take(self, key: str) -> float:
-        """Take a token: 0, or the seconds until there is one; 0 where Redis fails."""
-        return await self._breaker.call(partial(super().take, key)) or 0.0
+        """Take a token: 0, or the seconds until there is one."""
+        wait = self._believed(await self._breaker.call(partial(super().take, key)))
+        return await self._own.take(key) if wait is None else wait
 
     async def peek(self, key: str) -> float:
-        """The seconds until there is a token; 0 where there is one or Redis fails."""
-        return await self._breaker.call(partial(super().peek, key)) or 0.0
+        """The seconds until there is a token; 0 where there is one."""
+        wait = self._believed(await self._breaker.call(partial(super().peek, key)))
+        return await self._own.peek(key) if wait is None else wait
+
+    def _believed(self, wait: float | None) -> float | None:
+        """The wait, if this bucket can have it; None for any other: who wrote it is not known."""
+        if wait is None or 0 <= wait <= self._longest_wait:
+            return wait
+        self._on_error()
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "rate_limit_store_not_believed",
+                reason=f"a bucket is said to have a token in {wait:g} s",
+                effect="this process counts the requests of such a client by itself",
+                advice="see who else writes to the Redis of RATE_LIMIT_STORE",
+            )
+        return None
 
     async def close(self) -> None:
         """Close the connections."""

@@ -92,7 +92,8 @@ class Metrics:
         )
         self.rerank_active = gauge("rerank_active_requests", "Rerank requests in work")
         self.rate_limit_store_errors = counter(
-            "embedder_rate_limit_store_errors_total", "Times the rate limit's store did not answer"
+            "embedder_rate_limit_store_errors_total",
+            "Times the rate limit's store did not answer, or not what it can hold",
         )
         self._start_at_zero()
 
@@ -179,7 +180,8 @@ class Metrics:
             "embedder_cache_entries", "Entries of the embedding cache, one for each text and kind"
         )
         self.embedding_cache_store_errors = counter(
-            "embedder_cache_store_errors_total", "Times the embedding cache's Redis did not answer"
+            "embedder_cache_store_errors_total",
+            "Times the embedding cache's Redis did not answer, or with no entry of the model's",
         )
 
     def _make_memory_metrics(self) -> None:

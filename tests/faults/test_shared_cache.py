@@ -1,8 +1,16 @@
-"""Two services share vectors through a Redis that dies, and comes back: every answer is right."""
+"""Two services share vectors through a Redis that dies, and comes back: every answer is right.
+
+So it is where somebody else has written to that Redis, and where it is none.
+"""
 
 from pathlib import Path
 
-from tests.support.redis_server import needs_redis, run_redis
+import numpy as np
+import pytest
+import redis
+from safetensors.numpy import load, save
+
+from tests.support.redis_server import needs_redis, run_odd_redis, run_redis
 from tests.support.server import RunningServer, run_server
 
 pytestmark = needs_redis
@@ -48,3 +56,43 @@ def test_redis_killed_and_back_again(tiny_m3: Path, tmp_path: Path) -> None:
             for server in (one, two):
                 assert "Traceback" not in server.log
                 assert "very-secret" not in server.log
+
+
+def forge(value: bytes, kind: str) -> bytes:
+    """An entry of the right types, and of nothing that a model has made."""
+    entry = load(value)
+    ids = entry["ids"]
+    rows = {"dense": (), "colbert": (len(ids) + 47,)}
+    if kind == "sparse":
+        entry |= {"indices": np.array([-7, 2**40]), "values": np.ones(2, np.float32)}
+    else:
+        entry[kind] = np.full((*rows[kind], entry[kind].shape[-1]), np.nan, np.float32)
+    return save(entry)
+
+
+def test_what_somebody_else_wrote_to_redis_is_not_answered(tiny_m3: Path, tmp_path: Path) -> None:
+    with run_redis(tmp_path) as store, redis.Redis(port=store.port) as writer:
+        settings = {"EMBEDDING_MODEL": str(tiny_m3), "EMBEDDING_CACHE": store.url}
+        with run_server(tmp_path, **settings) as one, run_server(tmp_path, **settings) as two:
+            for server in (one, two):
+                server.wait_until_healthy()
+            right = embed(one, "a new text")
+            one.wait_for_more(writer.dbsize, than=2)  # One entry of each kind.
+            for key in writer.keys("*"):
+                writer.set(key, forge(writer.get(key), key.decode().rpartition(":")[2]))
+            assert embed(two, "a new text") == right
+            two.wait_for_line("embedding_cache_entry_refused")
+            assert two.log.count("embedding_cache_entry_refused") == 1
+            assert "Traceback" not in two.log
+
+
+@pytest.mark.parametrize("answer", [b":7\r\n", b"*1\r\n:7\r\n"], ids=["number", "list"])
+def test_a_redis_that_is_none_fails_no_request(
+    tiny_m3: Path, tmp_path: Path, answer: bytes
+) -> None:
+    with run_odd_redis(answer) as odd:
+        settings = {"EMBEDDING_CACHE": odd.url, "RATE_LIMIT_STORE": odd.url}
+        with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3), **settings) as server:
+            server.wait_until_healthy()
+            assert embed(server, "a", "b") == embed(server, "a", "b")
+            assert "Traceback" not in server.log

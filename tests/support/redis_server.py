@@ -3,7 +3,9 @@
 import os
 import shutil
 import signal
+import socketserver
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -82,3 +84,49 @@ def run_redis(folder: Path, password: str = "") -> Iterator[RedisServer]:
     finally:
         if server.running:
             server.kill()
+
+
+class OddRedis(socketserver.ThreadingTCPServer):
+    """Speaks enough of Redis's protocol to be talked to, and gives every question one answer."""
+
+    daemon_threads = True
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__(("127.0.0.1", 0), _OddHandler)
+        self.answer = answer
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.server_address[1]}/0"
+
+
+class _OddHandler(socketserver.StreamRequestHandler):
+    """A command is `*count`, and for each word `$length` and the word itself."""
+
+    server: OddRedis
+
+    def handle(self) -> None:
+        while head := self.rfile.readline():
+            words = [self._word() for _ in range(int(head[1:]))]
+            greets = words[0].upper() in {b"CLIENT", b"SELECT", b"AUTH"}
+            try:
+                self.wfile.write(b"+OK\r\n" if greets else self.server.answer)
+            except OSError:  # It has hung up: the answer before was odd enough.
+                return
+
+    def _word(self) -> bytes:
+        length = int(self.rfile.readline()[1:])
+        return self.rfile.read(length + 2)[:length]
+
+
+@contextmanager
+def run_odd_redis(answer: bytes) -> Iterator[OddRedis]:
+    """A server whose answer to every question is these bytes."""
+    with OddRedis(answer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()

@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from app.engine.admission.admission import Admission
-from app.engine.forwards.cached_vectors import CachedVectors, join, kinds_of, split
+from app.engine.forwards.cached_vectors import (
+    CachedVectors,
+    join,
+    kinds_of,
+    of_one_text,
+    split,
+)
 from app.engine.forwards.forwards import (
     Computed,
     Forwards,
@@ -167,7 +173,14 @@ class CachedForwards:
         # What failed in another request is computed once more, in this one.
         again = await self._compute(request, _without(wanted, entries.keys()))
         entries |= again.entries
-        return _Filled(entries, filled.tokenized + again.tokenized, filled.jobs + again.jobs)
+        # So is a text of which two kinds are not of the same tokens: one of them came from Redis.
+        doubtful = [
+            each for each in wanted if not of_one_text(entries[key] for key in each.keys.values())
+        ]
+        anew = await self._compute_missing(request, doubtful)
+        entries |= anew.entries
+        tokenized = filled.tokenized + again.tokenized + anew.tokenized
+        return _Filled(entries, tokenized, filled.jobs + again.jobs + anew.jobs)
 
     async def _compute_and_join(
         self, request: _Request, own: list[_Wanted], shared: set[_SharedWork]
@@ -226,13 +239,19 @@ class CachedForwards:
 
     async def _compute(self, request: _Request, wanted: list[_Wanted]) -> _Filled:
         """Fetch entries that other processes have shared, and compute the rest."""
-        keys = [key for each in wanted for key in each.keys.values()]
-        found = await self._cache.fetch(keys)
-        missing = _without(wanted, found.keys())
+        models = {
+            key: request.tasks[each.task].model for each in wanted for key in each.keys.values()
+        }
+        found = await self._cache.fetch(models)
         self._metrics.embedding_cache_hits.labels("redis").inc(len(found))
-        self._metrics.embedding_cache_misses.inc(sum(len(each.keys) for each in missing))
+        computed = await self._compute_missing(request, _without(wanted, found.keys()))
+        return replace(computed, entries=found | dict(computed.entries))
+
+    async def _compute_missing(self, request: _Request, missing: list[_Wanted]) -> _Filled:
+        """Compute entries, and keep and share them in place of any that there were."""
         if not missing:
-            return _Filled(found, [], [])
+            return _Filled({}, [], [])
+        self._metrics.embedding_cache_misses.inc(sum(len(each.keys) for each in missing))
         groups = _by_kinds(missing)
         tasks = [_task_of(request, group) for group in groups]
         computed = await self._forwards.compute(tasks, request.reading)
@@ -243,7 +262,7 @@ class CachedForwards:
             for kind, entry in split(text, vectors).items()
         }
         await self._cache.put(entries)
-        return _Filled(found | entries, computed.tokenized, computed.jobs)
+        return _Filled(entries, computed.tokenized, computed.jobs)
 
 
 def with_cache(

@@ -1,12 +1,13 @@
 """The entry of a cache: one kind of vectors of one text, and the tokens behind them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from app.engine.model import Embedder
 from app.engine.types import Outputs, SparseVector, TextEmbedding, TokenizedText
 
 Array = npt.NDArray[Any]
@@ -14,6 +15,10 @@ Array = npt.NDArray[Any]
 KINDS: Final = ("dense", "sparse", "colbert", "states")
 # Python's objects around the arrays of an entry, and its places in the cache's dictionaries.
 _OVERHEAD_BYTES = 1200
+# Of unit length, in any number format that is sent.
+_LENGTH_TOLERANCE = 0.01
+# Above every vocabulary; the upper bits of `ids` are marks.
+_MOST_TOKEN_IDS = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +81,58 @@ def join(entries: Mapping[str, CachedVectors]) -> tuple[TokenizedText, TextEmbed
             states=arrays.get("states"),
         ),
     )
+
+
+def of_one_text(entries: Iterable[CachedVectors]) -> bool:
+    """Whether all of them are of the same tokens, as the kinds of one text are."""
+    first, *others = entries
+    return all(
+        each.original_tokens == first.original_tokens
+        and each.exact == first.exact
+        and each.ids.tobytes() == first.ids.tobytes()
+        for each in others
+    )
+
+
+def problem_of(entry: CachedVectors, kind: str, model: Embedder) -> str | None:
+    """Why an entry of this kind cannot be what `model` makes of a text; None where it can.
+
+    Its arrays have the types and the numbers of dimensions of the kind.
+    """
+    if (entry.ids < 0).any() or entry.original_tokens < len(entry.ids):
+        return "its tokens are not those of a text"
+    if not all(np.isfinite(array).all() for array in entry.arrays.values()):
+        return "a number is not finite"
+    if kind == "sparse":
+        return _problem_of_weights(entry.arrays["indices"], entry.arrays["values"])
+    return _problem_of_rows(np.atleast_2d(entry.arrays[kind]), entry.ids, kind, model)
+
+
+def _problem_of_weights(indices: Array, values: Array) -> str | None:
+    if indices.shape != values.shape:
+        return "there is not one weight for each index"
+    if not ((indices >= 0) & (indices < _MOST_TOKEN_IDS)).all() or (np.diff(indices) <= 0).any():
+        return "the indices are not ascending token ids"
+    return None if (values > 0).all() else "a weight is not above zero"
+
+
+def _problem_of_rows(
+    rows: Array, ids: npt.NDArray[np.int32], kind: str, model: Embedder
+) -> str | None:
+    wanted = {
+        "dense": (1, model.dense_width),
+        "colbert": (len(model.colbert_tokens(ids.astype(np.int64))), model.colbert_width),
+        "states": (len(ids), model.states_width),
+    }[kind]
+    if rows.shape != wanted:
+        return f"{rows.shape} numbers are not the {wanted} of the model"
+    lengths = np.linalg.norm(rows, axis=1)
+    if (lengths == 0).any():
+        return "a vector is zero"
+    has_unit_length = kind == "colbert" or (kind == "dense" and model.normalizes)
+    if has_unit_length and (np.abs(lengths - 1) > _LENGTH_TOLERANCE).any():
+        return "a vector has not unit length"
+    return None
 
 
 def read_only(array: Array) -> Array:

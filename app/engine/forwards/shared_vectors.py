@@ -1,9 +1,11 @@
 """Cached vectors in a Redis that several processes share; while it is away, they are computed.
 
-An entry is a safetensors file, so that reading it runs no code.
+An entry is a safetensors file, so that reading it runs no code. What Redis answers is believed only
+as far as it can be what the model makes of a text; anything else counts as missing.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -15,7 +17,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from app.access import circuit_breaker
-from app.engine.forwards.cached_vectors import CachedVectors, read_only
+from app.engine.forwards.cached_vectors import CachedVectors, problem_of, read_only
+from app.engine.model import Embedder
 from app.errors import StartupError
 
 log = structlog.get_logger(__name__)
@@ -37,13 +40,15 @@ _SHAPES: Final[dict[str, dict[str, tuple[type, int]]]] = {
     "colbert": {"colbert": (np.float32, 2)},
     "states": {"states": (np.float32, 2)},
 }
+_MAXMEMORY = re.compile(rb"^maxmemory:(\d+)\r?$", re.MULTILINE)
 _OF_EACH: Final[dict[str, tuple[type, int]]] = {"ids": (np.int32, 1), "length": (np.int64, 1)}
 
 
 class SharedVectors:
     """Entries in a Redis, by keys that end with `:` and the kind.
 
-    `on_error` is called for each failure; neither the address nor its password is ever logged.
+    `on_error` is called for each failure, and for each entry that cannot be right; the first of
+    these is logged. Neither the address nor its password is ever logged.
     """
 
     def __init__(self, url: str, on_error: Callable[[], None]) -> None:
@@ -60,6 +65,9 @@ class SharedVectors:
         self._client: Any = Redis.from_url(
             url, socket_timeout=timeout, socket_connect_timeout=timeout
         )
+        # The library's own fails on an answer that is no text.
+        self._client.set_response_callback("INFO", lambda response, **_: response)
+        self._on_error = on_error
         self._breaker = circuit_breaker.CircuitBreaker(
             "embedding_cache_store",
             on_error,
@@ -70,16 +78,38 @@ class SharedVectors:
         self._pending_bytes = 0
         self._writes: set[asyncio.Task[None]] = set()
         self._bound_checked = False
+        self._has_warned = False
 
-    async def fetch(self, keys: Sequence[str]) -> dict[str, CachedVectors]:
-        """The entries that Redis has."""
-        values: dict[str, bytes] = {}
-        for some in _by_size(keys):
+    async def fetch(self, models: Mapping[str, Embedder]) -> dict[str, CachedVectors]:
+        """The entries that Redis has, by the keys of `models`, which made them."""
+        values: dict[str, object] = {}
+        for some in _by_size([*models]):
             names = [_NAMESPACE + key for key in some]
             answer = await self._breaker.call(partial(self._client.mget, names))
-            values |= {key: value for key, value in zip(some, answer or (), strict=False) if value}
+            if isinstance(answer, list) and len(answer) == len(some):
+                values |= {key: each for key, each in zip(some, answer, strict=True) if each}
+            elif answer is not None:
+                self._refuse("the answer is no list of values")
         await self._check_bound()
-        return await asyncio.to_thread(_decode_all, values) if values else {}
+        if not values:
+            return {}
+        read = await asyncio.to_thread(_decode_all, values, models)
+        for entry in read.values():
+            if isinstance(entry, str):
+                self._refuse(entry)
+        return {key: entry for key, entry in read.items() if isinstance(entry, CachedVectors)}
+
+    def _refuse(self, reason: str) -> None:
+        """Count what cannot be right; tell of the first one only, for there may be many."""
+        self._on_error()
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "embedding_cache_entry_refused",
+                reason=reason,
+                effect="it counts as missing, and so does every later one of the kind",
+                advice="see who else writes to the Redis of EMBEDDING_CACHE",
+            )
 
     def put(self, entries: Mapping[str, CachedVectors]) -> None:
         """Write entries in the background; drop them if too many bytes are being written."""
@@ -113,9 +143,10 @@ class SharedVectors:
         if self._bound_checked:
             return
         memory = await self._breaker.call(partial(self._client.info, "memory"))
-        if memory is not None and not self._bound_checked:
+        if isinstance(memory, bytes) and not self._bound_checked:
             self._bound_checked = True
-            if not memory.get("maxmemory"):
+            found = _MAXMEMORY.search(memory)
+            if found is None or not int(found[1]):
                 log.warning(
                     "embedding_cache_store_unbounded",
                     reason="the Redis of EMBEDDING_CACHE has no maxmemory",
@@ -152,21 +183,25 @@ def _encode(entry: CachedVectors) -> bytes:
     return encoded
 
 
-def _decode_all(values: Mapping[str, bytes]) -> dict[str, CachedVectors]:
-    entries = {key: _decode(value, _kind(key)) for key, value in values.items()}
-    return {key: entry for key, entry in entries.items() if entry is not None}
+def _decode_all(
+    values: Mapping[str, object], models: Mapping[str, Embedder]
+) -> dict[str, CachedVectors | str]:
+    return {key: _decode(value, _kind(key), models[key]) for key, value in values.items()}
 
 
-def _decode(value: bytes, kind: str) -> CachedVectors | None:
-    """The entry; None if the bytes are no entry of this kind."""
+def _decode(value: object, kind: str, model: Embedder) -> CachedVectors | str:
+    """The entry; why it is none where it cannot be one of this kind by `model`."""
+    if not isinstance(value, bytes) or len(value) > MOST_ENTRY_BYTES:
+        return "a value is no entry"
     try:
         arrays = {name: read_only(array) for name, array in load(value).items()}
     except (SafetensorError, KeyError, ValueError):
-        return None
+        return "a value is no entry"
     wanted = _OF_EACH | _SHAPES[kind]
     if {name: (array.dtype.type, array.ndim) for name, array in arrays.items()} != wanted:
-        return None
+        return "a value is no entry of its kind"
     ids, length = arrays.pop("ids"), arrays.pop("length")
     if length.shape != (2,):
-        return None
-    return CachedVectors(ids, int(length[0]), bool(length[1]), arrays)
+        return "a value is no entry of its kind"
+    entry = CachedVectors(ids, int(length[0]), bool(length[1]), arrays)
+    return problem_of(entry, kind, model) or entry

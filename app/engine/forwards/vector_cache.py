@@ -9,6 +9,7 @@ from cachetools import LRUCache
 from app.engine.forwards.cached_vectors import CachedVectors
 from app.engine.forwards.forwards import Task
 from app.engine.forwards.shared_vectors import SharedVectors
+from app.engine.model import Embedder
 from app.engine.options import TruncationOptions
 from app.observability.metrics import Metrics
 from app.settings import Settings
@@ -32,11 +33,14 @@ class VectorCache:
         """The entry in memory."""
         return self._entries.get(key)
 
-    async def fetch(self, keys: Sequence[str]) -> dict[str, CachedVectors]:
-        """The entries among `keys` that other processes have shared; keeps them in memory, too."""
-        if self._shared is None or not keys:
+    async def fetch(self, models: Mapping[str, Embedder]) -> dict[str, CachedVectors]:
+        """The entries that other processes have shared; keeps them in memory, too.
+
+        `models` maps the key of each that is wanted to the model that makes it.
+        """
+        if self._shared is None or not models:
             return {}
-        found = await self._shared.fetch(keys)
+        found = await self._shared.fetch(models)
         await self._keep(found)
         return found
 

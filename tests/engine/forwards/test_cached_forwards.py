@@ -25,13 +25,15 @@ class KindsModel(FakeModel):
     """Makes every kind, and only what is asked for."""
 
     colbert_width = 2
+    dense_width = 1
+    normalizes = False
 
     def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
         return [
             TextEmbedding(
-                dense=np.float32([ids.sum()]) if wanted.dense else None,
+                dense=np.float32([1 + ids.sum()]) if wanted.dense else None,
                 sparse=_weights(ids) if wanted.sparse else None,
-                colbert=np.float32([(i, -i) for i in ids[1:]]).reshape(-1, 2)
+                colbert=np.float32([(np.cos(i), np.sin(i)) for i in ids[1:]]).reshape(-1, 2)
                 if wanted.colbert
                 else None,
             )

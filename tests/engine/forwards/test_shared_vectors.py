@@ -7,16 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from app.engine.forwards import shared_vectors
+from app.engine.forwards.cached_vectors import CachedVectors
 from app.engine.forwards.shared_vectors import MOST_ENTRY_BYTES
 from app.observability.metrics import Metrics
 from tests.engine.engines import engine_for
 from tests.engine.forwards.test_cached_forwards import KINDS, KindsModel, facts
-from tests.support.redis_server import RedisServer, needs_redis, run_redis
+from tests.support.redis_server import RedisServer, needs_redis, run_odd_redis, run_redis
 
 PASSWORD = "very-secret"
 TEXTS = ["ab", "", "abc" * 20]
@@ -134,15 +135,18 @@ async def test_without_redis_each_computes_for_itself_with_one_warning(tmp_path:
     assert PASSWORD not in str(log)
 
 
-FLOATS = st.lists(st.floats(width=32, allow_nan=False), max_size=5)
-
-
-@given(FLOATS, st.lists(st.integers(0, 300_000), max_size=5), st.integers(0, 2**40), st.booleans())
-def test_an_entry_is_read_as_it_was_written(values, ids, original, exact) -> None:
-    entry = shared_vectors.CachedVectors(
-        np.array(ids, np.int32), original, exact, {"dense": np.array(values, np.float32)}
+@given(
+    st.floats(width=32, allow_nan=False, allow_infinity=False).filter(bool),
+    st.lists(st.integers(0, 300_000), max_size=5),
+    st.integers(5, 2**40),
+    st.booleans(),
+)
+def test_an_entry_is_read_as_it_was_written(value, ids, original, exact) -> None:
+    entry = CachedVectors(
+        np.array(ids, np.int32), original, exact, {"dense": np.array([value], np.float32)}
     )
-    read = shared_vectors._decode(shared_vectors._encode(entry), "dense")
+    assume(np.linalg.norm(entry.arrays["dense"]))  # The square of the smallest numbers is zero.
+    read = shared_vectors._decode(shared_vectors._encode(entry), "dense", KindsModel())
     assert (read.original_tokens, read.exact) == (original, exact)
     assert read.ids.tolist() == ids
     assert read.arrays["dense"].tobytes() == entry.arrays["dense"].tobytes()
@@ -150,4 +154,95 @@ def test_an_entry_is_read_as_it_was_written(values, ids, original, exact) -> Non
 
 @given(st.binary(max_size=100))
 def test_no_bytes_break_the_reading(content: bytes) -> None:
-    assert shared_vectors._decode(content, "dense") is None
+    assert isinstance(shared_vectors._decode(content, "dense", KindsModel()), str)
+
+
+def floats(*values) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def weights(indices: list[int], values: list[float]) -> dict[str, np.ndarray]:
+    return {"indices": np.array(indices, np.int64), "values": floats(*values)}
+
+
+class UnitModel(KindsModel):
+    """Its dense vectors have unit length."""
+
+    normalizes = True
+    dense_width = 2
+
+
+IMPOSSIBLE = {
+    "zero": {"dense": floats(0, 0)},
+    "not finite": {"dense": floats(np.nan, 1)},
+    "empty": {"dense": floats()},
+    "of another width": {"dense": floats(1, 0, 0)},
+    "not of unit length": {"dense": floats(3, 4)},
+    "too many rows": {"colbert": np.tile(floats(1, 0), (50, 1))},
+    "a zero row": {"colbert": floats((1, 0), (0, 0))},
+    "a row not of unit length": {"colbert": floats((1, 0), (9, 9))},
+    "rows of another width": {"colbert": floats((1, 0, 0), (1, 0, 0))},
+    "infinite states": {"states": np.full((3, 4), np.inf, np.float32)},
+    "states of fewer tokens": {"states": np.ones((2, 4), np.float32)},
+    "a negative id": weights([-5, 1], [1, 1]),
+    "an id twice": weights([7, 7], [1, 1]),
+    "falling ids": weights([8, 7], [1, 1]),
+    "an enormous id": weights([7, 2**40], [1, 1]),
+    "an infinite weight": weights([7], [np.inf]),
+    "a weight of zero": weights([7], [0]),
+    "a weight too many": weights([7], [1, 1]),
+}
+
+
+@pytest.mark.parametrize("arrays", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
+def test_no_vectors_are_believed_that_the_model_cannot_have_made(arrays) -> None:
+    kind = "sparse" if "indices" in arrays else next(iter(arrays))
+    entry = CachedVectors(np.array([1, 2, 3], np.int32), 3, True, arrays)
+    assert isinstance(shared_vectors._decode(shared_vectors._encode(entry), kind, UnitModel()), str)
+
+
+@pytest.mark.parametrize(("ids", "original"), [([-1, 2, 3], 3), ([1, 2, 3], 2), ([1, 2, 3], -3)])
+def test_no_tokens_are_believed_that_no_text_has(ids, original) -> None:
+    entry = CachedVectors(np.array(ids, np.int32), original, True, {"dense": floats(0.6, 0.8)})
+    value = shared_vectors._encode(entry)
+    assert isinstance(shared_vectors._decode(value, "dense", UnitModel()), str)
+
+
+@needs_redis
+async def test_kinds_of_one_text_with_different_tokens_are_computed_anew(
+    redis: RedisServer,
+) -> None:
+    one, two, three = KindsModel(), KindsModel(), KindsModel()
+    async with replica(redis, Metrics(), one) as first:
+        client = client_of(first)
+        await client.flushall()
+        computed = await first.embed(["ab"])
+        await asyncio.gather(*first._pipelines._cache._shared._writes)
+        (key,) = await client.keys("*:dense")
+        forged = CachedVectors(np.array([1, 2, 3], np.int32), 9, True, {"dense": floats(5)})
+        await client.set(key, shared_vectors._encode(forged))
+    async with replica(redis, Metrics(), two) as second:
+        assert facts(await second.embed(["ab"])) == facts(computed)
+        assert facts(await second.embed(["ab"])) == facts(computed)
+    assert two.batches == [[2]]
+    async with replica(redis, Metrics(), three) as third:  # It was put right in Redis as well.
+        assert facts(await third.embed(["ab"])) == facts(computed)
+    assert not three.batches
+
+
+ODD_ANSWERS = [b":1\r\n", b"+OK\r\n", b"$-1\r\n", b"*-1\r\n", b"*0\r\n", b"*1\r\n:5\r\n", b"*x\r\n",
+    b"*3\r\n:1\r\n$1\r\nx\r\n*0\r\n", b"-ERR no\r\n", b"what?\r\n", b"*1\r\n" * 5000]  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", ODD_ANSWERS, ids=lambda answer: repr(answer[:20]))
+async def test_an_answer_of_an_odd_type_counts_as_a_miss(answer: bytes) -> None:
+    model, metrics = KindsModel(), Metrics()
+    with run_odd_redis(answer) as odd, capture_logs() as log:
+        async with replica(odd, metrics, model) as engine:
+            for i in range(3):
+                assert (await engine.embed([f"{i}"])).tokens == 1
+    assert len(model.batches) == 3
+    # Null stands for no entry where it is the answer to one key; the rest is told of once.
+    assert [entry["log_level"] for entry in log] == ["warning"] * len(log)
+    assert len({entry["event"] for entry in log}) == len(log)
+    assert metrics.value("embedder_cache_store_errors_total") >= len(log)
