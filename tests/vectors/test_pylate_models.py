@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import BertModel, XLMRobertaModel
+from transformers import BertModel, MistralModel, Qwen3Model, XLMRobertaModel
 
 from app.engine.types import Outputs
 from app.models.ops.backend import choose_backend
@@ -18,6 +18,8 @@ TEXTS = [
     *["hybrid search", "memory, rank! (sea)", "rank " * 100, "!?", "unknown жизнь", ""],
     *["search sea " * length for length in (1, 5, 9, 30)],
 ]
+GROUPED = {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
+KINDS = {"xlm-roberta": XLMRobertaModel, "qwen3": Qwen3Model, "mistral": MistralModel}
 CASES = {
     "unattended": {},
     "attended": {"attend_to_expansion_tokens": True},
@@ -25,6 +27,8 @@ CASES = {
     "without markers": {"query_prefix": "", "document_prefix": ""},
     "a skipped word that is no token": {"skiplist_words": ["rank", "nonsense"]},
     "xlm-roberta": ROBERTA | {"query_prefix": "", "document_prefix": ""},
+    "qwen3": GROUPED,
+    "mistral": GROUPED | {"sliding_window": 32},
 }
 
 
@@ -32,9 +36,9 @@ CASES = {
 def test_queries_and_documents_are_pylates(
     references, tmp_path: Path, tiny_reranker: Path, case
 ) -> None:
-    kind, changes = BertModel, dict(CASES[case])
+    kind, changes = KINDS.get(case, BertModel), dict(CASES[case])
     if case == "xlm-roberta":
-        kind, changes = XLMRobertaModel, changes | {"tokenizer_of": tiny_reranker}
+        changes |= {"tokenizer_of": tiny_reranker}
     folder = save_colbert(tmp_path / "model", kind, **changes)
     target = Target(CPU, torch.float32, choose_backend(CPU, torch.float32))
     model = load_embedder("tiny-colbert", folder, 8192, target)
