@@ -17,10 +17,13 @@ from app.models.tasks.pooling import mean
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """The names of a head's layers, and the activation after the dense one."""
+    """The names of a head's layers, and the activation after the dense one.
+
+    That is a module, or the name under which `config.json` says it.
+    """
 
     dense: str
-    activation: Callable[[], nn.Module]
+    activation: Callable[[], nn.Module] | str
     logits: str = "classifier"
     norm: str | None = None
 
@@ -34,10 +37,11 @@ _NAMES = {
     "camembert": _ROBERTA,
     "mpnet": _ROBERTA,
     "distilbert": _Names("pre_classifier", nn.ReLU),
-    "modernbert": _Names("head.dense", nn.GELU, norm="head.norm"),
+    "modernbert": _Names("head.dense", "classifier_activation", norm="head.norm"),
 }
 _POOLINGS = ("cls", "mean")
 _DEFAULT_EPSILON = 1e-5
+_DEFAULT_ACTIVATION = "gelu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ def load_classification_head(
     logits = weights.tensors[f"{names.logits}.weight"].shape[0]
     layers = (
         of_dense.linear(names.dense, width, width, bias=has_bias),
-        names.activation(),
+        _activation(folder, names),
         *([] if names.norm is None else [_norm(folder, weights, names.norm, width)]),
         weights.linear(names.logits, width, logits),
     )
@@ -93,6 +97,20 @@ def _names(folder: Path) -> _Names:
             f"type {', '.join(_NAMES)}, or Qwen3-Reranker"
         )
     return _NAMES[kind]
+
+
+def _activation(folder: Path, names: _Names) -> nn.Module:
+    if not isinstance(names.activation, str):
+        return names.activation()
+    # Where a configuration says it, the backbone was loaded by transformers.
+    from transformers.activations import ACT2FN  # noqa: PLC0415
+
+    name = str(read_config(folder).get(names.activation, _DEFAULT_ACTIVATION))
+    if name not in ACT2FN:
+        raise StartupError(
+            f"{folder} has the {names.activation} {name}, which transformers does not know"
+        )
+    return ACT2FN[name]  # type: ignore[no-any-return]
 
 
 def _norm(folder: Path, weights: Weights, name: str, width: int) -> nn.LayerNorm:

@@ -57,6 +57,7 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
             ModernBertForSequenceClassification,
             num_labels=3,
             classifier_pooling="mean",
+            classifier_activation="silu",
             **MODERNBERT,
         ),
         "distilbert": save_model(
@@ -183,6 +184,14 @@ def test_a_pair_with_a_number_that_is_not_finite_fails_alone(nli: CrossEncoder) 
     assert isinstance(results.pop(1), InferenceError)
     expected.pop(1)
     np.testing.assert_allclose(results, expected, rtol=0, atol=1e-6)
+
+
+def test_an_activation_that_is_none_is_named(folders, float32_target, tmp_path: Path) -> None:
+    for path in folders["modernbert"].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    change(tmp_path / "config.json", classifier_activation="glow")
+    with pytest.raises(StartupError, match="has the classifier_activation glow"):
+        load_cross_encoder("glow", tmp_path, LIMIT, float32_target)
 
 
 def test_a_model_without_a_head_is_no_reranker(float32_target, tmp_path: Path) -> None:
