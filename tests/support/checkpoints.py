@@ -137,9 +137,12 @@ def save_qwen(
     vocabulary: int | None = None,
     layers: int = 2,
     answers: tuple[str, str] = ("yes", "no"),
-    template_adds_end: bool = False,
+    template_adds_end: bool = True,
 ) -> Path:
-    """A checkpoint of Qwen3's architecture, grouped heads and tied embeddings included."""
+    """A checkpoint of Qwen3's architecture, grouped heads and tied embeddings included.
+
+    Its tokenizer closes texts, as Qwen3-Embedding's does; Qwen3-Reranker's template needs none.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     size = save_byte_level_tokenizer(folder, answers, template_adds_end=template_adds_end)
     torch.manual_seed(2)

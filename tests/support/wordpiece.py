@@ -87,7 +87,7 @@ def save_model(
         tokenizer.save_pretrained(folder)
         vocabulary = len(tokenizer)
     torch.manual_seed(3)
-    config = model.config_class(vocab_size=vocabulary, **SIZES | changes)
+    config = model.config_class(**{"vocab_size": vocabulary} | SIZES | changes)
     model(config).save_pretrained(folder)
     spread_weights(folder)
     return folder

@@ -5,6 +5,7 @@ A package is imported when a model needs it: they take seconds, and one may be m
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -13,9 +14,10 @@ from app.engine.pipelines.late_interaction import FusionWeights, score
 from app.models.backbones.families import is_qwen3
 from app.models.checkpoint.config import read_config
 from app.models.checkpoint.modules import read_modules
-from app.models.checkpoint.sentence_config import NO_OVERRIDES
+from app.models.checkpoint.sentence_config import NO_OVERRIDES, has_modules
 from app.models.device_loader import overrides_in
 from app.models.locate import locate_models
+from app.models.tasks.classification_head import is_classifier
 from app.models.tasks.colbert_config import is_colbert
 from app.models.tasks.m3 import HEADS
 from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
@@ -72,11 +74,11 @@ class References:
 
     def _embedder(self, folder: Path, name: str) -> EmbeddingReference:
         settings, device = self._settings, self._device
-        if is_qwen3(folder):
+        if is_qwen3(folder) and not has_modules(folder):
             from tools.references.qwen import QwenEmbedding  # noqa: PLC0415 - see above
 
             return QwenEmbedding(folder, settings.qwen_embed_max_length, device)
-        limit = settings.embed_max_length
+        limit = settings.qwen_embed_max_length if is_qwen3(folder) else settings.embed_max_length
         if _is_m3(folder):
             with _installed("FlagEmbedding"):
                 from tools.references.flag_embedding import M3  # noqa: PLC0415
@@ -88,15 +90,19 @@ class References:
         if is_colbert(folder):
             return sentence.MultiVector(folder, limit, device)
         overrides = overrides_in(settings) if name == settings.dense_model else NO_OVERRIDES
+        if is_qwen3(folder) and overrides.normalize is None:  # The service's vectors are raw.
+            overrides = replace(overrides, normalize=False)
         return sentence.Dense(folder, limit, device, overrides)
 
     def _reranker(self, folder: Path) -> RerankingReference:
         settings, device = self._settings, self._device
-        if is_qwen3(folder):
+        if is_qwen3(folder) and not is_classifier(folder):
             from tools.references.qwen import QwenReranker  # noqa: PLC0415
 
             return QwenReranker(folder, settings.qwen_rerank_max_length, device)
         limit = settings.bge_rerank_max_length
+        if is_qwen3(folder):
+            limit = settings.qwen_rerank_max_length
         if _is_flag_reranker(folder):
             with _installed("FlagEmbedding"):
                 from tools.references.flag_embedding import Reranker  # noqa: PLC0415

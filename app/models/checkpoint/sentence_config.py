@@ -29,6 +29,11 @@ _OLD_FLAGS = {
 }
 # Older versions named the file by the family; of several the first one counts.
 _TEXT_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+# What is given to tokenizers and configurations of transformers, by its older and newer name.
+_UNREAD_OPTIONS = (
+    "processing_kwargs", "processor_kwargs", "tokenizer_args", "config_kwargs", "config_args",
+)  # fmt: skip
+_HARMLESS_OPTIONS = {"padding_side", "trust_remote_code", "use_fast"}
 _POOLING_FOLDER = "1_Pooling"
 _IGNORED = {"Transformer", "Dropout"}
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
@@ -86,8 +91,18 @@ class TextOptions:
 
     @classmethod
     def read(cls, folder: Path) -> "TextOptions":
-        """Read them; those of a folder without such a configuration are its tokenizer's."""
+        """Read them; those of a folder without such a configuration are its tokenizer's.
+
+        Raises `StartupError` for options that would change what is read, and are not known here.
+        """
         texts = read_text_config(folder)
+        for name in _UNREAD_OPTIONS:
+            if set(texts.get(name) or ()) - _HARMLESS_OPTIONS:
+                raise StartupError(f"{folder} has {name} for its texts, which are not applied here")
+        if "message" in (texts.get("modality_config") or ()):
+            raise StartupError(
+                f"{folder} reads texts as messages of a chat template, which is not done here"
+            )
         length = texts.get("max_seq_length") or _tokenizer_limit(folder)
         return cls(
             max_length=length if isinstance(length, int) and length > 0 else None,

@@ -7,6 +7,7 @@ from app.models.backbones.families import is_qwen3
 from app.models.checkpoint.modules import read_modules
 from app.models.checkpoint.sentence_config import NO_OVERRIDES, SentenceOverrides
 from app.models.target import Target
+from app.models.tasks.classification_head import is_classifier
 from app.models.tasks.colbert import load_colbert_embedder
 from app.models.tasks.colbert_config import is_colbert
 from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
@@ -67,6 +68,6 @@ def load_reranker(
     `max_qwen_pairs` is the most pairs in one forward of a Qwen3 model. Raises `StartupError` for
     whatever is wrong with the folder.
     """
-    if is_qwen3(folder):
+    if is_qwen3(folder) and not is_classifier(folder):
         return load_qwen_reranker(name, folder, max_length, max_qwen_pairs, target)
     return load_cross_encoder(name, folder, max_length, target)

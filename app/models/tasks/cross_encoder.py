@@ -19,11 +19,12 @@ from app.engine.types import (
     TokenizedPair,
     TokenizedText,
 )
-from app.errors import InferenceError
+from app.errors import InferenceError, StartupError
 from app.models.backbones.backbone import Backbone
 from app.models.backbones.families import load_backbone
 from app.models.batch.marks import SECOND_SEGMENT
-from app.models.checkpoint.config import read_config
+from app.models.checkpoint.config import read_config, read_optional
+from app.models.checkpoint.modules import read_modules
 from app.models.checkpoint.sentence_config import TextOptions
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
@@ -109,6 +110,8 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
         alone = self._drops_empty and not passage.total
         middle = NO_IDS if alone else template.middle
         end = passage.take(middle, template.suffix)
+        if not len(head) + len(end):  # A forward needs at least one token.
+            end = np.zeros(1, np.int64)
         if self._backbone.reads_segments:
             end[len(middle) :] |= SECOND_SEGMENT
         return TokenizedPair(
@@ -168,11 +171,26 @@ def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target)
     """Load a classifier; raise `StartupError` where the folder holds something else."""
     weights = Weights.read(folder)
     require_classifier(folder, weights)
+    _require_plain_pairs(folder)
     texts = TextOptions.read(folder)
     backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
     head = load_classification_head(folder, weights, backbone)
     flag = read_config(folder).get("model_type") in _FLAG_TYPES and len(head.labels) == 1
     return CrossEncoder(name, backbone, head, tokenizer, drops_empty=flag)
+
+
+def _require_plain_pairs(folder: Path) -> None:
+    """Raise `StartupError` where sentence-transformers makes something else of pairs or states."""
+    modules = read_modules(folder)
+    other = next((each.kind for each in modules if each.kind != "Transformer"), None)
+    if other is not None:
+        raise StartupError(f"{folder} has the module {other}, which no cross-encoder has here")
+    in_config = "chat_template" in read_optional(folder / "tokenizer_config.json")
+    if not modules and (in_config or (folder / "chat_template.jinja").is_file()):
+        raise StartupError(
+            f"{folder} has a chat template for its pairs, which is not done here; without it they "
+            "are read one text after the other"
+        )
 
 
 def find_ranking_label(labels: tuple[str, ...]) -> int | None:

@@ -33,6 +33,8 @@ from app.models.text.tokenizer import TextTokenizer
 
 # As sentence-transformers does for a folder without a configuration.
 _DEFAULT_POOLING = "mean"
+# In the names of the published models, whose texts end in one such token.
+_PUBLISHED = "qwen3-embedding"
 QWEN_END = "<|endoftext|>"
 _QWEN_MIN_DIMENSIONS = 32
 # Those of Qwen3-Embedding's own configuration, for a copy of the model without it.
@@ -102,45 +104,42 @@ def load_dense_embedder(
 
     Raises `StartupError` for whatever is wrong with the folder.
     """
-    config = _with_pooling(folder, SentenceConfig.read(folder), overrides.pooling)
-    if overrides.normalize is not None:
-        config = replace(config, steps=_scaled(config.steps, overrides.normalize))
+    config, decoder = SentenceConfig.read(folder), is_qwen3(folder)
+    if overrides.pooling is not None:
+        config = replace(config, poolings=(overrides.pooling,))
+    if not (config.poolings or decoder):
+        _require_encoder(folder)
+        config = replace(config, poolings=(_DEFAULT_POOLING,))
     backbone, tokenizer = load_backbone(
         folder,
         target,
         max_length,
         TextOptions.read(folder),
-        closing=QWEN_END if is_qwen3(folder) else None,
+        # Early revisions of the published tokenizer left this to whoever called it.
+        closing=QWEN_END if decoder and _PUBLISHED in name.lower() else None,
     )
-    fewest = _QWEN_MIN_DIMENSIONS if is_qwen3(folder) else None
+    if decoder:
+        config = _of_qwen3(folder, config, tokenizer)
+    if overrides.normalize is not None:
+        config = replace(config, steps=_scaled(config.steps, overrides.normalize))
+    fewest = _QWEN_MIN_DIMENSIONS if decoder else None
     return DenseEmbedder(name, backbone, tokenizer, config, min_dimensions=fewest)
 
 
-def _with_pooling(folder: Path, config: SentenceConfig, pooling: str | None) -> SentenceConfig:
-    if is_qwen3(folder):
-        return _of_qwen3(config, pooling)
-    if pooling is not None:
-        return replace(config, poolings=(pooling,))
-    if config.poolings:
-        return config
-    _require_encoder(folder)
-    return replace(config, poolings=(_DEFAULT_POOLING,))
+def _of_qwen3(folder: Path, config: SentenceConfig, tokenizer: TextTokenizer) -> SentenceConfig:
+    """Its raw states are given where a request does not ask for unit length.
 
-
-def _scaled(steps: tuple[Step, ...], normalize: bool) -> tuple[Step, ...]:
-    """The steps, with scaling to unit length as their last one or without it there."""
-    scales = bool(steps) and isinstance(steps[-1], Normalization)
-    before = steps[:-1] if scales else steps
-    return (*before, Normalization()) if normalize else before
-
-
-def _of_qwen3(config: SentenceConfig, pooling: str | None) -> SentenceConfig:
-    """Its raw states are given where a request does not ask for unit length."""
+    A folder without modules whose texts end as Qwen3-Embedding's is a copy of it.
+    """
+    _, after = tokenizer.special_tokens
+    is_copy = not has_modules(folder) and bool(after) and after[-1].string == QWEN_END
+    if not (config.poolings or is_copy):
+        _require_encoder(folder)
     return replace(
         config,
-        poolings=(pooling,) if pooling else config.poolings or ("last_token",),
+        poolings=config.poolings or ("last_token" if is_copy else _DEFAULT_POOLING,),
         steps=_scaled(config.steps, normalize=False),
-        prompts=config.prompts or _QWEN_PROMPTS,
+        prompts=config.prompts or (_QWEN_PROMPTS if is_copy else {}),
     )
 
 
@@ -156,3 +155,10 @@ def _require_encoder(folder: Path) -> None:
             f"{folder} holds a language model, and nothing says how vectors are made of its "
             "states: set POOLING"
         )
+
+
+def _scaled(steps: tuple[Step, ...], normalize: bool) -> tuple[Step, ...]:
+    """The steps, with scaling to unit length as their last one or without it there."""
+    scales = bool(steps) and isinstance(steps[-1], Normalization)
+    before = steps[:-1] if scales else steps
+    return (*before, Normalization()) if normalize else before

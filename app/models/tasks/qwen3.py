@@ -6,6 +6,7 @@ The score is that of the Qwen3-Reranker model card.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import structlog
 import torch
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from app.models.architectures.qwen3 import vocabulary_head
 from app.models.architectures.qwen3_config import DecoderConfig
 from app.models.backbones.backbone import Backbone
 from app.models.backbones.by_architectures import load_decoder
+from app.models.checkpoint.config import read_config, read_optional
+from app.models.checkpoint.modules import read_modules
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.target import Target
@@ -23,6 +26,12 @@ from app.models.tasks.device_model import DeviceModel
 from app.models.tasks.pooling import last
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, QwenTemplate
 from app.models.text.tokenizer import TextTokenizer
+
+log = structlog.get_logger(__name__)
+
+_ARCHITECTURE = "Qwen3ForCausalLM"
+# The table of tokens, behind the prefix that it has in checkpoints with a head.
+_TOKENS, _PREFIX = "embed_tokens.weight", "model."
 
 
 class QwenReranker(DeviceModel[float]):
@@ -82,12 +91,20 @@ class QwenReranker(DeviceModel[float]):
 def load_qwen_reranker(
     name: str, folder: Path, max_length: int, max_batch_sequences: int, target: Target
 ) -> QwenReranker:
-    """Load Qwen3-Reranker; raises `StartupError` where the folder holds something else."""
-    if (folder / "1_Pooling").is_dir():
-        raise StartupError(
-            f"{folder} holds an embedding model and not a reranker: it has a pooling"
-        )
+    """Load Qwen3-Reranker; raises `StartupError` where the folder holds something else.
+
+    A language model that was trained for something else has the same files: a name that does not
+    say what it is for is logged.
+    """
     weights = Weights.read(folder)
+    _require_language_model(folder, weights)
+    if "rerank" not in name.lower():
+        log.warning(
+            "language_model_reranks",
+            model=name,
+            detail="its scores are those of Qwen3-Reranker's prompt, and mean little where it was "
+            "not trained with it",
+        )
     backbone = load_decoder(folder, target, weights)
     tokenizer = TextTokenizer.from_folder(folder, min(max_length, backbone.max_length))
     return QwenReranker(
@@ -99,10 +116,32 @@ def load_qwen_reranker(
     )
 
 
+def _require_language_model(folder: Path, weights: Weights) -> None:
+    """Raise `StartupError` where architecture or tensors are not those of a language model."""
+    if (folder / "1_Pooling").is_dir() or weights.before(_TOKENS).prefix != _PREFIX:
+        raise StartupError(
+            f"{folder} holds an embedding model and not a reranker: it has no head of a language "
+            "model"
+        )
+    named = read_config(folder).get("architectures") or [_ARCHITECTURE]
+    if named[0] != _ARCHITECTURE:
+        raise StartupError(
+            f"{folder} holds a {named[0]}, which is no reranker: known of type qwen3 are "
+            f"{_ARCHITECTURE}, as Qwen3-Reranker, and Qwen3ForSequenceClassification"
+        )
+
+
 def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:
     """`[hidden]` float32: the one direction of the vocabulary's head that the score needs."""
     yes, no = tokenizer.token_id("yes"), tokenizer.token_id("no")
     if yes is None or no is None:
         raise StartupError(f"the vocabulary in {weights.folder} has no tokens yes and no")
+    for module in read_modules(weights.folder):
+        config = read_optional(module.folder / "config.json")
+        answers = config.get("true_token_id"), config.get("false_token_id")
+        if module.kind == "LogitScore" and answers != (yes, no):
+            raise StartupError(
+                f"{module.folder} compares other tokens than yes and no, which is not done here"
+            )
     head = vocabulary_head(weights, DecoderConfig.read(weights.folder))
     return head[yes].float() - head[no].float()

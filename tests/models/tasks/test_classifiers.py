@@ -1,16 +1,19 @@
 """Cross-encoders of any family and number of labels against sentence-transformers' own."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder as Reference
 from transformers import (
     BertForSequenceClassification,
     BertModel,
     DistilBertForSequenceClassification,
     ModernBertForSequenceClassification,
+    Qwen3ForSequenceClassification,
     RobertaForSequenceClassification,
     XLMRobertaForSequenceClassification,
 )
@@ -18,7 +21,9 @@ from transformers import (
 from app.engine.options import TruncationOptions
 from app.engine.types import Outputs
 from app.errors import InferenceError, StartupError
+from app.models.tasks.choose import load_reranker
 from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
+from tests.support.checkpoints import save_byte_level_tokenizer
 from tests.support.wordpiece import (
     MODERNBERT,
     ROBERTA,
@@ -28,6 +33,8 @@ from tests.support.wordpiece import (
 )
 
 LIMIT = 128
+GROUPED = {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
+BYTES = GROUPED | {"vocab_size": 800}
 QUERY = "hybrid search"
 PASSAGES = [
     *["vector", "memory, rank!", "[SEP] query [MASK]", "rank " * 40, "unknown жизнь", "  "],
@@ -63,11 +70,23 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
         "distilbert": save_model(
             root / "distilbert", DistilBertForSequenceClassification, num_labels=2
         ),
+        "qwen3": save_model(
+            root / "qwen3", Qwen3ForSequenceClassification, num_labels=1, **GROUPED
+        ),
+        "qwen3, texts that end in padding": save_qwen_classifier(root / "qwen3-end"),
     }
+
+
+def save_qwen_classifier(folder: Path) -> Path:
+    """Of two labels, with Qwen's tokenizer, whose end of a text is its padding, too."""
+    save_model(folder, Qwen3ForSequenceClassification, num_labels=2, **BYTES)
+    save_byte_level_tokenizer(folder, ("yes", "no"), template_adds_end=True)
+    return folder
 
 
 FAMILIES = ["bert", "bert, three labels", "roberta, two labels", "xlm-roberta, four labels"]
 FAMILIES += ["modernbert", "modernbert, the mean", "distilbert"]
+FAMILIES += ["qwen3", "qwen3, texts that end in padding"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -192,6 +211,59 @@ def test_an_activation_that_is_none_is_named(folders, float32_target, tmp_path: 
     change(tmp_path / "config.json", classifier_activation="glow")
     with pytest.raises(StartupError, match="has the classifier_activation glow"):
         load_cross_encoder("glow", tmp_path, LIMIT, float32_target)
+
+
+def test_a_classifier_of_qwen3_is_a_cross_encoder_without_a_chat_template(
+    folders, float32_target, tmp_path: Path
+) -> None:
+    for path in folders["qwen3"].iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    model = load_reranker("q", tmp_path, LIMIT, float32_target, max_qwen_pairs=16)
+    assert isinstance(model, CrossEncoder)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    with pytest.raises(StartupError, match="has a chat template for its pairs"):
+        load_cross_encoder("q", tmp_path, LIMIT, float32_target)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["score.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StartupError, match="it has no classification head"):
+        load_reranker("q", tmp_path, LIMIT, float32_target, max_qwen_pairs=16)
+
+
+def test_a_pair_without_a_token_is_read_too(folders, float32_target) -> None:
+    folder = folders["qwen3, texts that end in padding"]
+    model = load_cross_encoder("q", folder, LIMIT, float32_target)
+    pair = model.tokenize_input("", "")
+    assert pair.ids.tolist() == [0]
+    assert len(model.forward([pair.ids], LOGITS)[0]) == 2
+
+
+def test_what_follows_the_logits_in_modules_is_named(
+    folders, float32_target, tmp_path: Path
+) -> None:
+    Reference(str(folders["bert"]), device="cpu").save_pretrained(str(tmp_path))
+    entries = json.loads((tmp_path / "modules.json").read_text())
+    kind = "sentence_transformers.base.modules.dense.Dense"
+    dense = {"idx": 1, "name": "1", "path": "1_Dense", "type": kind}
+    (tmp_path / "modules.json").write_text(json.dumps([*entries, dense]))
+    with pytest.raises(StartupError, match="has the module Dense"):
+        load_cross_encoder("bert", tmp_path, LIMIT, float32_target)
+
+
+@pytest.mark.parametrize(
+    ("member", "message"),
+    [
+        ({"processor_kwargs": {"do_lower_case": False}}, "has processor_kwargs for its texts"),
+        ({"modality_config": {"message": {}}}, "as messages of a chat template"),
+    ],
+)
+def test_options_that_change_what_is_read_are_named(
+    folders, float32_target, tmp_path: Path, member, message
+) -> None:
+    Reference(str(folders["bert"]), device="cpu").save_pretrained(str(tmp_path))
+    change(tmp_path / "sentence_bert_config.json", **member)
+    with pytest.raises(StartupError, match=message):
+        load_cross_encoder("bert", tmp_path, LIMIT, float32_target)
 
 
 def test_a_model_without_a_head_is_no_reranker(float32_target, tmp_path: Path) -> None:

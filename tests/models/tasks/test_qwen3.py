@@ -4,17 +4,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import structlog
 import torch
+from sentence_transformers import CrossEncoder
 from transformers import Qwen3Model
 
 from app.engine.types import Outputs
 from app.errors import StartupError
+from app.models.checkpoint.sentence_config import SentenceOverrides
 from app.models.target import Target
 from app.models.tasks.dense import QWEN_END, DenseEmbedder, load_dense_embedder
 from app.models.tasks.qwen3 import QwenReranker, load_qwen_reranker
 from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION
 from tests.support.checkpoints import corpus, save_qwen
+from tests.support.encoders import reference_vectors, save_modules
 from tests.support.texts import varied_texts
+from tests.support.wordpiece import change
 from tools.references import qwen
 
 LIMIT = 330
@@ -95,15 +100,36 @@ def test_exactly_one_end_token_closes_a_text_also_after_the_cut(
     assert tokenized.original_tokens == len(whole.ids)
 
 
-def test_a_tokenizer_whose_template_adds_the_end_token_gets_no_second_one(
-    tmp_path: Path, float32_target: Target
+@pytest.mark.parametrize("template_adds_end", [False, True])
+@pytest.mark.parametrize("pooling", ["lasttoken", "mean"])
+def test_vectors_of_a_configured_model_are_those_of_sentence_transformers(
+    tmp_path: Path, float32_target: Target, template_adds_end, pooling
 ) -> None:
-    closing = save_qwen(tmp_path / "closing", template_adds_end=True)
-    embedder = load_dense_embedder("tiny", closing, 100, float32_target)
-    (text,) = embedder.tokenize(["hybrid search"])
-    end = embedder._tokenizer.token_id(QWEN_END)
+    """Only the published model's texts are closed with a token that its tokenizer does not add."""
+    made = save_qwen(tmp_path / "made", template_adds_end=template_adds_end)
+    save_modules(made, {"pooling_mode": pooling}, prompts={"prompts": {"query": "search "}})
+    embedder = load_dense_embedder("org/tiny", made, 32_768, float32_target)
+    texts = list(filter(None, varied_texts(30)))  # Theirs reads no text without a token.
+    ours = embedder.forward([text.ids for text in embedder.tokenize(texts)], Outputs(dense=True))
+    theirs = reference_vectors(made, texts)
+    np.testing.assert_allclose([each.dense for each in ours], theirs, rtol=0, atol=1e-5)
+    assert embedder.prompts == {"query": "search "}
+    named = load_dense_embedder("Qwen/Qwen3-Embedding-0.6B", made, 100, float32_target)
+    (text,) = named.tokenize(["hybrid search"])
+    end = named._tokenizer.token_id(QWEN_END)
     assert text.ids.tolist().count(end) == 1
     assert text.ids[-1] == end
+
+
+def test_a_language_model_makes_no_vectors_without_a_pooling(
+    tmp_path: Path, float32_target: Target
+) -> None:
+    plain = save_qwen(tmp_path / "plain", template_adds_end=False)
+    with pytest.raises(StartupError, match="holds a language model, .* set POOLING"):
+        load_dense_embedder("org/tiny", plain, 100, float32_target)
+    mean = SentenceOverrides(pooling="mean")
+    embedder = load_dense_embedder("org/tiny", plain, 100, float32_target, mean)
+    assert (embedder.pooling, dict(embedder.prompts)) == ("mean", {})
 
 
 @pytest.mark.parametrize("instruction", [None, "Find the recipe"])
@@ -182,3 +208,52 @@ def test_an_embedding_folder_is_no_reranker(folder: Path, float32_target, tmp_pa
     (tmp_path / "1_Pooling").mkdir()
     with pytest.raises(StartupError, match="holds an embedding model and not a reranker"):
         load_qwen_reranker("tiny", tmp_path, LIMIT, 16, float32_target)
+
+
+def copy_of(source: Path, target: Path, config: dict[str, object]) -> Path:
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    change(target / "config.json", **config)
+    return target
+
+
+def test_of_one_name_only_its_language_model_is_a_reranker(
+    folder: Path, float32_target, tmp_path: Path
+) -> None:
+    other = copy_of(folder, tmp_path, {"architectures": ["Qwen3ForTokenClassification"]})
+    with pytest.raises(StartupError, match="holds a Qwen3ForTokenClassification, which is no rera"):
+        load_qwen_reranker("tiny", other, LIMIT, 16, float32_target)
+
+
+def test_tensors_without_a_head_are_no_reranker(
+    folder: Path, float32_target, tmp_path: Path
+) -> None:
+    """Qwen3-Embedding names the same architecture as Qwen3-Reranker."""
+    copy = copy_of(folder, tmp_path, {})
+    Qwen3Model.from_pretrained(folder, dtype=torch.float32).save_pretrained(copy)
+    change(copy / "config.json", architectures=["Qwen3ForCausalLM"])
+    with pytest.raises(StartupError, match="it has no head of a language model"):
+        load_qwen_reranker("tiny", copy, LIMIT, 16, float32_target)
+
+
+def test_a_language_model_whose_name_says_nothing_of_reranking_is_logged(
+    folder: Path, float32_target
+) -> None:
+    with structlog.testing.capture_logs() as logged:
+        load_qwen_reranker("Qwen/Qwen3-0.6B", folder, LIMIT, 16, float32_target)
+        load_qwen_reranker("Qwen/Qwen3-Reranker-0.6B", folder, LIMIT, 16, float32_target)
+    warned = [each for each in logged if each["event"] == "language_model_reranks"]
+    assert [each["model"] for each in warned] == ["Qwen/Qwen3-0.6B"]
+
+
+def test_answers_other_than_yes_and_no_are_refused(
+    folder: Path, float32_target, tmp_path: Path
+) -> None:
+    copy = copy_of(folder, tmp_path, {})
+    reference = CrossEncoder(str(copy), device="cpu")
+    reference.save_pretrained(str(copy))
+    (scores,) = [each for each in copy.iterdir() if each.name.endswith("LogitScore")]
+    load_qwen_reranker("tiny", copy, LIMIT, 16, float32_target)
+    change(scores / "config.json", true_token_id=7)
+    with pytest.raises(StartupError, match="compares other tokens than yes and no"):
+        load_qwen_reranker("tiny", copy, LIMIT, 16, float32_target)
