@@ -60,6 +60,19 @@ def _distilbert() -> PreTrainedModel:
     return transformers.DistilBertModel(config)
 
 
+def _convbert() -> PreTrainedModel:
+    return _of("ConvBert", embedding_size=WIDTH)
+
+
+def _mobilebert() -> PreTrainedModel:
+    return _of("MobileBert", embedding_size=32, intra_bottleneck_size=32, true_hidden_size=32)
+
+
+def _mistral() -> PreTrainedModel:
+    # Wider than every text of the trial at the start.
+    return _of("Mistral", _GROUPED | {"max_position_embeddings": 3000}, sliding_window=1000)
+
+
 def _of(family: str, sizes: Mapping[str, Any] = _SIZES, **options: Any) -> PreTrainedModel:
     config = getattr(transformers, f"{family}Config")(**dict(sizes) | options)
     return getattr(transformers, f"{family}Model")(config)
@@ -83,6 +96,11 @@ FAMILIES: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "electra": (lambda: _of("Electra"), "packed"),
     "camembert": (lambda: _of("Camembert"), "packed"),
     "t5": (_t5, "padded"),
+    "mistral": (_mistral, "packed"),
+    "convbert": (_convbert, "one_length"),
+    "fnet": (lambda: _of("FNet", type_vocab_size=2), "one_length"),
+    "mobilebert": (_mobilebert, "one_length"),
+    "nystromformer": (lambda: _of("Nystromformer"), "one_length"),
     "bert": (lambda: _of("Bert"), "own"),
     "roberta": (lambda: _of("Roberta", pad_token_id=1), "own"),
 }

@@ -1,10 +1,12 @@
 """A module of transformers over packed batches.
 
 If the attention of its family can be replaced, batches run packed; otherwise they are padded, texts
-of similar length together.
+of similar length together. Where padding changes results, texts of one length are computed
+together, and where texts beside it do, each text by itself.
 """
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from copy import copy
 from typing import Any, Self
@@ -14,17 +16,26 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from app.errors import OutOfMemoryError
 from app.models.architectures.transformer import Transformer
 from app.models.attention.reference import Attention
 from app.models.attention.windowed import PackedAttention
 from app.models.batch.arrays import to_device
 from app.models.batch.packing import PackedBatch
+from app.models.device.memory import memory_usage
 
+# How the texts of a batch are laid out, the fastest first.
+PACKED, PADDED, ONE_LENGTH, ALONE = "packed", "padded", "one_length", "alone"
 _PACKED = "smart_embedder_packed"
 # Arguments of a family's attention that packed attention does not compute.
 _UNSUPPORTED = ("position_bias", "softcap", "s_aux", "cache")
 # Padding beside the tokens of a group that is computed together, as a share.
-_MOST_PADDING = 0.25
+_MOST_PADDING = {PADDED: 0.25, ONE_LENGTH: 0.0, ALONE: 0.0}
+# What attention may take for a group of several texts, and for one on a CPU without asking how much
+# memory is free; then one may take this share of it, because others take memory, too.
+_GROUP_BYTES = 2**28
+_FREE_SHARE = 0.5
+_RETRY_AFTER = 30
 
 
 def can_be_packed(module: Any) -> bool:
@@ -76,19 +87,38 @@ def _is_causal(module: nn.Module) -> bool:
 
 
 class ModuleTransformer(Transformer):
-    """A module of transformers; `attend` computes its attention; if None, batches are padded."""
+    """A module of transformers, whose batches have a `layout`; `attend` is for the packed one.
+
+    `padding` is the token that fills rows up, by default the model's own. `bytes_of_pair` is what
+    attention takes for each pair of tokens of one text, where it is quadratic.
+    """
 
     shares_prefixes = False
     capturable = False
 
-    def __init__(self, module: nn.Module, attend: Attention | None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: str,
+        attend: Attention | None = None,
+        *,
+        padding: int | None = None,
+        bytes_of_pair: float = 0.0,
+    ) -> None:
         self._module = module
+        self._layout = layout
         self._attend = attend
-        self.rounds_up = attend is not None
+        own: int | None = getattr(module.config, "pad_token_id", None)
+        self._padding = (own or 0) if padding is None else padding
+        self._bytes_of_pair = bytes_of_pair
+        self.rounds_up = layout == PACKED
         self.window = getattr(module.config, "sliding_window", None)
 
     def __call__(self, packed: PackedBatch) -> Tensor:
-        """Implement `Transformer`."""
+        """Implement `Transformer`.
+
+        Raises `OutOfMemoryError` for a text whose attention the free memory of a CPU does not hold.
+        """
         if self._attend is None:
             return torch.cat(list(self._padded(packed)))
         states: Tensor = self._module(
@@ -100,12 +130,14 @@ class ModuleTransformer(Transformer):
 
     def _padded(self, packed: PackedBatch) -> Iterator[Tensor]:
         """The states of each group of sequences, padded, in packed order."""
+        self._require_memory(packed)
         ids = torch.split(packed.input_ids[0], packed.lengths)
         attended = torch.split(packed.attended, packed.lengths)
-        padding = float(getattr(self._module.config, "pad_token_id", None) or 0)
-        for group in divide_for_padding(packed.lengths):
+        for group in divide_for_padding(
+            packed.lengths, _MOST_PADDING[self._layout], self._most_pairs
+        ):
             input_ids = nn.utils.rnn.pad_sequence(
-                list(ids[group]), batch_first=True, padding_value=padding
+                list(ids[group]), batch_first=True, padding_value=float(self._padding)
             )
             is_token = np.arange(input_ids.shape[1]) < np.array(packed.lengths[group])[:, None]
             mask = nn.utils.rnn.pad_sequence(list(attended[group]), batch_first=True).long()
@@ -113,6 +145,31 @@ class ModuleTransformer(Transformer):
             # A boolean index on the device would make this thread wait for it.
             slots = to_device(packed.device, np.flatnonzero(is_token))
             yield output.last_hidden_state.flatten(0, 1).index_select(0, slots)
+
+    @property
+    def _most_pairs(self) -> float:
+        """Pairs of tokens, each of one text, in a group of several."""
+        if self._layout == ALONE:
+            return 0.0
+        return _GROUP_BYTES / self._bytes_of_pair if self._bytes_of_pair else math.inf
+
+    def _require_memory(self, packed: PackedBatch) -> None:
+        """Refuse a text that would take too much of a CPU's memory: the system kills who does.
+
+        A GPU's allocator raises an error.
+        """
+        needed = packed.max_length**2 * self._bytes_of_pair
+        if packed.device.type != "cpu" or needed <= _GROUP_BYTES:
+            return
+        usage = memory_usage(packed.device)
+        most = _FREE_SHARE * (usage.total - usage.used)
+        if needed > most:
+            raise OutOfMemoryError(
+                f"attention over a text of {packed.max_length} tokens takes {needed / 2**30:.1f} "
+                f"GiB in this model, and {max(0.0, most) / 2**30:.1f} GiB can be had; send shorter "
+                "texts, or lower max_tokens or EMBED_MAX_LENGTH",
+                retry_after=_RETRY_AFTER,
+            )
 
     def finish_loading(self) -> None:
         """Implement `Transformer`: no weights are mapped."""
@@ -129,12 +186,19 @@ class ModuleTransformer(Transformer):
         return self, 1.0
 
 
-def divide_for_padding(lengths: list[int]) -> Iterator[slice]:
-    """Groups of neighbours, of ascending lengths, that need little padding."""
+def divide_for_padding(
+    lengths: list[int], most_padding: float, most_pairs: float
+) -> Iterator[slice]:
+    """Groups of neighbours, of ascending lengths, that need little padding.
+
+    Padding is at most the share `most_padding` of a group's tokens, and a group of several has at
+    most `most_pairs` pairs of tokens, each of one text with its padding.
+    """
     start = tokens = 0
     for index, length in enumerate(lengths):
         padded = (index + 1 - start) * length
-        if index > start and padded > (1 + _MOST_PADDING) * (tokens + length):
+        too_many = padded > (1 + most_padding) * (tokens + length) or padded * length > most_pairs
+        if index > start and too_many:
             yield slice(start, index)
             start, tokens = index, 0
         tokens += length

@@ -1,6 +1,8 @@
 """Dense encoders of many families against sentence-transformers on the same files, in float32."""
 
+import asyncio
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -10,10 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
+from transformers import ReformerConfig, ReformerModel, T5EncoderModel
 
 from app.engine import EmbeddingOptions, Engine
+from app.engine.loaded_models import MemoryUsage
 from app.engine.types import Outputs
-from app.errors import InferenceError, StartupError
+from app.errors import InferenceError, OutOfMemoryError, StartupError
 from app.models.backbones import module_transformer
 from app.models.checkpoint.sentence_config import SentenceOverrides
 from app.models.load import load_models
@@ -78,13 +82,12 @@ def test_every_familys_vectors_are_sentence_transformers(
     folder = save_family(tmp_path / family, family, tokenizer)
     with capture_logs() as logs:
         model = load(folder, float32_target)
-    assert not logs
     layout = FAMILIES[family][1]
+    assert {log["used_instead"] for log in logs} == ({layout} - {"own", "packed", "padded"})
     assert model.info.paths.get("batch", "own") == layout
-    model_of_theirs = reference(folder)
     alone = np.concatenate([embed(model, [text]) for text in TEXTS])
-    assert_close(alone, np.stack([model_of_theirs.encode([text])[0] for text in TEXTS]))
-    assert_close(embed(model, TEXTS), model_of_theirs.encode(TEXTS))
+    assert_close(alone, reference_vectors(folder, TEXTS))
+    assert_close(embed(model, TEXTS), alone)
     assert model.max_length == 200
 
 
@@ -284,6 +287,93 @@ def test_a_packed_path_that_computes_something_else_gives_way_to_padding(
     assert warning["used_instead"] == model.info.paths["batch"] == "padded"
     assert [each.path for each in model.info.refused] == ["packed"]
     assert_close(embed(model, TEXTS), reference(folder).encode(TEXTS))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_window_wider_than_the_texts_of_the_trial_is_tried(
+    broken, tokenizer, tmp_path, float32_target, monkeypatch
+) -> None:
+    if broken:
+        attend = module_transformer.attend_packed
+
+        def without_window(*states, **options):
+            return attend(*states, **options | {"sliding_window": None})
+
+        monkeypatch.setattr(module_transformer, "attend_packed", without_window)
+    folder = save_family(tmp_path / "mistral", "mistral", tokenizer)
+    change(folder, "sentence_bert_config.json", max_seq_length=3000)
+    with capture_logs() as logs:
+        model = load(folder, float32_target)
+    assert [log["path"] for log in logs] == (["packed"] if broken else [])
+    text = " ".join(corpus(80))
+    assert 1200 < len(model.tokenize([text])[0].ids) < 3000
+    assert_close(embed(model, [text, "music"]), reference_vectors(folder, [text, "music"]))
+
+
+@pytest.fixture(scope="module")
+def t5(tokenizer: Tokenizer, tmp_path_factory) -> Path:
+    folder = save_family(tmp_path_factory.mktemp("long") / "t5", "t5", tokenizer)
+    change(folder, "sentence_bert_config.json", max_seq_length=8192)
+    return folder
+
+
+def test_a_forward_holds_as_many_long_texts_as_their_attention_leaves_memory_for(
+    t5: Path, float32_target, monkeypatch
+) -> None:
+    rows = []
+    forward = T5EncoderModel.forward
+
+    def counted(self, input_ids, attention_mask):
+        rows.append(tuple(input_ids.shape))
+        return forward(self, input_ids, attention_mask)
+
+    model = load(t5, float32_target)
+    monkeypatch.setattr(T5EncoderModel, "forward", counted)
+    # Three times the scores of four heads in float32, and the mask's byte: 49 for each pair.
+    monkeypatch.setattr(module_transformer, "_GROUP_BYTES", 49 * 2 * 120**2)
+    ids = [np.full(length, 9) for length in (100, 110, 120, 120, 40, 40, 40)]
+    together = model.forward(ids, DENSE)
+    assert rows == [(3, 40), (2, 110), (2, 120)]
+    for each, own in zip(together, ids, strict=True):
+        assert_close(each.dense, model.forward([own], DENSE)[0].dense)
+
+
+async def test_a_text_whose_attention_does_not_fit_the_memory_is_refused_and_no_other(
+    t5: Path, monkeypatch
+) -> None:
+    settings = Settings(
+        embedding_model=str(t5), reranker_model="none", device="cpu", dtype="float32"
+    )
+    long = " ".join(corpus(1200))
+    async with Engine(settings, load_models) as engine:
+        alone = (await engine.embed(["music"])).embeddings[0].dense
+        free = MemoryUsage(used=0, total=2**30)
+        monkeypatch.setattr(module_transformer, "memory_usage", lambda _: free)
+        short, refused = await asyncio.gather(
+            engine.embed(["music"]), engine.embed([long]), return_exceptions=True
+        )
+    assert_close(short.embeddings[0].dense, alone)
+    assert isinstance(refused, OutOfMemoryError)
+    assert re.fullmatch(
+        r"attention over a text of \d+ tokens takes \d\.\d GiB in this model, and 0\.5 GiB can be "
+        "had; send shorter texts, or lower max_tokens or EMBED_MAX_LENGTH",
+        str(refused),
+    )
+
+
+def test_a_model_that_makes_other_vectors_each_time_is_refused(
+    tokenizer, tmp_path, float32_target
+) -> None:
+    """Reformer draws its hashes anew unless a seed is given."""
+    config = ReformerConfig(
+        vocab_size=700, hidden_size=WIDTH, attention_head_size=16, num_attention_heads=4,
+        attn_layers=["lsh"], axial_pos_embds=False, feed_forward_size=96, num_buckets=8,
+        lsh_attn_chunk_length=8, max_position_embeddings=128, is_decoder=False,
+    )  # fmt: skip
+    ReformerModel(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, tokenizer)
+    with pytest.raises(StartupError, match="of type reformer, makes other vectors of the same"):
+        load(save_modules(tmp_path), float32_target)
 
 
 def change(folder: Path, name: str, **changes) -> None:
