@@ -131,6 +131,11 @@ class EmbeddingFields(RequestModel):
     model: ModelName = None
 
     @property
+    def normalize(self) -> bool:
+        """Whether dense vectors are scaled to unit length; those with fewer dimensions always."""
+        return self.normalize_dense or self.dimensions is not None
+
+    @property
     def options(self) -> EmbeddingOptions:
         """What the engine is asked for beside kinds of vectors."""
         return EmbeddingOptions(

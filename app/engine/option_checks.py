@@ -8,11 +8,10 @@ from app.errors import InvalidRequestError, KindNotMadeError
 from app.settings.types import MAX_PROMPT_CHARACTERS
 
 # What sentence-transformers' encode_query and encode_document look for, in this order.
-_PROMPT_NAMES: dict[InputType, tuple[str, ...]] = {
+_PROMPT_NAMES: dict[InputType | None, tuple[str, ...]] = {
     "query": ("query",),
     "document": ("document", "passage", "corpus"),
 }
-_PROMPT_FIELDS = ("prompt", "prompt_name", "input_type")
 _KINDS = {
     "dense": "dense vectors",
     "sparse": "sparse vectors",
@@ -76,13 +75,18 @@ def _check_dimensions(model: Embedder, outputs: Outputs, dimensions: int) -> Non
         )
     if dimensions == width:
         return
+    if dimensions > width:
+        raise InvalidRequestError(
+            f"the option dimensions is {dimensions}, and a vector of {model.name} has {width}: "
+            "leave it out"
+        )
     if fewest is None:
         raise InvalidRequestError(
             f"the option dimensions is {dimensions}, and {model.name} was not trained for fewer "
             f"than its {width} dimensions: leave it out, or ask a server whose dense model is "
             "Qwen3-Embedding"
         )
-    if not fewest <= dimensions <= width:
+    if dimensions < fewest:
         raise InvalidRequestError(
             f"the option dimensions is {dimensions}: {model.name} gives {fewest} to {width}"
         )
@@ -93,28 +97,26 @@ def find_prompt(models: LoadedModels, outputs: Outputs, options: EmbeddingOption
 
     Raises `InvalidRequestError` for a prompt that would have no effect, or that is unknown.
     """
-    given = [name for name in _PROMPT_FIELDS if getattr(options, name) is not None]
-    if not given:
-        return models.dense_model.default_prompt
-    if len(given) > 1:
-        raise InvalidRequestError(f"the options {' and '.join(given)} exclude each other: send one")
+    given = [name for name in ("prompt", "prompt_name") if getattr(options, name) is not None]
+    of_type = options.input_type is not None or bool(options.preferred_prompts)
+    if len(given) + of_type > 1:
+        excluded = [*given, *(["input_type"] if of_type else [])]
+        raise InvalidRequestError(
+            f"the options {' and '.join(excluded)} exclude each other: send one"
+        )
     model = models.dense_model
-    if options.input_type is not None and _embedder_reads_type(models, outputs):
-        reads_prompt = models.dense is None or outputs.dense
-        return _prompt_named(model, options.input_type) if reads_prompt else ""
+    if not given:
+        names = options.preferred_prompts + _PROMPT_NAMES.get(options.input_type, ())
+        return next(
+            (model.prompts[each] for each in names if each in model.prompts), model.default_prompt
+        )
     if models.dense is not None and not outputs.dense:
         raise InvalidRequestError(
             f"the option {given[0]} has no effect without dense vectors: it is for {model.name}, "
             "which makes these alone"
         )
-    return _prompt_for(model, options)
-
-
-def _prompt_for(model: Embedder, options: EmbeddingOptions) -> str:
     if options.prompt is not None:
         return _checked(options.prompt)
-    if options.input_type is not None:
-        return _prompt_of_type(model, options.input_type)
     name = str(options.prompt_name)
     if name not in model.prompts:
         known = f"it has {', '.join(model.prompts)}" if model.prompts else "it has no prompts"
@@ -131,29 +133,8 @@ def _checked(prompt: str) -> str:
     return prompt
 
 
-def _embedder_reads_type(models: LoadedModels, outputs: Outputs) -> bool:
-    """Whether the embedder is used, and reads queries and documents differently."""
-    asked = models.dense is None or outputs.sparse or outputs.colbert
-    return asked and models.embedder.reads_input_type
-
-
 def has_prompt_for(model: Embedder, input_type: InputType) -> bool:
     """Whether this input type changes how the model reads texts."""
     return model.reads_input_type or any(
         name in model.prompts for name in _PROMPT_NAMES[input_type]
-    )
-
-
-def _prompt_named(model: Embedder, input_type: InputType) -> str:
-    """The prompt for texts of this type; empty where there is none."""
-    named = (model.prompts[name] for name in _PROMPT_NAMES[input_type] if name in model.prompts)
-    return next(named, "")
-
-
-def _prompt_of_type(model: Embedder, input_type: InputType) -> str:
-    if has_prompt_for(model, input_type):
-        return _prompt_named(model, input_type)
-    raise InvalidRequestError(
-        f"the option input_type has no effect on {model.name}, which reads a {input_type} as any "
-        "other text: leave it out"
     )

@@ -1,8 +1,8 @@
 """The options of a request: how its texts are read, and what is done with their vectors.
 
 An endpoint translates its own fields into these records. `app.engine.option_checks` refuses an
-option that has no effect on the loaded models with an `InvalidRequestError`, so an endpoint whose
-clients always send some field passes it on only if the model uses it.
+option that has no effect on the loaded models with an `InvalidRequestError`; only the type of texts
+may be said to every model.
 """
 
 from dataclasses import dataclass
@@ -38,8 +38,12 @@ class EmbeddingOptions:
     - `prompt`, `prompt_name` and `input_type` choose the prompt that is read before each text; at
       most one of them may be set. `prompt` is the text itself, `prompt_name` its name in the
       model's sentence-transformers configuration, and `input_type` the type of the texts, for which
-      that configuration has a prompt. Only the model that makes dense vectors reads it.
-    - `dimensions` keeps the first so many numbers of a dense vector, scaled to unit length.
+      that configuration may have a prompt; every model takes it. Only the model that makes dense
+      vectors reads a prompt.
+    - `preferred_prompts` are names of prompts that suit the texts better than that of their
+      `input_type`; the first that the model has is read.
+    - `dimensions` keeps the first so many numbers of a dense vector. They are scaled to unit length
+      if the whole vector is.
     - `return_tokens` asks for `EmbeddingResult.token_strings`.
     """
 
@@ -47,6 +51,7 @@ class EmbeddingOptions:
     prompt: str | None = None
     prompt_name: str | None = None
     input_type: InputType | None = None
+    preferred_prompts: tuple[str, ...] = ()
     dimensions: int | None = None
     return_tokens: bool = False
 

@@ -87,15 +87,16 @@ async def test_an_input_type_finds_its_prompt_by_the_names_in_use(input_type, pr
     assert embedder.batches == [[2 + read]]
 
 
-async def test_fewer_dimensions_are_the_first_ones_scaled_to_unit_length() -> None:
+async def test_fewer_dimensions_are_the_first_ones_scaled_where_the_whole_vector_is() -> None:
     async with engine_with(FakeM3(), FakeQwen()) as engine:
         raw = (await engine.embed(["ab"])).embeddings[0]
-        for dimensions in (2, 3, 4):
+        for dimensions, normalize in product((2, 3, 4), (False, True)):
             options = EmbeddingOptions(dimensions=dimensions)
-            result = (await engine.embed(["ab"], options=options)).embeddings[0]
+            answer = await engine.embed(["ab"], normalize_dense=normalize, options=options)
+            (result,) = answer.embeddings
             first = raw.dense[:dimensions]
-            expected = first / np.float32(np.linalg.norm(first))
-            np.testing.assert_array_equal(result.dense, expected)
+            length = np.float32(np.linalg.norm(first)) if normalize else 1
+            np.testing.assert_array_equal(result.dense, first / length)
             np.testing.assert_array_equal(result.colbert, raw.colbert)
 
 
@@ -106,21 +107,43 @@ async def test_all_dimensions_may_be_asked_for_and_change_nothing() -> None:
     np.testing.assert_array_equal(plain.embeddings[0].dense, named.embeddings[0].dense)
 
 
+@pytest.mark.parametrize("dense", [None, FakeQwen()])
+async def test_every_model_takes_the_type_of_texts_whether_it_reads_it_or_not(dense) -> None:
+    embedder = FakeM3()
+    async with engine_with(embedder, dense) as engine:
+        for input_type in ("query", "document"):
+            options = EmbeddingOptions(input_type=input_type)
+            await engine.embed(["ab"], dense=dense is None, options=options)
+    assert embedder.batches == [[2], [2]]
+
+
+@pytest.mark.parametrize(
+    ("preferred", "kind", "read"),
+    [(("code",), "query", 4), (("x", "code"), None, 4), (("x",), "query", 6), (("x",), None, 0)],
+)
+async def test_a_preferred_prompt_comes_before_that_of_the_type(preferred, kind, read) -> None:
+    embedder = FakeQwen()
+    options = EmbeddingOptions(input_type=kind, preferred_prompts=preferred)
+    async with engine_with(embedder) as engine:
+        await engine.embed(["ab"], options=options)
+    assert embedder.batches == [[2 + read]]
+
+
 NO_EFFECT = [
     ({"dimensions": 2}, {}, "fake-m3 was not trained for fewer than its 4 dimensions"),
     ({"dimensions": 4}, {"dense": False}, "dimensions has no effect without dense vectors"),
-    ({"input_type": "query"}, {}, "input_type has no effect on fake-m3, which reads a query as"),
+    ({"dimensions": 5}, {}, "dimensions is 5, and a vector of fake-m3 has 4: leave it out"),
     ({"prompt_name": "query"}, {}, "prompt_name is unknown to fake-m3: it has no prompts"),
     ({"prompt": ""}, {}, "prompt has 0 characters"),
     ({"prompt": "x" * (MAX_PROMPT_CHARACTERS + 1)}, {}, "prompt has 4097 characters: send 1 to"),
     ({"return_tokens": True}, {"sparse": False, "colbert": False}, "no effect on dense vectors"),
     ({"prompt": "a", "input_type": "query"}, {}, "prompt and input_type exclude each other"),
+    ({"prompt": "a", "preferred_prompts": ("b",)}, {}, "prompt and input_type exclude each other"),
 ]
 NO_EFFECT_ON_QWEN = [
     ({"dimensions": 1}, {}, "dimensions is 1: fake-qwen gives 2 to 4"),
-    ({"dimensions": 5}, {}, "dimensions is 5: fake-qwen gives 2 to 4"),
+    ({"dimensions": 5}, {}, "dimensions is 5, and a vector of fake-qwen has 4: leave it out"),
     ({"prompt_name": "none"}, {}, "unknown to fake-qwen: it has query, document, code"),
-    ({"input_type": "query"}, {"dense": False}, "input_type has no effect without dense vectors"),
     ({"prompt": "a"}, {"dense": False}, "prompt has no effect without dense vectors: it is for"),
 ]
 
@@ -150,7 +173,7 @@ async def test_a_text_that_may_not_be_cut_is_refused_and_named() -> None:
             await engine.embed(["a", "b" * 130, "c" * 140], options=options)
     assert str(caught.value) == (
         "the text at index 1 has 130 tokens, and fake-m3 reads at most 100 of it: shorten it, or "
-        "set truncate to true"
+        "let the option truncate cut it"
     )
     assert [each["pointer"] for each in caught.value.problems] == ["/sentences/1", "/sentences/2"]
     assert model.batches == [[100]]

@@ -76,7 +76,7 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     check_options(models, vectors.needed, fields.options)
     find_prompt(models, vectors.needed, fields.options)
     call = Call(request, service)
-    work = EmbeddingWork(vectors.needed, model, fields.options, fields.normalize_dense)
+    work = EmbeddingWork(vectors.needed, model, fields.options, fields.normalize)
     embed = partial(work.run, call=call, urgency=urgency_of(request, BULK_URGENCY))
     records = _record_options(fields, vectors, model_names(service.settings, model), models)
     plan = StreamPlan(

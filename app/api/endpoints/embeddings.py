@@ -54,7 +54,7 @@ async def _embed(body: EmbeddingRequest, call: Call) -> Response:
     models = as_asked_for(await models_for(call, model), model)
     wanted = vector_options(body, models)
     check_numbers(body, media_type, [*BINARY])
-    work = EmbeddingWork(wanted.needed, model, body.options, body.normalize_dense)
+    work = EmbeddingWork(wanted.needed, model, body.options, body.normalize)
     result = await vectors(call, sentences, work)
     answer = EmbeddingAnswer(sentences, result, model_names(settings, model), wanted)
     render = _renderer(body, answer, media_type)

@@ -56,5 +56,5 @@ def _too_long(cut: Truncation) -> str:
     count = cut.original_tokens if cut.exact else f"at least {cut.original_tokens}"
     return (
         f"{text} has {count} tokens, and {cut.model} reads at most {cut.max_tokens} of it: "
-        "shorten it, or set truncate to true"
+        "shorten it, or let the option truncate cut it"
     )

@@ -50,8 +50,13 @@ class EmbeddingPipeline:
         computed = await self._source.compute(tasks, reading)
         by_task = (result.embeddings for result in computed.results)
         embeddings = [_merge(of_one_text) for of_one_text in zip(*by_task, strict=True)]
-        if _needs_scaling(models.dense_model, options.dimensions, normalize=normalize_dense):
-            embeddings = [_with_unit_dense(each, options.dimensions) for each in embeddings]
+        shorter = options.dimensions not in {None, models.dense_model.dense_width}
+        # Where a model scales its own vectors, shorter ones are scaled again.
+        scale = shorter if models.dense_model.normalizes else normalize_dense
+        if shorter or scale:
+            embeddings = [
+                _with_dimensions(each, options.dimensions, scale=scale) for each in embeddings
+            ]
         return EmbeddingResult(
             embeddings=embeddings,
             truncations=[cut for each in computed.results for cut in each.truncations(reading)],
@@ -108,17 +113,14 @@ def _merge(embeddings: Sequence[TextEmbedding]) -> TextEmbedding:
     return TextEmbedding(dense.dense, rest.sparse, rest.colbert, dense.states)
 
 
-def _needs_scaling(model: Embedder, dimensions: int | None, *, normalize: bool) -> bool:
-    """Whether dense vectors must be scaled to unit length; those of some models have it."""
-    if model.normalizes and dimensions in {None, model.dense_width}:
-        return False
-    return normalize or dimensions is not None
-
-
-def _with_unit_dense(embedding: TextEmbedding, dimensions: int | None) -> TextEmbedding:
+def _with_dimensions(
+    embedding: TextEmbedding, dimensions: int | None, *, scale: bool
+) -> TextEmbedding:
+    """With the first numbers of the dense vector, at unit length if it is to `scale`."""
     if embedding.dense is None:
         return embedding
-    return replace(embedding, dense=_unit(embedding.dense[:dimensions]))
+    first = embedding.dense[:dimensions]
+    return replace(embedding, dense=_unit(first) if scale else first)
 
 
 def _unit(vector: FloatArray) -> FloatArray:
