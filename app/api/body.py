@@ -1,7 +1,8 @@
 """Reading a request body: from bytes to a validated model, within limits.
 
 The body must be declared as JSON in UTF-8, because a web page of another origin can make a browser
-send a POST without a type, or of some other types, without asking the service first.
+send a POST without a type, or of some other types, without asking the service first. A request
+without an origin, which is no browser's, may leave the type out.
 
 The number of JSON values is limited before parsing: a few megabytes can hold millions of values,
 which take a parser seconds and gigabytes, during which the event loop is blocked.
@@ -19,7 +20,7 @@ from starlette.requests import ClientDisconnect
 
 from app.api.context import context_of
 from app.api.paths import Dialect, Endpoint
-from app.api.schemas import RequestModel
+from app.api.schemas import OPENAI_TEXTS, RequestModel
 from app.api.validation_errors import as_invalid_request
 from app.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
 from app.observability.logs import escape_text
@@ -27,6 +28,8 @@ from app.settings import Settings
 
 _VALUES_BESIDES_TEXTS = 1024
 _VALUES_PER_TEXT = 16
+# Of {"text": "..."}: a brace, a colon and a comma.
+_VALUES_PER_OBJECT = 3
 _MAX_QUOTED = 60
 TEXTS_ADVICE = (
     "send texts and no token ids (in LangChain's OpenAIEmbeddings set "
@@ -40,7 +43,7 @@ _CHARSETS = {"utf-8", "utf8", "us-ascii", "ascii"}
 def max_json_values(settings: Settings) -> int:
     """How many values a body may hold: more than a valid one, so that its error can be specific."""
     texts = max(settings.max_sentences_per_request, settings.max_rerank_passages)
-    return _VALUES_BESIDES_TEXTS + _VALUES_PER_TEXT * texts
+    return _VALUES_BESIDES_TEXTS + max(_VALUES_PER_TEXT * texts, _VALUES_PER_OBJECT * OPENAI_TEXTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,10 @@ def _require_json(headers: Headers) -> None:
 
     A gzipped body has been unpacked before.
     """
-    _require_content_type(headers.getlist("content-type"))
+    types = headers.getlist("content-type")
+    # A browser's request names its origin; other programs may leave the type out.
+    if any(map(str.strip, types)) or "origin" in headers:
+        _require_content_type(types)
     check_encoding(headers)
 
 
@@ -207,7 +213,7 @@ def check_encoding(headers: Headers) -> None:
 
 
 def _require_content_type(values: list[str]) -> None:
-    if not values:
+    if not any(map(str.strip, values)):
         raise UnsupportedMediaError(f"the request has no Content-Type: {_ADVICE}")
     message = Message()
     message["Content-Type"] = values[0]

@@ -8,9 +8,15 @@ from app.errors import EmptyInputError, InvalidRequestError
 from app.settings import Settings
 
 
-def check_texts(texts: Sequence[object], field: str, settings: Settings) -> None:
-    """Raise `EmptyInputError` where there are none, `InvalidRequestError` for too many."""
-    _check(texts, field, settings.max_sentences_per_request, "MAX_SENTENCES_PER_REQUEST")
+def check_texts(
+    texts: Sequence[object], field: str, settings: Settings, *, allowed: int = 0
+) -> None:
+    """Raise `EmptyInputError` where there are none, `InvalidRequestError` for too many.
+
+    As many as `allowed` are never too many.
+    """
+    most = max(settings.max_sentences_per_request, allowed)
+    _check(texts, field, most, "MAX_SENTENCES_PER_REQUEST")
 
 
 def check_passages(

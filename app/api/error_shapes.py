@@ -55,9 +55,10 @@ _OPENAI_TYPES: Mapping[int, str] = {
 
 
 def _openai(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
-    """OpenAI's `error`, and beside it what text-embeddings-inference answers on the same path."""
+    """OpenAI's `error`, and beside it what text-embeddings-inference and Voyage answer there."""
     about = _about(error)
-    return {"error": about} | {name: about[name] for name in ("message", "type", "code")}
+    beside = {name: about[name] for name in ("message", "type", "code")}
+    return {"error": about} | beside | {"detail": error.message}
 
 
 def _about(error: ErrorFacts) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from app.api.handler import Service
 from app.api.response_schemas import ErrorResponse
-from app.api.schemas import RequestModel
+from app.api.schemas import OPENAI_TEXTS, RequestModel
 from app.engine import DEFAULT_URGENCY
 from app.engine.loaded_models import LoadedModels
 from app.observability.labels import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
@@ -22,7 +22,8 @@ The limits of this server:
 
 | limit | embeddings | rerank | set by |
 |---|---|---|---|
-| texts in a request | {settings.max_sentences_per_request} | {settings.max_rerank_passages} \
+| texts in a request | {settings.max_sentences_per_request}; at least {openai_texts} on OpenAI's \
+paths | {settings.max_rerank_passages} \
 | `MAX_SENTENCES_PER_REQUEST`, `MAX_RERANK_PASSAGES` |
 | bytes of a request | {settings.max_body_bytes} | {settings.max_body_bytes} | `MAX_BODY_BYTES` |
 | seconds of a request | {settings.request_timeout:g} | {settings.request_timeout:g}, \
@@ -180,6 +181,7 @@ def install_openapi(app: FastAPI, service: Service) -> None:
 def _describe_limits(settings: Settings, models: LoadedModels | None) -> str:
     """The limits of a request in force: its size, its tokens and its time."""
     return _LIMITS.format(
+        openai_texts=OPENAI_TEXTS,
         settings=settings,
         embed_lengths=_embed_lengths(models),
         rerank_lengths=_rerank_length(models),

@@ -110,6 +110,7 @@ _READ: Mapping[str, tuple[Dialect, ...]] = {
     "/info": _TEI,
     "/ping": _TEI,
 }
+_BELOW_OPENAI = ("/v1/", "/openai/")
 _HEALTH = ("/ping", "/health")
 
 
@@ -126,9 +127,10 @@ def dialects_of(path: str) -> tuple[Dialect, ...]:
         return route.dialects
     if path in _READ:
         return _READ[path]
-    if path.startswith(f"/v1{_MODELS}/"):
-        return _OPENAI
-    return _TEI if path.startswith(f"{_MODELS}/") else NATIVE_ONLY
+    if path.startswith(f"{_MODELS}/"):
+        return _TEI
+    # There is nothing, which OpenAI's and Azure's clients can be told in their own shape.
+    return _OPENAI if f"{path}/".startswith(_BELOW_OPENAI) else NATIVE_ONLY
 
 
 def is_health_check(path: str) -> bool:

@@ -27,6 +27,9 @@ _TEXT_ALIASES = ("text", "texts", "input", "inputs", "content", "docs", "documen
 # Stop at the first item that is no string: an error for each would cost more than the work.
 Texts = Annotated[list[str], FailFast()]
 
+# What clients of OpenAI send in one request, and most of them cannot be told otherwise.
+OPENAI_TEXTS = 2_048
+
 # Only described: the endpoints check it themselves, because the status is 400 and not 422.
 _NOT_EMPTY: dict[str, JsonValue] = {"minItems": 1}
 _NOT_BLANK: dict[str, JsonValue] = {"minLength": 1, "pattern": r"\S"}

@@ -56,7 +56,8 @@ def _message(item: Item, model: type[RequestModel], unknown: list[str], size: in
         case "json_invalid":
             return _not_json(item, model, size)
         case "missing":
-            return _missing(str(location[-1]), model, unknown)
+            # Where unknown fields are ignored, they are none of the errors.
+            return _missing(str(location[-1]), model, unknown or _aliases_in(item["input"], model))
         case "extra_forbidden":
             return _unknown(str(location[-1])[:_MAX_NAME], _model_at(location, model))
         case _:
@@ -70,6 +71,10 @@ def _not_json(item: Item, model: type[RequestModel], size: int) -> str:
     return (
         f"the body of {size} bytes is no JSON ({reason}): send an object such as {_example(model)}"
     )
+
+
+def _aliases_in(body: Any, model: type[RequestModel]) -> list[str]:
+    return [name for name in model.aliases if name in body] if isinstance(body, dict) else []
 
 
 def _missing(field: str, model: type[RequestModel], unknown: list[str]) -> str:
@@ -95,8 +100,10 @@ def _wrong_value(item: Item, model: type[RequestModel]) -> str:
     if kind in {"model_type", "model_attributes_type"}:
         expected = _model_at((*location, ""), model)
         return f"{_name(location)} is {sent}: send an object such as {_example(expected)}"
-    if kind in {"greater_than_equal", "less_than_equal"}:
-        return f"{_name(location)} is out of range: send a number from 0 to 1000000"
+    if kind == "greater_than_equal":
+        return f"{_name(location)} is out of range: send at least {item['ctx']['ge']:g}"
+    if kind == "less_than_equal":
+        return f"{_name(location)} is out of range: send at most {item['ctx']['le']:.0f}"
     allowed = f"send {item['ctx']['expected']}" if kind == "literal_error" else _ALLOWED.get(kind)
     if allowed is None:  # pydantic's own message, which quotes nothing.
         return f"{_name(location)}: {item['msg']}"

@@ -244,7 +244,9 @@ class DeclaredSettings(BaseModel):
     shutdown_timeout: types.Seconds = Field(
         30, description="seconds to finish accepted work after SIGTERM"
     )
-    max_sentences_per_request: types.Count = Field(1024, description="texts of one request (422)")
+    max_sentences_per_request: types.Count = Field(
+        1024, description="texts of one request (422); OpenAI's paths take at least 2,048"
+    )
     max_rerank_passages: types.Count = Field(1024, description="passages of one request (422)")
     max_body_bytes: types.Bytes = Field(
         33_554_432, description="bytes of one body (413, before it is read whole)"

@@ -67,8 +67,8 @@ WORK = ("embeddings", "rerank")
 
 
 def test_an_unknown_path_is_told_the_known_ones(client) -> None:
-    detail = assert_refused(client.get("/v1/embed%0Adings?q=1"), 404, "not_found")
-    assert detail.startswith("There is no /v1/embed\\ndings here")
+    detail = assert_refused(client.get("/embed%0Adings?q=1"), 404, "not_found")
+    assert detail.startswith("There is no /embed\\ndings here")
     for known in ("POST /embeddings/", "POST /rerank", "GET /health", "GET /docs"):
         assert known in detail
 
@@ -126,8 +126,15 @@ def test_any_other_type_is_415_and_told_which_one_is_read(client, kind: str, sai
     assert answer.headers["accept"] == "application/json"
 
 
-def test_a_body_without_a_type_is_415(client) -> None:
-    detail = assert_refused(post(client), 415, "unsupported_media_type")
+def test_a_body_without_a_type_is_json_where_no_web_page_sends_it(client) -> None:
+    assert post(client).status_code == 200
+    assert post(client, Content_Type="").status_code == 200
+
+
+@pytest.mark.parametrize("kind", [{}, {"Content_Type": ""}])
+def test_a_web_pages_body_without_a_type_is_415(client, kind) -> None:
+    answer = post(client, Origin=str(client.base_url), **kind)
+    detail = assert_refused(answer, 415, "unsupported_media_type")
     assert detail == (
         "The request has no Content-Type: send JSON, with Content-Type: application/json."
     )

@@ -135,7 +135,9 @@ def test_a_large_answer_with_tokens_is_rendered_whole(bge) -> None:
     ("options", "message"),
     [
         ({"dimensions": 32}, "was not trained for fewer than its 64 dimensions"),
-        ({"input_type": "query"}, "The option input_type has no effect on tiny-m3"),
+        ({"dimensions": 65}, "dimensions is 65, and a vector of tiny-m3 has 64: leave it out"),
+        ({"input_type": "classification"}, "14 characters: send 'query' or 'document'"),
+        ({"colbert_pool_factor": 1}, "colbert_pool_factor is out of range: send at least 2"),
         ({"prompt_name": "query"}, "it has no prompts"),
         ({"prompt": ""}, "The option prompt has 0 characters"),
         ({"input_type": "search"}, "field input_type is a string of 6 characters: send 'query'"),
@@ -157,7 +159,8 @@ def test_an_option_without_effect_is_422_and_says_so(bge, options, message) -> N
     [
         ({"prompt_name": "none"}, "it has query, document, code"),
         ({"dimensions": 31}, "tiny-qwen gives 32 to 64"),
-        ({"input_type": "query", "return_dense": False}, "has no effect without dense vectors"),
+        ({"dimensions": 65}, "dimensions is 65, and a vector of tiny-qwen has 64: leave it out"),
+        ({"prompt": "a", "return_dense": False}, "has no effect without dense vectors"),
     ],
 )
 def test_an_option_that_qwen_cannot_follow_says_what_it_can(qwen, options, message) -> None:
@@ -166,13 +169,24 @@ def test_an_option_that_qwen_cannot_follow_says_what_it_can(qwen, options, messa
     assert message in response.json()["detail"]
 
 
+@pytest.mark.parametrize("input_type", ["query", "document"])
+def test_every_model_takes_the_type_of_texts(bge, qwen, input_type) -> None:
+    def made(client, **options) -> list[dict]:
+        answer = embed(client, "a", return_colbert=False, **options)
+        return [item["embeddings"] for item in answer["data"]]
+
+    assert made(bge, input_type=input_type) == made(bge)
+    sparse = {"return_dense": False}
+    assert made(qwen, input_type=input_type, **sparse) == made(qwen, **sparse)
+
+
 def test_a_text_that_may_not_be_cut_is_named(bge, qwen) -> None:
     body = {"sentences": ["short", "search " * 45], "truncate": False}
     response = qwen.post("/embeddings/", json=body | {"return_dense": False})
     assert (response.status_code, response.json()["code"]) == (422, "text_too_long")
     assert response.json()["detail"] == (
-        "The text at index 1 has 47 tokens, and tiny-m3 reads at most 40 of it: shorten it, or set "
-        "truncate to true."
+        "The text at index 1 has 47 tokens, and tiny-m3 reads at most 40 of it: shorten it, or let "
+        "the option truncate cut it."
     )
     assert response.json()["errors"][0]["pointer"] == "/sentences/1"
     assert embed(bge, *body["sentences"], truncate=False)["warnings"] == []

@@ -54,7 +54,7 @@ def test_an_embedding_request_is_told_what_to_send(body, said: str) -> None:
         ({"q": "a", "passages": ["b"]}, "the field query is missing, and q is none: call it query"),
         ({"query": "a", "passages": "b"}, "the field passages is a string of 1 characters: send a list of strings"),
         ({"query": ["a"], "passages": ["b"]}, "the field query is a list of 1 items: send a string"),
-        ({"query": "a", "passages": ["b"], "weights": {"dense": -1}}, "the field weights.dense is out of range: send a number from 0"),
+        ({"query": "a", "passages": ["b"], "weights": {"dense": -1}}, "the field weights.dense is out of range: send at least 0"),
         ({"query": "a", "passages": ["b"], "weights": {"dense": "1"}}, "the field weights.dense is a string of 1 characters: send a number"),
         ({"query": "a", "passages": ["b"], "weights": {"sparce": 1}}, "there is no field sparce here: did you mean sparse? There are dense, sparse, colbert"),
         ({"query": "a", "passages": ["b"], "weights": [1, 1, 1]}, 'the field weights is a list of 3 items: send an object such as {"dense":1'),

@@ -10,16 +10,24 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
 from starlette.responses import Response
 
 from app.api.dialects.cohere_rerank import CohereError
-from app.api.dialects.fields import AnyCase
-from app.api.dialects.work import embed, input_type_of
+from app.api.dialects.fields import (
+    DTYPES,
+    TASKS,
+    AnyCase,
+    EmbeddingType,
+    EmbeddingTypes,
+    Refused,
+    truncation_of,
+    unless,
+)
+from app.api.dialects.work import embed
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_work
 from app.api.paths import COHERE_EMBED, Dialect
 from app.api.rendering import OPTIONS, base64_of, estimate_bytes, render_items
 from app.api.schemas import ForeignRequest
-from app.engine import EmbeddingOptions, TruncationOptions
+from app.engine import EmbeddingOptions
 from app.engine.types import EmbeddingResult, FloatArray, Outputs
-from app.errors import InvalidRequestError
 from app.vectors.quantization import quantize
 
 router = APIRouter(tags=["Cohere, Jina, vLLM"], dependencies=[BEARER])
@@ -30,8 +38,6 @@ _EXAMPLE: dict[str, JsonValue] = {
     "embedding_types": ["float"],
 }
 
-EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
-
 
 class CohereEmbedRequest(ForeignRequest):
     """Texts to embed."""
@@ -39,25 +45,27 @@ class CohereEmbedRequest(ForeignRequest):
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
     example = _EXAMPLE
 
+    aliases = dict.fromkeys(("inputs", "input", "text", "sentences"), "texts")
+
     texts: Annotated[list[str], FailFast()]
     model: Annotated[str | None, Field(description="Any name of an embedding model.")] = None
     input_type: Annotated[
         Literal["search_document", "search_query", "classification", "clustering"] | None,
         Field(description="Queries get the model's prompt for queries, where it has one."),
     ] = None
-    embedding_types: Annotated[
-        list[EmbeddingType] | None, Field(description="`float` by default.")
-    ] = None
+    embedding_types: Annotated[EmbeddingTypes | None, Field(description="`float` by default.")] = (
+        None
+    )
     output_dimension: Annotated[int | None, Field(ge=1, description="Fewer, if the model can.")] = (
         None
     )
     truncate: Annotated[
         Literal["NONE", "START", "END"] | None,
         AnyCase(str.upper),
-        Field(description="Which end of a text that is too long is cut; NONE is an error."),
+        Field(description="Which end of a text that is too long is cut; NONE: it is an error."),
     ] = None
-    images: Annotated[list[Any] | None, Field(description="Refused.")] = None
-    inputs: Annotated[list[Any] | None, Field(description="Refused.")] = None
+    images: Annotated[Refused, unless()] = None
+    inputs: Annotated[Refused, unless()] = None
     max_tokens: Annotated[int | None, Field(ge=1, description="Tokens that are read.")] = None
 
 
@@ -89,30 +97,20 @@ async def create_embeddings_v1(request: Request, service: ServiceDep) -> Respons
 
 
 async def _embed(body: CohereEmbedRequest, call: Call, *, version: str = "2") -> Response:
-    _check(body)
     model = call.service.catalogue.embedder(body.model)
-    query = body.input_type == "search_query"
+    task = TASKS[body.input_type or "search_document"]
     options = EmbeddingOptions(
-        _truncation(body),
-        input_type=await input_type_of(call, model, "query" if query else "document"),
+        truncation_of(body.truncate, max_tokens=body.max_tokens),
+        # Where a model has no prompt for classification or clustering, they are documents, too.
+        input_type=task.input_type or "document",
+        preferred_prompts=task.prompts,
         dimensions=body.output_dimension,
     )
     outputs = Outputs(dense=True)
     result = await embed(call, body.texts, outputs, field="texts", model=model, options=options)
     render = partial(_render, body, result, call.context.request_id, version)
-    types = len(body.embedding_types or [None])
+    types = len(set(body.embedding_types or ["float"]))
     return await call.render(render, types * estimate_bytes(body.texts, result))
-
-
-def _check(body: CohereEmbedRequest) -> None:
-    for field in ("images", "inputs"):
-        if getattr(body, field):
-            raise InvalidRequestError(f"the field {field} is not read here: send texts")
-
-
-def _truncation(body: CohereEmbedRequest) -> TruncationOptions:
-    side: Literal["left", "right"] = "left" if body.truncate == "START" else "right"
-    return TruncationOptions(body.truncate != "NONE", side, body.max_tokens)
 
 
 def _render(
@@ -142,11 +140,8 @@ def _render(
 
 def _rendered(vectors: list[FloatArray], kind: EmbeddingType) -> Iterator[tuple[bytes]]:
     for vector in vectors:
-        if kind == "base64":
-            yield (base64_of(vector),)
-        else:
-            values = quantize(vector, "float32" if kind == "float" else kind).values
-            yield (orjson.dumps(values, option=OPTIONS),)
+        values = quantize(vector, DTYPES[kind]).values
+        yield (base64_of(values) if kind == "base64" else orjson.dumps(values, option=OPTIONS),)
 
 
 _EMBED = Operation(Dialect.COHERE, COHERE_EMBED, "texts", CohereEmbedRequest, _embed)

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import orjson
 from pydantic import (
     BaseModel,
@@ -17,6 +18,17 @@ from pydantic import (
 )
 from starlette.responses import Response
 
+from app.api.dialects.fields import (
+    TEXT_OR_OBJECT,
+    Refused,
+    Truncate,
+    Truncation,
+    TruncationSide,
+    as_text,
+    truncation_of,
+    unless,
+    value_of,
+)
 from app.api.dialects.work import Passages, rerank
 from app.api.handler import Call, Operation
 from app.api.openapi import describe_work
@@ -25,7 +37,6 @@ from app.api.paths import Dialect
 from app.api.rendering import by_falling_score, render_list, usage_as_json
 from app.api.response_schemas import Usage
 from app.api.schemas import ForeignRequest
-from app.engine import TruncationOptions
 from app.engine.types import RerankResult
 from app.errors import InvalidRequestError
 
@@ -37,32 +48,14 @@ _DOCUMENTS_OF_A_UNIT = 100
 
 
 def _as_texts(value: Any) -> Any:
-    """The text of each document that is an object."""
-    if not isinstance(value, list):
-        return value
-    return [item["text"] if isinstance(item, dict) and "text" in item else item for item in value]
+    return list(map(as_text, value)) if isinstance(value, list) else value
 
 
 Documents = Annotated[
     list[str],
     FailFast(),
     BeforeValidator(_as_texts),
-    WithJsonSchema(
-        {
-            "type": "array",
-            "minItems": 1,
-            "items": {
-                "anyOf": [
-                    {"type": "string"},
-                    {
-                        "type": "object",
-                        "properties": {"text": {"type": "string"}},
-                        "required": ["text"],
-                    },
-                ]
-            },
-        }
-    ),
+    WithJsonSchema({"type": "array", "minItems": 1, "items": TEXT_OR_OBJECT}),
 ]
 
 
@@ -72,12 +65,19 @@ class DocumentsRequest(ForeignRequest):
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
     example = _EXAMPLE
 
-    query: Annotated[str, Field(json_schema_extra={"minLength": 1, "pattern": r"\S"})]
+    aliases = dict.fromkeys(("input", "inputs", "docs"), "documents")
+
+    query: Annotated[
+        str,
+        BeforeValidator(as_text),
+        Field(json_schema_extra={"minLength": 1, "pattern": r"\S"}),
+    ]
     documents: Documents
     model: Annotated[str | None, Field(description="Any name of the reranker.")] = None
     top_n: Annotated[
         int | None, Field(ge=0, description="The best so many; 0 and null are all.")
     ] = None
+    top_k: Annotated[int | None, Field(ge=0, description="Voyage's name for it.")] = None
     return_documents: Annotated[
         bool | None, Field(description="Whether the answer repeats the texts.")
     ] = None
@@ -87,16 +87,36 @@ class DocumentsRequest(ForeignRequest):
     use_activation: Annotated[
         bool | None, Field(description="vLLM's: false gives the model's raw scores.")
     ] = None
+    activation: Annotated[bool | None, Field(description="Its older name.")] = None
+    truncate: Truncate = None
+    truncation: Truncation = None
+    truncation_side: TruncationSide = None
     rank_fields: Annotated[
-        list[str] | None, Field(description="Only `text` is read of a document.")
+        list[str] | None, FailFast(), Field(description="Only `text` is read of a document.")
     ] = None
     max_tokens_per_doc: Annotated[
         int | None, Field(ge=1, description="The most tokens of a document that are read.")
     ] = None
-    max_chunks_per_doc: Annotated[
-        int | None, Field(description="Refused: a document is not split here.")
-    ] = None
-    truncate_prompt_tokens: Annotated[int | None, Field(description="Refused.")] = None
+    # Cohere's: a document is not split here.
+    max_chunks_per_doc: Annotated[Refused, unless()] = None
+    # vLLM's.
+    truncate_prompt_tokens: Annotated[Refused, unless(-1)] = None
+    max_tokens_per_query: Annotated[Refused, unless()] = None
+    add_special_tokens: Annotated[Refused, unless(True)] = None
+    padding: Annotated[Refused, unless("do_not_pad")] = None
+    chat_template: Annotated[Refused, unless()] = None
+    chat_template_kwargs: Annotated[Refused, unless()] = None
+    # Jina's.
+    max_query_length: Annotated[Refused, unless()] = None
+    max_doc_length: Annotated[Refused, unless()] = None
+    return_embeddings: Annotated[Refused, unless(False)] = None
+    # Mixedbread's.
+    rewrite_query: Annotated[Refused, unless(False)] = None
+
+    @property
+    def is_voyages(self) -> bool:
+        """Whether it has fields of Voyage, whose clients read another list of the answer."""
+        return not self.model_fields_set.isdisjoint({"top_k", "truncation"})
 
 
 class DocumentText(BaseModel):
@@ -113,6 +133,14 @@ class RankedDocument(BaseModel):
     document: DocumentText | None = None
 
 
+class VoyageDocument(BaseModel):
+    """One document and its relevance, as Voyage has it."""
+
+    index: int
+    relevance_score: float
+    document: str | None = None
+
+
 class DocumentsMeta(BaseModel):
     """Cohere's accounts."""
 
@@ -127,6 +155,11 @@ class DocumentsResponse(BaseModel):
     id: str
     model: str
     results: list[RankedDocument]
+    object: Annotated[Literal["list"] | None, Field(description="Beside data.")] = None
+    data: Annotated[
+        list[VoyageDocument] | None,
+        Field(description="The same as Voyage has it, for a request with top_k or truncation."),
+    ] = None
     meta: DocumentsMeta
     usage: Usage
 
@@ -151,45 +184,47 @@ DESCRIPTION: dict[str, Any] = {"tags": ["Cohere, Jina, vLLM"]} | describe_work(
 
 
 async def _rerank(body: DocumentsRequest, call: Call) -> Response:
-    model = call.service.catalogue.reranker(body.model)
-    _check(body)
-    truncation = TruncationOptions(max_tokens=body.max_tokens_per_doc)
-    passages = Passages(body.query, body.documents, "documents", truncation)
-    raw = body.use_activation is False
-    result = await rerank(call, passages, model, instruction=body.instruction, raw=raw)
-    name = "" if model is None else model.name
-    render = partial(_render, body, result, name, call.context.request_id)
-    return await call.render(render, sum(map(len, body.documents)))
-
-
-def _check(body: DocumentsRequest) -> None:
-    """Raise `InvalidRequestError` for options that would change the scores and are not computed."""
     if body.rank_fields not in (None, [], ["text"]):
         raise InvalidRequestError(
             "the field rank_fields may name text alone: put what is to be read there"
         )
-    if body.max_chunks_per_doc is not None:
-        raise InvalidRequestError(
-            "the field max_chunks_per_doc is not read here, where a document is not split: leave "
-            "it out"
-        )
-    if body.truncate_prompt_tokens not in (None, -1):
-        raise InvalidRequestError("the field truncate_prompt_tokens is not read here: leave it out")
+    model = call.service.catalogue.reranker(body.model)
+    how = value_of(body, "truncate", "truncation")
+    truncation = truncation_of(how, body.truncation_side, body.max_tokens_per_doc)
+    passages = Passages(body.query, body.documents, "documents", truncation)
+    most = value_of(body, "top_n", "top_k")
+    raw = value_of(body, "use_activation", "activation") is False
+    result = await rerank(call, passages, model, instruction=body.instruction, raw=raw)
+    name = "" if model is None else model.name
+    ranked = by_falling_score(result.scores)[: most or None]
+    render = partial(_render, body, ranked, result, name, call.context.request_id)
+    lists = 2 if body.is_voyages else 1
+    return await call.render(render, lists * sum(map(len, body.documents)))
 
 
 def _render(
-    body: DocumentsRequest, result: RerankResult, model: str, request_id: str
+    body: DocumentsRequest,
+    ranked: list[tuple[int, np.float32]],
+    result: RerankResult,
+    model: str,
+    request_id: str,
 ) -> Iterator[bytes]:
     yield orjson.dumps({"id": request_id, "model": model})[:-1] + b',"results":'
-    yield from render_list(_ranked_documents(body, result))
+    yield from render_list(_ranked_documents(body, ranked))
+    if body.is_voyages:
+        yield b',"object":"list","data":'
+        yield from render_list(_ranked_documents(body, ranked, as_voyage=True))
     yield b"," + orjson.dumps(_report(result, len(body.documents)))[1:]
 
 
-def _ranked_documents(body: DocumentsRequest, result: RerankResult) -> Iterator[dict[str, Any]]:
-    for index, score in by_falling_score(result.scores)[: body.top_n or None]:
+def _ranked_documents(
+    body: DocumentsRequest, ranked: list[tuple[int, np.float32]], *, as_voyage: bool = False
+) -> Iterator[dict[str, Any]]:
+    for index, score in ranked:
         item: dict[str, Any] = {"index": index, "relevance_score": score}
         if body.return_documents:
-            item["document"] = {"text": body.documents[index]}
+            text = body.documents[index]
+            item["document"] = text if as_voyage else {"text": text}
         yield item
 
 

@@ -9,15 +9,16 @@ from fastapi import APIRouter, Request
 from pydantic import JsonValue
 from starlette.responses import JSONResponse, Response
 
-from app.api.checks import check_truncation
+from app.api.dialects.fields import DTYPES, value_of
 from app.api.dialects.openai_schemas import (
     OpenAIEmbeddingRequest,
     OpenAIEmbeddings,
     OpenAIError,
     OpenAIModel,
     OpenAIModels,
+    VectorForm,
 )
-from app.api.dialects.work import embed, embedder_of, input_type_of
+from app.api.dialects.work import embed, embedder_of
 from app.api.formats.answer import TextVectors, VectorOptions, vectors_of
 from app.api.handler import Call, Operation, Service, ServiceDep, get_and_head, respond
 from app.api.model_catalogue import ServedModel
@@ -33,8 +34,10 @@ from app.api.rendering import (
     truncations_as_json,
     usage_as_json,
 )
+from app.api.schemas import OPENAI_TEXTS
 from app.engine import EmbeddingOptions
 from app.engine.types import EmbeddingResult, Outputs
+from app.vectors.quantization import QuantizedVectors, quantize
 
 router = APIRouter(tags=["OpenAI"], dependencies=[BEARER])
 
@@ -55,49 +58,48 @@ async def create_embeddings(request: Request, service: ServiceDep) -> Response:
 async def _embed(body: OpenAIEmbeddingRequest, call: Call) -> Response:
     of_path = "model" in call.request.path_params
     model = embedder_of(call) if of_path else call.service.catalogue.embedder(body.model)
-    body.check()
-    as_base64, wanted = body.as_base64, _vector_options(body)
+    form = body.form
+    wanted = _vector_options(body, form)
     result = await embed(
         call,
         body.input,
         wanted.needed,
         field="input",
         model=model,
-        options=await _options(body, call, model),
-        normalize=body.value_of("normalize", "normalized") is not False,
+        options=_options(body),
+        normalize=value_of(body, "normalize", "normalized", "use_activation") is not False,
+        allowed=OPENAI_TEXTS,
     )
-    render = partial(_render, result, model, wanted, as_base64=as_base64)
-    return await call.render(render, estimate_bytes([], result), takes_long=wanted.take_long)
+    render = partial(_render, result, model, wanted, form)
+    estimated_bytes = max(1, len(form.types)) * estimate_bytes([], result)
+    return await call.render(render, estimated_bytes, takes_long=wanted.take_long)
 
 
-def _vector_options(body: OpenAIEmbeddingRequest) -> VectorOptions:
+def _vector_options(body: OpenAIEmbeddingRequest, form: VectorForm) -> VectorOptions:
     outputs = Outputs(True, bool(body.return_sparse), bool(body.return_colbert))
-    options = VectorOptions(outputs, body.dtype, body.colbert_pool_factor, body.muvera)
-    options.check(queries=body.known_input_type == "query")
+    options = VectorOptions(outputs, form.dtype, body.colbert_pool_factor, body.muvera)
+    options.check(queries=body.known_task.input_type == "query")
     return options
 
 
-async def _options(
-    body: OpenAIEmbeddingRequest, call: Call, model: ServedModel
-) -> EmbeddingOptions:
-    truncation, input_type = body.truncation_options, body.known_input_type
-    check_truncation(truncation.truncate, truncation.side)
+def _options(body: OpenAIEmbeddingRequest) -> EmbeddingOptions:
+    task = body.known_task
     return EmbeddingOptions(
-        truncation,
+        body.truncation_options,
         prompt=body.prompt,
         prompt_name=body.prompt_name,
-        # Clients send it always: where it changes nothing it is no error.
-        input_type=None if input_type is None else await input_type_of(call, model, input_type),
-        dimensions=body.value_of("dimensions", "output_dimension"),
+        input_type=task.input_type,
+        preferred_prompts=task.prompts,
+        dimensions=value_of(body, "dimensions", "output_dimension", "dimensionality"),
     )
 
 
 def _render(
-    result: EmbeddingResult, model: ServedModel, wanted: VectorOptions, *, as_base64: bool
+    result: EmbeddingResult, model: ServedModel, wanted: VectorOptions, form: VectorForm
 ) -> Iterator[bytes]:
     yield b'{"object":"list","data":'
     yield from render_items(
-        _render_embedding(index, vectors_of(embedding, wanted), as_base64=as_base64)
+        _render_embedding(index, vectors_of(embedding, wanted), form)
         for index, embedding in enumerate(result.embeddings)
     )
     trailer: dict[str, Any] = {
@@ -109,14 +111,23 @@ def _render(
     yield b"," + orjson.dumps(trailer)[1:]
 
 
-def _render_embedding(index: int, vectors: TextVectors, *, as_base64: bool) -> Iterator[bytes]:
+def _render_embedding(index: int, vectors: TextVectors, form: VectorForm) -> Iterator[bytes]:
     dense, colbert = vectors.dense, vectors.colbert
     yield b'{"object":"embedding","index":%d' % index
     if dense is not None:
+        made = [quantize(dense.values, DTYPES[each]) for each in form.types] or [dense]
         yield b',"embedding":'
-        yield base64_of(dense.values) if as_base64 else orjson.dumps(dense.values, option=OPTIONS)
-        if dense.scales is not None:
-            yield b',"scale":' + orjson.dumps(dense.scales[()], option=OPTIONS)
+        if form.types:
+            for number, (kind, each) in enumerate(zip(form.types, made, strict=True)):
+                yield (b"," if number else b"{") + b'"%s":' % kind.encode()
+                yield _render_vector(each, as_base64=form.as_base64 or kind == "base64")
+            yield b"}"
+        else:
+            yield _render_vector(dense, as_base64=form.as_base64)
+        # int8 and uint8 of a vector have the same one.
+        scales = [each.scales for each in made if each.scales is not None]
+        if scales:
+            yield b',"scale":' + orjson.dumps(scales[0][()], option=OPTIONS)
     if vectors.sparse is not None:
         yield b',"sparse":'
         yield orjson.dumps(sparse_as_json(vectors.sparse, as_indices=True), option=OPTIONS)
@@ -128,6 +139,10 @@ def _render_embedding(index: int, vectors: TextVectors, *, as_base64: bool) -> I
     if vectors.muvera is not None:
         yield b',"muvera":' + orjson.dumps(vectors.muvera, option=OPTIONS)
     yield b"}"
+
+
+def _render_vector(vector: QuantizedVectors, *, as_base64: bool) -> bytes:
+    return base64_of(vector.values) if as_base64 else orjson.dumps(vector.values, option=OPTIONS)
 
 
 EMBEDDINGS = Operation(Dialect.OPENAI, OPENAI_EMBEDDINGS, "input", OpenAIEmbeddingRequest, _embed)

@@ -1,46 +1,55 @@
 """The bodies of OpenAI's embeddings API, with the fields that other servers add."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from app.api.dialects.fields import AnyCase, TextsOrText
+from app.api.dialects.fields import (
+    DTYPES,
+    TASKS,
+    EmbeddingType,
+    EmbeddingTypes,
+    NumberType,
+    Refused,
+    Task,
+    TextsOrObjects,
+    Truncate,
+    Truncation,
+    TruncationSide,
+    truncation_of,
+    unless,
+    value_of,
+)
 from app.api.response_schemas import SparseIndices, TruncationWarning, Usage
 from app.api.schemas import PROMPT_SCHEMA, ForeignRequest
 from app.engine import TruncationOptions
-from app.engine.options import InputType, Side
 from app.errors import InvalidRequestError
 from app.vectors.muvera import MuveraSide
 from app.vectors.pooling import MAX_POOL_FACTOR
 from app.vectors.quantization import OutputDtype
 
 _EXAMPLE: dict[str, JsonValue] = {"input": ["What is hybrid search?"]}
-# Input types by their names in servers and clients; Jina calls the field `task`.
-INPUT_TYPES: Mapping[str, InputType] = {
-    "query": "query",
-    "document": "document",
-    "passage": "document",
-    "search_query": "query",
-    "search_document": "document",
-    "retrieval.query": "query",
-    "retrieval.passage": "document",
-}
-# Fields that other servers read and this one refuses, but for these values, which change nothing.
-_REFUSED: Mapping[str, tuple[JsonValue, ...]] = {
-    "truncate_prompt_tokens": (-1,),
-    "late_chunking": (False,),
-    "return_multivector": (False,),
-    "add_special_tokens": (True,),
-    "endianness": ("little", "native"),
-    "embed_dtype": ("float32",),
-}
 
-Encoding = Literal["float", "base64"]
-NumberType = Literal["float", "int8", "uint8", "binary", "ubinary"]
-EmbeddingType = Encoding | NumberType
-_NUMBER_TYPES = get_args(NumberType)
-_Refused = Annotated[JsonValue, Field(description="Refused.")]
+
+@dataclass(frozen=True, slots=True)
+class VectorForm:
+    """How vectors are written: as `dtype`, or, with `types`, as an object with each of these."""
+
+    dtype: OutputDtype
+    as_base64: bool
+    types: tuple[EmbeddingType, ...] = ()
+
+
+def _different() -> InvalidRequestError:
+    return InvalidRequestError(
+        "the fields encoding_format, embedding_type and output_dtype differ: send one of them"
+    )
+
+
+def _unique(types: EmbeddingType | list[EmbeddingType] | None) -> tuple[EmbeddingType, ...]:
+    listed = types if isinstance(types, list) else [types]
+    return tuple(dict.fromkeys(each for each in listed if each is not None))
 
 
 class OpenAIEmbeddingRequest(ForeignRequest):
@@ -49,29 +58,35 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
     example = _EXAMPLE
 
-    input: TextsOrText
+    aliases = dict.fromkeys(("inputs", "texts", "text", "sentences", "prompt"), "input")
+
+    input: TextsOrObjects
     model: Annotated[
         str | None, Field(description="Any name of an embedding model; see /v1/models.")
     ] = None
     encoding_format: Annotated[
-        Encoding | None,
+        EmbeddingType | EmbeddingTypes | None,
         Field(description="base64 is of little-endian float32; the official clients ask for it."),
     ] = None
     embedding_type: Annotated[
-        EmbeddingType | list[EmbeddingType] | None,
-        Field(description="Jina's name for it, and for `output_dtype`."),
+        EmbeddingType | EmbeddingTypes | None,
+        Field(description="Jina's name for it, and for `output_dtype`; several: an object."),
     ] = None
     output_dtype: Annotated[
         NumberType | None, Field(description="Fewer bits; as in /embeddings/.")
     ] = None
     dimensions: Annotated[int | None, Field(ge=1, description="Fewer, if the model can.")] = None
     output_dimension: Annotated[int | None, Field(ge=1, description="The same.")] = None
+    dimensionality: Annotated[int | None, Field(ge=1, description="The same.")] = None
     input_type: Annotated[
-        str | None, Field(description="query or document, for models with a prompt for it.")
+        str | None,
+        Field(
+            description="What the texts are for: query, document, classification and others; the "
+            "model's prompt for it is read, if it has one."
+        ),
     ] = None
-    task: Annotated[
-        str | None, Field(description="Jina's: retrieval.query or retrieval.passage.")
-    ] = None
+    task: Annotated[str | None, Field(description="Jina's name for it.")] = None
+    task_type: Annotated[str | None, Field(description="Nomic's name for it.")] = None
     prompt: Annotated[
         str | None, Field(description="Read before each text.", json_schema_extra=PROMPT_SCHEMA)
     ] = None
@@ -79,17 +94,13 @@ class OpenAIEmbeddingRequest(ForeignRequest):
         str | None,
         Field(description="A prompt of the model's sentence-transformers configuration."),
     ] = None
-    truncate: Annotated[
-        bool | Literal["NONE", "START", "END"] | None,
-        AnyCase(str.upper),
-        Field(description="Cut texts that are too long, as by default; false: an error."),
-    ] = None
-    truncation: Annotated[bool | None, Field(description="Voyage's name for it.")] = None
-    truncation_side: Annotated[
-        Side | None, Field(description="Where texts are cut; left: the beginning.")
-    ] = None
+    truncate: Truncate = None
+    truncation: Truncation = None
+    truncation_strategy: Annotated[Truncate, Field(description="Mixedbread's name for it.")] = None
+    truncation_side: TruncationSide = None
     normalize: Annotated[bool | None, Field(description="To unit length, as by default.")] = None
     normalized: Annotated[bool | None, Field(description="Jina's name for it.")] = None
+    use_activation: Annotated[bool | None, Field(description="vLLM's name for it.")] = None
     return_sparse: Annotated[
         bool | None, Field(description="Lexical weights, too: an extension.")
     ] = None
@@ -102,81 +113,77 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     muvera: Annotated[MuveraSide | None, Field(description="As in /embeddings/: an extension.")] = (
         None
     )
-    truncate_prompt_tokens: _Refused = None
-    late_chunking: _Refused = None
-    return_multivector: _Refused = None
-    add_special_tokens: _Refused = None
-    endianness: _Refused = None
-    embed_dtype: _Refused = None
-
-    def value_of(self, *names: str) -> Any:
-        """The value of a field with several names; raises `InvalidRequestError` for two values."""
-        values = [value for name in names if (value := getattr(self, name)) is not None]
-        if any(value != values[0] for value in values):
-            raise InvalidRequestError(
-                f"the fields {' and '.join(names)} mean the same and differ: send one of them"
-            )
-        return values[0] if values else None
-
-    def check(self) -> None:
-        """Raise `InvalidRequestError` for other servers' options that would change the vectors."""
-        for name, harmless in _REFUSED.items():
-            value = getattr(self, name)
-            if value is not None and value not in harmless:
-                raise InvalidRequestError(f"the field {name} is not read here: leave it out")
+    # vLLM's.
+    truncate_prompt_tokens: Annotated[Refused, unless(-1)] = None
+    add_special_tokens: Annotated[Refused, unless(True)] = None
+    padding: Annotated[Refused, unless("do_not_pad")] = None
+    embed_dtype: Annotated[Refused, unless("float32")] = None
+    endianness: Annotated[Refused, unless("little", "native")] = None
+    messages: Annotated[Refused, unless()] = None
+    # Jina's.
+    late_chunking: Annotated[Refused, unless(False)] = None
+    return_multivector: Annotated[Refused, unless(False)] = None
+    # NVIDIA's.
+    modality: Annotated[Refused, unless("text")] = None
+    # Nomic's.
+    long_text_mode: Annotated[Refused, unless("truncate")] = None
+    max_tokens_per_text: Annotated[Refused, unless()] = None
+    # What several name the task in words, which models read as a prompt.
+    instruction: Annotated[Refused, unless()] = None
 
     @property
-    def as_base64(self) -> bool:
-        """Whether vectors are wanted in base64."""
-        if {self.encoding_format, self._type} == {"float", "base64"}:
-            raise InvalidRequestError(
-                "the fields encoding_format and embedding_type differ: send one of them"
-            )
-        return "base64" in {self.encoding_format, self._type}
+    def form(self) -> "VectorForm":
+        """How vectors are written; raises `InvalidRequestError` for fields that differ."""
+        formats, types = _unique(self.encoding_format), _unique(self.embedding_type)
+        if len(formats) > 1 or len(types) > 1:
+            return self._form_of_several(formats, types)
+        numbers = {*types, self.output_dtype} - {None, "base64"}
+        # Clients send it by default, beside the type that they want.
+        if formats != ("float",):
+            numbers |= {*formats} - {"base64"}
+        as_base64 = "base64" in {*formats, *types}
+        if len(numbers) > 1 or {"float", "base64"} == {*formats, *types}:
+            raise _different()
+        kind: Any = next(iter(numbers), "float")
+        return VectorForm(DTYPES[kind], as_base64=as_base64)
 
-    @property
-    def dtype(self) -> OutputDtype:
-        """The number type of dense and ColBERT vectors."""
-        kind = self._type if self._type in _NUMBER_TYPES else None
-        if kind is not None and self.output_dtype not in {None, kind}:
+    def _form_of_several(
+        self, formats: tuple[EmbeddingType, ...], types: tuple[EmbeddingType, ...]
+    ) -> "VectorForm":
+        several, other = (formats, types) if len(formats) > 1 else (types, formats)
+        if self.output_dtype is not None or other not in {(), ("float",), ("base64",)}:
+            raise _different()
+        if self.return_colbert:
             raise InvalidRequestError(
-                "the fields embedding_type and output_dtype differ: send one of them"
+                "the fields return_colbert and embedding_type exclude each other where that names "
+                "several types: send one type"
             )
-        name: Any = kind or self.output_dtype or "float"
-        return "float32" if name == "float" else name
-
-    @property
-    def _type(self) -> EmbeddingType | None:
-        kinds = self.embedding_type
-        if not isinstance(kinds, list):
-            return kinds
-        if len(set(kinds)) > 1:
-            raise InvalidRequestError("the field embedding_type names several types: send one")
-        return kinds[0] if kinds else None
+        return VectorForm("float32", as_base64="base64" in other, types=several)
 
     @property
     def truncation_options(self) -> TruncationOptions:
         """How texts are cut."""
-        how, side = self.value_of("truncate", "truncation"), self.truncation_side
-        sides: Mapping[Any, Side] = {"START": "left", "END": "right"}
-        if side is not None and sides.get(how, side) != side:
-            raise InvalidRequestError("the fields truncate and truncation_side differ: send one")
-        truncate = how not in {False, "NONE"}
-        return TruncationOptions(truncate, sides.get(how, side or "right"))
+        how = value_of(self, "truncate", "truncation", "truncation_strategy")
+        return truncation_of(how, self.truncation_side)
 
     @property
-    def known_input_type(self) -> InputType | None:
-        """Whether the texts are queries or documents."""
-        known: set[InputType] = set()
-        for name, value in (("input_type", self.input_type), ("task", self.task)):
-            if value is not None and value not in INPUT_TYPES:
+    def known_task(self) -> Task:
+        """What the texts are for; raises `InvalidRequestError` for an unknown value, or for two."""
+        tasks = []
+        for name in ("input_type", "task", "task_type"):
+            value = getattr(self, name)
+            if value is not None and value not in TASKS:
                 raise InvalidRequestError(
-                    f"the field {name} is unknown: send {' or '.join(INPUT_TYPES)}"
+                    f"the field {name} is unknown: send {', '.join(TASKS)}, or leave it out"
                 )
-            known |= {INPUT_TYPES[value]} if value is not None else set()
-        if len(known) > 1:
-            raise InvalidRequestError("the fields input_type and task differ: send one of them")
-        return next(iter(known), None)
+            tasks += [TASKS[value]] if value is not None else []
+        types = {each.input_type for each in tasks if each.input_type is not None}
+        if len(types) > 1:
+            raise InvalidRequestError(
+                "the fields input_type, task and task_type differ: send one of them"
+            )
+        prompts = tuple(prompt for each in tasks for prompt in each.prompts)
+        return Task(next(iter(types), None), prompts)
 
 
 class OpenAIEmbedding(BaseModel):
@@ -185,7 +192,8 @@ class OpenAIEmbedding(BaseModel):
     object: Literal["embedding"]
     index: int
     embedding: Annotated[
-        list[float] | str, Field(description="Of unit length; a string with base64.")
+        list[float] | str | dict[EmbeddingType, list[float] | str],
+        Field(description="Of unit length; a string with base64; one of each type of several."),
     ]
     scale: Annotated[
         float | None, Field(description="Gives the vector back; with int8 and uint8 only.")
@@ -243,9 +251,10 @@ class OpenAIErrorDetails(BaseModel):
 
 
 class OpenAIError(BaseModel):
-    """OpenAI's shape of an error, and text-embeddings-inference's on the same path."""
+    """OpenAI's shape of an error, with those of other servers on the same path."""
 
     error: OpenAIErrorDetails
     message: str
     type: str
     code: str
+    detail: str

@@ -14,7 +14,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from app.api.dialects.fields import AnyCase, TextsOrText
+from app.api.dialects.fields import AnyCase, Refused, TextsOrText, unless
 from app.api.schemas import ForeignRequest
 from app.engine import EmbeddingOptions, TruncationOptions
 
@@ -46,6 +46,8 @@ _TokenId = Annotated[int, Field(ge=0, lt=2**32)]
 
 class _Reading(ForeignRequest):
     """How texts are read."""
+
+    aliases = dict.fromkeys(("input", "text", "sentences"), "inputs")
 
     truncate: Annotated[
         bool | None, Field(description="Cut a text that is too long; else it is an error.")
@@ -160,6 +162,8 @@ class PredictRequest(_Reading):
 
     inputs: Annotated[Any, BeforeValidator(_require_inputs), WithJsonSchema(_INPUTS)]
     raw_scores: Annotated[bool | None, Field(description="The model's logits.")] = None
+    # Those of Hugging Face's client, which TEI does not have: raw_scores is the one that it does.
+    parameters: Annotated[Refused, unless()] = None
 
     @property
     def is_single(self) -> bool:

@@ -11,7 +11,15 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from starlette.responses import Response
 
-from app.api.dialects.fields import TextsOrText
+from app.api.dialects.fields import (
+    Refused,
+    TextsOrText,
+    Truncate,
+    TruncationSide,
+    truncation_of,
+    unless,
+    value_of,
+)
 from app.api.dialects.work import Passages, rerank
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_work
@@ -37,13 +45,31 @@ class ScoreRequest(ForeignRequest):
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
     example = _EXAMPLE
 
+    aliases = dict.fromkeys(("queries", "query", "data_1"), "text_1") | dict.fromkeys(
+        ("documents", "items", "data_2"), "text_2"
+    )
+
     text_1: TextsOrText
     text_2: TextsOrText
     model: Annotated[str | None, Field(description="Any name of the reranker.")] = None
     use_activation: Annotated[
         bool | None, Field(description="False gives the model's raw scores.")
     ] = None
-    truncate_prompt_tokens: Annotated[int | None, Field(description="Refused.")] = None
+    activation: Annotated[bool | None, Field(description="Its older name.")] = None
+    instruction: Annotated[
+        str | None, Field(description="The task, for Qwen3-Reranker: an extension.")
+    ] = None
+    truncate: Truncate = None
+    truncation_side: TruncationSide = None
+    truncate_prompt_tokens: Annotated[Refused, unless(-1)] = None
+    max_tokens_per_query: Annotated[Refused, unless()] = None
+    max_tokens_per_doc: Annotated[
+        int | None, Field(ge=1, description="The most tokens of text_2 that are read.")
+    ] = None
+    add_special_tokens: Annotated[Refused, unless(True)] = None
+    padding: Annotated[Refused, unless("do_not_pad")] = None
+    chat_template: Annotated[Refused, unless()] = None
+    chat_template_kwargs: Annotated[Refused, unless()] = None
 
 
 class PairScore(BaseModel):
@@ -92,15 +118,17 @@ async def _score(body: ScoreRequest, call: Call) -> Response:
     model = call.service.catalogue.reranker(body.model)
     _check(body)
     queries = body.text_1 if len(body.text_1) > 1 else body.text_1[0]
-    passages = Passages(queries, body.text_2, "text_2")
-    result = await rerank(call, passages, model, raw=body.use_activation is False)
+    truncation = truncation_of(body.truncate, body.truncation_side, body.max_tokens_per_doc)
+    passages = Passages(queries, body.text_2, "text_2", truncation)
+    raw = value_of(body, "use_activation", "activation") is False
+    result = await rerank(call, passages, model, instruction=body.instruction, raw=raw)
     name = "" if model is None else model.name
     render = partial(_render, result, name, call.context.request_id)
     return await call.render(render, 0)
 
 
 def _check(body: ScoreRequest) -> None:
-    """Raise an error for texts that form no pairs, and for an option that is not read."""
+    """Raise an error for texts that form no pairs."""
     if not body.text_1:
         raise EmptyInputError("the list text_1 is empty: send at least one text")
     if len(body.text_1) not in {1, len(body.text_2)}:
@@ -108,8 +136,6 @@ def _check(body: ScoreRequest) -> None:
             f"text_1 holds {len(body.text_1)} texts and text_2 {len(body.text_2)}: send one in "
             "text_1, or as many as in text_2"
         )
-    if body.truncate_prompt_tokens not in {None, -1}:
-        raise InvalidRequestError("the field truncate_prompt_tokens is not read here: leave it out")
 
 
 def _render(result: RerankResult, model: str, request_id: str) -> Iterator[bytes]:

@@ -1,6 +1,7 @@
 """The work behind every dialect: requests are checked, run by the engine, and counted."""
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -9,12 +10,10 @@ from app.api.handler import Call
 from app.api.model_catalogue import Role, ServedModel
 from app.engine import ClassificationRequest, EmbeddingOptions, RerankRequest, TruncationOptions
 from app.engine.loaded_models import LoadedModels
-from app.engine.model import Embedder
-from app.engine.option_checks import has_prompt_for
-from app.engine.options import CUT_AT_END, NO_OPTIONS, InputType
+from app.engine.options import CUT_AT_END, NO_OPTIONS
 from app.engine.pipelines.reranking import sigmoid
 from app.engine.types import ClassificationResult, EmbeddingResult, Outputs, RerankResult
-from app.errors import InvalidRequestError
+from app.errors import InvalidRequestError, TextTooLongError
 
 Scoring = TypeVar("Scoring", RerankRequest, ClassificationRequest)
 Scores = TypeVar("Scores", RerankResult, ClassificationResult)
@@ -49,18 +48,6 @@ async def models_for(call: Call, model: ServedModel | None) -> LoadedModels | No
     return call.service.engine.models if key is None else await call.lease(key)
 
 
-async def input_type_of(call: Call, model: ServedModel, input_type: InputType) -> InputType | None:
-    """The input type, or None if the model has no prompt for it."""
-    models = await models_for(call, model)
-    if models is None:
-        return None  # The engine raises the error for that.
-    return input_type if has_prompt_for(_made_by(model, models), input_type) else None
-
-
-def _made_by(model: ServedModel, models: LoadedModels) -> Embedder:
-    return models.embedder if model.role is Role.EMBEDDER else models.dense_model
-
-
 async def embed(
     call: Call,
     texts: list[str],
@@ -70,16 +57,32 @@ async def embed(
     model: ServedModel,
     options: EmbeddingOptions = NO_OPTIONS,
     normalize: bool = True,
+    allowed: int = 0,
 ) -> EmbeddingResult:
-    """Embed `texts`, which are in the request's `field`; `model` makes the dense vectors."""
-    check_texts(texts, field, call.service.settings)
-    models = await models_for(call, model)
-    if models is not None and not normalize and _made_by(model, models).normalizes:
-        raise InvalidRequestError(
-            f"the field normalize is false, and the vectors of {model.name} have unit length "
-            "whatever is asked for: leave it out"
-        )
-    return await vectors(call, texts, EmbeddingWork(outputs, model, options, normalize))
+    """Embed `texts`, which are in the request's `field`; `model` makes the dense vectors.
+
+    As many as `allowed` are never too many.
+
+    Without `normalize` these are the model's own, which may have unit length all the same.
+    """
+    check_texts(texts, field, call.service.settings, allowed=allowed)
+    await models_for(call, model)
+    with _errors_name("sentences", field):
+        return await vectors(call, texts, EmbeddingWork(outputs, model, options, normalize))
+
+
+@contextmanager
+def _errors_name(ours: str, theirs: str) -> Iterator[None]:
+    """Let an error for a text that is too long point to the request's own field."""
+    try:
+        yield
+    except TextTooLongError as error:
+        pointers = (each["pointer"].replace(f"/{ours}/", f"/{theirs}/") for each in error.problems)
+        problems = [
+            each | {"pointer": pointer}
+            for each, pointer in zip(error.problems, pointers, strict=True)
+        ]
+        raise TextTooLongError(str(error), problems) from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +154,8 @@ async def rerank(
         instruction=instruction,
         truncation=passages.truncation,
     )
-    result = await scores(call, request, model)
+    with _errors_name("passages", passages.field):
+        result = await scores(call, request, model)
     is_fused = result.parts is not None
     return replace(result, scores=sigmoid(result.scores)) if is_fused and not raw else result
 

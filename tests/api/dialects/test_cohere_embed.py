@@ -76,6 +76,12 @@ def test_queries_get_the_models_prompt_where_it_has_one(full, client) -> None:
     assert post(client, input_type="search_query")["embeddings"] == plain["embeddings"]
 
 
+def test_texts_by_another_name_are_told_the_right_one(client) -> None:
+    refused = client.post("/v2/embed", json={"inputs": [{"content": []}]})
+    message = assert_error(refused, 400, "invalid_request")
+    assert "texts is missing, and inputs is none: call it texts" in message
+
+
 def test_fewer_dimensions_are_the_native_ones_or_an_error(full, client) -> None:
     made = post(full, output_dimension=32)["embeddings"]["float"]
     assert made == dense(full, dimensions=32)
@@ -86,7 +92,8 @@ def test_fewer_dimensions_are_the_native_ones_or_an_error(full, client) -> None:
 def test_a_text_that_is_too_long_is_cut_where_it_says(full) -> None:
     body = {"texts": ["bread " + "search " * 400 + "kitchen"], "model": "tiny-m3"}
     refused = full.post("/v2/embed", json=body | {"truncate": "NONE"})
-    assert_error(refused, 400, "text_too_long")
+    message = assert_error(refused, 400, "text_too_long")
+    assert message.endswith("shorten it, or let the option truncate cut it.")
     start, end = (post(full, **body, truncate=side)["embeddings"] for side in ("START", "end"))
     assert start != end
     assert post(full, **body)["embeddings"] == end
@@ -107,6 +114,7 @@ def test_a_text_that_is_too_long_is_cut_where_it_says(full) -> None:
         ({"embedding_types": ["int4"]}, 400, "invalid_request"),
         ({"input_type": "image"}, 400, "invalid_request"),
         ({"images": ["data:"]}, 400, "invalid_request"),
+        ({"inputs": [{"content": []}]}, 400, "invalid_request"),
         ({"truncate": "MIDDLE"}, 400, "invalid_request"),
         ({"model": "embed-v4.0"}, 404, "model_not_found"),
     ],

@@ -71,15 +71,45 @@ def test_documents_come_back_where_asked_for(full, asked) -> None:
         assert item["document"] == {"text": DOCUMENTS[item["index"]]}
 
 
-@pytest.mark.parametrize(("top_n", "count"), [(3, 3), ("3", 3), (0, 16), (None, 16), (99, 16)])
-def test_the_best_so_many_are_answered(full, top_n, count) -> None:
-    assert scored(post(full, top_n=top_n)) == native(full)[:count]
+@pytest.mark.parametrize(("most", "count"), [(3, 3), ("3", 3), (0, 16), (None, 16), (99, 16)])
+@pytest.mark.parametrize("field", ["top_n", "top_k"])
+def test_the_best_so_many_are_answered(full, field, most, count) -> None:
+    assert scored(post(full, **{field: most})) == native(full)[:count]
+
+
+@pytest.mark.parametrize("body", [{"top_k": 3}, {"top_k": None}, {"truncation": True}])
+def test_voyages_clients_find_the_list_that_they_read(full, body) -> None:
+    answer = post(full, return_documents=True, **body)
+    assert (answer["object"], len(answer["data"])) == ("list", body.get("top_k") or 16)
+    for item, theirs in zip(answer["results"], answer["data"], strict=True):
+        assert theirs == item | {"document": item["document"]["text"]}
+    assert "data" not in post(full, top_n=3)
+
+
+@pytest.mark.parametrize("field", ["use_activation", "activation"])
+def test_the_models_own_scores_are_those_of_the_native_endpoint(full, field) -> None:
+    assert scored(post(full, **{field: False})) == native(full, normalize=False)
+
+
+@pytest.mark.parametrize("extra", [{"truncate": "NONE"}, {"truncation": False}])
+def test_a_document_that_is_too_long_is_an_error_where_it_may_not_be_cut(full, extra) -> None:
+    body = {"query": QUERY, "documents": ["a", "search " * 9000]} | extra
+    refused = full.post("/v2/rerank", json=body)
+    assert "tokens" in assert_error(refused, 400, "text_too_long")
+
+
+@pytest.mark.parametrize("extra", [{"truncate": "START"}, {"truncation_side": "left"}])
+def test_documents_are_cut_where_it_says(full, extra) -> None:
+    documents = ["bread " + "search " * 4, "search " * 4 + "bread"]
+    cut = post(full, documents=documents, max_tokens_per_doc=4, **extra)
+    assert scored(cut) == native(full, passages=["search " * 4, "search " * 3 + "bread"])
 
 
 def test_documents_may_be_objects_with_text(full) -> None:
     objects = [{"text": text, "title": "no"} for text in DOCUMENTS[:8]] + DOCUMENTS[8:]
     assert scored(post(full, documents=objects)) == native(full)
     assert scored(post(full, documents=objects, rank_fields=["text"])) == native(full)
+    assert scored(post(full, query={"text": QUERY})) == native(full)
 
 
 def test_what_a_client_adds_of_its_own_changes_nothing(full) -> None:
@@ -97,7 +127,23 @@ def test_what_a_client_adds_of_its_own_changes_nothing(full) -> None:
         ({"top_n": -1}, "top_n"),
         ({"rank_fields": ["title"]}, "rank_fields"),
         ({"max_chunks_per_doc": 2}, "max_chunks_per_doc"),
+        # vLLM's.
         ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"max_tokens_per_query": 5}, "max_tokens_per_query"),
+        ({"add_special_tokens": False}, "add_special_tokens"),
+        ({"padding": "max_length"}, "padding"),
+        ({"chat_template": "a"}, "chat_template"),
+        ({"chat_template_kwargs": {"instruction": "a"}}, "chat_template_kwargs"),
+        # Jina's and Mixedbread's.
+        ({"max_query_length": 5}, "max_query_length"),
+        ({"max_doc_length": 5}, "max_doc_length"),
+        ({"return_embeddings": True}, "return_embeddings"),
+        ({"rewrite_query": "true"}, "rewrite_query"),
+        # Two names of one option.
+        ({"top_n": 1, "top_k": 2}, "top_n and top_k mean the same and differ"),
+        ({"truncate": "END", "truncation": False}, "truncate and truncation"),
+        ({"truncate": False, "truncation_side": "left"}, "truncation_side"),
+        ({"use_activation": True, "activation": False}, "use_activation and activation"),
         ({"instruction": "Find it"}, "instruction"),
         ({"documents": ["a"] * 41}, "MAX_RERANK_PASSAGES"),
     ],

@@ -23,6 +23,7 @@ def assert_error(answer, status: int, code: str) -> dict:
     error = body["error"]
     # Clients of text-embeddings-inference look for these beside `error`.
     assert {name: body[name] for name in ("message", "type", "code")}.items() <= error.items()
+    assert body["detail"] == error["message"]  # Which Voyage's clients look for.
     assert (answer.status_code, error["code"]) == (status, code)
     assert list(error) == ["message", "type", "param", "code"]
     assert error["message"].endswith(".")
@@ -61,6 +62,30 @@ def test_without_an_encoding_it_is_floats(client) -> None:
     assert isinstance(post(client, input="a", encoding_format=None)["data"][0]["embedding"], list)
 
 
+def test_a_text_may_be_an_object(client) -> None:
+    objects = [{"text": text, "id": str(i)} for i, text in enumerate(TEXTS[:4])]
+    assert post(client, input=[*objects, *TEXTS[4:]]) == post(client, input=TEXTS)
+    assert post(client, input={"text": "search"}) == post(client, input="search")
+    for other in ({"image": "a"}, {"text": "a", "image": "b"}):
+        refused = client.post("/v1/embeddings", json={"input": [other]})
+        assert assert_error(refused, 400, "invalid_request")["param"] == "input"
+
+
+def test_2048_texts_are_read_whatever_the_limit_of_the_native_endpoint(full) -> None:
+    texts = TEXTS[:4] * 512
+    vectors = [item["embedding"] for item in post(full, input=texts)["data"]]
+    assert len(vectors) == 2048
+    expected = native(full, TEXTS[:4], return_sparse=False, return_colbert=False)
+    np.testing.assert_allclose(vectors[-4:], [each["dense"] for each in expected], atol=1e-6)
+    objects = [{"text": text} for text in texts]
+    assert len(post(full, "/embeddings", input=objects)["data"]) == 2048
+    refused = full.post("/v1/embeddings", json={"input": [*texts, "a"]})
+    message = assert_error(refused, 400, "invalid_request")["message"]
+    assert "2049 texts, and at most 2048 are allowed (MAX_SENTENCES_PER_REQUEST)" in message
+    # Its limit is 40.
+    assert full.post("/embeddings/", json={"sentences": ["a"] * 41}).status_code == 422
+
+
 def test_a_text_alone_is_a_list_of_one(client) -> None:
     assert post(client, input="search")["data"] == post(client, input=["search"])["data"]
 
@@ -78,7 +103,7 @@ def test_what_a_client_adds_of_its_own_changes_nothing(client) -> None:
     assert extra == plain
 
 
-@pytest.mark.parametrize("field", ["dimensions", "output_dimension"])
+@pytest.mark.parametrize("field", ["dimensions", "output_dimension", "dimensionality"])
 def test_fewer_dimensions_are_the_native_ones_or_an_error(full, client, field) -> None:
     expected = native(full, TEXTS, dimensions=32, return_sparse=False, return_colbert=False)
     answer = post(full, input=TEXTS, **{field: 32})
@@ -86,6 +111,8 @@ def test_fewer_dimensions_are_the_native_ones_or_an_error(full, client, field) -
     assert len(post(client, input="a", **{field: 64})["data"][0]["embedding"]) == 64
     refused = client.post("/v1/embeddings", json={"input": "a", field: 32})
     assert "32" in assert_error(refused, 400, "invalid_request")["message"]
+    above = client.post("/v1/embeddings", json={"input": "a", field: 65})
+    assert "has 64: leave it out" in assert_error(above, 400, "invalid_request")["message"]
 
 
 def test_a_query_gets_the_models_prompt_where_it_has_one(full, client) -> None:
@@ -99,16 +126,27 @@ def test_a_query_gets_the_models_prompt_where_it_has_one(full, client) -> None:
 @pytest.mark.parametrize(
     "extra",
     [
-        *[{"truncate_prompt_tokens": 8}, {"late_chunking": True}, {"input_type": "image"}],
-        *[{"return_multivector": True}, {"add_special_tokens": False}, {"endianness": "big"}],
-        *[{"embed_dtype": "float16"}, {"task": "text-matching"}, {"normalize": False}],
-        *[{"embedding_type": "int4"}, {"embedding_type": ["float", "base64"]}],
+        # vLLM's.
+        *[{"truncate_prompt_tokens": 8}, {"add_special_tokens": False}, {"endianness": "big"}],
+        *[{"embed_dtype": "float16"}, {"padding": "max_length"}, {"encoding_format": "bytes"}],
+        {"messages": [{"role": "user", "content": "a"}]},
+        # Jina's.
+        *[{"late_chunking": "true"}, {"return_multivector": True}, {"task": "image"}],
+        *[{"embedding_type": "int4"}, {"embedding_type": ["float", "int4"]}],
+        # NVIDIA's, Azure's, Nomic's and Mixedbread's.
+        *[{"modality": "image"}, {"modality": ["text", "image"]}, {"input_type": "image"}],
+        *[{"long_text_mode": "mean"}, {"max_tokens_per_text": 9}, {"task_type": "other"}],
+        *[{"encoding_format": "float16"}, {"instruction": "Find it"}],
         *[{"output_dtype": "int8", "embedding_type": "binary"}],
+        *[{"encoding_format": "int8", "embedding_type": "float"}],
+        *[{"output_dtype": "int8", "embedding_type": ["float", "binary"]}],
+        *[{"return_colbert": True, "embedding_type": ["float", "binary"]}],
         *[{"output_dtype": "int4"}, {"truncate": "MIDDLE"}, {"prompt": ""}],
         *[{"prompt_name": "query"}, {"truncation_side": "left", "truncate": False}],
         *[{"truncate": True, "truncation": False}, {"truncation_side": "left", "truncate": "end"}],
         *[{"embedding_type": "float", "encoding_format": "base64"}],
         *[{"task": "retrieval.query", "input_type": "document"}],
+        *[{"normalize": True, "use_activation": False}],
         *[{"dimensions": 64, "output_dimension": 32}],
         *[{"colbert_pool_factor": 2}, {"colbert_pool_factor": 1, "return_colbert": True}],
         *[{"colbert_pool_factor": 2, "return_colbert": True, "input_type": "query"}],
@@ -134,6 +172,10 @@ def test_what_would_change_the_numbers_and_cannot_be_had_is_an_error(client, ext
         *[{"truncate_prompt_tokens": -1, "late_chunking": False, "endianness": "native"}],
         *[{"embed_dtype": "float32", "add_special_tokens": True, "dimensions": 64}],
         *[{"drop_params": True, "modality": "text", "parameters": {}}],
+        *[{"modality": ["text"] * 9, "messages": [], "padding": "do_not_pad", "instruction": ""}],
+        *[{"long_text_mode": "truncate", "dimensionality": 64, "late_chunking": "False"}],
+        # Of a model that makes vectors of unit length, and no others.
+        *[{"normalize": False}, {"normalized": False}, {"use_activation": False}],
     ],
 )
 def test_what_is_served_anyhow_changes_nothing(client, extra) -> None:
@@ -172,6 +214,61 @@ def test_fewer_vectors_are_the_native_ones(client) -> None:
         assert list(muvera) == ["object", "index", "embedding", "muvera"]
 
 
+@pytest.mark.parametrize("field", ["encoding_format", "embedding_type"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_of_several_types_each_is_that_of_a_request_for_it(client, field, packed) -> None:
+    types = ["float", "base64", "int8", "uint8", "binary", "ubinary"]
+    other = {"embedding_type", "encoding_format"} - {field}
+    extra = dict.fromkeys(other, "base64") if packed else {}
+    answer = post(client, input=TEXTS, **{field: types}, **extra)["data"]
+    for kind in types:
+        only = {"output_dtype": kind} if kind not in {"float", "base64"} else {}
+        if packed or kind == "base64":
+            only["encoding_format"] = "base64"
+        alone = post(client, input=TEXTS, **only)["data"]
+        for item, single in zip(answer, alone, strict=True):
+            assert list(item["embedding"]) == types
+            assert item["embedding"][kind] == single["embedding"]
+            assert single.get("scale") in {None, item["scale"]}
+
+
+def test_an_encoding_format_may_be_a_number_type(client) -> None:
+    expected = post(client, input=TEXTS, embedding_type="int8")
+    assert post(client, input=TEXTS, encoding_format="int8") == expected
+    assert post(client, input=TEXTS, encoding_format=["int8"], output_dtype="int8") == expected
+
+
+# What Azure, Cohere, Jina, Nomic, NVIDIA and Voyage document for `input_type`, `task`, `task_type`.
+QUERIES = ["query", "search_query", "retrieval.query", "code.query", "nl2code.query", "qa.query"]
+QUERIES += ["code2code.query", "code2nl.query", "code2completion.query"]
+DOCUMENTS = ["document", "search_document", *(each.replace("query", "passage") for each in QUERIES)]
+DOCUMENTS.remove("search_passage")
+OTHERS = ["text", "text-matching", "classification", "clustering", "separation"]
+
+
+@pytest.mark.parametrize("field", ["input_type", "task", "task_type"])
+def test_every_documented_task_is_read(full, field) -> None:
+    kinds = {"return_sparse": False, "return_colbert": False}
+    for tasks, ours in ((QUERIES, "query"), (DOCUMENTS, "document"), (OTHERS, None)):
+        expected = [each["dense"] for each in native(full, ["search"], input_type=ours, **kinds)]
+        for task in tasks:
+            (item,) = post(full, input="search", **{field: task})["data"]
+            assert [item["embedding"]] == expected, task
+
+
+def test_where_the_model_has_no_prompt_for_it_a_task_changes_nothing(client) -> None:
+    plain = post(client, input="search")
+    for task in (*QUERIES, *DOCUMENTS, *OTHERS):
+        assert post(client, input="search", task=task) == plain
+
+
+def test_the_raw_vector_may_be_cut(full) -> None:
+    whole = post(full, input=TEXTS, normalize=False)["data"]
+    cut = post(full, input=TEXTS, normalize=False, dimensions=32)["data"]
+    for raw, first in zip(whole, cut, strict=True):
+        assert first["embedding"] == raw["embedding"][:32]
+
+
 @pytest.mark.parametrize("kind", ["base64", ["base64"]])
 def test_jinas_name_for_the_encoding_is_read(client, kind) -> None:
     expected = post(client, input=TEXTS, encoding_format="base64")
@@ -185,7 +282,10 @@ def test_jinas_name_for_the_encoding_is_read(client, kind) -> None:
         ({"prompt_name": "query"}, {"prompt_name": "query"}),
         ({"task": "retrieval.query"}, {"input_type": "query"}),
         ({"normalized": False}, {"normalize_dense": False}),
+        ({"use_activation": False}, {"normalize_dense": False}),
         ({"truncate": "START"}, {"truncation_side": "left"}),
+        ({"truncation_strategy": "start"}, {"truncation_side": "left"}),
+        ({"dimensionality": 32}, {"dimensions": 32}),
         ({"truncation_side": "left"}, {"truncation_side": "left"}),
         ({"truncate": "END"}, {}),
     ],
@@ -203,7 +303,8 @@ def test_options_are_those_of_the_native_endpoint(full, theirs, ours) -> None:
 )
 def test_a_text_that_is_too_long_is_an_error_where_it_may_not_be_cut(full, extra) -> None:
     body = {"input": ["short", "search " * 400], "model": "tiny-m3"} | extra
-    assert_error(full.post("/v1/embeddings", json=body), 400, "text_too_long")
+    error = assert_error(full.post("/v1/embeddings", json=body), 400, "text_too_long")
+    assert error["param"] == "input"
 
 
 def test_a_text_that_was_cut_is_reported(client) -> None:
@@ -233,6 +334,32 @@ def test_token_ids_are_refused_with_the_remedy(client, tokens) -> None:
 )
 def test_a_wrong_body_is_400_and_names_the_parameter(client, body, code, param) -> None:
     assert assert_error(client.post("/v1/embeddings", json=body), 400, code)["param"] == param
+
+
+@pytest.mark.parametrize("content_type", [None, ""])
+def test_a_body_without_a_type_is_json_unless_a_web_page_sends_it(client, content_type) -> None:
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    answer = client.post("/v1/embeddings", content=b'{"input": "a"}', headers=headers)
+    assert answer.json()["data"] == post(client, input="a")["data"]
+    headers["Origin"] = str(client.base_url)
+    refused = client.post("/v1/embeddings", content=b'{"input": "a"}', headers=headers)
+    assert_error(refused, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1", "/v1/chat/completions", "/openai/deployments/a/embeddings", "/openai/v1/x"]
+)
+def test_an_unknown_path_is_404_in_openais_shape(client, path) -> None:
+    for answer in (client.post(path, json={"input": "a"}), client.get(path)):
+        assert f"There is no {path} here" in assert_error(answer, 404, "not_found")["message"]
+    assert "error" not in client.get("/v3/embeddings").json()
+
+
+def test_texts_by_another_name_are_told_the_right_one(client) -> None:
+    for name in ("inputs", "texts", "sentences"):
+        refused = client.post("/v1/embeddings", json={name: ["a"]})
+        message = assert_error(refused, 400, "invalid_request")["message"]
+        assert f"field input is missing, and {name} is none: call it input" in message
 
 
 def test_a_body_that_is_no_json_is_400(client) -> None:
@@ -349,11 +476,7 @@ def test_an_empty_key_behind_bearer_is_no_token(server, full_server) -> None:
     assert statuses == [200, 401]
 
 
-def test_an_oversized_list_or_body_is_refused_and_the_next_request_is_answered(full) -> None:
-    error = assert_error(
-        full.post("/v1/embeddings", json={"input": ["a"] * 41}), 400, "invalid_request"
-    )
-    assert "MAX_SENTENCES_PER_REQUEST" in error["message"]
+def test_an_oversized_body_is_refused_and_the_next_request_is_answered(full) -> None:
     large = full.post("/v1/embeddings", json={"input": "a" * 1_000_001})
     assert_error(large, 413, "body_too_large")
     assert post(full, input="a")["data"]
