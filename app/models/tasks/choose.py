@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import structlog
+
 from app.errors import StartupError
 from app.models.backbones.families import is_qwen3
+from app.models.checkpoint.config import read_optional
 from app.models.checkpoint.modules import read_modules
 from app.models.checkpoint.sentence_config import NO_OVERRIDES, SentenceOverrides
 from app.models.target import Target
@@ -16,6 +19,8 @@ from app.models.tasks.device_model import EmbeddingModel
 from app.models.tasks.m3 import HEADS, load_m3_embedder
 from app.models.tasks.qwen3 import QwenReranker, load_qwen_reranker
 from app.models.tasks.splade import load_splade_embedder
+
+log = structlog.get_logger(__name__)
 
 _SPARSE_ALONE = {"Router", "Asym", "SparseAutoEncoder", "SparseStaticEmbedding"}
 
@@ -32,6 +37,7 @@ def load_embedder(
     Raises `StartupError` for whatever is wrong with the folder, and for `overrides` that have no
     effect on such a model.
     """
+    _warn_of_code(name, folder)
     model = _load_embedder(name, folder, max_length, target, overrides)
     model.prompts = {**model.prompts, **overrides.prompts}
     return model
@@ -68,6 +74,19 @@ def load_reranker(
     `max_qwen_pairs` is the most pairs in one forward of a Qwen3 model. Raises `StartupError` for
     whatever is wrong with the folder.
     """
+    _warn_of_code(name, folder)
     if is_qwen3(folder) and not is_classifier(folder):
         return load_qwen_reranker(name, folder, max_length, max_qwen_pairs, target)
     return load_cross_encoder(name, folder, max_length, target)
+
+
+def _warn_of_code(name: str, folder: Path) -> None:
+    """Log that a model names code of its own, where a class of transformers takes its place."""
+    for file in ("config.json", "tokenizer_config.json"):
+        if "auto_map" in read_optional(folder / file):
+            log.warning(
+                "checkpoint_code_ignored",
+                model=name,
+                detail=f"{file} names code of its own (auto_map), which is never run: the class of "
+                "transformers is computed, which may differ",
+            )

@@ -145,7 +145,7 @@ class Slicer:
 
 
 def _borders_of(tokenizer: Tokenizer) -> str:
-    steps = _pre_tokenizers_of(tokenizer)
+    steps = steps_of(tokenizer.pre_tokenizer, "pretokenizers")
     kind = steps[0].get("type") if steps else None
     if kind in {"WhitespaceSplit", "BertPreTokenizer"}:
         return _WHITE_SPACE_DROPPED
@@ -155,10 +155,13 @@ def _borders_of(tokenizer: Tokenizer) -> str:
     return _ANY
 
 
-def _pre_tokenizers_of(tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Its pre-tokenizers one by one, as `tokenizer.json` describes them."""
-    if tokenizer.pre_tokenizer is None:
+def steps_of(component: Any, parts: str) -> list[dict[str, Any]]:
+    """The steps of a normalizer or a pre-tokenizer, as `tokenizer.json` describes them.
+
+    `parts` is the name that a sequence has for them there. None has no steps.
+    """
+    if component is None:
         return []
-    described = json.loads(tokenizer.pre_tokenizer.__getstate__())
-    steps: list[dict[str, Any]] = described.get("pretokenizers", [described])
+    described = json.loads(component.__getstate__())
+    steps: list[dict[str, Any]] = described.get(parts, [described])
     return steps

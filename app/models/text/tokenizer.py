@@ -9,16 +9,18 @@ model's limit a text is not read any further, and its number of tokens is a lowe
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import structlog
 from tokenizers import Tokenizer, normalizers
 
 from app.engine.admission.tokenizer_threads import normalization_growth
 from app.engine.options import CUT_AT_END, Side, TruncationOptions
 from app.engine.types import SpecialToken, TokenIds, TokenizedText, TokenSpans
 from app.errors import StartupError
-from app.models.checkpoint.config import read_config
-from app.models.text.slices import SLICE_CHARACTERS, RunShortener, Slicer
+from app.models.checkpoint.config import read_config, read_optional
+from app.models.text.slices import SLICE_CHARACTERS, RunShortener, Slicer, steps_of
 from app.models.text.template import (
     NO_IDS,
     PairTemplate,
@@ -28,10 +30,17 @@ from app.models.text.template import (
     template_of,
 )
 
+log = structlog.get_logger(__name__)
+
 # Words that the tokenizers library remembers, up to 15 kB each; ten times as many by default, which
 # makes it hardly faster.
 _REMEMBERED_WORDS = 1000
 _END_IDS = 16
+# What `tokenizer_config.json` may say of the text, besides `tokenizer.json`.
+_READING = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
+# The errors that transformers raises for files of a tokenizer that it cannot use.
+_LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
+_PREPENDS = {"always": True, "never": False}
 # Tokens that are counted beyond those that are kept: about as long as a forward of bge-m3's 8,192
 # takes on a GPU.
 COUNTED_TOKENS = 65_536
@@ -143,7 +152,7 @@ class TextTokenizer:
         if not path.is_file():
             raise StartupError(f"{folder} holds no tokenizer.json")
         try:
-            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer = _as_transformers_reads(Tokenizer.from_file(str(path)), folder)
             _require_embeddings(tokenizer, folder)
             if lower_case:
                 _read_in_lower_case(tokenizer)
@@ -260,6 +269,62 @@ class TextTokenizer:
         if not len(ids):  # A forward needs at least one token.
             return TokenizedText(np.zeros(1, dtype=np.int64), 1)
         return TokenizedText(ids, text.total + len(template), text.exact)
+
+
+def _as_transformers_reads(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
+    """The tokenizer of `tokenizer.json`, or transformers' own where that follows another file.
+
+    Which file counts depends on the class of the tokenizer, and on transformers' version.
+    """
+    config = read_optional(folder / "tokenizer_config.json")
+    contradicted = _contradicted(tokenizer, config)
+    if not contradicted:
+        return tokenizer
+    # It takes seconds to import, and hardly any model needs it.
+    from transformers import AutoTokenizer  # noqa: PLC0415
+
+    try:
+        own = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        read: Tokenizer = own.backend_tokenizer
+    except _LOADING_ERRORS as error:
+        raise StartupError(
+            f"tokenizer_config.json in {folder} contradicts its tokenizer.json in "
+            f"{', '.join(contradicted)}, and transformers, which decides what counts, cannot read "
+            "them"
+        ) from error
+    followed = sorted({*contradicted} - {*_contradicted(read, config)})
+    if not followed:
+        return tokenizer
+    log.info(
+        "tokenizer_json_contradicted",
+        members=followed,
+        detail="transformers follows tokenizer_config.json or its defaults, and so are texts read",
+    )
+    return read
+
+
+def _contradicted(tokenizer: Tokenizer, config: dict[str, Any]) -> list[str]:
+    """The members of `tokenizer_config.json`, or their defaults, that the tokenizer does not do."""
+    does: dict[str, bool | None] = {}
+    expected = {name: config[name] for name in _READING if isinstance(config.get(name), bool)}
+    normalizer = tokenizer.normalizer
+    if normalizer is not None:
+        does["do_lower_case"] = normalizer.normalize_str("A") == "a"
+        does["strip_accents"] = normalizer.normalize_str("\u00e9") == "e"
+    for step in steps_of(normalizer, "normalizers"):
+        if step["type"] == "BertNormalizer":
+            does["tokenize_chinese_chars"] = step["handle_chinese_chars"]
+            lower = expected.setdefault("do_lower_case", True)
+            expected = {"strip_accents": lower, "tokenize_chinese_chars": True} | expected
+    for step in steps_of(tokenizer.pre_tokenizer, "pretokenizers"):
+        if step["type"] == "ByteLevel":
+            does["add_prefix_space"] = step["add_prefix_space"]
+            expected.setdefault("add_prefix_space", False)
+        elif step["type"] == "Metaspace":
+            # "first" is neither: it depends on how the text is split before.
+            does["add_prefix_space"] = _PREPENDS.get(step["prepend_scheme"])
+            expected.setdefault("add_prefix_space", True)
+    return [name for name, done in does.items() if expected.get(name, done) != done]
 
 
 def _read_in_lower_case(tokenizer: Tokenizer) -> None:

@@ -498,3 +498,15 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(copy, float32_ta
     save_tokenizer(copy, tokenizer)
     with pytest.raises(StartupError, match="they are not of one model"):
         load(copy, float32_target)
+
+
+def test_code_that_a_known_type_names_is_logged_and_not_run(
+    copy: Path, float32_target: Target
+) -> None:
+    (copy / "code.py").write_text("raise SystemExit")
+    change(copy, "config.json", auto_map={"AutoModel": "code.Model"})
+    with capture_logs() as logs:
+        load_embedder("org/bert", copy, 100, float32_target)
+    (warning,) = logs
+    assert (warning["event"], warning["model"]) == ("checkpoint_code_ignored", "org/bert")
+    assert warning["log_level"] == "warning"

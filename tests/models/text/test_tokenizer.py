@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
+from structlog.testing import capture_logs
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, BertModel, RobertaModel
 
 from app.errors import StartupError
 from app.models.text.tokenizer import TextTokenizer
+from tests.support.checkpoints import save_byte_level_tokenizer
 from tests.support.texts import varied_texts
+from tests.support.wordpiece import ROBERTA, change, save_model
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 
@@ -84,3 +88,78 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tiny_m3: Path, t
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
     with pytest.raises(StartupError, match=r"tokens, and the model only 20: they are not of one"):
         TextTokenizer.from_folder(tmp_path, 10)
+
+
+# Of which kind a tokenizer is, what tokenizer.json says, and what tokenizer_config.json.
+CONTRADICTIONS = [
+    ("bert", {"lowercase": False}, {"do_lower_case": True}),
+    ("bert", {"lowercase": False}, {}),
+    ("bert", {"lowercase": True}, {"do_lower_case": False}),
+    ("bert", {"strip_accents": False}, {"strip_accents": True}),
+    ("bert", {"handle_chinese_chars": False}, {"tokenize_chinese_chars": True}),
+    ("roberta", {"add_prefix_space": True}, {"add_prefix_space": False}),
+    ("roberta", {"add_prefix_space": True}, {}),
+    ("xlm-roberta", {"prepend_scheme": "never"}, {}),
+    ("xlm-roberta", {"prepend_scheme": "first"}, {"add_prefix_space": False}),
+]
+# Classes that follow tokenizer_config.json, and one that does not.
+CLASSES = {"bert": "BertTokenizer", "roberta": "RobertaTokenizer", "xlm-roberta": None}
+CONTRADICTED = [
+    "Hybrid SEARCH of Émile",
+    "naïve  montaña",
+    "検索世界",
+    " sea",
+    "the Sea",
+    "a\u0301",
+]
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
+    """Folders with a tokenizer of each kind, as transformers saves it."""
+    root = tmp_path_factory.mktemp("kinds")
+    roberta = save_model(root / "roberta", RobertaModel, vocab_size=900, **ROBERTA)
+    save_byte_level_tokenizer(roberta, ("yes", "no"), template_adds_end=False)
+    change(roberta / "tokenizer_config.json", tokenizer_class="RobertaTokenizer")
+    AutoTokenizer.from_pretrained(roberta).save_pretrained(roberta)
+    bert = save_model(root / "bert", BertModel)
+    return {"bert": bert, "roberta": roberta, "xlm-roberta": tiny_reranker}
+
+
+@pytest.mark.parametrize("follows", [True, False])
+@pytest.mark.parametrize(("kind", "in_file", "in_config"), CONTRADICTIONS)
+def test_files_that_contradict_each_other_are_read_as_transformers_reads_them(
+    kinds, tmp_path: Path, kind, in_file, in_config, follows
+) -> None:
+    folder = shutil.copytree(kinds[kind], tmp_path / "model")
+    written = json.loads((folder / "tokenizer.json").read_text())
+    for step in (written["normalizer"], *steps_in(written["pre_tokenizer"])):
+        if step is not None and set(in_file) <= set(step):
+            step.update(in_file)
+    (folder / "tokenizer.json").write_text(json.dumps(written))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    kept = {name: each for name, each in config.items() if name not in MEMBERS}
+    kept["tokenizer_class"] = CLASSES[kind] if follows else "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(kept | in_config))
+    with capture_logs() as logs:
+        ours = TextTokenizer.from_folder(folder, 100)
+    expected = AutoTokenizer.from_pretrained(folder)(CONTRADICTED)["input_ids"]
+    assert [text.ids.tolist() for text in ours.encode(CONTRADICTED)] == expected
+    assert [each["event"] for each in logs] == ["tokenizer_json_contradicted"] * follows
+    from_file = Tokenizer.from_file(str(folder / "tokenizer.json")).encode_batch(CONTRADICTED)
+    assert ([each.ids for each in from_file] != expected) == follows
+
+
+def test_a_contradiction_that_transformers_cannot_read_is_named(kinds, tmp_path: Path) -> None:
+    folder = shutil.copytree(kinds["bert"], tmp_path / "model")
+    other = {"tokenizer_class": "BertJapaneseTokenizer", "do_lower_case": False}
+    change(folder / "tokenizer_config.json", **other)
+    with pytest.raises(StartupError, match="contradicts its tokenizer.json in do_lower_case"):
+        TextTokenizer.from_folder(folder, 100)
+
+
+MEMBERS = {"do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space"}
+
+
+def steps_in(pre_tokenizer: dict) -> list[dict]:
+    return pre_tokenizer.get("pretokenizers", [pre_tokenizer])
