@@ -31,7 +31,7 @@ from app.api.handler import Service
 from app.api.model_catalogue import ModelCatalogue
 from app.api.openapi import TAGS, install_openapi
 from app.engine import Engine
-from app.engine.admission.concurrency import FairSemaphore
+from app.engine.admission.concurrency import FairSemaphore, LoopTurns
 from app.engine.download import DownloadStatus
 from app.engine.loaded_models import LoadedModels, Loader
 from app.middleware.auth import RequireToken
@@ -146,6 +146,7 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
         tracer=_tracer(settings),
         render_threads=ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render"),
         stream_slots=FairSemaphore(max(1, settings.max_queue_size // 2)),
+        turns=LoopTurns(),
     )
 
 
@@ -167,7 +168,7 @@ def _middleware(service: Service) -> list[Middleware]:
         Middleware(RequireToken, tokens, limiter, protect_metrics=protect_metrics),
         Middleware(LimitRate, limiter=limiter),
         Middleware(LimitBody, max_bytes=settings.max_body_bytes),
-        Middleware(UnpackBody, max_bytes=settings.max_body_bytes),
+        Middleware(UnpackBody, max_bytes=settings.max_body_bytes, turns=service.turns),
         # Inside `UnpackBody`, so that it counts what is unpacked.
         Middleware(
             LimitMemory,

@@ -16,6 +16,8 @@ _WITH_PORT = re.compile(r"(?:\[(?P<v6>[^\]]*)\](?::\d{1,5})?|(?P<v4>[\d.]+):\d{1
 _MAPPED = IPv6Network("::ffff:0:0/96")
 _CLIENT_PREFIX = 64
 _UNKNOWN = "unknown"
+# Of the entries of X-Forwarded-For at the right end; nobody has so many proxies.
+_MOST_PROXIES = 100
 _PATH_PREFIX = re.compile(r"(?:/[\w.~-]+)+", re.ASCII)
 
 
@@ -24,10 +26,11 @@ def client_address(peer: str, forwarded_for: str, trusted: Sequence[Network]) ->
 
     `forwarded_for` is the whole X-Forwarded-For, several header lines joined by commas. An entry
     counts only if the address after it is trusted; an entry that is no address ends the search at
-    the proxy that wrote it. None where the peer itself has no address.
+    the proxy that wrote it, as do more entries than anybody has proxies. None where the peer itself
+    has no address.
     """
     address = parse_address(peer)
-    for entry in reversed(forwarded_for.split(",")):
+    for entry in reversed(forwarded_for.rsplit(",", _MOST_PROXIES)[-_MOST_PROXIES:]):
         if not _is_trusted(address, trusted):
             break
         if entry.strip():

@@ -11,17 +11,19 @@ which take a parser seconds and gigabytes, during which the event loop is blocke
 from collections.abc import Sequence
 from dataclasses import dataclass
 from email.message import Message
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import Request
 from pydantic import ValidationError
+from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
 from app.api.context import context_of
 from app.api.paths import Dialect, Endpoint
 from app.api.schemas import OPENAI_TEXTS, RequestModel
-from app.api.validation_errors import as_invalid_request
+from app.api.validation_errors import as_invalid_request, not_json
+from app.engine.admission.concurrency import LoopTurns
 from app.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
 from app.observability.logs import escape_text
 from app.settings import Settings
@@ -31,6 +33,10 @@ _VALUES_PER_TEXT = 16
 # Of {"text": "..."}: a brace, a colon and a comma.
 _VALUES_PER_OBJECT = 3
 _MAX_QUOTED = 60
+# The time to parse a longer one grows with the square of its length.
+_MAX_CONTENT_TYPE = 1024
+# Parsing fewer bytes takes less than a millisecond, whatever is in them.
+_LARGE_BODY = 16_384
 TEXTS_ADVICE = (
     "send texts and no token ids (in LangChain's OpenAIEmbeddings set "
     "check_embedding_ctx_length=False)"
@@ -60,80 +66,78 @@ class BodyForm:
 
 
 Form = TypeVar("Form", bound=BodyForm)
+Model = TypeVar("Model", bound=RequestModel)
 
 
 async def read_body(
-    request: Request, forms: Sequence[Form], max_values: int
+    request: Request, forms: Sequence[Form], max_values: int, turns: LoopTurns
 ) -> tuple[Form, RequestModel]:
     """Read the body and validate it by the one of `forms` that it has; return both.
 
-    The form is recorded in the request's context. Of several forms, the first must forbid unknown
-    fields. A body of more than `max_values` values is refused before it is read whole. Raises
+    The form is recorded in the request's context. A body of more than `max_values` values is
+    refused before it is read whole, and a large one is parsed in its turn. Raises
     `UnsupportedMediaError`, `InvalidRequestError` or `ClientGoneError`, which never quote the
     client's texts.
     """
     _require_json(request.headers)
-    first, *others = forms
     try:
         body = await _receive(request, JsonValueCounter(max_values))
     except InvalidRequestError as error:
-        if first.dialect is Dialect.NATIVE:
+        if forms[0].dialect is Dialect.NATIVE:
             raise
         # Lists of token ids are the usual reason.
         raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
+    if len(body) < _LARGE_BODY:
+        return _read(body, forms, request)
+    async with turns.turn(context_of(request.scope).client):
+        return _read(body, forms, request)
+
+
+def _read(body: bytearray, forms: Sequence[Form], request: Request) -> tuple[Form, RequestModel]:
+    value = parse_json(body, forms[0].schema)
+    fit = [form for form in forms if form.field in value] if isinstance(value, dict) else []
+    if len(fit) > 1:
+        message = (
+            f"the body has the fields of several APIs, {_named(fit)}: send one of these fields"
+        )
+        raise InvalidRequestError(message, [{"pointer": "", "message": message}])
+    form = fit[0] if fit else forms[0]
+    if fit or len(forms) == 1:
+        context = context_of(request.scope)
+        context.dialects, context.endpoint = (form.dialect,), form.endpoint
     try:
-        parsed = first.schema.model_validate_json(body)
-    except ValidationError as error:
-        form = _tell_apart(error, len(body), first, others) if others else first
-        _record(request, form)
-        if form is first:
-            raise as_invalid_request(error, first.schema, len(body)) from None
-        return form, _parse(body, form.schema)
-    _record(request, first)
-    return first, parsed
+        return form, validate(value, form.schema)
+    except InvalidRequestError as error:
+        if fit or len(forms) == 1 or not isinstance(value, dict):
+            raise
+        message = f"{error}; other APIs on this path are told by {_named(forms[1:])}"
+        raise InvalidRequestError(message, error.problems) from None
 
 
-def _parse(body: bytes, schema: type[RequestModel]) -> RequestModel:
+def parse_json(content: bytes | bytearray, schema: type[RequestModel]) -> Any:
+    """The value in some JSON; raises an `InvalidRequestError` that shows an example of `schema`."""
     try:
-        return schema.model_validate_json(body)
-    except ValidationError as error:
-        raise as_invalid_request(error, schema, len(body)) from None
+        return from_json(content)
+    except ValueError as error:
+        raise not_json(str(error), schema, len(content)) from None
 
 
-def _record(request: Request, form: BodyForm) -> None:
-    context = context_of(request.scope)
-    context.dialects, context.endpoint = (form.dialect,), form.endpoint
+def validate(value: Any, schema: type[Model], *, strict: bool | None = None) -> Model:
+    """A parsed value as `schema`; raises an `InvalidRequestError` that says what is wrong.
 
-
-def _tell_apart(error: ValidationError, size: int, first: Form, others: Sequence[Form]) -> Form:
-    """The form of a body of `size` bytes that is not valid in the first form.
-
-    Raises `InvalidRequestError` if it has the fields of several forms, or of none.
+    `strict` says whether types are not converted, where the schema's own word shall not count.
     """
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    missing = {item["loc"] for item in found if item["type"] == "missing"}
-    unknown = {item["loc"] for item in found if item["type"] == "extra_forbidden"}
-    if not all(item["loc"] for item in found):  # It is no JSON object.
-        raise as_invalid_request(error, first.schema, size)
-    fit = [form for form in others if (form.field,) in unknown]
-    if (first.field,) not in missing:
-        fit.insert(0, first)
-    if len(fit) == 1:
-        return fit[0]
-    if not fit:
-        # Made only here: the search for a similar name takes a tenth of a small request.
-        invalid = as_invalid_request(error, first.schema, size)
-        message = f"{invalid}; other APIs on this path are told by {_named(others)}"
-        raise InvalidRequestError(message, invalid.problems)
-    message = f"the body has the fields of several APIs, {_named(fit)}: send one of these fields"
-    raise InvalidRequestError(message, [{"pointer": "", "message": message}])
+    try:
+        return schema.model_validate(value, strict=strict)
+    except ValidationError as error:
+        raise as_invalid_request(error, schema) from None
 
 
 def _named(forms: Sequence[BodyForm]) -> str:
     return " and ".join(f"{form.field} ({form.dialect.value})" for form in forms)
 
 
-async def _receive(request: Request, counter: "JsonValueCounter") -> bytes:
+async def _receive(request: Request, counter: "JsonValueCounter") -> bytearray:
     body = bytearray()
     try:
         async for chunk in request.stream():
@@ -141,7 +145,7 @@ async def _receive(request: Request, counter: "JsonValueCounter") -> bytes:
             body += chunk
     except ClientDisconnect:
         raise ClientGoneError("the client left before its request was complete") from None
-    return bytes(body)
+    return body
 
 
 class JsonValueCounter:
@@ -215,10 +219,15 @@ def check_encoding(headers: Headers) -> None:
 def _require_content_type(values: list[str]) -> None:
     if not any(map(str.strip, values)):
         raise UnsupportedMediaError(f"the request has no Content-Type: {_ADVICE}")
-    message = Message()
-    message["Content-Type"] = values[0]
     if len(values) > 1 or not _is_json(values[0]):
         raise UnsupportedMediaError(f"the Content-Type is {_quote(', '.join(values))}: {_ADVICE}")
+    if len(values[0]) > _MAX_CONTENT_TYPE:
+        raise UnsupportedMediaError(
+            f"the Content-Type has {len(values[0])} characters, and at most {_MAX_CONTENT_TYPE} "
+            f"are read: {_ADVICE}"
+        )
+    message = Message()
+    message["Content-Type"] = values[0]
     charset = str(message.get_param("charset", "utf-8"))
     if charset.strip().lower() not in _CHARSETS:
         raise UnsupportedMediaError(

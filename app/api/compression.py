@@ -11,7 +11,7 @@ from backports import zstd
 from isal import isal_zlib
 from starlette.requests import Request
 
-from app.api.preferences import preferences
+from app.api.preferences import preference, preferences
 from app.api.rendering import Chunk
 
 _GZIP_LEVEL = _ZSTD_LEVEL = 1
@@ -31,7 +31,7 @@ _FLUSHES: Mapping[str, tuple[int, int]] = {
 
 def encoding_of(request: Request) -> str | None:
     """The encoding that the request prefers, if it accepts one of `_COMPRESSORS`."""
-    wanted = preferences(", ".join(request.headers.getlist("accept-encoding")))
+    wanted = preferences(preference(request.headers, "accept-encoding"))
     named = {name: wanted[name] for name in _COMPRESSORS if wanted.get(name)}
     best = max(named, key=lambda name: named[name], default=None)
     identity = wanted.get("identity", 0.0)

@@ -33,7 +33,7 @@ class RequestContext:
     status of an error, whatever the dialect's is. `counts` holds numbers for the log line, `stages`
     the times for the trace. `memory` is set for a stream.
     `path` is as the client wrote it, `route` without slashes at its end; neither has the `prefix`
-    that a proxy removes from paths.
+    that a proxy removes from paths. `query` is not parsed.
     """
 
     request_id: str
@@ -52,6 +52,7 @@ class RequestContext:
     memory: StreamMemory | None = None
     route: str = "/"
     prefix: str = ""
+    query: bytes = b""
 
     @property
     def way_up(self) -> str:

@@ -23,9 +23,10 @@ from app.api.body import BodyForm, max_json_values, read_body
 from app.api.compression import compress, encoding_of
 from app.api.context import RequestContext, context_of
 from app.api.model_catalogue import ModelCatalogue
+from app.api.preferences import preference
 from app.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
 from app.engine import DEFAULT_URGENCY, Engine
-from app.engine.admission.concurrency import FairSemaphore
+from app.engine.admission.concurrency import FairSemaphore, LoopTurns
 from app.engine.download import DownloadStatus
 from app.engine.loaded_models import LoadedModels
 from app.engine.model_pool.model_pool import SHARE_FOR_LOADING
@@ -52,7 +53,7 @@ class Service:
     """The parts of one running service.
 
     `stream_slots` are the slots of the queue that streams may take; the rest is left to other
-    requests.
+    requests. `turns` are for whatever may hold the event loop for some milliseconds.
     """
 
     settings: Settings
@@ -65,6 +66,7 @@ class Service:
     tracer: Tracer | None
     render_threads: Executor
     stream_slots: FairSemaphore
+    turns: LoopTurns
 
     @property
     def status(self) -> tuple[str, str | None]:
@@ -182,7 +184,7 @@ async def respond(request: Request, service: Service, *operations: Operation) ->
 
     async def read_and_answer() -> Response:
         values = max_json_values(service.settings)
-        operation, body = await read_body(request, operations, values)
+        operation, body = await read_body(request, operations, values, service.turns)
         async with AsyncExitStack() as leases:
             return await operation.answer(body, Call(request, service, leases, deadline=deadline))
 
@@ -234,11 +236,11 @@ async def _wait_for_disconnect(request: Request) -> None:
 
 def urgency_of(request: Request, default: int = DEFAULT_URGENCY) -> int:
     """The urgency in the Priority header; malformed values are ignored, as RFC 9218 demands."""
-    lines = request.headers.getlist("priority")
-    if not lines:
+    priority = preference(request.headers, "priority")
+    if not priority:
         return default
     try:
-        fields = http_sf.parse(", ".join(lines).encode("latin-1"), tltype="dictionary")
+        fields = http_sf.parse(priority.encode("latin-1"), tltype="dictionary")
     except http_sf.StructuredFieldError:
         return default
     entry = fields.get("u") if isinstance(fields, dict) else None

@@ -53,7 +53,9 @@ class ServedModel:
 
     def is_called(self, name: str) -> bool:
         """Whether this is one of its names, in upper or lower case."""
-        return name.casefold() in map(str.casefold, self.names)
+        # Folding makes three characters of one at most, and a body may hold a name of megabytes.
+        may_be = len(name) <= 3 * max(map(len, self.names))
+        return may_be and name.casefold() in map(str.casefold, self.names)
 
 
 class ModelCatalogue:

@@ -1,9 +1,10 @@
 """The bodies of requests."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from itertools import islice
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue, model_validator
 
 from app.engine import EmbeddingOptions, TruncationOptions
 from app.engine.options import InputType, Side
@@ -24,7 +25,7 @@ RERANK_REQUEST: dict[str, JsonValue] = {
 # Names of the same fields in other services.
 _TEXT_ALIASES = ("text", "texts", "input", "inputs", "content", "docs", "document", "documents")
 
-# Stop at the first item that is no string: an error for each would cost more than the work.
+# Every list stops at its first bad item: an error for each would cost more than the work.
 Texts = Annotated[list[str], FailFast()]
 
 # What clients of OpenAI send in one request, and most of them cannot be told otherwise.
@@ -47,6 +48,10 @@ ModelName = Annotated[
 ]
 
 
+# Of one body, in an error: each takes time to find, and to word.
+MAX_PROBLEMS = 10
+
+
 class RequestModel(BaseModel):
     """Strict: no conversion between types, no unknown fields.
 
@@ -56,6 +61,19 @@ class RequestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
     example: ClassVar[Mapping[str, JsonValue]]
     aliases: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_countless_unknown(cls, value: Any) -> Any:
+        """Keep the first MAX_PROBLEMS unknown names: an error for each costs more than the work."""
+        fields = cls.model_fields
+        if not isinstance(value, dict) or len(value) <= len(fields) + MAX_PROBLEMS:
+            return value
+        if cls.model_config["extra"] != "forbid":
+            return value
+        unknown = (name for name in value if name not in fields)
+        kept = fields.keys() & value.keys() | set(islice(unknown, MAX_PROBLEMS))
+        return {name: value[name] for name in value if name in kept}
 
 
 class ForeignRequest(RequestModel):

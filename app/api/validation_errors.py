@@ -11,14 +11,13 @@ from typing import Any, get_args
 import orjson
 from pydantic import ValidationError
 
-from app.api.schemas import RequestModel
+from app.api.schemas import MAX_PROBLEMS, RequestModel
 from app.errors import InvalidRequestError
 from app.observability.logs import escape_text
 
 Item = Mapping[str, Any]
 Location = tuple[int | str, ...]
 
-_MAX_PROBLEMS = 10
 _MAX_POINTER = 200
 _MAX_NAME = 60
 
@@ -33,10 +32,19 @@ _ALLOWED = {
 }
 
 
-def as_invalid_request(
-    error: ValidationError, model: type[RequestModel], size: int
-) -> InvalidRequestError:
-    """The error for a body of `size` bytes that is no valid `model`; lists ten problems at most."""
+def not_json(reason: str, model: type[RequestModel], size: int) -> InvalidRequestError:
+    """The error for a body of `size` bytes that no parser reads; it shows an example of `model`."""
+    message = f"the body is empty: send {_example(model)}"
+    if size:
+        message = (
+            f"the body of {size} bytes is no JSON ({reason}): send an object such as "
+            f"{_example(model)}"
+        )
+    return InvalidRequestError(message, [{"pointer": "", "message": message}])
+
+
+def as_invalid_request(error: ValidationError, model: type[RequestModel]) -> InvalidRequestError:
+    """The error for a body that is no valid `model`; lists MAX_PROBLEMS problems at most."""
     found = error.errors(include_url=False)
     unknown = [
         str(item["loc"][0])[:_MAX_NAME]
@@ -44,17 +52,15 @@ def as_invalid_request(
         if item["type"] == "extra_forbidden" and len(item["loc"]) == 1
     ]
     problems = [
-        {"pointer": _pointer(item["loc"]), "message": _message(item, model, unknown, size)}
-        for item in found[:_MAX_PROBLEMS]
+        {"pointer": _pointer(item["loc"]), "message": _message(item, model, unknown)}
+        for item in found[:MAX_PROBLEMS]
     ]
     return InvalidRequestError(problems[0]["message"], problems)
 
 
-def _message(item: Item, model: type[RequestModel], unknown: list[str], size: int) -> str:
+def _message(item: Item, model: type[RequestModel], unknown: list[str]) -> str:
     location: Location = item["loc"]
     match item["type"]:
-        case "json_invalid":
-            return _not_json(item, model, size)
         case "missing":
             # Where unknown fields are ignored, they are none of the errors.
             return _missing(str(location[-1]), model, unknown or _aliases_in(item["input"], model))
@@ -62,15 +68,6 @@ def _message(item: Item, model: type[RequestModel], unknown: list[str], size: in
             return _unknown(str(location[-1])[:_MAX_NAME], _model_at(location, model))
         case _:
             return _wrong_value(item, model)
-
-
-def _not_json(item: Item, model: type[RequestModel], size: int) -> str:
-    if not size:
-        return f"the body is empty: send {_example(model)}"
-    reason = str(item["ctx"]["error"])
-    return (
-        f"the body of {size} bytes is no JSON ({reason}): send an object such as {_example(model)}"
-    )
 
 
 def _aliases_in(body: Any, model: type[RequestModel]) -> list[str]:
@@ -160,5 +157,6 @@ def _example(model: type[RequestModel]) -> str:
 
 
 def _pointer(location: Location) -> str:
-    escaped = (str(part).replace("~", "~0").replace("/", "~1") for part in location)
+    parts = (str(part)[:_MAX_POINTER] for part in location)
+    escaped = (part.replace("~", "~0").replace("/", "~1") for part in parts)
     return "".join(f"/{part}" for part in escaped)[:_MAX_POINTER]

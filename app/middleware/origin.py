@@ -42,14 +42,13 @@ class CheckOrigin:
         await self.app(scope, receive, send)
 
     def _foreign_origin(self, headers: Headers) -> str | None:
-        """The first origin that is not allowed, if there is one."""
+        """The origin, if it is not allowed; a browser sends one, and several together are none."""
         if ANY_ORIGIN in self._allowed or headers.get("sec-fetch-site") == "same-origin":
             return None
-        host = headers.get("host", "")
-        return next((o for o in headers.getlist("origin") if not self._is_allowed(o, host)), None)
-
-    def _is_allowed(self, origin: str, host: str) -> bool:
-        return not origin or origin in self._allowed or _is_own(origin, host)
+        origin = ", ".join(headers.getlist("origin"))
+        if not origin or origin in self._allowed or _is_own(origin, headers.get("host", "")):
+            return None
+        return origin
 
 
 def _is_own(origin: str, host: str) -> bool:

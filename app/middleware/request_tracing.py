@@ -6,6 +6,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.context import RequestContext, context_of, working_endpoint
+from app.api.preferences import preference
 from app.observability.tracing import Attributes, RequestSpan, Tracer
 
 _W3C_HEADERS = ("traceparent", "tracestate")
@@ -30,7 +31,8 @@ class TraceRequests:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        context = {name: headers[name] for name in _W3C_HEADERS if name in headers}
+        sent = {name: preference(headers, name) for name in _W3C_HEADERS}
+        context = {name: value for name, value in sent.items() if value}
         span = self._tracer.begin(f"POST {endpoint.path}", context)
 
         async def send_with_traceparent(message: Message) -> None:

@@ -1,17 +1,24 @@
 """Unpacks gzipped bodies in small pieces, up to the limit of a body."""
 
-import asyncio
 import math
 import zlib
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.context import is_stream
+from app.api.context import context_of, is_stream
+from app.engine.admission.concurrency import LoopTurns
 from app.errors import BodyTooLargeError, InvalidRequestError
 
-_PIECE_BYTES = 65_536
 _GZIP_WINDOW = 31
+_PIECE_BYTES = 65_536
+# What is unpacked in one turn: half a millisecond for a usual body, four for one that is made to
+# take long, of blocks or members that hold nothing.
+_PACKED_BYTES_OF_A_TURN = 32_768
+_MEMBERS_OF_A_TURN = 256
+# What is given to the unpacker at once, growing within a member: it copies what it leaves.
+_FIRST_WINDOW, _LAST_WINDOW = 256, 16_384
+_MOST_EMPTY_MEMBERS = 1000
 
 
 class UnpackBody:
@@ -22,9 +29,10 @@ class UnpackBody:
     one.
     """
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, turns: LoopTurns) -> None:
         self.app = app
         self._max_bytes = max_bytes
+        self._turns = turns
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Unpack the body as it is read, if it says that it is gzipped."""
@@ -33,7 +41,8 @@ class UnpackBody:
             del headers["content-encoding"]
             del headers["content-length"]
             max_bytes = math.inf if is_stream(scope) else self._max_bytes
-            receive = _GzippedBody(receive, max_bytes).receive
+            client = context_of(scope).client
+            receive = _GzippedBody(receive, max_bytes, self._turns, client).receive
         await self.app(scope, receive, send)
 
 
@@ -43,11 +52,17 @@ def _is_gzipped(headers: Headers) -> bool:
 
 
 class _GzippedBody:
-    def __init__(self, receive: Receive, max_bytes: float) -> None:
+    def __init__(self, receive: Receive, max_bytes: float, turns: LoopTurns, client: str) -> None:
         self._receive = receive
         self._max_bytes = max_bytes
+        self._turns, self._client = turns, client
         self._unpacker = zlib.decompressobj(wbits=_GZIP_WINDOW)
+        self._window = _FIRST_WINDOW
+        self._member_size = self._empty_members = 0
+        # What has arrived, and how much of it the unpacker has taken.
         self._packed = b""
+        self._taken = 0
+        self._piece = b""
         self._size = self._packed_size = 0
         self._more_packed = True
         # Whether the unpacker may hold more than it has given.
@@ -56,38 +71,68 @@ class _GzippedBody:
 
     async def receive(self) -> Message:
         """The next piece; after the last one, the server's messages."""
-        while self._more_packed or self._packed or self._more_inside:
-            if self._packed or self._more_inside:
-                piece = self._unpack()
-                if piece:
-                    await asyncio.sleep(0)  # Others run between the pieces of one message.
-                    return {"type": "http.request", "body": piece, "more_body": True}
-                continue
-            message = await self._receive()
-            if message["type"] != "http.request":
-                return message
-            self._packed = message.get("body", b"")
-            self._packed_size += len(self._packed)
-            if self._packed_size > self._max_bytes:
-                raise self._too_large()
-            self._more_packed = message.get("more_body", False)
-            if not (self._more_packed or self._packed):
-                break
-        return await self._end()
+        while True:
+            if self._piece:
+                piece, self._piece = self._piece, b""
+                return {"type": "http.request", "body": piece, "more_body": True}
+            if self._more_inside or self._taken < len(self._packed):
+                # Kept, because the end of a turn can be cancelled, and `receive` called again.
+                async with self._turns.turn(self._client):
+                    self._piece = self._unpack()
+            elif self._more_packed:
+                message = await self._receive()
+                if message["type"] != "http.request":
+                    return message
+                self._packed, self._taken = message.get("body", b""), 0
+                self._packed_size += len(self._packed)
+                if self._packed_size > self._max_bytes:
+                    raise self._too_large()
+                self._more_packed = message.get("more_body", False)
+            else:
+                return await self._end()
 
     def _unpack(self) -> bytes:
-        if self._unpacker.eof:  # A file of gzip may have several members.
-            self._unpacker = zlib.decompressobj(wbits=_GZIP_WINDOW)
-        try:
-            piece = self._unpacker.decompress(self._packed, _PIECE_BYTES)
-        except zlib.error as error:
-            raise _not_gzip(str(error)) from None
-        self._packed = self._unpacker.unused_data or self._unpacker.unconsumed_tail
-        self._more_inside = len(piece) == _PIECE_BYTES and not self._unpacker.eof
+        """What one turn unpacks: a piece, part of one, or nothing."""
+        piece = bytearray()
+        last = min(self._taken + _PACKED_BYTES_OF_A_TURN, len(self._packed))
+        members = 0
+        while len(piece) < _PIECE_BYTES and members < _MEMBERS_OF_A_TURN:
+            if not (self._more_inside or self._taken < last):
+                break
+            if self._unpacker.eof:  # A file of gzip may have several members.
+                self._begin_member()
+            piece += self._unpack_window(_PIECE_BYTES - len(piece))
+            if self._unpacker.eof:
+                members += 1
+                self._end_member()
         self._size += len(piece)
         if self._size > self._max_bytes:
             raise self._too_large()
-        return piece
+        return bytes(piece)
+
+    def _unpack_window(self, most: int) -> bytes:
+        window = self._packed[self._taken : self._taken + self._window]
+        try:
+            unpacked = self._unpacker.decompress(window, most)
+        except zlib.error as error:
+            raise _not_gzip(str(error)) from None
+        left = len(self._unpacker.unused_data) or len(self._unpacker.unconsumed_tail)
+        self._taken += len(window) - left
+        self._window = min(2 * self._window, _LAST_WINDOW)
+        self._member_size += len(unpacked)
+        self._more_inside = len(unpacked) == most and not self._unpacker.eof
+        return unpacked
+
+    def _begin_member(self) -> None:
+        self._unpacker = zlib.decompressobj(wbits=_GZIP_WINDOW)
+        self._window = _FIRST_WINDOW
+        self._member_size = 0
+
+    def _end_member(self) -> None:
+        """Count it; a body of empty members would take time and never bring anything."""
+        self._empty_members = 0 if self._member_size else self._empty_members + 1
+        if self._empty_members > _MOST_EMPTY_MEMBERS:
+            raise _not_gzip(f"more than {_MOST_EMPTY_MEMBERS} of its members in a row are empty")
 
     def _too_large(self) -> BodyTooLargeError:
         return BodyTooLargeError(

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.access import client_address as module
 from app.access.client_address import client_address, network_key, parse_address, unmapped
 
 PROXIES = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
@@ -129,3 +130,17 @@ def test_ipv4_is_counted_by_address_and_a_mapped_one_the_same() -> None:
 )
 def test_a_mapped_network_is_the_ipv4_one(written: str, meant: str) -> None:
     assert unmapped(ip_network(written)) == ip_network(meant)
+
+
+def test_commas_without_end_are_not_looked_at(monkeypatch) -> None:
+    """A client may write 64 KiB of them before the entry that its proxy adds."""
+    looked_at = 0
+
+    def counted(address: object, trusted: object) -> bool:
+        nonlocal looked_at
+        looked_at += 1
+        return True
+
+    monkeypatch.setattr(module, "_is_trusted", counted)
+    assert str(client_address("10.0.0.1", "," * 65_000, ())) == "10.0.0.1"
+    assert looked_at <= 100

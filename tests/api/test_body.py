@@ -1,18 +1,32 @@
 """The count of values in a body agrees with a real parser, however the body is cut into chunks."""
 
+import difflib
 import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from fastapi import Request
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from starlette.datastructures import Headers
 
-from app.api import body
+import app.main  # noqa: F401 - every dialect has its requests
+from app.api import body, validation_errors
 from app.api.body import JsonValueCounter
+from app.api.context import RequestContext
 from app.api.dialects import openai
+from app.api.dialects.cohere_embed import CohereEmbedRequest
+from app.api.dialects.cohere_rerank import DocumentsRequest
+from app.api.dialects.openai_schemas import OpenAIEmbeddingRequest
+from app.api.dialects.tei_schemas import DecodeRequest
 from app.api.endpoints import embeddings
-from app.api.schemas import EmbeddingRequest
-from app.errors import InvalidRequestError
+from app.api.paths import NATIVE_EMBEDDINGS, Dialect
+from app.api.schemas import EmbeddingRequest, RequestModel, RerankBody
+from app.api.streams.lines import StreamLine
+from app.errors import InvalidRequestError, UnsupportedMediaError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")),
@@ -56,13 +70,85 @@ def test_what_stands_inside_a_text_does_not_count(text: str) -> None:
         assert not is_refused(sent, 3, chunk)
 
 
-def test_a_body_of_another_api_is_told_apart_without_a_description_of_its_errors(
-    monkeypatch,
-) -> None:
+def test_an_api_is_told_by_its_field_without_a_description_of_errors(monkeypatch) -> None:
     """The search for similar names takes a tenth of a small request."""
     monkeypatch.setattr(body, "as_invalid_request", None)
+    context = RequestContext("id", "/embeddings/", NATIVE_EMBEDDINGS, "192.0.2.1")
+    request = Request({"type": "http", "state": {"context": context}})
     sent = b'{"input": ["a"], "model": "m", "encoding_format": "base64"}'
-    with pytest.raises(ValidationError) as raised:
-        EmbeddingRequest.model_validate_json(sent)
-    form = body._tell_apart(raised.value, len(sent), embeddings._OPERATION, [openai.EMBEDDINGS])
+    forms = (embeddings._OPERATION, openai.EMBEDDINGS)
+    form, _ = body._read(bytearray(sent), forms, request)
     assert form is openai.EMBEDDINGS
+    assert context.dialects == (Dialect.OPENAI,)
+
+
+def all_requests(kind: type[RequestModel] = RequestModel) -> list[type[RequestModel]]:
+    found = [each for sub in kind.__subclasses__() for each in (sub, *all_requests(sub))]
+    return [each for each in dict.fromkeys(found) if each.__module__.startswith("app.")]
+
+
+def lists_in(schema: Any) -> Iterator[dict[str, Any]]:
+    """The lists of a schema whose items can be wrong: neither `Any` nor `JsonValue`."""
+    if isinstance(schema, dict):
+        items = schema.get("items_schema", {}).get("type")
+        if schema.get("type") == "list" and items not in {"any", "definition-ref"}:
+            yield schema
+        for name, part in schema.items():
+            if name != "metadata":
+                yield from lists_in(part)
+    elif isinstance(schema, (list, tuple)):
+        for part in schema:
+            yield from lists_in(part)
+
+
+@pytest.mark.parametrize("model", all_requests(), ids=lambda model: model.__name__)
+def test_every_list_of_a_request_stops_at_its_first_bad_item(model) -> None:
+    assert all(each.get("fail_fast") for each in lists_in(model.__pydantic_core_schema__))
+
+
+NAMES = {f"return_{i:05}": 0 for i in range(8000)}
+
+
+@pytest.mark.parametrize(
+    ("model", "sent"),
+    [
+        (EmbeddingRequest, NAMES),
+        (EmbeddingRequest, {"sentences": ["a"]} | NAMES),
+        (RerankBody, {"query": "a", "passages": ["b"], "weights": NAMES}),
+        (StreamLine, NAMES),
+        (CohereEmbedRequest, {"texts": ["a"], "embedding_types": ["x"] * 8000}),
+        (OpenAIEmbeddingRequest, {"input": ["a"], "embedding_type": ["x"] * 8000}),
+        (DocumentsRequest, {"query": "a", "documents": ["b"], "rank_fields": [1] * 8000}),
+        (DecodeRequest, {"ids": [[1], *["x"] * 8000]}),
+    ],
+    ids=lambda case: case.__name__ if isinstance(case, type) else "",
+)
+def test_what_is_wrong_is_looked_for_and_told_ten_times_at_most(model, sent, monkeypatch) -> None:
+    searches, found = Counter[str](), []
+    search, tell = difflib.get_close_matches, validation_errors.as_invalid_request
+
+    def counted_search(*args: Any) -> list[str]:
+        searches["close matches"] += 1
+        return search(*args)
+
+    def counted_tell(error: ValidationError, *args: Any) -> InvalidRequestError:
+        found.append(error.error_count())
+        return tell(error, *args)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counted_search)
+    monkeypatch.setattr(body, "as_invalid_request", counted_tell)
+    with pytest.raises(InvalidRequestError) as raised:
+        body.validate(sent, model)
+    assert 0 < found[0] <= 12
+    assert searches.total() <= 30
+    assert 0 < len(raised.value.problems) <= 10
+
+
+@pytest.mark.parametrize(
+    "value", ['application/json; a="' + ";" * 60_000, "application/json" + "; a=b" * 10_000]
+)
+def test_a_content_type_of_any_length_is_not_parsed(value: str, monkeypatch) -> None:
+    """email's parser would take seconds for it."""
+    monkeypatch.setattr(body, "Message", None)
+    with pytest.raises(UnsupportedMediaError, match="at most 1024 are read"):
+        body._require_json(Headers({"Content-Type": value}))

@@ -203,7 +203,9 @@ class DecodeRequest(ForeignRequest):
     model_config = ConfigDict(json_schema_extra={"examples": [_IDS]})
     example = _IDS
 
-    ids: Annotated[list[Annotated[list[_TokenId], FailFast()]], BeforeValidator(_as_lists)]
+    ids: Annotated[
+        list[Annotated[list[_TokenId], FailFast()]], FailFast(), BeforeValidator(_as_lists)
+    ]
     skip_special_tokens: bool | None = None
 
 

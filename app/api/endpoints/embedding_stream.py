@@ -3,17 +3,19 @@
 The options are those of /embeddings/, in the query.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request
-from pydantic import ValidationError
-from starlette.datastructures import Headers, QueryParams
+from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from app.api.body import check_encoding, content_type_of
+from app.api.body import check_encoding, content_type_of, validate
 from app.api.compression import encoding_of
+from app.api.context import context_of
 from app.api.dialects.work import EmbeddingWork, key_of
 from app.api.formats.answer import ModelNames, VectorOptions
 from app.api.formats.negotiation import media_type_of
@@ -32,13 +34,13 @@ from app.api.streams.answer import StreamPlan, StreamResponse
 from app.api.streams.arrow_rows import ArrowReader
 from app.api.streams.lines import LineReader, NdjsonReader, StreamLine
 from app.api.streams.pieces import PieceEmbedder, PieceSize
-from app.api.validation_errors import as_invalid_request
 from app.engine.loaded_models import LoadedModels
 from app.engine.option_checks import check_options, find_prompt
 from app.errors import InvalidRequestError, UnsupportedMediaError
 
 BULK_URGENCY = 7
 _MAX_LINES = 512
+_MAX_OPTIONS = 100
 
 _READERS: Mapping[str, Callable[[int], LineReader]] = {
     NDJSON: NdjsonReader,
@@ -64,7 +66,7 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     The body may be as long as it likes: it is read as fast as its vectors are computed and taken.
     A bad line is answered with an error in its place, and the rest goes on.
     """
-    fields = _options(request.query_params)
+    fields = _options(context_of(request.scope).query)
     lines = _READERS[_media_type(request.headers)](service.settings.max_body_bytes)
     media_type = media_type_of(request, tuple(WRITERS))
     model = service.catalogue.embedder(fields.model) if fields.model else None
@@ -92,21 +94,21 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     return StreamResponse(call, plan)
 
 
-def _options(query: QueryParams) -> EmbeddingFields:
+def _options(query: bytes) -> EmbeddingFields:
     """The options in the query; raises `InvalidRequestError`, as for a body."""
-    items = query.multi_items()
-    names = [name for name, _ in items]
-    twice = next((name for name in names if names.count(name) > 1 and _is_field(name)), None)
+    try:
+        items = parse_qsl(query.decode("latin-1"), True, max_num_fields=_MAX_OPTIONS)
+    except ValueError:
+        raise InvalidRequestError(
+            f"the query holds more than {_MAX_OPTIONS} options, and there are "
+            f"{len(EmbeddingFields.model_fields)}: send each once"
+        ) from None
+    counts = Counter(name for name, _ in items)
+    twice = next((name for name in EmbeddingFields.model_fields if counts[name] > 1), None)
     if twice is not None:
         raise InvalidRequestError(f"the option {twice} is given more than once: send it once")
-    try:
-        return EmbeddingFields.model_validate_strings(dict(items))
-    except ValidationError as error:
-        raise as_invalid_request(error, EmbeddingFields, len(str(query))) from None
-
-
-def _is_field(name: str) -> bool:
-    return name in EmbeddingFields.model_fields
+    # In a query, numbers and booleans are strings.
+    return validate(dict(items), EmbeddingFields, strict=False)
 
 
 def _media_type(headers: Headers) -> str:

@@ -16,7 +16,7 @@ from app.api.endpoints.ui import UI_PATH
 from app.api.handler import ServiceDep, get_and_head
 from app.api.openapi import error_responses
 from app.api.operation_schemas import IndexResponse, StatsResponse
-from app.api.preferences import preferences
+from app.api.preferences import preference, preferences
 from app.engine.loaded_models import LoadedModels
 from app.observability.labels import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from app.observability.metrics import Metrics
@@ -52,7 +52,7 @@ async def index(request: Request, service: ServiceDep) -> Response:
 
 def _wants_html(request: Request) -> bool:
     """Whether it is a browser's: it names text/html, and JSON not as much."""
-    wanted = preferences(", ".join(request.headers.getlist("accept")))
+    wanted = preferences(preference(request.headers, "accept"))
     return wanted.get("text/html", 0) > wanted.get("application/json", 0)
 
 

@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from app.api.formats import arrow, msgpack, safetensors
 from app.api.formats.answer import EmbeddingAnswer
-from app.api.preferences import preferences
+from app.api.preferences import preference, preferences
 from app.api.rendering import JSON, Chunk
 
 # Renderers by media type; JSON, the default, has its own.
@@ -20,7 +20,7 @@ BINARY: Mapping[str, Callable[[EmbeddingAnswer], Iterator[Chunk]]] = {
 
 def media_type_of(request: Request, answered: tuple[str, ...] = (JSON, *BINARY)) -> str:
     """The media type among `answered` that the request prefers; by default the first one."""
-    return _preferred(", ".join(request.headers.getlist("accept")), answered)
+    return _preferred(preference(request.headers, "accept"), answered)
 
 
 @lru_cache(maxsize=64)  # Clients send the same header with every request.

@@ -137,7 +137,8 @@ class MessageBuffer:
         header = message.table(2)
         if header is None:
             raise malformed("a message has no header")
-        body = bytes(self._buffer[begin : begin + length])
+        with memoryview(self._buffer) as buffer:
+            body = bytes(buffer[begin : begin + length])
         del self._buffer[: begin + length]
         return Message(message.number(1, "<B"), header, memoryview(body))
 

@@ -28,6 +28,8 @@ _INTEGERS = {(bits, 1): f"<i{bits // 8}" for bits in (8, 16, 32, 64)}
 _INTEGERS |= {(bits, 0): f"<u{bits // 8}" for bits in (8, 16, 32)}
 _MOST_COLUMNS = 2
 _MOST_BUFFERS = 6
+# Messages in a row that bring no row; each takes 20 us to read.
+_MOST_WITHOUT_ROWS = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,7 @@ class ArrowReader:
         self._batch: _Rows | None = None
         self._ended = False
         self._records = 0
+        self._without_rows = 0
 
     @property
     def buffered(self) -> int:
@@ -113,6 +116,9 @@ class ArrowReader:
                 raise malformed("a message is neither a schema nor a record batch")
         except (struct.error, ValueError) as error:
             raise malformed(str(error)) from None
+        self._without_rows = self._without_rows + 1 if self._batch is None else 0
+        if self._without_rows > _MOST_WITHOUT_ROWS:
+            raise malformed(f"more than {_MOST_WITHOUT_ROWS} messages in a row have no rows")
 
 
 def _columns_of(schema: FlatTable) -> dict[str, _Column]:
@@ -222,7 +228,7 @@ class _Values:
 
 
 def _check_offsets(offsets: npt.NDArray[Any], size: int) -> None:
-    if offsets[0] < 0 or offsets[-1] > size or (np.diff(offsets) < 0).any():
+    if offsets[0] < 0 or offsets[-1] > size or (offsets[1:] < offsets[:-1]).any():
         raise ValueError("the offsets of a column do not fit its data")
 
 

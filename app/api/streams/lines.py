@@ -3,22 +3,25 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Protocol, TypeGuard
+from typing import Annotated, Any, ClassVar, Protocol, TypeGuard
 
 import orjson
-from pydantic import Field, JsonValue, PlainValidator, TypeAdapter, ValidationError
+from pydantic import JsonValue, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from app.api.body import JsonValueCounter
+from app.api.body import JsonValueCounter, validate
 from app.api.schemas import RequestModel
-from app.api.validation_errors import as_invalid_request
+from app.api.validation_errors import not_json
 from app.errors import BodyTooLargeError, InvalidRequestError, SmartEmbedderError
 
 _INT64 = 2**63
-# A parser takes a millisecond for a line of this size, whatever is in it.
-_HARMLESS_BYTES = 65_536
+# A parser takes a tenth of a millisecond for a line of this size, whatever is in it.
+_HARMLESS_BYTES = 4096
+_COUNTED_BYTES = 65_536
 _MAX_VALUES = 16
-_BLANK = re.compile(rb"\s*")
+# Of one piece: to say what is wrong with a line takes ten times as long as to read a good one.
+_MAX_BAD_LINES = 64
+_NOT_BLANK = re.compile(rb"\S")
 
 
 def _is_id(value: object) -> TypeGuard[int | str | None]:
@@ -44,10 +47,6 @@ class StreamLine(RequestModel):
 
     text: str
     id: Annotated[int | str | None, PlainValidator(_check_id)] = None
-
-
-# The text alone.
-_TEXT = TypeAdapter(Annotated[str, Field(strict=True)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +136,10 @@ class NdjsonReader:
         self._ended = True
 
     def take(self, max_lines: int, max_bytes: int) -> list[Line]:
-        """The next lines: at least one, if one is ready."""
+        """The next lines: at least one, if one is ready; fewer where many are bad."""
         lines: list[Line] = []
-        size = 0
-        while len(lines) < max_lines and (not lines or size < max_bytes):
+        size = bad = 0
+        while len(lines) < max_lines and bad < _MAX_BAD_LINES and (not lines or size < max_bytes):
             end = self._end_of_next()
             if end < 0:
                 break
@@ -148,6 +147,7 @@ class NdjsonReader:
             self._begin = self._searched = min(end + 1, len(self._buffer))
             lines.append(self._line(content))
             size += lines[-1].size
+            bad += lines[-1].error is not None
         # Only once, because it moves the bytes that follow.
         self._forget_taken()
         return lines
@@ -155,7 +155,7 @@ class NdjsonReader:
     def _end_of_next(self) -> int:
         """Where the next line that is not blank ends; -1 if it is not complete."""
         if not self._skipped and self._buffer[self._begin : self._begin + 1].isspace():
-            self._skip_blank_lines()
+            self._drop_blanks()
         end = self._end_of_line()
         if end < 0 and self._ended and (self._skipped or self._begin < len(self._buffer)):
             return len(self._buffer)
@@ -166,18 +166,13 @@ class NdjsonReader:
         self._searched = len(self._buffer) if found < 0 else found
         return found
 
-    def _skip_blank_lines(self) -> None:
-        """All at once: a body may be megabytes of them."""
-        found = _BLANK.match(self._buffer, self._begin)
-        blank = self._begin if found is None else found.end()
+    def _drop_blanks(self) -> None:
+        """Drop blank lines, and the blanks that a line begins with, each byte looked at once."""
+        found = _NOT_BLANK.search(self._buffer, self._begin)
+        stop = len(self._buffer) if found is None else found.start()
         del found  # A buffer cannot change its size while something refers into it.
-        if self._ended and blank == len(self._buffer):
-            self._begin = self._searched = blank
-            return
-        stop = self._buffer.rfind(b"\n", self._begin, blank) + 1
-        if stop:
-            self._number += self._buffer.count(b"\n", self._begin, stop)
-            self._begin = self._searched = stop
+        self._number += self._buffer.count(b"\n", self._begin, stop)
+        self._begin = self._searched = stop
 
     def _forget_taken(self) -> None:
         del self._buffer[: self._begin]
@@ -205,40 +200,33 @@ def too_large(what: str, max_bytes: int) -> BodyTooLargeError:
 
 
 def _parse(content: bytes) -> tuple[str, int | str | None]:
-    """A line's text and id."""
+    """A line's text and id; raises an `InvalidRequestError` that says what is wrong with it."""
     if len(content) > _HARMLESS_BYTES:
         _check_values(content)
-    found = _parse_usual(content)
-    if found is not None:
-        return found
-    line = _parse_with_reasons(content)
+    try:
+        value: Any = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        raise _of_line(not_json(str(error), StreamLine, len(content))) from None
+    if isinstance(value, str):
+        return value, None
+    if _is_usual(value):
+        return value["text"], value.get("id")
+    try:
+        line = validate(value, StreamLine)
+    except InvalidRequestError as error:
+        raise _of_line(error) from None
     return line.text, line.id
 
 
-def _parse_usual(content: bytes) -> tuple[str, int | str | None] | None:
-    """The text and id of a usual line, in a fifth of the time; None for any other line."""
-    try:
-        value = orjson.loads(content)
-    except orjson.JSONDecodeError:
-        return None
-    if isinstance(value, str):
-        return value, None
-    if not isinstance(value, dict):
-        return None
-    text, name = value.get("text"), value.get("id")
-    is_whole = len(value) == 1 + ("id" in value)
-    return (text, name) if is_whole and isinstance(text, str) and _is_id(name) else None
+def _is_usual(value: Any) -> bool:
+    """Whether it is valid; told in a fifth of the time that pydantic takes."""
+    if not isinstance(value, dict) or len(value) != 1 + ("id" in value):
+        return False
+    return isinstance(value.get("text"), str) and _is_id(value.get("id"))
 
 
-def _parse_with_reasons(content: bytes) -> StreamLine:
-    """Parse any line; raises an `InvalidRequestError` that says what is wrong with it."""
-    try:
-        if content.lstrip()[:1] == b'"':
-            return StreamLine(text=_TEXT.validate_json(content))
-        return StreamLine.model_validate_json(content)
-    except ValidationError as error:
-        message = str(as_invalid_request(error, StreamLine, len(content)))
-        raise InvalidRequestError(message.replace("the body", "the line", 1)) from None
+def _of_line(error: InvalidRequestError) -> InvalidRequestError:
+    return InvalidRequestError(str(error).replace("the body", "the line", 1))
 
 
 def _check_values(content: bytes) -> None:
@@ -253,4 +241,4 @@ def _check_values(content: bytes) -> None:
 
 
 def _parts(content: bytes) -> Iterator[bytes]:
-    return (content[i : i + _HARMLESS_BYTES] for i in range(0, len(content), _HARMLESS_BYTES))
+    return (content[i : i + _COUNTED_BYTES] for i in range(0, len(content), _COUNTED_BYTES))

@@ -96,6 +96,23 @@ def test_a_record_batch_that_is_too_large_is_refused_before_it_has_arrived() -> 
         assert reader.ready
 
 
+def with_empty_batches(count: int) -> bytes:
+    """A stream of one row, after `count` batches of none."""
+    table, sink = pa.table({"text": ["a"]}), io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        for _ in range(count):
+            writer.write_batch(pa.record_batch([pa.array([], pa.string())], table.schema))
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def test_countless_batches_without_rows_are_refused() -> None:
+    _, (line,) = read(with_empty_batches(200))
+    assert line.text == "a"
+    with pytest.raises(InvalidRequestError, match="more than 250 messages in a row have no rows"):
+        read(with_empty_batches(300))
+
+
 @pytest.mark.parametrize("content", [b"", b"ARROW1\0\0" + bytes(100), b'{"text": "a"}\n' * 9])
 def test_what_is_no_arrow_stream_is_refused(content: bytes) -> None:
     with pytest.raises(InvalidRequestError, match="no Arrow IPC stream"):

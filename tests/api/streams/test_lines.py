@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.api.streams.lines import Line, NdjsonReader, _parse_usual, _parse_with_reasons
+from app.api.body import validate
+from app.api.streams.lines import Line, NdjsonReader, StreamLine, _is_usual
 from app.errors import BodyTooLargeError, InvalidRequestError
 
 MOST = 200
@@ -85,17 +86,26 @@ OBJECTS = st.lists(FIELDS, max_size=4).map(
         OBJECTS.map(str.encode),
         JSON.map(lambda value: json.dumps(value).encode()),
         JSON.map(lambda value: json.dumps({"text": value}, ensure_ascii=False).encode()),
-        st.builds(lambda text, raw: b'{"text":"' + text + b'"' + raw, st.binary(), st.binary()),
-        st.sampled_from(
-            [b'"\\ud800"', b'{"text":"\\ud800"}', b' {"text":"a"} \r', b"\xef\xbb\xbf1"]
-        ),
     )
 )
-def test_a_usual_line_is_read_as_the_parser_that_gives_reasons_reads_it(content: bytes) -> None:
-    usual = _parse_usual(content)
-    if usual is not None:
-        line = _parse_with_reasons(content)
-        assert usual == (line.text, line.id)
+def test_a_usual_line_is_read_as_the_schema_reads_it(content: bytes) -> None:
+    value = json.loads(content)
+    if isinstance(value, str):
+        return
+    (read_line,) = read(content, most=10_000)
+    if read_line.error is None:
+        line = validate(value, StreamLine)
+        assert (read_line.text, read_line.id) == (line.text, 0 if line.id is None else line.id)
+    else:
+        assert not _is_usual(value)
+        with pytest.raises(InvalidRequestError):
+            validate(value, StreamLine)
+
+
+@pytest.mark.parametrize("line", [b'"\\ud800"', b'{"text":"\\ud800"}', b"\xef\xbb\xbf1", b'"a'])
+def test_what_no_parser_reads_is_an_error(line: bytes) -> None:
+    assert "is no JSON" in str(read(line)[0].error)
+    assert read(b' {"text":"a"} \r')[0].text == "a"
 
 
 def test_a_line_without_an_id_has_its_place_among_the_records() -> None:
@@ -150,9 +160,48 @@ def test_a_large_line_with_many_values_is_refused_before_it_is_parsed() -> None:
     assert line.error is None
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"text": "a", ' + b",".join(b'"%d": 0' % i for i in range(6000)) + b"}",
+        b'{"text": "a", "id": [' + b"[]," * 20_000 + b"[]]}",
+        b"[" * 60_000,
+        b'{"text": "a", "id": ' + b'{"a":' * 10_000,
+    ],
+    ids=["names", "lists", "brackets", "nested names"],
+)
+def test_a_line_of_many_values_is_refused_before_it_is_parsed_whatever_its_size(line) -> None:
+    assert len(line) < 1 << 16
+    (read_line,) = read(line, most=1 << 20)
+    assert "more than 16 values" in str(read_line.error)
+
+
 def test_megabytes_of_blank_lines_are_dropped_at_once() -> None:
     (line,) = read(b"\n" * (1 << 20) + b'"a"', most=1 << 22)
     assert (line.number, line.id) == ((1 << 20) + 1, 0)
+
+
+def test_blanks_that_a_line_begins_with_are_looked_at_once() -> None:
+    reader = NdjsonReader(1 << 22)
+    for _ in range(16):
+        reader.feed(b" \t" * (1 << 16))
+        assert not reader.ready
+        # What is not kept cannot be looked at again.
+        assert reader.buffered == 0
+    reader.feed(b'"a"\n')
+    (line,) = reader.take(9, 9)
+    assert (line.number, line.text, line.size) == (1, "a", 3)
+
+
+def test_a_piece_holds_few_bad_lines() -> None:
+    reader = NdjsonReader(MOST)
+    reader.feed(b"}\n" * 1000 + b'"a"\n' * 1000)
+    taken = []
+    while reader.ready:
+        taken.append(reader.take(512, 1 << 20))
+    assert sum(map(len, taken)) == 2000
+    assert max(sum(line.error is not None for line in lines) for lines in taken) <= 64
+    assert max(map(len, taken)) == 512
 
 
 def test_as_many_are_taken_as_asked_for() -> None:

@@ -1,0 +1,110 @@
+"""Unpacking costs as much as its bytes, however they were packed, and others run meanwhile."""
+
+import asyncio
+import gzip
+import zlib
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.api.context import RequestContext
+from app.api.paths import EMBEDDING_STREAM
+from app.engine.admission.concurrency import LoopTurns
+from app.errors import InvalidRequestError
+from app.middleware import unpack_body
+from app.middleware.unpack_body import UnpackBody
+
+EMPTY = gzip.compress(b"", mtime=0)
+TINY = gzip.compress(b" ", mtime=0)
+
+
+async def unpack(*messages: bytes) -> list[bytes]:
+    """The pieces that come out of a body that arrives in these messages."""
+    left, pieces = list(messages), []
+
+    async def receive():
+        body = left.pop(0)
+        return {"type": "http.request", "body": body, "more_body": bool(left)}
+
+    async def read(_scope, receive, _send) -> None:
+        more = True
+        while more:
+            message = await receive()
+            pieces.append(message["body"])
+            more = message["more_body"]
+
+    context = RequestContext("id", "/embeddings/stream", EMBEDDING_STREAM, "192.0.2.1")
+    headers = [(b"content-encoding", b"gzip")]
+    scope = {"type": "http", "state": {"context": context}, "headers": headers}
+    await UnpackBody(read, 1, LoopTurns())(scope, receive, None)
+    assert pieces.pop() == b""
+    return pieces
+
+
+@given(
+    texts=st.lists(st.binary(max_size=40) | st.just(b"a" * 200_000), max_size=20),
+    cuts=st.lists(st.integers(0, 900), max_size=5),
+)
+async def test_the_members_and_the_cuts_between_messages_change_nothing(texts, cuts) -> None:
+    packed = b"".join(map(gzip.compress, [*texts, b""]))
+    places = [0, *sorted(min(cut, len(packed)) for cut in cuts), len(packed)]
+    pieces = await unpack(*(packed[a:b] for a, b in pairwise(places)))
+    assert b"".join(pieces) == b"".join(texts)
+    assert all(0 < len(piece) <= 65_536 for piece in pieces)
+
+
+async def test_what_small_members_hold_comes_together() -> None:
+    pieces = await unpack(TINY * 10_000)
+    assert b"".join(pieces) == b" " * 10_000
+    assert len(pieces) <= 40
+
+
+async def test_no_byte_of_small_members_is_read_many_times(monkeypatch) -> None:
+    read = 0
+
+    class Counted:
+        def __init__(self, **options: int) -> None:
+            self._unpacker = zlib.decompressobj(**options)
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            nonlocal read
+            read += len(data)
+            return self._unpacker.decompress(data, most)
+
+        def __getattr__(self, name: str):
+            return getattr(self._unpacker, name)
+
+    class Zlib:
+        error, decompressobj = zlib.error, Counted
+
+    monkeypatch.setattr(unpack_body, "zlib", Zlib)
+    packed = TINY * 3000
+    await unpack(packed)
+    assert read < 16 * len(packed)
+
+
+async def test_others_run_while_small_members_are_unpacked() -> None:
+    passes = 0
+
+    async def count() -> None:
+        nonlocal passes
+        while True:
+            passes += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await unpack(TINY * 10_000)
+    counting.cancel()
+    assert passes >= 40
+
+
+@pytest.mark.parametrize("messages", [[EMPTY * 2000], [EMPTY * 10] * 200], ids=["one", "many"])
+async def test_a_body_of_empty_members_is_refused(messages) -> None:
+    with pytest.raises(InvalidRequestError, match="more than 1000 of its members in a row"):
+        await unpack(*messages)
+
+
+async def test_empty_members_between_others_are_no_fault() -> None:
+    assert await unpack((EMPTY * 900 + TINY) * 3 + EMPTY) != []
