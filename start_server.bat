@@ -4,6 +4,17 @@ rem Only finds a Python and hands over to launcher\, which start_server.sh share
 rem Programs are called: one that is itself a batch file, as pyenv's python is, would not come back.
 setlocal EnableExtensions DisableDelayedExpansion
 cd /d "%~dp0"
+call :main %*
+set "STATUS=%ERRORLEVEL%"
+if %STATUS% equ 0 exit /b 0
+rem A window that Explorer has opened for this file would close, and nobody could read the message.
+if not defined CMDCMDLINE exit /b %STATUS%
+set "CALLED=%CMDCMDLINE:"=%"
+call set "REST=%%CALLED:%~f0=%%"
+if not "%REST%"=="%CALLED%" pause
+exit /b %STATUS%
+
+:main
 set "FOUND="
 if defined PYTHON goto named_python
 for %%V in ("py -3.13" "py -3.12" "py -3.11" python3 python .venv\Scripts\python.exe) do call :try_python %%~V

@@ -1,3 +1,3 @@
 """Smart Embedder: everything that a hybrid search calls, on the user's own hardware."""
 
-__version__ = "0.1.0"
+__version__ = "2.0.0-dev"

@@ -26,6 +26,9 @@ USAGE = f"""Usage: {SCRIPT} [local|docker] [cpu|gpu|auto] [--demo]
 
 def main(arguments: list[str], root: Path) -> int:
     """Start what the arguments ask for; 1 with usage or one sentence on stderr where it cannot."""
+    if {"-h", "--help"} & {*arguments}:
+        print(USAGE)
+        return 0
     request = parse_arguments(arguments)
     if request is None:
         print(USAGE, file=sys.stderr)

@@ -15,7 +15,8 @@ class LogRequests:
     """Logs the end of each request.
 
     The line holds method, path, route, status, sizes and, where work was done, how much and how
-    long each stage took; never texts, tokens or query strings.
+    long each stage took, the name of the client's token and its address (of IPv6 the /64); never
+    texts, tokens or query strings.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -47,6 +48,7 @@ def _log_end(scope: Scope, context: RequestContext, seconds: float) -> None:
         path=context.path,
         route=getattr(scope.get("route"), "path", None),
         client=context.token_name,
+        client_address=context.client_address,
         status=context.status,
         code=context.error_code,
         bytes_in=context.bytes_in,

@@ -71,7 +71,7 @@ def serve(settings: Settings, create_app: CreateApp) -> int:
         freeze_startup_objects()
         log_ready(models, server.url)
         if settings.log_format == "console":
-            _print_example(server.url, ui=settings.ui)
+            _print_example(server.url, settings)
 
     def on_failure(error: Exception) -> None:
         failures.append(error)
@@ -128,15 +128,20 @@ def _flush(stream: TextIO | None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _print_example(url: str, *, ui: bool) -> None:
-    page = f"\nSee it: {url}/ui" if ui else ""
+def _print_example(url: str, settings: Settings) -> None:
+    page = f"\nSee it: {url}/ui" if settings.ui else ""
+    header = ""
+    if settings.api_token or settings.api_tokens_file:
+        # The variable and not the token: what is printed stays in logs.
+        header = '-H "Authorization: Bearer $API_TOKEN" '
+        page = f"\nRequests need a token: API_TOKEN in the example.{page}"
     with suppress(OSError):  # The reader may be gone, or the disk full.
-        print(page + _EXAMPLE.format(url=url), flush=True)
+        print(page + _EXAMPLE.format(url=url, header=header), flush=True)
 
 
 _EXAMPLE = """
 Documentation: {url}/docs. Try:
 
   curl -s {url}/embeddings/ -H 'Content-Type: application/json' \\
-    -d '{{"sentences": ["What is hybrid search?"], "return_colbert": false}}'
+    {header}-d '{{"sentences": ["What is hybrid search?"], "return_colbert": false}}'
 """

@@ -10,7 +10,9 @@ from app.settings.describe import default, meaning, sections, without_markup
 from app.settings.settings import Settings
 
 _ABOUT = """\
-Serve embeddings and reranking over HTTP.
+Serve embeddings and reranking over HTTP. Where the client's package is installed, too,
+`smart-embedder ingest` and `smart-embedder search` fill a Qdrant collection and ask it; each has
+a --help of its own.
 
 Every flag is also a variable of the environment, or a line of .env, in capitals and with
 underscores: --max-queue-size is MAX_QUEUE_SIZE. A flag wins over the environment, which wins over

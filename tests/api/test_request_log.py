@@ -10,7 +10,7 @@ EMBED = {"sentences": [f"{SECRET} one", f"{SECRET} two"], "return_colbert": Fals
 RERANK = {"query": SECRET, "passages": [SECRET] * 3}
 MOST_BYTES = 10_000
 WORK = {"tokens", "tokenize_ms", "queue_ms", "inference_ms"}
-LINE = {"request_id", "method", "path", "route", "client", "status", "code", "ms"}
+LINE = {"request_id", "method", "path", "route", "client", "client_address", "status", "code", "ms"}
 LINE |= {"bytes_in", "bytes_out"}
 
 
@@ -52,6 +52,8 @@ def test_a_line_as_json_tells_all_numbers_and_no_text(tiny_m3: Path, tmp_path: P
     assert rerank["passages"] == 3
     assert (invalid["status"], invalid["code"]) == (422, "invalid_request")
     assert (refused["status"], refused["client"], refused["bytes_in"]) == (401, None, 0)
+    # Who guesses tokens, too.
+    assert {event["client_address"] for event in requests} == {"127.0.0.1"}
     assert (unknown["status"], unknown["route"]) == (404, None)
     assert unknown["path"] == r"/nowhere\n\x1b[2J/" + "x" * 186
     assert (wrong_method["method"], wrong_method["path"]) == ("GET", "/rerank")

@@ -39,9 +39,9 @@ def wine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wine]:
 class Checkout:
     """A folder with start_server.bat in it, and the programs that it finds."""
 
-    def __init__(self, wine: Wine, folder: Path) -> None:
+    def __init__(self, wine: Wine, folder: Path, name: str = "a checkout (x86) & more") -> None:
         self.wine = wine
-        self.folder = folder / "a checkout (x86) & more"
+        self.folder = folder / name
         self.programs = folder / "programs"
         for made in (self.folder, self.programs):
             made.mkdir()
@@ -75,6 +75,25 @@ class Checkout:
 @pytest.fixture
 def checkout(wine: Wine, tmp_path: Path) -> Checkout:
     return Checkout(wine, tmp_path)
+
+
+def test_a_window_that_explorer_opened_stays_until_its_error_is_read(
+    wine: Wine, tmp_path: Path
+) -> None:
+    # Wine's cmd has no variable that holds its command line, and trips over an & in one.
+    checkout = Checkout(wine, tmp_path, "a checkout")
+    path = windows_path(checkout.folder / BATCH_FILE.name)
+    explorer = {"CMDCMDLINE": f'C:\\windows\\cmd.exe /c ""{path}" "'}
+    failed = checkout.start("local cpu", answers="x", **explorer)
+    assert failed.returncode == 1
+    assert NO_PYTHON in failed.stderr
+    assert "Press any key" in failed.stdout
+    checkout.add("python", ("exit /b 0",))
+    ended = checkout.start("local cpu", answers="x", **explorer)
+    assert (ended.returncode, ended.stdout) == (0, "")
+    checkout.add("python", OLD_PYTHON)
+    by_a_program = checkout.start("local cpu", CMDCMDLINE=f"cmd /c .\\{BATCH_FILE.name} local cpu")
+    assert one_sentence(by_a_program) == NO_PYTHON
 
 
 def one_sentence(result: "subprocess.CompletedProcess[str]") -> str:

@@ -37,6 +37,13 @@ def test_anything_else_is_no_request(line: str) -> None:
     assert parse_arguments(line.split()) is None
 
 
+@pytest.mark.parametrize("arguments", [("--help",), ("-h",), ("local", "--help")])
+def test_help_is_what_was_asked_for(script: Path, arguments: tuple[str, ...]) -> None:
+    result = start(*arguments, script=script)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("Usage: start_server.sh [local|docker] [cpu|gpu|auto] [--demo]")
+
+
 @pytest.mark.parametrize("arguments", [("bogus",), ("docker", "--demo"), ("",)])
 def test_anything_else_prints_usage_and_exits_1(script: Path, arguments: tuple[str, ...]) -> None:
     result = start(*arguments, script=script)

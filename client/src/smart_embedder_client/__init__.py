@@ -13,7 +13,7 @@ from smart_embedder_client.errors import SmartEmbedderError
 from smart_embedder_client.options import EmbedOptions, RerankOptions, RerankWeights
 from smart_embedder_client.records import StreamedText
 
-__version__ = "0.1.0"
+__version__ = "2.0.0-dev"
 
 __all__ = [
     "AsyncClient",
