@@ -34,7 +34,9 @@ def id_of(passage: str) -> str:
 
 def store(database: lancedb.DBConnection, service: Client, passages: Sequence[str]) -> Table:
     """Make the table where there is none, and put the passages into it."""
-    vectors = service.embed(passages, return_sparse=False, output_dtype="float16")
+    vectors = service.embed(
+        passages, return_sparse=False, return_colbert=True, output_dtype="float16"
+    )
     schema = pa.schema(
         [
             ("id", pa.string()),
@@ -60,7 +62,7 @@ def store(database: lancedb.DBConnection, service: Client, passages: Sequence[st
 
 def search(table: Table, service: Client, question: str) -> list[dict]:
     """The best 100 by dense vectors and by words, fused by RRF; the best 20 ranked by ColBERT."""
-    vectors = service.embed([question], return_sparse=False)
+    vectors = service.embed([question], return_sparse=False, return_colbert=True)
     by_dense = (
         table.search(vectors.dense[0], vector_column_name="dense")
         .distance_type("cosine")
@@ -87,10 +89,8 @@ def search(table: Table, service: Client, question: str) -> list[dict]:
 
 
 if __name__ == "__main__":
-    url = os.environ.get("SMART_EMBEDDER_URL", "http://127.0.0.1:8000")
-    token = os.environ.get("SMART_EMBEDDER_TOKEN")
     database = lancedb.connect(os.environ.get("LANCEDB_URI", "lancedb-data"))
-    with Client(url, token=token) as service:
+    with Client() as service:
         table = store(database, service, PASSAGES)
         for row in search(table, service, QUESTION):
             print(f"{row['_distance']:.3f}  {row['text']}")

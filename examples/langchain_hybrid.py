@@ -40,7 +40,7 @@ class Dense(Embeddings):
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """One vector for each text."""
-        return self._service.embed(texts, return_sparse=False, return_colbert=False).dense.tolist()
+        return self._service.embed(texts, return_sparse=False).dense.tolist()
 
     def embed_query(self, text: str) -> list[float]:
         """The vector of a question."""
@@ -55,7 +55,7 @@ class Sparse(SparseEmbeddings):
 
     def embed_documents(self, texts: list[str]) -> list[SparseVector]:
         """One vector for each text."""
-        vectors = self._service.embed(texts, return_dense=False, return_colbert=False).sparse
+        vectors = self._service.embed(texts, return_dense=False).sparse
         return [
             SparseVector(indices=each.indices.tolist(), values=each.values.tolist())
             for each in vectors
@@ -135,9 +135,7 @@ def make_retriever(store: QdrantVectorStore, service: Client) -> Runnable[str, l
 
 
 if __name__ == "__main__":
-    url = os.environ.get("SMART_EMBEDDER_URL", "http://127.0.0.1:8000")
-    token = os.environ.get("SMART_EMBEDDER_TOKEN")
-    with closing(connect()) as qdrant, Client(url, token=token) as service:
+    with closing(connect()) as qdrant, Client() as service:
         store = make_store(qdrant, service)
         store.add_texts(PASSAGES, ids=[id_of(passage) for passage in PASSAGES])
         for document in make_retriever(store, service).invoke(QUESTION):

@@ -38,7 +38,7 @@ class Dense(BaseEmbedding):
     service: Client
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        return self.service.embed(texts, return_sparse=False, return_colbert=False).dense.tolist()
+        return self.service.embed(texts, return_sparse=False).dense.tolist()
 
     def _get_text_embedding(self, text: str) -> list[float]:
         return self._get_text_embeddings([text])[0]
@@ -96,7 +96,7 @@ def make_store(qdrant: QdrantClient, service: Client) -> QdrantVectorStore:
     """A collection for both kinds of vectors, made where there is none."""
 
     def sparse(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
-        vectors = service.embed(texts, return_dense=False, return_colbert=False).sparse
+        vectors = service.embed(texts, return_dense=False).sparse
         return (
             [each.indices.tolist() for each in vectors],
             [each.values.tolist() for each in vectors],
@@ -113,9 +113,7 @@ def make_store(qdrant: QdrantClient, service: Client) -> QdrantVectorStore:
 
 
 if __name__ == "__main__":
-    url = os.environ.get("SMART_EMBEDDER_URL", "http://127.0.0.1:8000")
-    token = os.environ.get("SMART_EMBEDDER_TOKEN")
-    with closing(connect()) as qdrant, Client(url, token=token) as service:
+    with closing(connect()) as qdrant, Client() as service:
         index = VectorStoreIndex.from_vector_store(
             make_store(qdrant, service), embed_model=Dense(service=service)
         )

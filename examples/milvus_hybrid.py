@@ -46,9 +46,9 @@ def create_collection(milvus: MilvusClient, width: int) -> None:
 
 def vectors_of(service: Client, texts: Sequence[str]) -> list[dict]:
     """The vector fields of a row for each text."""
-    vectors = service.embed(texts, return_colbert=False)
+    vectors = service.embed(texts)
     return [
-        {"dense": dense, "sparse": dict(zip(sparse.indices.tolist(), sparse.values.tolist()))}
+        {"dense": dense, "sparse": sparse.as_dict()}
         for dense, sparse in zip(vectors.dense, vectors.sparse)
     ]
 
@@ -77,10 +77,8 @@ def search(milvus: MilvusClient, service: Client, question: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    url = os.environ.get("SMART_EMBEDDER_URL", "http://127.0.0.1:8000")
-    token = os.environ.get("SMART_EMBEDDER_TOKEN")
     uri = os.environ.get("MILVUS_URI", "milvus-data.db")
-    with closing(MilvusClient(uri)) as milvus, Client(url, token=token) as service:
+    with closing(MilvusClient(uri)) as milvus, Client() as service:
         store(milvus, service, PASSAGES)
         ranking = service.rerank(QUESTION, search(milvus, service, QUESTION))
         for score, text in zip(ranking.scores, ranking.passages):

@@ -87,11 +87,11 @@ def connect() -> psycopg.Connection:
 
 def vectors_of(service: Client, texts: Sequence[str]) -> list[tuple[HalfVector, SparseVector]]:
     """Half precision is enough for dense vectors."""
-    vectors = service.embed(texts, return_colbert=False, output_dtype="float16")
+    vectors = service.embed(texts, output_dtype="float16")
     return [
         (
             HalfVector(dense),
-            SparseVector(dict(zip(sparse.indices.tolist(), sparse.values.tolist())), VOCABULARY),
+            SparseVector(sparse.as_dict(), VOCABULARY),
         )
         for dense, sparse in zip(vectors.dense, vectors.sparse)
     ]
@@ -113,9 +113,7 @@ def search(connection: psycopg.Connection, service: Client, question: str) -> li
 
 
 if __name__ == "__main__":
-    url = os.environ.get("SMART_EMBEDDER_URL", "http://127.0.0.1:8000")
-    token = os.environ.get("SMART_EMBEDDER_TOKEN")
-    with Client(url, token=token) as service, connect() as database:
+    with Client() as service, connect() as database:
         store(database, service, PASSAGES)
         ranking = service.rerank(QUESTION, search(database, service, QUESTION))
         for score, text in zip(ranking.scores, ranking.passages):

@@ -59,7 +59,7 @@ def create_collection(qdrant: QdrantClient, dense_width: int, colbert_width: int
 
 def store(qdrant: QdrantClient, service: Client, passages: list[str]) -> None:
     """Each passage, with its vectors of all three kinds."""
-    vectors = service.embed(passages)
+    vectors = service.embed(passages, return_colbert=True)
     if not qdrant.collection_exists(COLLECTION):
         create_collection(qdrant, vectors.dense.shape[1], vectors.colbert[0].shape[1])
     qdrant.upsert(
@@ -83,7 +83,7 @@ def store(qdrant: QdrantClient, service: Client, passages: list[str]) -> None:
 
 def search(qdrant: QdrantClient, service: Client, question: str) -> list[models.ScoredPoint]:
     """The best 100 by dense and by sparse vectors, fused by RRF; the best 20 ranked by ColBERT."""
-    vectors = service.embed([question])
+    vectors = service.embed([question], return_colbert=True)
     found = [
         models.Prefetch(query=vectors.dense[0].tolist(), using="dense", limit=100),
         models.Prefetch(query=as_qdrant(vectors.sparse[0]), using="sparse", limit=100),
@@ -102,9 +102,7 @@ def as_qdrant(sparse: SparseVector) -> models.SparseVector:
 
 
 if __name__ == "__main__":
-    url = os.environ.get("SMART_EMBEDDER_URL", "http://127.0.0.1:8000")
-    token = os.environ.get("SMART_EMBEDDER_TOKEN")
-    with closing(connect()) as qdrant, Client(url, token=token) as service:
+    with closing(connect()) as qdrant, Client() as service:
         store(qdrant, service, PASSAGES)
         for hit in search(qdrant, service, QUESTION):
             print(f"{hit.score:.3f}  {hit.payload['text']}")

@@ -1,12 +1,14 @@
 """What the clients return: the numbers of the JSON answers, in numpy's types."""
 
+import itertools
+
 import httpx
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from smart_embedder_client import EmbedOptions, RerankOptions, RerankWeights, SmartEmbedderError
-from smart_embedder_client.answers import read_embeddings, read_ranking
+from smart_embedder_client.calls import embed_calls
 
 from app.api import schemas
 from tests.support.texts import varied_texts
@@ -41,7 +43,7 @@ def equal(array: np.ndarray, numbers: list, dtype: str) -> None:
 
 
 def test_vectors_equal_those_in_json_to_the_last_bit(client, plain) -> None:
-    found, expected = client.embed(TEXTS), embeddings_in_json(plain)
+    found, expected = client.embed(TEXTS, return_colbert=True), embeddings_in_json(plain)
     equal(found.dense, [each["dense"] for each in expected], "float32")
     for i, each in enumerate(expected):
         equal(found.sparse[i].indices, each["sparse"]["indices"], "uint32")
@@ -56,7 +58,7 @@ def test_vectors_equal_those_in_json_to_the_last_bit(client, plain) -> None:
     [("int8", "int8"), ("uint8", "uint8"), ("binary", "int8"), ("ubinary", "uint8")],
 )
 def test_fewer_bits_arrive_in_their_own_type(client, plain, asked: str, dtype: str) -> None:
-    found = client.embed(TEXTS, output_dtype=asked)
+    found = client.embed(TEXTS, output_dtype=asked, return_colbert=True)
     expected = embeddings_in_json(plain, output_dtype=asked)
     assert found.output_dtype == asked
     equal(found.dense, [each["dense"] for each in expected], dtype)
@@ -88,7 +90,7 @@ def test_one_kind_and_one_text(client, plain, kind: str) -> None:
 
 
 def test_tokens_and_muvera(client, plain) -> None:
-    options = {"return_tokens": True, "muvera": "query"}
+    options = {"return_tokens": True, "muvera": "query", "return_colbert": True}
     found = client.embed(TEXTS, **options)
     body = {"sentences": TEXTS, "sparse_as_indices": True} | options
     for i, each in enumerate(plain("/embeddings/", **body)["data"]):
@@ -98,7 +100,7 @@ def test_tokens_and_muvera(client, plain) -> None:
 
 
 def test_what_is_told_besides(client, plain) -> None:
-    found = client.embed(["search " * 9000], return_colbert=False)
+    found = client.embed(["search " * 9000])
     told = plain("/embeddings/", sentences=["search " * 9000], return_colbert=False)
     assert found.usage == told["usage"]
     assert found.warnings == told["warnings"] != []
@@ -126,6 +128,47 @@ def test_tokens_are_counted(client, plain) -> None:
         client.count_tokens(["search"], model="another")
 
 
+def test_a_long_list_is_sent_in_parts_and_answered_as_one(client, plain) -> None:
+    texts = [f"river {i}" for i in range(1030)] + ["search " * 9000]
+    found = client.embed(texts, return_tokens=True, output_dtype="int8")
+    assert len(found.sparse) == len(found.tokens) == len(texts)
+    assert found.dense.shape == (len(texts), 64)
+    assert found.dense_scale.shape == (len(texts),)
+    assert not found.dense.flags.writeable
+    last = client.embed(texts[-2:], output_dtype="int8")
+    np.testing.assert_allclose(found.dense[-2:], last.dense, atol=1)
+    (warning,) = found.warnings
+    assert warning["target"]["index"] == 1030
+    assert warning["target"]["pointer"] == "/sentences/1030"
+    assert "/sentences/1030 has 9002 tokens" in warning["message"]
+    assert found.usage["prompt_tokens"] > last.usage["prompt_tokens"] + 2000
+
+
+@pytest.mark.parametrize(("with_colbert", "most"), [(False, 524_288), (True, 65_536)])
+@given(st.lists(st.sampled_from(["", "river", "\u06de" * 9_000, "a" * 70_000]), max_size=30))
+@settings(max_examples=20)
+def test_a_list_is_divided_by_its_bytes(with_colbert: bool, most: int, texts: list[str]) -> None:
+    options = {"return_colbert": with_colbert}
+    parts = [call.body["sentences"] for _, call in embed_calls(texts, options, None)]
+    assert [text for part in parts for text in part] == texts
+    sizes = [sum(len(text.encode()) for text in part) for part in parts]
+    assert all(size <= most or len(part) == 1 for size, part in zip(sizes, parts, strict=True))
+    # No more of them than needed.
+    assert all(a + b > most for a, b in itertools.pairwise(sizes))
+
+
+def test_colbert_vectors_are_made_where_they_are_asked_for(client) -> None:
+    assert client.embed(["search"]).colbert is None
+    assert client.embed(["search"], return_colbert=True).colbert is not None
+
+
+def test_a_sparse_vector_as_a_dictionary(client, plain) -> None:
+    (sparse,) = client.embed(["search a river"]).sparse
+    (told,) = plain("/embeddings/", sentences=["search a river"])["data"]
+    expected = {int(index): weight for index, weight in told["embeddings"]["sparse"].items()}
+    assert sparse.as_dict() == pytest.approx(expected)
+
+
 def test_health(client) -> None:
     health = client.health()
     assert (health.ready, health.status, health.reason) == (True, "healthy", None)
@@ -150,28 +193,3 @@ def test_another_format_is_no_answer(connect, server) -> None:
         with pytest.raises(SmartEmbedderError, match="is application/json and not safetensors"):
             client.embed(TEXTS)
         assert client.rerank("search", TEXTS).passages
-
-
-@pytest.fixture(scope="module")
-def answer(server) -> httpx.Response:
-    headers = {"Accept": "application/vnd.safetensors"}
-    return httpx.post(f"{server.url}/embeddings/", json={"sentences": ["a", "b"]}, headers=headers)
-
-
-@given(st.data())
-def test_a_damaged_answer_is_an_error(answer: httpx.Response, data: st.DataObject) -> None:
-    size = len(answer.content)
-    start, end = data.draw(st.tuples(*[st.integers(0, size)] * 2).filter(lambda x: x != (0, size)))
-    damaged = data.draw(st.binary(max_size=20)) + answer.content[start:end]
-    if damaged == answer.content:
-        return
-    response = httpx.Response(200, headers=answer.headers, content=damaged, request=answer.request)
-    with pytest.raises(SmartEmbedderError, match="the vectors cannot be read"):
-        read_embeddings(response)
-
-
-@pytest.mark.parametrize("content", [b"", b"no JSON", b"3", b"[]", b"{}", b'{"results": [3]}'])
-def test_a_damaged_ranking_is_an_error(content: bytes) -> None:
-    request = httpx.Request("POST", "http://127.0.0.1/rerank")
-    with pytest.raises(SmartEmbedderError, match="the ranking cannot be read"):
-        read_ranking(httpx.Response(200, content=content, request=request))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from smart_embedder_client import AsyncClient, SmartEmbedderError
+from smart_embedder_client import AsyncClient, Client, SmartEmbedderError
 from smart_embedder_client.errors import refusal
 from smart_embedder_client.retries import Retries
 
@@ -117,8 +117,8 @@ def test_a_refusal_that_may_not_be_waited_for_is_raised(
     error = caught.value
     (_, response) = traffic.refused[0]
     assert (error.status, error.code, len(traffic.sent)) == (503, "queue_full", 1)
-    assert error.detail == response.json()["detail"]
-    assert error.request_id == response.json()["request_id"]
+    assert "queue" in error.detail
+    assert error.request_id == response.headers["x-request-id"]
     assert error.retry_after == float(response.headers["retry-after"])
     assert str(error) == f"{error.detail} (503 queue_full, request {error.request_id})"
     assert vars(pickle.loads(pickle.dumps(error))) == vars(error)
@@ -240,3 +240,78 @@ def test_no_other_try_without_a_reason(error: SmartEmbedderError) -> None:
     with pytest.raises(SmartEmbedderError) as caught:
         Retries(max_retries=5, max_wait=60).pause_after(error)
     assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("localhost:8000", "does not begin with http://"),
+        ("127.0.0.1:8000", "does not begin with http://|no address"),
+        ("http://", "does not begin with http://"),
+        ("unix:///run/embedder", "does not begin with http://"),
+        ("http://127.0.0.1:8000/v1", "/v1, which OpenAI's clients need"),
+        ("http://127.0.0.1:8000/openai/v1/", "/v1, which OpenAI's clients need"),
+        ("http://127.0.0.1:800000", "a port above 65535"),
+        ("http://127.0.0.1:8000/?a=b", "more than a path"),
+        (8000, "is no address"),
+    ],
+)
+@pytest.mark.parametrize("make", [Client, AsyncClient])
+def test_an_address_that_cannot_be_right_is_told_at_once(make, url, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        make(url)
+
+
+@pytest.mark.parametrize("token", ["secret\n", "s\u00e9cret", "\x00"])
+def test_a_token_that_no_header_can_have_is_not_repeated(token: str) -> None:
+    with pytest.raises(ValueError, match="no header can have") as caught:
+        Client(token=token)
+    assert token not in str(caught.value)
+
+
+def test_the_address_and_its_token_are_read_from_the_environment(
+    busy_server: RunningServer, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SMART_EMBEDDER_URL", busy_server.url)
+    monkeypatch.setenv("SMART_EMBEDDER_TOKEN", TOKEN)
+    with Client() as client:
+        assert client.embed(TEXT).dense.shape[0] == 1
+    sent: list[httpx.Request] = []
+    with (
+        httpx.Client(event_hooks={"request": [sent.append]}) as http,
+        Client(server.url, http=http) as client,
+    ):
+        client.embed(TEXT)
+    # The token is not for another service.
+    assert "authorization" not in sent[0].headers
+
+
+def test_what_cannot_be_sent_is_an_error_of_the_client(connect, server) -> None:
+    with connect(server.url) as client:
+        with pytest.raises(SmartEmbedderError, match="half of a surrogate pair.*river "):
+            client.embed(["a", "river \ud800"])
+        with pytest.raises(SmartEmbedderError, match="place 1 is NoneType and no string"):
+            client.embed(["a", None])
+        with pytest.raises(SmartEmbedderError, match="place 0 is int and no string"):
+            client.rerank("a", [7])
+        with pytest.raises(SmartEmbedderError, match="invalid_input"):
+            client.rerank("\udfff", ["a"])
+        with pytest.raises(SmartEmbedderError, match="invalid_input"):
+            client.embed(["a"], dimensions=float("nan"))
+
+
+def test_a_closed_client_says_so(server) -> None:
+    with Client(server.url) as client:
+        stream = client.embed_stream(f"river {i}" for i in range(5000))
+        next(stream)
+    for ask in (lambda: client.embed(TEXT), client.health, lambda: list(stream)):
+        with pytest.raises(SmartEmbedderError, match=r"client_closed|connection_lost"):
+            ask()
+
+    async def with_asyncio() -> None:
+        async with AsyncClient(server.url) as client:
+            pass
+        await client.embed(TEXT)
+
+    with pytest.raises(SmartEmbedderError, match="client_closed"):
+        asyncio.run(with_asyncio())

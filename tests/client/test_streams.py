@@ -47,9 +47,9 @@ def collect(request: pytest.FixtureRequest) -> Collect:
     "options",
     [
         {},
-        {"return_colbert": False, "muvera": "document"},
-        {"return_dense": False, "return_tokens": True, "colbert_pool_factor": None},
-        {"output_dtype": "int8", "return_sparse": False},
+        {"muvera": "document"},
+        {"return_dense": False, "return_colbert": True, "return_tokens": True},
+        {"output_dtype": "int8", "return_sparse": False, "return_colbert": True},
     ],
 )
 def test_the_vectors_are_those_of_embed(server, collect: Collect, options) -> None:
@@ -76,7 +76,7 @@ def test_the_vectors_are_those_of_embed(server, collect: Collect, options) -> No
 
 def test_many_texts_come_back_in_order_with_their_ids(server, collect: Collect) -> None:
     pairs = [(f"doc-{i}", text) for i, text in enumerate(MANY)]
-    found = collect(server.url, pairs, return_colbert=False)
+    found = collect(server.url, pairs)
     assert [(each.id, each.text) for each in found] == pairs
 
 
@@ -101,8 +101,9 @@ def test_a_cut_text_has_its_warning(server, collect: Collect) -> None:
 def test_what_the_service_refuses_is_raised(server, collect: Collect) -> None:
     with pytest.raises(SmartEmbedderError, match="422 invalid_request"):
         collect(server.url, ["a"], dimensions=3)
-    with pytest.raises(TypeError, match="pairs of an id and a text"):
-        collect(server.url, [("a", 7)])
+    for given in (None, 7, ("a", 7), ("a", "b", "c")):
+        with pytest.raises(SmartEmbedderError, match="item 1 of the stream is .*pairs of an id"):
+            collect(server.url, ["a", given])
     assert collect(server.url, []) == []
 
 
@@ -155,7 +156,7 @@ def cutting(url: str, after: list[int]) -> Iterator[str]:
 def test_a_lost_connection_is_made_good(server, collect: Collect, after: list[int]) -> None:
     """No text is missing, none is there twice."""
     with cutting(server.url, after) as url:
-        found = collect(url, MANY, return_colbert=False)
+        found = collect(url, MANY)
     assert [each.text for each in found] == MANY
 
 
@@ -169,7 +170,7 @@ def test_texts_are_taken_as_they_are_needed(server) -> None:
             yield text
 
     with Client(server.url) as client:
-        records = client.embed_stream(source(), return_colbert=False)
+        records = client.embed_stream(source())
         for _ in range(50):
             next(records)
         assert taken <= 50 + OPEN_SECTIONS * 1024
@@ -178,7 +179,7 @@ def test_texts_are_taken_as_they_are_needed(server) -> None:
 
 
 def test_a_section_is_as_large_as_its_size_says() -> None:
-    maker = SectionMaker()
+    maker = SectionMaker({})
     while not maker.full:
         maker.add("x" * 100)
     section = maker.take()
@@ -188,7 +189,7 @@ def test_a_section_is_as_large_as_its_size_says() -> None:
 
 
 def test_the_size_of_a_section_stays_within_its_limits() -> None:
-    size = SectionMaker().size
+    size = SectionMaker({}).size
     for _ in range(20):
         size.record_end()
     assert size.bytes == 524_288
@@ -196,7 +197,7 @@ def test_the_size_of_a_section_stays_within_its_limits() -> None:
 
 def test_damaged_streams_are_errors_of_their_own() -> None:
     with pytest.raises(ValueError, match="a header of"):
-        list(RecordReader().feed(b"\xff" * 100))
+        list(RecordReader([(0, "a")], {}).feed(b"\xff" * 100))
 
 
 def test_only_a_stream_is_asked_again_after_a_lost_connection() -> None:

@@ -18,6 +18,7 @@ from tests.support.server import RunningServer, run_server
 from tests.support.texts import varied_texts
 
 TEXTS = [*varied_texts(5), ""]
+ALL = {"return_colbert": True}
 FEWER = {"colbert_pool_factor": 2, "muvera": "document"}
 OPTIONS: list[dict[str, Any]] = [
     *[{"muvera": "query"}, {"muvera": "document", "return_colbert": False}],
@@ -56,14 +57,15 @@ def client(server: RunningServer):
 @pytest.fixture(scope="module")
 def whole(client: Client):
     """The answer in float32."""
-    return client.embed(TEXTS)
+    return client.embed(TEXTS, **ALL)
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_each_option_is_what_the_references_make_of_the_vectors(
     client, whole, expected, options
 ) -> None:
-    assert_made_of(whole, client.embed(TEXTS, **options), options, expected)
+    made = client.embed(TEXTS, **(ALL | options))
+    assert_made_of(whole, made, options, expected)
 
 
 def test_in_one_batch_with_other_requests_each_gets_what_it_asked_for(
@@ -73,11 +75,11 @@ def test_in_one_batch_with_other_requests_each_gets_what_it_asked_for(
         taken = server.metric("embedder_queue_wait_seconds_count")
         hold.touch()
         try:
-            first = threads.submit(client.embed, ["first"])
+            first = threads.submit(client.embed, ["first"], **ALL)
             server.wait_for_metric("embedder_queue_wait_seconds_count", taken + 1)
             forwards = server.metric("embedding_batch_size_count")
-            asked = [threads.submit(client.embed, TEXTS, **each) for each in OPTIONS]
-            plain = threads.submit(client.embed, TEXTS)
+            asked = [threads.submit(client.embed, TEXTS, **(ALL | each)) for each in OPTIONS]
+            plain = threads.submit(client.embed, TEXTS, **ALL)
             openai = threads.submit(openai_answer, server, output_dtype="int8")
             bits = threads.submit(openai_answer, server, embedding_type="ubinary", **FEWER)
             cohere = threads.submit(cohere_answer, server)

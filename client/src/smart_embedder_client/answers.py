@@ -1,18 +1,21 @@
 """The results of a client's methods, and functions that read them from the service's answers."""
 
-import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, chain
 from typing import Any
 
 import httpx
 import numpy as np
 import numpy.typing as npt
 
-from smart_embedder_client import safetensors
+from smart_embedder_client import limits, safetensors
+from smart_embedder_client.asked import check_tensors
 from smart_embedder_client.errors import (
     MALFORMED,
-    check_safetensors,
+    UNEXPECTED_ANSWER,
+    SmartEmbedderError,
     check_status,
     json_object,
     refusal,
@@ -29,6 +32,10 @@ class SparseVector:
 
     indices: npt.NDArray[np.uint32]
     values: FloatArray
+
+    def as_dict(self) -> dict[int, float]:
+        """The weight of each token's id."""
+        return dict(zip(self.indices.tolist(), self.values.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,35 +127,39 @@ class Health:
         return self.status == "healthy"
 
 
-def read_embeddings(response: httpx.Response) -> Embeddings:
-    """An answer in safetensors; raises `SmartEmbedderError` for any other one."""
-    check_safetensors(response)
+def read_embeddings(
+    response: httpx.Response, texts: Sequence[str], options: Mapping[str, Any]
+) -> Embeddings:
+    """The vectors of `texts`; raises `SmartEmbedderError` for an answer to anything else."""
+    safetensors.check_media_type(response)
     try:
-        tensors, metadata = safetensors.read(response.content)
-        return _embeddings(response, tensors, json.loads(metadata[safetensors.METADATA_KEY]))
+        content, most = response.content, limits.of_vectors(texts, options)
+        tensors, told = safetensors.read(content, most)
+        check_tensors(tensors, options, len(texts), told["output_dtype"])
+        return _embeddings(response, tensors, told, len(texts))
     except MALFORMED as error:
         raise unexpected_answer(response, f"the vectors cannot be read: {error!r}") from error
 
 
 def _embeddings(
-    response: httpx.Response, tensors: Mapping[str, Array], told: Mapping[str, Any]
+    response: httpx.Response, tensors: Mapping[str, Array], told: Mapping[str, Any], texts: int
 ) -> Embeddings:
     colbert = tensors.get("colbert_offsets")
-    tokens = told.get("tokens")
-    return Embeddings(
+    vectors = Embeddings(
         dense=tensors.get("dense"),
         dense_scale=tensors.get("dense_scale"),
         sparse=_sparse(tensors) if "sparse_offsets" in tensors else None,
         colbert=_split(tensors.get("colbert"), colbert),
         colbert_scale=_split(tensors.get("colbert_scale"), colbert),
         muvera=tensors.get("muvera"),
-        tokens=None if tokens is None else [TokenStrings(**each) for each in tokens],
         output_dtype=told["output_dtype"],
-        dense_model_name=told["dense_model_name"],
-        sparse_model_name=told["sparse_model_name"],
-        colbert_model_name=told["colbert_model_name"],
-        **_report(response, told),
+        **_strings(told, "dense_model_name", "sparse_model_name", "colbert_model_name"),
+        **_report(response, told, texts),
     )
+    if told.get("tokens") is None:
+        return vectors
+    each_text = zip(_list(told["tokens"], texts), _counts(vectors, texts), strict=True)
+    return replace(vectors, tokens=[read_tokens(tokens, counts) for tokens, counts in each_text])
 
 
 def _sparse(tensors: Mapping[str, Array]) -> list[SparseVector]:
@@ -165,36 +176,147 @@ def _split(joined: Array | None, offsets: Array | None) -> list[Array] | None:
     return np.split(joined, offsets[1:-1])
 
 
-def read_ranking(response: httpx.Response) -> Ranking:
-    """An answer of /rerank; raises `SmartEmbedderError` for any other one."""
+def _counts(vectors: Embeddings, texts: int) -> list[tuple[int | None, int | None]]:
+    """How many sparse weights and ColBERT vectors each text has."""
+    nothing = [None] * texts
+    sparse = nothing if vectors.sparse is None else [len(each.values) for each in vectors.sparse]
+    colbert = nothing if vectors.colbert is None else [len(each) for each in vectors.colbert]
+    return list(zip(sparse, colbert, strict=True))
+
+
+def read_tokens(told: Any, counts: tuple[int | None, int | None]) -> TokenStrings:
+    """The strings of one text; raises one of `MALFORMED` unless there are as many as `counts`."""
+    found = (told["sparse"], told["colbert"])
+    for strings, count in zip(found, counts, strict=True):
+        # MUVERA has ColBERT's tokens without its vectors.
+        if strings is None and count is None:
+            continue
+        length = len(strings) if count is None else count
+        if not all(isinstance(each, str) for each in _list(strings, length)):
+            raise TypeError("tokens that are no strings")
+    return TokenStrings(*found)
+
+
+def join_embeddings(parts: Sequence[Embeddings], sizes: Sequence[int]) -> Embeddings:
+    """The answers to parts of a list, of so many texts, as one; `request_id` is the last one's.
+
+    Raises:
+        SmartEmbedderError: Another model has answered in between.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    names = ("dense_model_name", "sparse_model_name", "colbert_model_name")
+    if any(getattr(part, name) != getattr(parts[0], name) for part in parts for name in names):
+        raise SmartEmbedderError(_CHANGED, UNEXPECTED_ANSWER, httpx.codes.OK)
+
+    def each(name: str) -> list[Any] | None:
+        found = [getattr(part, name) for part in parts if getattr(part, name) is not None]
+        if found and len(found) < len(parts):
+            raise SmartEmbedderError(_CHANGED, UNEXPECTED_ANSWER, httpx.codes.OK)
+        return found or None
+
+    def joined(name: str) -> Any:
+        found = each(name)
+        return found and list(chain.from_iterable(found))
+
+    def concatenated(name: str) -> Any:
+        found = each(name)
+        if found is None:
+            return None
+        if len({array.shape[1:] for array in found}) > 1:
+            raise SmartEmbedderError(_CHANGED, UNEXPECTED_ANSWER, httpx.codes.OK)
+        array = np.concatenate(found)
+        array.flags.writeable = False
+        return array
+
+    return replace(
+        parts[-1],
+        dense=concatenated("dense"),
+        dense_scale=concatenated("dense_scale"),
+        sparse=joined("sparse"),
+        colbert=joined("colbert"),
+        colbert_scale=joined("colbert_scale"),
+        muvera=concatenated("muvera"),
+        tokens=joined("tokens"),
+        usage=_sum([part.usage for part in parts]),
+        timings_ms=_sum([part.timings_ms for part in parts]),
+        warnings=[
+            _moved(warning, start)
+            for part, start in zip(parts, accumulate(sizes, initial=0), strict=False)
+            for warning in part.warnings
+        ],
+    )
+
+
+_CHANGED = "the service has changed its model between two requests for parts of a list"
+
+
+def _sum(reports: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: sum(each.get(name, 0) for each in reports) for name in reports[0]}
+
+
+def _moved(warning: dict[str, Any], start: int) -> dict[str, Any]:
+    """The warning about a part, with the place of its text in the whole list."""
+    target = warning["target"]
+    index = target["index"] + start
+    pointer = f"/sentences/{index}"
+    message = warning["message"].replace(f"/sentences/{target['index']} ", f"{pointer} ", 1)
+    moved = target | {"index": index, "pointer": pointer}
+    return warning | {"message": message, "target": moved}
+
+
+def read_ranking(response: httpx.Response, query: str, passages: Sequence[str]) -> Ranking:
+    """The order of `passages`; raises `SmartEmbedderError` for an answer to anything else."""
     check_status(response)
     try:
-        told = response.json()
-        return _ranking(response, told["results"], told)
+        told = limits.load_json(response.content, limits.of_ranking(query, passages))
+        return _ranking(response, _list(told["results"], len(passages)), told, passages)
     except MALFORMED as error:
         raise unexpected_answer(response, f"the ranking cannot be read: {error!r}") from error
 
 
 def _ranking(
-    response: httpx.Response, results: Sequence[Mapping[str, Any]], told: Mapping[str, Any]
+    response: httpx.Response,
+    results: Sequence[Mapping[str, Any]],
+    told: Mapping[str, Any],
+    passages: Sequence[str],
 ) -> Ranking:
-    parts = [each["parts"] for each in results if each.get("parts")]
-    names = parts[0] if parts else ()
+    places = [each["index"] for each in results]
+    if sorted(places) != list(range(len(passages))) or not all(type(i) is int for i in places):
+        raise ValueError("its places are not those of the passages, each once")
+    if any(each["passage"] != passages[each["index"]] for each in results):
+        raise ValueError("a passage that was not sent")
+    scores = _scores([each["score"] for each in results])
+    if (scores[1:] > scores[:-1]).any():
+        raise ValueError("scores that do not fall")
+    parts = [each.get("parts") or {} for each in results]
+    names = sorted(parts[0])
+    if any(sorted(each) != names for each in parts):
+        raise ValueError("scores of other parts for each passage")
     return Ranking(
-        indices=np.array([each["index"] for each in results], np.int64),
-        scores=np.array([each["score"] for each in results], np.float32),
-        passages=[each["passage"] for each in results],
-        parts={name: np.array([each[name] for each in parts], np.float32) for name in names}
-        or None,
-        **_report(response, told),
+        indices=np.array(places, np.int64),
+        scores=scores,
+        passages=[passages[i] for i in places],
+        parts={name: _scores([each[name] for each in parts]) for name in names} or None,
+        **_report(response, told, len(passages)),
     )
 
 
-def read_counts(response: httpx.Response) -> list[int]:
-    """An answer of /tokenize; raises `SmartEmbedderError` for any other one."""
+def _scores(numbers: Sequence[Any]) -> FloatArray:
+    if not all(isinstance(each, int | float) for each in numbers):
+        raise TypeError("scores that are no numbers")
+    scores = np.array(numbers, np.float64)
+    if not (np.abs(scores) <= np.finfo(np.float32).max).all():
+        raise ValueError("scores that are no numbers")
+    return scores.astype(np.float32)
+
+
+def read_counts(response: httpx.Response, texts: Sequence[str]) -> list[int]:
+    """How many tokens each text has; raises `SmartEmbedderError` for any other answer."""
     check_status(response)
     try:
-        return [len(tokens) for tokens in response.json()]
+        told = limits.load_json(response.content, limits.of_tokens(texts))
+        return [len(_list(tokens, len(tokens))) for tokens in _list(told, len(texts))]
     except MALFORMED as error:
         raise unexpected_answer(response, f"the tokens cannot be read: {error!r}") from error
 
@@ -202,13 +324,50 @@ def read_counts(response: httpx.Response) -> list[int]:
 def read_health(response: httpx.Response) -> Health:
     """An answer of /health, whatever it says; raises `SmartEmbedderError` for any other one."""
     told = json_object(response)
-    if not isinstance(told.get("status"), str):
+    status, reason = told.get("status"), told.get("reason")
+    if not isinstance(status, str) or not isinstance(reason, str | None):
         raise refusal(response)
-    return Health(told["status"], told.get("reason"), told)
+    return Health(status, reason, told)
 
 
-def _report(response: httpx.Response, told: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("model_name", "usage", "timings_ms", "warnings")
-    return {name: told[name] for name in names} | {
-        "request_id": response.headers.get("x-request-id")
+def _report(response: httpx.Response, told: Mapping[str, Any], texts: int) -> dict[str, Any]:
+    return {
+        **_strings(told, "model_name"),
+        "usage": _numbers(told["usage"], int),
+        "timings_ms": _numbers(told["timings_ms"], int, float),
+        "warnings": read_warnings(told["warnings"], range(texts)),
+        "request_id": response.headers.get("x-request-id"),
     }
+
+
+def read_warnings(told: Any, places: range) -> list[dict[str, Any]]:
+    """Warnings; raises one of `MALFORMED` unless each is about a text in one of these places."""
+    for each in _list(told, len(told)):
+        index = each["target"]["index"]
+        if not isinstance(each["code"], str) or not isinstance(each["message"], str):
+            raise TypeError("a warning without a code or a sentence")
+        if type(index) is not int or index not in places:
+            raise ValueError(f"a warning about the text {index!r:.80}")
+    warnings: list[dict[str, Any]] = told
+    return warnings
+
+
+def _strings(told: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    found = {name: told[name] for name in names}
+    if not all(isinstance(each, str) for each in found.values()):
+        raise TypeError("a name that is no string")
+    return found
+
+
+def _numbers(told: Any, *types: type) -> dict[str, Any]:
+    if not isinstance(told, dict) or any(type(each) not in types for each in told.values()):
+        raise TypeError("counts or times that are no numbers")
+    if not all(map(math.isfinite, told.values())):
+        raise ValueError("counts or times that are not finite")
+    return told
+
+
+def _list(told: Any, length: int) -> list[Any]:
+    if not isinstance(told, list) or len(told) != length:
+        raise TypeError(f"a list of {length} was expected")
+    return told

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import httpx
 
+from smart_embedder_client.bodies import chunks_of_async, read_body_async
 from smart_embedder_client.calls import Service, StreamOptions
 from smart_embedder_client.errors import SmartEmbedderError, transport_errors
+from smart_embedder_client.limits import SMALL
 from smart_embedder_client.records import StreamedText
 from smart_embedder_client.sections import (
     OPEN_SECTIONS,
@@ -32,7 +34,7 @@ class AsyncStream:
         self, texts: Iterable[TextOrPair] | AsyncIterable[TextOrPair]
     ) -> AsyncGenerator[StreamedText]:
         """The records; a few sections are with the service at a time."""
-        maker, source = SectionMaker(), _iterate(texts)
+        maker, source = SectionMaker(self.options.options), _iterate(texts)
         waiting: deque[tuple[Section, httpx.Response | None]] = deque()
         try:
             while True:
@@ -60,12 +62,11 @@ class AsyncStream:
         request = self.http.build_request(
             **self.service.stream_request(section.body, self.options, pool=pool)
         )
-        with transport_errors(self.service.url):
+        with transport_errors(self.http, self.service.url):
             response = await self.http.send(request, stream=True)
             try:
-                if response.status_code != httpx.codes.OK:
-                    await response.aread()
-                section.begin(response)
+                is_stream = response.status_code == httpx.codes.OK
+                section.begin(response if is_stream else await read_body_async(response, SMALL))
             except BaseException:
                 await response.aclose()
                 raise
@@ -80,8 +81,8 @@ class AsyncStream:
             before = section.answered
             try:
                 response = response or await self._open(section)
-                with transport_errors(self.service.url):
-                    async for chunk in response.aiter_bytes():
+                with transport_errors(self.http, self.service.url):
+                    async for chunk in chunks_of_async(response):
                         for record in section.read(response, chunk):
                             yield record
                 section.end()

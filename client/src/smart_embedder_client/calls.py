@@ -1,12 +1,16 @@
 """The requests of both clients, and the functions that read their answers."""
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
 import httpx
 
-from smart_embedder_client import safetensors
+from smart_embedder_client import limits, safetensors
 from smart_embedder_client.answers import (
     Embeddings,
     Health,
@@ -16,64 +20,121 @@ from smart_embedder_client.answers import (
     read_health,
     read_ranking,
 )
+from smart_embedder_client.errors import INVALID_INPUT, SmartEmbedderError
+from smart_embedder_client.limits import Limits
 from smart_embedder_client.retries import Retries
 
+URL_VARIABLE, TOKEN_VARIABLE = "SMART_EMBEDDER_URL", "SMART_EMBEDDER_TOKEN"
+_URL = "http://127.0.0.1:8000"
+_PORTS = range(65_536)
 _CONNECT_SECONDS = 5.0
+# The service takes as many texts in one request; their bytes bound the time of one, and the bytes
+# of its answer, which has some thousand for each byte of a text with ColBERT vectors.
+_MOST_TEXTS, _MOST_BYTES, _MOST_COLBERT_BYTES = 1024, 524_288, 65_536
+# Compression hardly makes vectors smaller, and a compressed answer hides its size.
+_UNCOMPRESSED = {"Accept-Encoding": "identity"}
 
 Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Answer]):
-    """One request, and the function that reads its answer."""
+    """One request, how large its answer may be, and the function that reads it."""
 
     method: str
     path: str
+    limits: Limits
     read: Callable[[httpx.Response], Answer]
     body: Mapping[str, Any] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def embed_call(
+def embed_calls(
     texts: Sequence[str], options: Mapping[str, Any], priority: int | None
-) -> Call[Embeddings]:
-    """The request for the vectors of `texts`."""
-    body = {"sentences": _texts(texts), **options}
-    # Compression hardly makes vectors smaller.
-    headers = {"Accept": safetensors.MEDIA_TYPE, "Accept-Encoding": "identity"}
-    return Call("POST", "/embeddings/", read_embeddings, body, headers | _priority(priority))
+) -> Iterator[tuple[int, Call[Embeddings]]]:
+    """The requests for the vectors of `texts`, and how many each is for."""
+    options = with_defaults(options)
+    headers = {"Accept": safetensors.MEDIA_TYPE} | _priority(priority)
+    for part in _parts(_texts(texts), with_colbert=bool(options["return_colbert"])):
+        most = limits.of_vectors(part, options)
+        read = partial(read_embeddings, texts=part, options=options)
+        body = {"sentences": part, **options}
+        yield len(part), Call("POST", "/embeddings/", most, read, body, headers)
+
+
+def with_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with the client's own default: no ColBERT vectors, most of an answer's bytes."""
+    return {"return_colbert": False, **options}
+
+
+def with_input_type(options: Mapping[str, Any], input_type: str) -> dict[str, Any]:
+    """The options for a query or for documents."""
+    if "input_type" in options:
+        raise TypeError(f"the input_type of this method is {input_type}: leave the option out")
+    return {**options, "input_type": input_type}
+
+
+def _parts(texts: list[str], *, with_colbert: bool) -> Iterator[list[str]]:
+    """The texts in lists that one request takes; at least one."""
+    most_bytes = _MOST_COLBERT_BYTES if with_colbert else _MOST_BYTES
+    begin = size = 0
+    for end, text in enumerate(texts):
+        size += len(text.encode("utf-8", "surrogatepass"))
+        if end > begin and (size > most_bytes or end - begin == _MOST_TEXTS):
+            yield texts[begin:end]
+            begin, size = end, len(text.encode("utf-8", "surrogatepass"))
+    yield texts[begin:]
 
 
 def rerank_call(
     query: str, passages: Sequence[str], options: Mapping[str, Any], priority: int | None
 ) -> Call[Ranking]:
     """The request for the order of `passages`."""
-    body = {"query": query, "passages": _texts(passages), **options}
-    return Call("POST", "/rerank", read_ranking, body, _priority(priority))
+    sent = _texts(passages)
+    (query,) = _texts([query])
+    read = partial(read_ranking, query=query, passages=sent)
+    body = {"query": query, "passages": sent, **options}
+    most = limits.of_ranking(query, sent)
+    return Call("POST", "/rerank", most, read, body, _priority(priority))
 
 
 def count_call(texts: Sequence[str], model: str | None) -> Call[list[int]]:
     """The request for the number of tokens of each text."""
-    path = "/tokenize" if model is None else f"/models/{model}/tokenize"
-    return Call("POST", path, read_counts, {"inputs": _texts(texts), "add_special_tokens": False})
+    sent = _texts(texts)
+    path = "/tokenize" if model is None else f"/models/{quote(model, errors='replace')}/tokenize"
+    body = {"inputs": sent, "add_special_tokens": False}
+    return Call("POST", path, limits.of_tokens(sent), partial(read_counts, texts=sent), body)
 
 
 def health_call() -> Call[Health]:
     """The request for the state of the service."""
-    return Call("GET", "/health", read_health)
+    return Call("GET", "/health", limits.SMALL, read_health)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
     """The options of a stream, the same in each of its requests."""
 
-    query: Mapping[str, str]
+    options: Mapping[str, Any]
     priority: int | None
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The options as they stand in a query; None is the service's default."""
+        return {
+            name: str(value).lower() if isinstance(value, bool) else str(value)
+            for name, value in self.options.items()
+            if value is not None
+        }
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The service's address, and how both clients send requests to it."""
+    """The service's address, and how both clients send requests to it.
+
+    Raises:
+        ValueError: The token cannot be sent.
+    """
 
     url: str
     token: str | None
@@ -81,17 +142,28 @@ class Service:
     max_retries: int
     max_wait: float
 
+    def __post_init__(self) -> None:
+        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
+            raise ValueError(
+                "the token has a character that no header can have, such as a line end"
+            )
+
     def retries(self, *, resumes: bool = False) -> Retries:
         """The retries of a new request."""
         return Retries(self.max_retries, self.max_wait, resumes)
 
     def request(self, call: Call[Any]) -> dict[str, Any]:
-        """The arguments of httpx' `request`."""
+        """The arguments of httpx' `stream`."""
         return {
             "method": call.method,
-            "url": self.url.rstrip("/") + call.path,
-            "headers": {**call.headers, **self._token_header},
-            "json": call.body,
+            "url": self.url + call.path,
+            "headers": {
+                **({} if call.body is None else {"Content-Type": "application/json"}),
+                **_UNCOMPRESSED,
+                **call.headers,
+                **self._token_header,
+            },
+            "content": None if call.body is None else _as_json(call.body),
             # No limit of the wait for a connection: many requests at once have not failed.
             "timeout": self._timeout(pool=None),
         }
@@ -106,11 +178,11 @@ class Service:
         headers = {
             "Content-Type": "application/x-ndjson",
             "Accept": safetensors.MEDIA_TYPE,
-            "Accept-Encoding": "identity",
+            **_UNCOMPRESSED,
         }
         return {
             "method": "POST",
-            "url": self.url.rstrip("/") + "/embeddings/stream",
+            "url": self.url + "/embeddings/stream",
             "params": options.query,
             "headers": {**headers, **_priority(options.priority), **self._token_header},
             "content": body,
@@ -126,10 +198,67 @@ class Service:
         return httpx.Timeout(self.timeout, connect=connect, pool=pool)
 
 
+def service_at(
+    url: str | None, token: str | None, timeout: float, max_retries: int, max_wait: float
+) -> Service:
+    """The service of a new client.
+
+    Raises:
+        ValueError: The address or the token is none.
+    """
+    if url is None and token is None:
+        # It is for the service that the environment names, and for no other.
+        token = os.environ.get(TOKEN_VARIABLE)
+    return Service(address_of(url), token, timeout, max_retries, max_wait)
+
+
+def address_of(url: str | None) -> str:
+    """The address of the service: `url`, else SMART_EMBEDDER_URL, else port 8000 of this machine.
+
+    Raises:
+        ValueError: It is none.
+    """
+    given = url if url is not None else os.environ.get(URL_VARIABLE) or _URL
+    try:
+        parsed = httpx.URL(given)
+    except (httpx.InvalidURL, TypeError) as error:
+        raise ValueError(f"{given!r} is no address such as {_URL}: {error}") from error
+    if parsed.port is not None and parsed.port not in _PORTS:
+        raise ValueError(f"the address {given} has a port above {_PORTS[-1]}")
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise ValueError(f"the address {given} does not begin with http://, as {_URL} does")
+    if "v1" in parsed.path.split("/"):
+        raise ValueError(
+            f"the address {given} has /v1, which OpenAI's clients need and this one does not: "
+            "leave it out"
+        )
+    if parsed.query or parsed.fragment:
+        raise ValueError(f"the address {given} has more than a path: leave out what follows it")
+    return given.rstrip("/")
+
+
 def _texts(texts: Sequence[str]) -> list[str]:
+    """The texts as they are sent; raises `SmartEmbedderError` for what is none."""
     if isinstance(texts, str):
         raise TypeError("one string is no list of texts: put it into a list")
-    return list(texts)
+    sent = list(texts)
+    for place, text in enumerate(sent):
+        if not isinstance(text, str):
+            detail = f"the text in place {place} is {type(text).__name__} and no string"
+            raise SmartEmbedderError(detail, INVALID_INPUT)
+    return sent
+
+
+def _as_json(body: Mapping[str, Any]) -> bytes:
+    try:
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return text.encode()
+    except UnicodeEncodeError as error:
+        half = text[max(error.start - 40, 0) : error.start]
+        detail = f"a text has half of a surrogate pair, which cannot be sent, after {half!r}"
+        raise SmartEmbedderError(detail, INVALID_INPUT) from error
+    except (RecursionError, TypeError, ValueError) as error:
+        raise SmartEmbedderError(f"the request is no JSON: {error}", INVALID_INPUT) from error
 
 
 def _priority(priority: int | None) -> dict[str, str]:

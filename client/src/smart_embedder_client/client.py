@@ -8,12 +8,18 @@ from typing import Self, Unpack
 import httpx
 
 from smart_embedder_client import calls
-from smart_embedder_client.answers import Embeddings, Health, Ranking
-from smart_embedder_client.calls import Answer, Call, Service, StreamOptions
+from smart_embedder_client.answers import Embeddings, Health, Ranking, join_embeddings
+from smart_embedder_client.bodies import read_body
+from smart_embedder_client.calls import (
+    Answer,
+    Call,
+    StreamOptions,
+    with_defaults,
+)
 from smart_embedder_client.errors import SmartEmbedderError, transport_errors
 from smart_embedder_client.options import EmbedOptions, OnError, RerankOptions
 from smart_embedder_client.records import StreamedText, checked
-from smart_embedder_client.sections import TextOrPair, query_of
+from smart_embedder_client.sections import TextOrPair
 from smart_embedder_client.sync_stream import SyncStream
 
 
@@ -21,18 +27,22 @@ class Client:
     """Asks one service; threads may share it.
 
     Args:
-        url: The service's address.
-        token: Its access token, if one is set.
+        url: The service's address; without it SMART_EMBEDDER_URL, else http://127.0.0.1:8000.
+        token: Its access token, if one is set; without an address and a token, that in
+            SMART_EMBEDDER_TOKEN.
         timeout: Seconds without a byte of an answer before a request fails; 5 to connect. The
             default is longer than the service's own limit of 90.
         max_retries: How often a request is sent again at most.
         max_wait: Seconds that the pauses of one request may take together.
         http: A client of yours for TLS, proxies and limits of connections; it is left open.
+
+    Raises:
+        ValueError: The address or the token is none.
     """
 
     def __init__(
         self,
-        url: str = "http://127.0.0.1:8000",
+        url: str | None = None,
         *,
         token: str | None = None,
         timeout: float = 100.0,
@@ -40,7 +50,7 @@ class Client:
         max_wait: float = 60.0,
         http: httpx.Client | None = None,
     ) -> None:
-        self._service = Service(url, token, timeout, max_retries, max_wait)
+        self._service = calls.service_at(url, token, timeout, max_retries, max_wait)
         self._http = http or httpx.Client()
         self._is_own = http is None
 
@@ -49,10 +59,39 @@ class Client:
     ) -> Embeddings:
         """The vectors of `texts`; `priority` is 0 (urgent) to 7 (background).
 
+        A long list is sent in several requests. ColBERT vectors are made where `return_colbert` is
+        True.
+
         Raises:
             SmartEmbedderError: The service refused the request, or did not answer.
         """
-        return self._send(calls.embed_call(texts, options, priority))
+        sizes, parts = [], []
+        for size, call in calls.embed_calls(texts, options, priority):
+            parts.append(self._send(call))
+            sizes.append(size)
+        return join_embeddings(parts, sizes)
+
+    def embed_query(
+        self, query: str, *, priority: int | None = None, **options: Unpack[EmbedOptions]
+    ) -> Embeddings:
+        """The vectors of one query, with what the model reads before queries, if anything.
+
+        Raises:
+            SmartEmbedderError: The service refused the request, or did not answer.
+        """
+        asked = calls.with_input_type(options, "query")
+        return self.embed([query], priority=priority, **asked)
+
+    def embed_documents(
+        self, texts: Sequence[str], *, priority: int | None = None, **options: Unpack[EmbedOptions]
+    ) -> Embeddings:
+        """The vectors of texts that are searched, with what the model reads before such texts.
+
+        Raises:
+            SmartEmbedderError: The service refused the request, or did not answer.
+        """
+        asked = calls.with_input_type(options, "document")
+        return self.embed(texts, priority=priority, **asked)
 
     def embed_stream(
         self,
@@ -72,7 +111,7 @@ class Client:
         Raises:
             SmartEmbedderError: The service refused the request or a text, or did not answer.
         """
-        asked = StreamOptions(query_of(options), priority)
+        asked = StreamOptions(with_defaults(options), priority)
         with closing(SyncStream(self._http, self._service, asked).run(texts)) as records:
             for record in records:
                 yield checked(record, on_error)
@@ -131,6 +170,10 @@ class Client:
             time.sleep(pause)
 
     def _send_once(self, call: Call[Answer]) -> Answer:
-        with transport_errors(self._service.url):
-            response = self._http.request(**self._service.request(call))
-        return call.read(response)
+        asked = self._service.request(call)
+        with (
+            transport_errors(self._http, self._service.url),
+            self._http.stream(**asked) as response,
+        ):
+            answer = read_body(response, call.limits)
+        return call.read(answer)

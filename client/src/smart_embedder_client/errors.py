@@ -9,15 +9,17 @@ from typing import Any
 
 import httpx
 
-from smart_embedder_client import safetensors
+from smart_embedder_client.limits import SMALL, load_json
 
 # The exceptions of reading an answer of another shape.
-MALFORMED = (AttributeError, KeyError, TypeError, ValueError)
+MALFORMED = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
 # Codes beside the service's own.
 UNREACHABLE = "unreachable"
 CLIENT_TIMEOUT = "client_timeout"
 CONNECTION_LOST = "connection_lost"
 UNEXPECTED_ANSWER = "unexpected_answer"
+INVALID_INPUT = "invalid_input"
+CLIENT_CLOSED = "client_closed"
 
 
 class SmartEmbedderError(Exception):
@@ -26,7 +28,8 @@ class SmartEmbedderError(Exception):
     Attributes:
         detail: A sentence that says why.
         code: A stable word: one of the service's, or `unreachable` (nothing was sent),
-            `client_timeout`, `connection_lost` or `unexpected_answer` (not one of this service).
+            `client_timeout`, `connection_lost`, `unexpected_answer` (not one to this request),
+            `invalid_input` (it cannot be sent) or `client_closed`.
         status: The HTTP status; None where there was no answer.
         request_id: Finds the request in the service's log.
         retry_after: Seconds after which another try makes sense; None where it makes none.
@@ -62,14 +65,6 @@ def check_status(response: httpx.Response) -> None:
         raise refusal(response)
 
 
-def check_safetensors(response: httpx.Response) -> None:
-    """Raise the error of an answer whose status is not 200, or that is not safetensors."""
-    check_status(response)
-    media_type = response.headers.get("content-type", "of no type")
-    if media_type != safetensors.MEDIA_TYPE:
-        raise unexpected_answer(response, f"the answer is {media_type} and not safetensors")
-
-
 def refusal(response: httpx.Response) -> SmartEmbedderError:
     """The error in an answer whose status is not 200."""
     told = json_object(response)
@@ -96,15 +91,27 @@ def _error(response: httpx.Response, detail: str, code: str) -> SmartEmbedderErr
 def json_object(response: httpx.Response) -> dict[str, Any]:
     """The JSON object of an answer; empty if there is none."""
     try:
-        told = response.json()
-    except ValueError:
+        told = load_json(response.content, SMALL)
+    except MALFORMED:
         return {}
     return told if isinstance(told, dict) else {}
 
 
+def error_in_record(told: dict[str, Any]) -> SmartEmbedderError:
+    """The error in a record of a stream; raises one of `MALFORMED` if it is none."""
+    detail, code, status = told["detail"], told["code"], told["status"]
+    if not (isinstance(detail, str) and isinstance(code, str) and type(status) is int):
+        raise TypeError("an error without a sentence, a code and a status")
+    retry_after = told.get("retry_after")
+    seconds = None if retry_after is None else _seconds(str(float(retry_after)))
+    return SmartEmbedderError(detail, code, status, retry_after=seconds)
+
+
 @contextmanager
-def transport_errors(url: str) -> Iterator[None]:
-    """Raise the failures of a connection as `SmartEmbedderError`."""
+def transport_errors(http: httpx.Client | httpx.AsyncClient, url: str) -> Iterator[None]:
+    """Raise the failures of a connection as `SmartEmbedderError`, and those of a closed client."""
+    if http.is_closed:
+        raise SmartEmbedderError("the client is closed: make another one", CLIENT_CLOSED)
     try:
         yield
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -132,8 +139,8 @@ def _seconds(retry_after: str | None) -> float | None:
 def _seconds_until(date: str) -> float | None:
     try:
         moment = parsedate_to_datetime(date)
-    except ValueError:
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return max((moment - datetime.now(UTC)).total_seconds(), 0.0)
+    except MALFORMED:
         return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max((moment - datetime.now(UTC)).total_seconds(), 0.0)

@@ -1,15 +1,15 @@
 """The records that `embed_stream` yields, read from the service's stream as it arrives."""
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from smart_embedder_client import safetensors
-from smart_embedder_client.answers import SparseVector, TokenStrings
-from smart_embedder_client.errors import SmartEmbedderError
+from smart_embedder_client import limits, safetensors
+from smart_embedder_client.answers import SparseVector, TokenStrings, read_tokens, read_warnings
+from smart_embedder_client.asked import check_tensors
+from smart_embedder_client.errors import SmartEmbedderError, error_in_record
 from smart_embedder_client.options import OnError
 from smart_embedder_client.safetensors import Array
 
@@ -48,39 +48,6 @@ class StreamedText:
     error: SmartEmbedderError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One record: the facts about a text, and its arrays by the names of `StreamedText`.
-
-    Only a record that ends its stream has no id.
-    """
-
-    facts: Mapping[str, Any]
-    arrays: Mapping[str, Any]
-
-    @property
-    def error(self) -> SmartEmbedderError | None:
-        """The error in it."""
-        told = self.facts.get("error")
-        if told is None:
-            return None
-        return SmartEmbedderError(
-            told["detail"], told["code"], told["status"], retry_after=told.get("retry_after")
-        )
-
-    def of(self, name: int | str, text: str) -> StreamedText:
-        """The record as it is yielded, with the text that it is about."""
-        tokens = self.facts.get("tokens")
-        return StreamedText(
-            id=name,
-            text=text,
-            tokens=None if tokens is None else TokenStrings(**tokens),
-            warnings=self.facts.get("warnings", []),
-            error=self.error,
-            **self.arrays,
-        )
-
-
 def checked(record: StreamedText, on_error: OnError) -> StreamedText:
     """The record; raises its error, if `on_error` says so."""
     if record.error is not None and on_error == "raise":
@@ -89,27 +56,43 @@ def checked(record: StreamedText, on_error: OnError) -> StreamedText:
 
 
 class RecordReader:
-    """Splits a stream of safetensors files, which arrives in chunks of any size, into records."""
+    """Turns the answer to some texts of a stream into records, in chunks of any size.
 
-    def __init__(self) -> None:
+    Each record is checked against the text in its place. No more bytes are held than the vectors of
+    these texts can have.
+
+    Args:
+        texts: Their ids, and themselves.
+        options: Of `embed`.
+    """
+
+    def __init__(self, texts: Sequence[tuple[int | str, str]], options: Mapping[str, Any]) -> None:
+        self._texts = texts
+        self._options = options
+        self._limits = limits.of_vectors([text for _, text in texts], options)
         self._buffer = bytearray()
         self._size: int | None = None
+        self._read = 0
 
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is left of a file that has begun."""
-        return not self._buffer
+    def feed(self, chunk: bytes) -> Iterator[StreamedText]:
+        """The records of the files that are complete now.
 
-    def feed(self, chunk: bytes) -> Iterator[Record]:
-        """The records of the files that are complete now; raises as `safetensors.read` does."""
+        Raises one of `MALFORMED` for anything but the next records, and the `SmartEmbedderError`
+        that has ended the stream.
+        """
         self._buffer += chunk
-        while (content := self._take()) is not None:
-            yield from _records(content)
+        while self._buffer:
+            if self._read == len(self._texts):
+                raise ValueError("more than a record for each text")
+            content = self._take()
+            if content is None:
+                return
+            yield from self._records(content)
 
     def _take(self) -> bytes | None:
         """The next whole file."""
         if self._size is None:
-            self._size = safetensors.size_of(self._buffer)
+            self._size = safetensors.size_of(self._buffer, self._limits)
         if self._size is None or len(self._buffer) < self._size:
             return None
         content = bytes(self._buffer[: self._size])
@@ -117,16 +100,50 @@ class RecordReader:
         self._size = None
         return content
 
+    def _records(self, content: bytes) -> Iterator[StreamedText]:
+        tensors, told = safetensors.read(content, self._limits)
+        records = told["records"]
+        if not isinstance(records, list) or not records:
+            raise TypeError("a file without records")
+        rows = sum("error" not in each for each in records)
+        check_tensors(tensors, self._options, rows, told["output_dtype"])
+        row = 0
+        for facts in records:
+            if "id" not in facts:
+                raise error_in_record(facts["error"])
+            if type(facts["id"]) is not int or facts["id"] != self._read:
+                raise ValueError(f"the record {facts['id']!r:.80} in the place of {self._read}")
+            name, text = self._texts[self._read]
+            if "error" in facts:
+                record = StreamedText(id=name, text=text, error=error_in_record(facts["error"]))
+            else:
+                record = self._with_vectors(name, text, facts, tensors, row)
+                row += 1
+            self._read += 1
+            yield record
 
-def _records(content: bytes) -> Iterator[Record]:
-    tensors, metadata = safetensors.read(content)
-    row = 0
-    for facts in json.loads(metadata[safetensors.METADATA_KEY])["records"]:
-        if "error" in facts:
-            yield Record(facts, {})
-        else:
-            yield Record(facts, _arrays(tensors, row))
-            row += 1
+    def _with_vectors(
+        self,
+        name: int | str,
+        text: str,
+        facts: Mapping[str, Any],
+        tensors: Mapping[str, Array],
+        row: int,
+    ) -> StreamedText:
+        arrays = _arrays(tensors, row)
+        tokens, place = facts.get("tokens"), range(self._read, self._read + 1)
+        sparse, colbert = arrays.get("sparse"), arrays.get("colbert")
+        counts = (
+            None if sparse is None else len(sparse.values),
+            None if colbert is None else len(colbert),
+        )
+        return StreamedText(
+            id=name,
+            text=text,
+            tokens=None if tokens is None else read_tokens(tokens, counts),
+            warnings=read_warnings(facts.get("warnings", []), place),
+            **arrays,
+        )
 
 
 def _arrays(tensors: Mapping[str, Array], row: int) -> dict[str, Any]:

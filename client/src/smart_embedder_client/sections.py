@@ -14,11 +14,13 @@ from typing import Any
 
 import httpx
 
+from smart_embedder_client import safetensors
+from smart_embedder_client.bodies import check_encoding
 from smart_embedder_client.errors import (
     CONNECTION_LOST,
+    INVALID_INPUT,
     MALFORMED,
     SmartEmbedderError,
-    check_safetensors,
     unexpected_answer,
 )
 from smart_embedder_client.records import RecordReader, StreamedText
@@ -39,10 +41,11 @@ TextOrPair = str | tuple[Id, str]
 class Section:
     """Some texts that are sent as one request, and how many of them are answered."""
 
-    def __init__(self, texts: list[tuple[Id, str]]) -> None:
+    def __init__(self, texts: list[tuple[Id, str]], options: Mapping[str, Any]) -> None:
         self._texts = texts
+        self._options = options
         self._answered = 0
-        self._reader = RecordReader()
+        self._reader = RecordReader(texts, options)
 
     @property
     def answered(self) -> int:
@@ -57,22 +60,20 @@ class Section:
 
     def begin(self, response: httpx.Response) -> None:
         """Check the beginning of an answer."""
-        check_safetensors(response)
-        self._reader = RecordReader()
+        safetensors.check_media_type(response)
+        check_encoding(response)
+        self._reader = RecordReader(self._texts[self._answered :], self._options)
 
     def read(self, response: httpx.Response, chunk: bytes) -> Iterator[StreamedText]:
         """The records in the next part of an answer.
 
-        Raises `SmartEmbedderError` if the service has ended the stream with an error.
+        Raises `SmartEmbedderError` for anything else, or if the service has ended the stream.
         """
         try:
             for record in self._reader.feed(chunk):
-                if "id" not in record.facts and record.error is not None:
-                    raise record.error
-                name, text = self._texts[self._answered]
                 self._answered += 1
-                yield record.of(name, text)
-        except (*MALFORMED, IndexError) as error:
+                yield record
+        except MALFORMED as error:
             raise unexpected_answer(response, f"the stream cannot be read: {error!r}") from error
 
     def end(self) -> None:
@@ -104,18 +105,27 @@ class SectionMaker:
     A section is also `full` after a second, so that a slow source does not hold back texts.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, options: Mapping[str, Any]) -> None:
         self.size = SectionSize()
+        self._options = options
         self._texts: list[tuple[Id, str]] = []
         self._bytes = 0
         self._count = 0
         self._began = 0.0
 
     def add(self, given: TextOrPair) -> None:
-        """Add a text, or an id and a text."""
-        name, text = (self._count, given) if isinstance(given, str) else given
-        if not isinstance(text, str):
-            raise TypeError("a stream is made of texts, or of pairs of an id and a text")
+        """Add a text, or an id and a text; raises `SmartEmbedderError` for anything else."""
+        match given:
+            case str():
+                name, text = self._count, given
+            case [name, str(text)]:
+                pass
+            case _:
+                raise SmartEmbedderError(
+                    f"item {self._count} of the stream is {type(given).__name__}, and a stream is "
+                    "made of texts, or of pairs of an id and a text",
+                    INVALID_INPUT,
+                )
         if not self._texts:
             self._began = time.monotonic()
         self._count += 1
@@ -134,13 +144,4 @@ class SectionMaker:
     def take(self) -> Section | None:
         """The section; None if it is empty."""
         texts, self._texts, self._bytes = self._texts, [], 0
-        return Section(texts) if texts else None
-
-
-def query_of(options: Mapping[str, Any]) -> dict[str, str]:
-    """The options as they stand in a query; None is the service's default."""
-    return {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in options.items()
-        if value is not None
-    }
+        return Section(texts, self._options) if texts else None

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 import httpx
 
+from smart_embedder_client.bodies import chunks_of, read_body
 from smart_embedder_client.calls import Service, StreamOptions
 from smart_embedder_client.errors import SmartEmbedderError, transport_errors
+from smart_embedder_client.limits import SMALL
 from smart_embedder_client.records import StreamedText
 from smart_embedder_client.sections import (
     OPEN_SECTIONS,
@@ -30,7 +32,7 @@ class SyncStream:
 
     def run(self, texts: Iterable[TextOrPair]) -> Generator[StreamedText]:
         """The records; a few sections are with the service at a time."""
-        maker, source = SectionMaker(), iter(texts)
+        maker, source = SectionMaker(self.options.options), iter(texts)
         waiting: deque[tuple[Section, httpx.Response | None]] = deque()
         try:
             while True:
@@ -56,12 +58,11 @@ class SyncStream:
         request = self.http.build_request(
             **self.service.stream_request(section.body, self.options, pool=pool)
         )
-        with transport_errors(self.service.url):
+        with transport_errors(self.http, self.service.url):
             response = self.http.send(request, stream=True)
             try:
-                if response.status_code != httpx.codes.OK:
-                    response.read()
-                section.begin(response)
+                is_stream = response.status_code == httpx.codes.OK
+                section.begin(response if is_stream else read_body(response, SMALL))
             except BaseException:
                 response.close()
                 raise
@@ -76,8 +77,8 @@ class SyncStream:
             before = section.answered
             try:
                 response = response or self._open(section)
-                with closing(response), transport_errors(self.service.url):
-                    for chunk in response.iter_bytes():
+                with closing(response), transport_errors(self.http, self.service.url):
+                    for chunk in chunks_of(response):
                         yield from section.read(response, chunk)
                 section.end()
             except SmartEmbedderError as error:

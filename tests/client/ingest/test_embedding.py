@@ -28,8 +28,8 @@ async def test_only_texts_with_too_many_colbert_vectors_are_pooled(client: Async
     texts = ["the river", "search " * 40]
     pooling = embedder(client, most=15)
     short, long = await pooling.embed(texts)
-    full = await client.embed(texts)
-    pooled = await client.embed(texts[1:], colbert_pool_factor=3)
+    full = await client.embed(texts, return_colbert=True)
+    pooled = await client.embed(texts[1:], return_colbert=True, colbert_pool_factor=3)
     assert pooling.pooled == 1
     np.testing.assert_array_equal(short.colbert, full.colbert[0])
     np.testing.assert_array_equal(long.colbert, pooled.colbert[0])

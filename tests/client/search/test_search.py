@@ -55,7 +55,7 @@ def search(collection: str, server: RunningServer, capsys: pytest.CaptureFixture
 def vectors(server: RunningServer):
     """Of the query, and of each text."""
     with Client(server.url) as client:
-        return client.embed([QUERY, *TEXTS])
+        return client.embed([QUERY, *TEXTS], return_colbert=True)
 
 
 def ranked(scores: dict[str, float]) -> list[str]:
@@ -134,6 +134,9 @@ def test_a_question_to_qwen_has_its_instruction(
             (best, *_) = find(client, store, QUERY, Depths(10, 10, 5), "none")
             query = client.embed([QUERY], input_type="query", normalize_dense=True)
             passage = client.embed([best.text], normalize_dense=True)
+            assert client.embed_query(QUERY, normalize_dense=True).dense.tobytes() == (
+                query.dense.tobytes()
+            )
     cosine = float(query.dense[0] @ passage.dense[0])
     assert best.scores["dense"].score == pytest.approx(cosine, abs=1e-3)
 

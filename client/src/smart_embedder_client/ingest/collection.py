@@ -23,33 +23,46 @@ _WORD = "width"
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The models of the service: their names, the widths of their vectors, the longest text."""
+    """The models of the service: their names, the widths of their vectors, the longest text.
+
+    A width is None where such vectors are not asked for.
+    """
 
     name: str
     models: tuple[str, str, str]
-    dense: int
-    colbert: int
+    dense: int | None
+    colbert: int | None
     max_tokens: int
     token_model: str | None
 
 
-async def ask_service(client: AsyncClient, patience: Patience) -> Served:
-    """What the service has, as soon as it is ready."""
+async def ask_service(client: AsyncClient, patience: Patience, kinds: frozenset[str]) -> Served:
+    """What the service has, as soon as it is ready.
+
+    Raises:
+        IngestError: It does not say how long texts may be.
+    """
 
     async def ask() -> Embeddings:
-        return await client.embed([_WORD])
+        return await client.embed(
+            [_WORD],
+            return_dense=DENSE in kinds,
+            return_sparse=SPARSE in kinds,
+            return_colbert=COLBERT in kinds,
+        )
 
     answer = await patience.wait_for(ask)
     health = await patience.wait_for(client.health)
-    assert answer.dense is not None  # noqa: S101 - asked for by default
-    assert answer.colbert is not None  # noqa: S101 - the same
+    max_tokens = health.details.get("max_input_length")
+    if type(max_tokens) is not int:
+        raise IngestError("what answers /health does not say how many tokens a text may have")
     models = (answer.dense_model_name, answer.sparse_model_name, answer.colbert_model_name)
     return Served(
         name=answer.dense_model_name,
         models=models,
-        dense=answer.dense.shape[1],
-        colbert=answer.colbert[0].shape[1],
-        max_tokens=int(health.details["max_input_length"]),
+        dense=None if answer.dense is None else answer.dense.shape[1],
+        colbert=None if answer.colbert is None else answer.colbert[0].shape[1],
+        max_tokens=max_tokens,
         # The tokens of bge-m3, of which ColBERT's vectors are.
         token_model=None if models[0] == models[2] else models[2],
     )
@@ -85,8 +98,8 @@ class Collection:
         found = await patience.ask(store.layout)
         datatype = options.datatype or (found and found.datatype) or "float32"
         wanted = make_layout(
-            served.dense if DENSE in options.kinds else None,
-            served.colbert if COLBERT in options.kinds else None,
+            served.dense,
+            served.colbert,
             sparse=SPARSE in options.kinds,
             datatype=datatype,
         )

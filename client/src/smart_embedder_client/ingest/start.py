@@ -103,7 +103,7 @@ async def _prepare(options: IngestOptions, name: str, opened: _Opened) -> Ingest
     """Check that the service, the journal and the collection `name` fit, and make what is left."""
     journal, progress = opened.journal, opened.progress
     patience = Patience(options.patience, progress.note)
-    served = await ask_service(opened.client, patience)
+    served = await ask_service(opened.client, patience, options.kinds)
     _check_length(options, served)
     _check_path(journal, options)
     collection = await Collection.prepare(opened.store, patience, name, options, served)

@@ -49,7 +49,9 @@ def explain(client: Client, query: str, passages: Sequence[str]) -> list[Explana
     """
     if not passages:
         return []
-    answer = client.embed([query, *passages], return_dense=False, return_tokens=True)
+    answer = client.embed(
+        [query, *passages], return_dense=False, return_colbert=True, return_tokens=True
+    )
     return [
         Explanation(_shared_terms(answer, i), _best_matches(answer, i))
         for i in range(1, 1 + len(passages))

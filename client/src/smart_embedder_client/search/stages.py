@@ -72,7 +72,7 @@ def _embed(
     }
     health = client.health().details
     # Qwen3-Embedding has an instruction for questions; bge-m3 has none, and refuses the option.
-    if DENSE in layout.kinds and health["dense_embedding_model"] != health["model"]:
+    if DENSE in layout.kinds and health.get("dense_embedding_model") != health.get("model"):
         options["input_type"] = "query"
     answer = client.embed([query], **options)
     _check_model(store, answer.dense_model_name)
