@@ -1,5 +1,7 @@
 """The errors of the service. Knows nothing of HTTP and imports nothing."""
 
+LONGEST_RETRY_AFTER = 30
+
 
 class SmartEmbedderError(Exception):
     """The base of every error raised on purpose; its text is one sentence for the user.
@@ -108,9 +110,16 @@ class ClientGoneError(SmartEmbedderError):
 
 
 class UnavailableError(SmartEmbedderError):
-    """The service cannot take this request now; a later try may succeed."""
+    """The service cannot take this request now; a later try may succeed.
+
+    At most `LONGEST_RETRY_AFTER` is told: a client that is told to wait longer does not try again.
+    """
 
     code = "unavailable"
+
+    def __init__(self, message: str, *, retry_after: int | None = None) -> None:
+        seconds = None if retry_after is None else min(retry_after, LONGEST_RETRY_AFTER)
+        super().__init__(message, retry_after=seconds)
 
 
 class LoadingError(UnavailableError):

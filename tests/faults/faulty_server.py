@@ -7,7 +7,8 @@ lose         a GPU's lasting error, such as an illegal access
 hold         the forward comes back once the file GATE exists
 While the file HOLD exists, every forward waits.
 KERNEL says what the fast path of linear layers computes: `wrong`, `raise` or `nan`.
-Besides, a forward of more than MEMORY_TOKENS tokens is out of memory.
+Besides, a forward of more than MEMORY_TOKENS tokens is out of memory, and SECONDS_PER_TOKEN takes
+the place of what was measured at the start.
 """
 
 import dataclasses
@@ -85,7 +86,13 @@ def _wait_until(condition: Callable[[], bool]) -> None:
 def load(settings: Settings) -> LoadedModels:
     models = load_models(settings)
     reranker = None if models.reranker is None else FaultyModel(models.reranker)
-    return dataclasses.replace(models, embedder=FaultyModel(models.embedder), reranker=reranker)
+    seconds = float(os.environ.get("SECONDS_PER_TOKEN", models.seconds_per_token))
+    return dataclasses.replace(
+        models,
+        embedder=FaultyModel(models.embedder),
+        reranker=reranker,
+        seconds_per_token=seconds,
+    )
 
 
 if __name__ == "__main__":

@@ -97,6 +97,25 @@ def test_a_process_whose_device_is_stuck_can_still_be_stopped(faulty_server) -> 
         assert server.stop() == 0
 
 
+async def test_who_is_refused_is_told_when_the_running_forward_is_over(
+    faulty_server, open_gate
+) -> None:
+    """Sent 3: answered 2, refused 1 (503), lost 0."""
+    slow = {"FAULTS": "1:hold", "SECONDS_PER_TOKEN": "10", "MAX_QUEUE_SIZE": "1"}
+    with faulty_server(**slow) as server:
+        async with server.async_client() as client:
+            held = asyncio.create_task(client.post(EMBED[0], json=EMBED[1]))
+            await asyncio.to_thread(server.wait_for_metric, "embedding_active_requests", 1)
+            await asyncio.to_thread(server.wait_for_metric, "embedding_queue_size", 0)
+            waits = asyncio.create_task(client.post(EMBED[0], json=EMBED[1]))
+            await asyncio.to_thread(server.wait_for_metric, "embedding_queue_size", 1)
+            refused = await client.post(EMBED[0], json=EMBED[1])
+            assert (refused.status_code, refused.json()["code"]) == (503, "queue_full")
+            assert 2 <= int(refused.headers["Retry-After"]) <= 30
+            open_gate()
+            assert (await held).status_code == (await waits).status_code == 200
+
+
 async def test_a_batch_that_does_not_fit_is_split_until_it_does(faulty_server) -> None:
     """Sent 3: answered 2, refused 1 (its single text does not fit), lost 0; healthy throughout."""
     with faulty_server(MEMORY_TOKENS="40", MAX_BATCH_TOKENS="1000") as server:

@@ -116,16 +116,16 @@ class ConcurrencyLimit:
 
     Where no permit is free, a client that holds fewer than another one takes over the permit of
     that client's newest request, which is then refused. Otherwise it waits for `acquire_timeout`
-    seconds at most, and is refused. `seconds_to_clear` gives the Retry-After of a refusal, and
-    `full` its message.
+    seconds at most, and is refused. `seconds_to_place` gives the Retry-After of a refusal, the
+    seconds until a permit is free, and `full` its message.
     """
 
     def __init__(
-        self, capacity: int, acquire_timeout: float, full: str, seconds_to_clear: Callable[[], int]
+        self, capacity: int, acquire_timeout: float, full: str, seconds_to_place: Callable[[], int]
     ) -> None:
         self._acquire_timeout = acquire_timeout
         self._full = full
-        self._seconds_to_clear = seconds_to_clear
+        self._seconds_to_place = seconds_to_place
         self._permits = FairSemaphore(capacity)
         self._scopes: dict[str, list[asyncio.Timeout]] = {}
 
@@ -187,4 +187,4 @@ class ConcurrencyLimit:
         return True
 
     def _error(self) -> QueueFullError:
-        return QueueFullError(self._full, retry_after=self._seconds_to_clear())
+        return QueueFullError(self._full, retry_after=self._seconds_to_place())

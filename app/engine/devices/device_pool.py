@@ -22,6 +22,8 @@ from app.engine.loaded_models import (
     PlacedModels,
 )
 from app.engine.model import Model
+from app.engine.scheduling.batch import Batch
+from app.engine.scheduling.job import JobState, Purpose
 from app.engine.scheduling.queue import JobQueue
 from app.errors import DeviceFailedError, SmartEmbedderError, UnhealthyError
 from app.observability.metrics import Metrics
@@ -156,15 +158,33 @@ class DevicePool:
         own = [worker for worker in self._workers if not worker.is_guest]
         return bool(own) and all(worker.executor.failed for worker in own)
 
-    @property
-    def tokens_per_second(self) -> float:
-        """Measured rate of all devices together; 0 until the first forward."""
-        return sum(worker.executor.rate.tokens_per_second for worker in self._workers)
+    def seconds_to_place(self, purpose: Purpose) -> int:
+        """Seconds until a request of this purpose leaves its place, about; at least 1.
 
-    def seconds_to_clear(self) -> int:
-        """Seconds until the queue is empty, from the measured rate; at least 1."""
-        rate = self.tokens_per_second
-        return max(1, math.ceil(self._queue.waiting_tokens / rate)) if rate else 1
+        One that embeds leaves it when a device has taken the last of its sequences, one that
+        reranks when it has its scores. The forward that runs is included.
+        """
+        executors = [each.executor for each in self._workers if not each.executor.failed]
+        seconds = min((each.seconds_left for each in executors), default=0.0)
+        running = (batch for each in executors for batch in each.batches)
+        if purpose is Purpose.RERANKING and any(_ends_with(batch, purpose) for batch in running):
+            return max(1, math.ceil(seconds))
+        rate = sum(each.tokens_per_second for each in executors)
+        found = self._queue.next_to_leave(purpose)
+        if found is not None and rate:
+            job, tokens = found
+            last = len(job.sequences[-1])
+            if purpose is Purpose.RERANKING:
+                tokens += last
+            else:  # So many are taken with the last.
+                tokens -= max(0, self._most_tokens_of(job.model) - last)
+            seconds += max(0, tokens) / rate
+        return max(1, math.ceil(seconds))
+
+    def _most_tokens_of(self, model: Model) -> int:
+        """The tokens that a forward of this model may hold, on the device that allows most."""
+        budgets = [each.budgets[model] for each in self._workers if model in each.budgets]
+        return max((budget.limits.max_tokens for budget in budgets), default=0)
 
     def abort(self, error: SmartEmbedderError) -> None:
         """Fail every job that waits or is on a device, and every later job."""
@@ -258,6 +278,12 @@ class DevicePool:
     @property
     def _all_ended(self) -> bool:
         return all(each.executor.failed or each.consumer.done() for each in self._workers)
+
+
+def _ends_with(batch: Batch, purpose: Purpose) -> bool:
+    """Whether a job of this purpose has no sequences beyond this batch."""
+    jobs = (each.job for each in batch.slices)
+    return any(job.purpose is purpose and job.state is JobState.TAKEN for job in jobs)
 
 
 async def _measure(

@@ -1,6 +1,7 @@
 """The consumer of a device: takes batches from the queue, runs them, and completes their jobs."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -83,6 +84,26 @@ class DeviceExecutor:
         """Seconds since a forward returned, if the device may never return; else 0."""
         return self._watchdog.stuck_seconds
 
+    @property
+    def tokens_per_second(self) -> float:
+        """The measured rate; before the first forward that of the start, 0 if there is none."""
+        at_start = self._limit.seconds_per_token
+        return self.rate.tokens_per_second or (1 / at_start if at_start else 0.0)
+
+    @property
+    def batches(self) -> list[Batch]:
+        """The batches on the device."""
+        return [each.batch for each in self._in_flight]
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until it can take another batch, about."""
+        running = [each for each in self._in_flight if each.preempts is None]
+        if len(running) < self._threads.most_batches:
+            return 0.0
+        first = min(running, key=lambda each: each.began or math.inf)
+        return first.seconds_left(self._free_since)
+
     def serves(self, model: Model) -> bool:
         """Whether the device computes this model."""
         return not self.failed and model in self._models
@@ -108,12 +129,13 @@ class DeviceExecutor:
         if batch is None:
             self._slots.release()
             return
-        in_flight = InFlight(batch, device_free=self._last_done)
+        seconds = self._expected_seconds(batch)
+        in_flight = InFlight(batch, device_free=self._last_done, expected_seconds=seconds)
         self._last_done = in_flight.done
         if batch.handed_over:
             await self._serve_alone(in_flight, tasks)
             return
-        if self._threads.preemptible and is_long(seconds := self._expected_seconds(batch)):
+        if self._threads.preemptible and is_long(seconds):
             self._let_short_jobs_preempt(in_flight, seconds, tasks)
         self._start(tasks, in_flight)
         await in_flight.launched.wait()
@@ -132,7 +154,7 @@ class DeviceExecutor:
         """The expected seconds of its forward; 0 if nothing is known yet."""
         rate = self._rates.get(batch.model)
         if rate is None or not rate.tokens_per_second:
-            return batch.tokens * self._limit.seconds_per_token_of(batch.model)
+            return self._limit.predicted(batch)
         return batch.tokens / rate.tokens_per_second
 
     def _start(self, tasks: asyncio.TaskGroup, in_flight: InFlight) -> None:

@@ -42,14 +42,17 @@ class ForwardLimit:
         """Seconds that a token of this model was measured to take; 0 if nothing was measured."""
         return self.seconds_of.get(model, self.seconds_per_token)
 
+    def predicted(self, batch: Batch) -> float:
+        """Seconds that a batch takes by the measurement; 0 if nothing was measured."""
+        lengths = np.fromiter(map(len, batch.sequences), dtype=np.float64)
+        tokens = float((lengths * (1 + lengths / _DOUBLED_LENGTH)).sum())
+        return tokens * self.seconds_per_token_of(batch.model)
+
     def of_batch(self, batch: Batch) -> float:
         """Seconds for a whole batch."""
         if self.fixed is not None:
             return self.fixed
-        lengths = np.fromiter(map(len, batch.sequences), dtype=np.float64)
-        tokens = float((lengths * (1 + lengths / _DOUBLED_LENGTH)).sum())
-        seconds = tokens * self.seconds_per_token_of(batch.model)
-        return max(self.least, _SAFETY_FACTOR * seconds)
+        return max(self.least, _SAFETY_FACTOR * self.predicted(batch))
 
     def split(self, batch: Batch) -> "BatchLimits":
         """Seconds for each slice of a batch, and for the device."""

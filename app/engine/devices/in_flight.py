@@ -1,6 +1,7 @@
 """A batch that a device works on."""
 
 import asyncio
+import time
 from dataclasses import dataclass, field
 
 from app.engine.scheduling.batch import Batch
@@ -13,12 +14,22 @@ class InFlight:
     `device_free` is set when the device can begin it: when the batch before it has returned, or,
     for a batch that `preempts` that one, when it starts within it. `began` is when it was launched
     (0 before), and `preempted_seconds` is how long batches that preempted it had the device.
+    `expected_seconds` are those of its forward.
     """
 
     batch: Batch
     device_free: asyncio.Event
     preempts: "InFlight | None" = None
+    expected_seconds: float = 0.0
     launched: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
     began: float = 0.0
     preempted_seconds: float = 0.0
+
+    def seconds_left(self, device_free_since: float) -> float:
+        """Seconds until the device has computed it, about."""
+        if not self.began:
+            return self.expected_seconds
+        elapsed = time.perf_counter() - max(self.began, device_free_since)
+        # A forward that takes longer than expected is expected to take half as long again.
+        return self.expected_seconds - elapsed if elapsed < self.expected_seconds else elapsed / 2

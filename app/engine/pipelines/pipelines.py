@@ -1,5 +1,7 @@
 """The pipelines of an engine, one for each kind of request, and what they share."""
 
+from functools import partial
+
 from app.engine.admission.admission import Admission
 from app.engine.admission.concurrency import ConcurrencyLimit
 from app.engine.admission.tokenizer_threads import TokenizerThreads
@@ -10,6 +12,7 @@ from app.engine.forwards.vector_cache import make_cache
 from app.engine.pipelines.classification import ClassificationPipeline
 from app.engine.pipelines.embedding import EmbeddingPipeline
 from app.engine.pipelines.reranking import RerankingPipeline
+from app.engine.scheduling.job import Purpose
 from app.engine.scheduling.queue import JobQueue
 from app.observability.metrics import Metrics
 from app.settings import Settings
@@ -27,9 +30,13 @@ class Pipelines:
         threads = settings.tokenizer_threads
         self.tokenizer_threads = TokenizerThreads(None if threads == "auto" else threads)
         admission = Admission(queue, self.tokenizer_threads, metrics)
-        waiting = self._limit(settings.max_queue_size, "embedding requests wait (MAX_QUEUE_SIZE)")
+        waiting = self._limit(
+            settings.max_queue_size, "embedding requests wait (MAX_QUEUE_SIZE)", Purpose.EMBEDDING
+        )
         scoring = self._limit(
-            settings.rerank_max_queue, "rerank requests are in work (RERANK_MAX_QUEUE)"
+            settings.rerank_max_queue,
+            "rerank requests are in work (RERANK_MAX_QUEUE)",
+            Purpose.RERANKING,
         )
         self._cache = make_cache(settings, metrics)
         source = with_cache(Forwards(admission, waiting), self._cache, admission, metrics)
@@ -40,9 +47,10 @@ class Pipelines:
         metrics.watch_queue(lambda: waiting.held)
         metrics.set_capacities(embedding=settings.max_queue_size, rerank=settings.rerank_max_queue)
 
-    def _limit(self, capacity: int, what: str) -> ConcurrencyLimit:
+    def _limit(self, capacity: int, what: str, purpose: Purpose) -> ConcurrencyLimit:
         full = f"the queue is full: {capacity} {what}"
-        return ConcurrencyLimit(capacity, ACQUIRE_TIMEOUT, full, self._devices.seconds_to_clear)
+        seconds_to_place = partial(self._devices.seconds_to_place, purpose)
+        return ConcurrencyLimit(capacity, ACQUIRE_TIMEOUT, full, seconds_to_place)
 
     async def close(self) -> None:
         """End the tokenizer threads, and the connections of the cache."""

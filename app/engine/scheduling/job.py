@@ -59,6 +59,7 @@ class Job:
     _leave_queue: "Callable[[Job], None] | None" = field(init=False, default=None)
     _virtual_start: float = field(init=False, default=0.0)
     _taken: int = field(init=False, default=0)
+    _waiting_tokens: int = field(init=False)
     _finished: int = field(init=False, default=0)
     _first_taken_at: float | None = field(init=False, default=None)
     _last_completed_at: float | None = field(init=False, default=None)
@@ -70,6 +71,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self._results = [None] * len(self.sequences)
+        self._waiting_tokens = sum(map(len, self.sequences))
 
     @property
     def state(self) -> JobState:
@@ -94,7 +96,7 @@ class Job:
     @property
     def waiting_tokens(self) -> int:
         """Tokens of the sequences that the device has not taken."""
-        return sum(map(len, self.sequences[self._taken :]))
+        return self._waiting_tokens
 
     @property
     def virtual_start(self) -> float:
@@ -132,6 +134,7 @@ class Job:
         """Mark its next `count` sequences as taken by the device."""
         tokens = sum(map(len, self.sequences[self._taken : self._taken + count]))
         self._virtual_start += tokens / self.weight
+        self._waiting_tokens -= tokens
         self._taken += count
         if self._first_taken_at is None:
             self._first_taken_at = now

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from app.engine.model import Model
 from app.engine.scheduling.batch import Batch
 from app.engine.scheduling.batcher import Flow, LimitsOf, form_batch
-from app.engine.scheduling.job import Job
+from app.engine.scheduling.job import Job, Purpose
 from app.errors import SmartEmbedderError
 
 
@@ -34,6 +34,31 @@ class JobQueue:
     def jobs(self) -> list[Job]:
         """The jobs that wait, in order of arrival."""
         return list(self._jobs)
+
+    def next_to_leave(self, purpose: Purpose) -> "tuple[Job, int] | None":
+        """The job of this purpose whose last sequence is taken first, about, if one waits.
+
+        With it, how many tokens are taken before that. As the device is shared equally, first
+        between clients, each other client and each other job of its own has taken about as many
+        tokens by then as the job itself, or all that it has.
+        """
+        flows: dict[Flow, list[Job]] = {}
+        for job, flow in self._jobs.items():
+            flows.setdefault(flow, []).append(job)
+        first: tuple[int, Job, Flow] | None = None
+        for flow, jobs in flows.items():
+            of_purpose = (job for job in jobs if job.purpose is purpose)
+            nearest = min(of_purpose, key=_tokens_before_last, default=None)
+            if nearest is not None:
+                tokens = sum(min(job.waiting_tokens, _tokens_before_last(nearest)) for job in jobs)
+                if first is None or tokens < first[0]:
+                    first = tokens, nearest, flow
+        if first is None:
+            return None
+        tokens, nearest, own = first
+        others = (jobs for flow, jobs in flows.items() if flow is not own)
+        shares = (min(tokens, sum(job.waiting_tokens for job in jobs)) for jobs in others)
+        return nearest, tokens + sum(shares)
 
     def consumer(self, serves: Callable[[Model], bool]) -> "QueueConsumer":
         """A view for a device that serves these models."""
@@ -158,6 +183,10 @@ class JobQueue:
         flow = self._jobs.pop(job)
         flow.jobs -= 1
         self._waiting_tokens -= job.waiting_tokens
+
+
+def _tokens_before_last(job: Job) -> int:
+    return job.waiting_tokens - len(job.sequences[-1])
 
 
 class QueueConsumer:

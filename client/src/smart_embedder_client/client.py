@@ -47,7 +47,7 @@ class Client:
         token: str | None = None,
         timeout: float = 100.0,
         max_retries: int = 5,
-        max_wait: float = 60.0,
+        max_wait: float = 120.0,
         http: httpx.Client | None = None,
     ) -> None:
         self._service = calls.service_at(url, token, timeout, max_retries, max_wait)

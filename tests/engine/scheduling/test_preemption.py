@@ -123,7 +123,7 @@ async def test_fast_forwards_of_one_model_do_not_make_those_of_another_seem_shor
 
 
 async def test_a_forward_that_is_soon_over_is_waited_for(model) -> None:
-    async with engine_of(model, seconds_per_token=0.0005) as engine:
+    async with engine_of(model, seconds_per_token=0.0004) as engine:
         long = await hold(engine, model)
         short = request(engine, SHORT)
         await queued(engine, len(SHORT))
