@@ -74,7 +74,7 @@ class Service:
         failure = self.engine.failure
         if failure is not None:
             return "unhealthy", str(failure)
-        if self.drain.begun or self.engine.closing:
+        if self.drain.announced or self.engine.closing:
             return "draining", "the service is shutting down"
         if self.engine.models is None:
             return "loading", "the models are being loaded"

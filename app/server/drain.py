@@ -9,16 +9,18 @@ from app.engine.active_requests import ActiveRequests
 
 
 class Drain:
-    """A graceful shutdown: once a signal has begun it, new requests are refused.
+    """A graceful shutdown: once it has begun, new requests are refused.
 
-    Accepted requests are finished.
+    Accepted requests are finished. `announced` is set when a signal has come, from which on /health
+    tells load balancers to send no more; with SHUTDOWN_DELAY it begins later than that.
     """
 
     def __init__(self) -> None:
+        self.announced = False
         self._begun_at: float | None = None
         self._on_timeout: list[Callable[[], None]] = []
         self._requests = ActiveRequests()
-        self._announced = asyncio.Event()
+        self._woken = asyncio.Event()
 
     @property
     def begun(self) -> bool:
@@ -27,16 +29,17 @@ class Drain:
 
     def begin(self) -> None:
         """Refuse new requests from now on; safe to call from a signal handler."""
+        self.announced = True
         if self._begun_at is None:
             self._begun_at = time.monotonic()
 
-    def announce(self) -> None:
+    def wake(self) -> None:
         """Wake those that `wait_for_beginning`; to be called on the event loop."""
-        self._announced.set()
+        self._woken.set()
 
     async def wait_for_beginning(self) -> None:
         """Return once it has begun; a stream, which may never end by itself, stops then."""
-        await self._announced.wait()
+        await self._woken.wait()
 
     def seconds_left(self, limit: float) -> float:
         """How many of the `limit` seconds since it began are left; not below 0."""

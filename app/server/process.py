@@ -79,7 +79,12 @@ def serve(settings: Settings, create_app: CreateApp) -> int:
 
     drain = Drain()
     app = create_app(settings, drain=drain, on_ready=on_ready, on_failure=on_failure)
-    server = DrainingServer(_uvicorn_config(app, settings, drain), drain, settings.shutdown_timeout)
+    server = DrainingServer(
+        _uvicorn_config(app, settings, drain),
+        drain,
+        settings.shutdown_timeout,
+        settings.shutdown_delay,
+    )
     try:
         server.run()
     except SystemExit:

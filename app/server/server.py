@@ -48,17 +48,20 @@ _SO_ATTACH_FILTER = 26
 
 
 class DrainingServer(uvicorn.Server):
-    """Serves until a signal arrives, then drains.
+    """Serves until a signal arrives, then drains; after SIGTERM `delay` seconds later.
 
     After nine tenths of `timeout` seconds the drain times out, so that every request in work gets
     an error while there is time to send it. The port is closed when every client has read its
     response, or after a second. A second signal ends the process at once.
     """
 
-    def __init__(self, config: uvicorn.Config, drain: Drain, timeout: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, drain: Drain, timeout: float, delay: float = 0.0
+    ) -> None:
         super().__init__(config)
         self._drain = drain
         self._timeout = timeout
+        self._delay = delay
 
     @property
     def url(self) -> str:
@@ -75,16 +78,25 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, _frame: FrameType | None) -> None:
         """Begin to drain; at the second signal exit with the status of that signal."""
-        if self._drain.begun:
+        if self._drain.announced:
             name = signal.Signals(sig).name
             # Not the log: the signal may have interrupted it while it was writing.
             os.write(2, f"second signal ({name}): ended at once\n".encode())
             os._exit(_SIGNAL_STATUS + sig)
+        self._drain.announced = True
+        loop = asyncio.get_running_loop()
+        if sig == signal.SIGTERM and self._delay:
+            loop.call_soon_threadsafe(loop.call_later, self._delay, self._begin_to_drain)
+        else:
+            self._drain.begin()  # Before any other callback of the loop.
+            loop.call_soon_threadsafe(self._begin_to_drain)
+
+    def _begin_to_drain(self) -> None:
         self._drain.begin()
         self.should_exit = True
         # At once, because `main_loop` looks every tenth of a second, and responses may begin
         # before.
-        asyncio.get_running_loop().call_soon_threadsafe(self._close_after_responses)
+        self._close_after_responses()
 
     async def main_loop(self) -> None:
         """Serve until a signal arrives and every accepted request has its response."""
@@ -100,7 +112,7 @@ class DrainingServer(uvicorn.Server):
 
     def _close_after_responses(self) -> None:
         """Announce with the responses in work that their connections close, and end streams."""
-        self._drain.announce()
+        self._drain.wake()
         for connection in self.server_state.connections:
             if isinstance(connection, BoundedConnection):
                 connection.close_after_response()

@@ -244,6 +244,12 @@ class DeclaredSettings(BaseModel):
     shutdown_timeout: types.Seconds = Field(
         30, description="seconds to finish accepted work after SIGTERM"
     )
+    shutdown_delay: types.Delay = Field(
+        0,
+        description="seconds after SIGTERM in which requests are still accepted while `/health` is "
+        "503, so that load balancers notice before anything is refused; it comes before "
+        "`SHUTDOWN_TIMEOUT`",
+    )
     max_sentences_per_request: types.Count = Field(
         1024, description="texts of one request (422); OpenAI's paths take at least 2,048"
     )

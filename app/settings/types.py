@@ -131,6 +131,7 @@ Bytes = Annotated[int, _AtLeast1, Allowed("a number of bytes, at least 1")]
 AutoTokens = Annotated[Auto | Tokens, Allowed("auto, or a number of tokens, at least 1")]
 AutoCount = Annotated[Auto | Count, Allowed("auto, or a number, at least 1")]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False), Allowed("seconds above 0")]
+Delay = Annotated[float, Field(ge=0, allow_inf_nan=False), Allowed("seconds, at least 0")]
 RerankSeconds = Annotated[Seconds, Allowed("seconds above 0 and below REQUEST_TIMEOUT")]
 Milliseconds = Annotated[float, Field(ge=0, le=1000), Allowed("milliseconds from 0 to 1000")]
 EmbeddingModel = Annotated[

@@ -1,12 +1,14 @@
 """The proxies that docs/network.md shows, in front of a real server: nginx, Caddy."""
 
 import shutil
+import socket
 import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -16,6 +18,10 @@ from tests.support.server import RunningServer, run_server
 
 MAX_BODY = 32 * 2**20
 BURST = 3
+STALLED = (
+    b"POST /embeddings/ HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n"
+    b'Content-Length: 100\r\n\r\n{"sentences":'
+)
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +92,36 @@ def test_a_request_keeps_its_id_and_errors_of_the_service_pass(nginx: str) -> No
         assert (answer.status_code, answer.headers["x-request-id"]) == (422, "mine")
         assert answer.json()["request_id"] == "mine"
         assert len(client.get("/health").headers["x-request-id"]) > 0
+
+
+def test_a_process_that_drains_is_passed_over(tiny_m3: Path, tmp_path: Path) -> None:
+    """As in a rolling restart. An upload that stalls keeps the first process from ending."""
+    folders = [tmp_path / name for name in ("first", "second", "nginx")]
+    for folder in folders:
+        folder.mkdir()
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "TRUSTED_PROXIES": "127.0.0.1"}
+    with (
+        run_server(folders[0], **settings) as first,
+        run_server(folders[1], **settings) as second,
+    ):
+        ports = [urlsplit(server.url).port for server in (first, second)]
+        both = " max_fails=0;\n server ".join(f"127.0.0.1:{port}" for port in ports)
+        first.wait_until_healthy()
+        second.wait_until_healthy()
+        with (
+            run_nginx(folders[2], both) as url,
+            client_at("127.0.0.8", url) as client,
+            socket.create_connection(("127.0.0.1", ports[0])) as stalling,
+        ):
+            stalling.sendall(STALLED)
+            first.wait_for_metric("embedding_active_requests", 1)
+            first.process.terminate()
+            first.wait_for_status("/health", 503)
+            assert statuses(client, 20) == [200] * 20
+            assert first.metric('embedding_requests_rejected_total{reason="draining"}') > 0
+            stalling.shutdown(socket.SHUT_RDWR)
+            assert first.process.wait(LIMIT) == 0
+            assert statuses(client, 20) == [200] * 20
 
 
 class InTwoParts(BaseHTTPRequestHandler):

@@ -73,6 +73,29 @@ async def test_a_second_signal_ends_the_process_at_once(faulty_server, second) -
         assert await asyncio.to_thread(server.process.wait, 60) == 128 + second
 
 
+async def test_with_a_delay_balancers_are_told_before_anything_is_refused(
+    tiny_m3: Path, tmp_path: Path
+) -> None:
+    settings = {"EMBEDDING_MODEL": str(tiny_m3), "SHUTDOWN_DELAY": "3600"}
+    with run_server(tmp_path, **settings) as server:
+        server.wait_until_healthy()
+        tally = Outcomes()
+        async with server.async_client() as client:
+            server.process.terminate()
+            await asyncio.to_thread(server.wait_for_status, "/health/ready", 503)
+            assert (await client.get("/health")).json()["status"] == "draining"
+            assert (await client.get("/health/live")).status_code == 200
+            assert await tally.post(client, *EMBED) == 200
+        server.process.terminate()
+        assert await asyncio.to_thread(server.process.wait, 60) == 128 + signal.SIGTERM
+
+
+def test_after_the_delay_the_process_ends(tiny_m3: Path, tmp_path: Path) -> None:
+    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3), SHUTDOWN_DELAY="0.1") as server:
+        server.wait_until_healthy()
+        assert server.stop() == 0
+
+
 def test_an_idle_process_ends_at_once(tiny_m3: Path, tmp_path: Path) -> None:
     with run_server(tmp_path, fresh=True, EMBEDDING_MODEL=str(tiny_m3)) as server:
         server.wait_until_healthy()
