@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, replace
 
+from app.api.schemas import OPENAI_TEXTS
+from tests.clients.expected import MOST_TEXTS
+
 
 @dataclass(frozen=True, slots=True)
 class Client:
@@ -9,6 +12,8 @@ class Client:
 
     One that names no model cannot name a wrong one, one that sends `batch` texts a request sends no
     list that is too long, and one may try again until it succeeds. `impatient` makes it give up.
+    Of what it is `silent` about, it does not pass the service's sentence on.
+    `most` texts are taken in one request, where that is not the limit of the native endpoint.
     """
 
     wrong_model: str | None
@@ -19,7 +24,8 @@ class Client:
     batch: int | None = None
     impatient: tuple[str, str] | None = None
     retries: bool = True
-    tells_why: bool = True
+    silent: tuple[str, ...] = ()
+    most: int = MOST_TEXTS
 
 
 def of_openai(impatient: tuple[str, str] | None, batch: int | None = None) -> Client:
@@ -31,9 +37,11 @@ def of_openai(impatient: tuple[str, str] | None, batch: int | None = None) -> Cl
         "RateLimitError",
         batch,
         impatient,
+        most=OPENAI_TEXTS,
     )
 
 
+EVERYTHING = ("wrong_model", "wrong_token", "oversized", "full_queue", "too_many")
 IN_PYTHON = ('api_key="my-token"', 'api_key="my-token", max_retries=0')
 IN_JAVASCRIPT = ('apiKey: "my-token"', 'apiKey: "my-token", maxRetries: 0')
 IN_HAYSTACK = 'Secret.from_token("my-token")'
@@ -44,16 +52,37 @@ OF_COHERE = Client(
     "ServiceUnavailableError",
     None,
 )
+OF_VOYAGE = Client(
+    "APIError",
+    "AuthenticationError",
+    "InvalidRequestError",
+    "ServiceUnavailableError",
+    "RateLimitError",
+    retries=False,
+    silent=("full_queue",),
+    most=OPENAI_TEXTS,
+)
 OF_THE_HUB = Client(None, *["HfHubHTTPError"] * 4, retries=False)
 CLIENTS = {
     "openai, Python": of_openai(IN_PYTHON),
     "openai, Node": of_openai(IN_JAVASCRIPT),
-    "LangChain.js": of_openai(IN_JAVASCRIPT),
-    "langchain-openai": of_openai(IN_PYTHON),
+    "LangChain.js": of_openai(IN_JAVASCRIPT, batch=512),
+    "Vercel AI SDK": Client(
+        "APICallError",
+        "APICallError",
+        None,
+        "RetryError",
+        None,
+        batch=OPENAI_TEXTS,
+        most=OPENAI_TEXTS,
+    ),
+    "langchain-openai": of_openai(IN_PYTHON, batch=1000),
     "LlamaIndex, OpenAI-like": of_openai(IN_PYTHON, batch=100),
     "Qdrant": of_openai(IN_PYTHON),
     "cohere": OF_COHERE,
     "cohere, embed": OF_COHERE,
+    "voyageai": OF_VOYAGE,
+    "voyageai, rerank": replace(OF_VOYAGE, most=MOST_TEXTS),
     "langchain-cohere": OF_COHERE,
     "LlamaIndex, Cohere": replace(OF_COHERE, impatient=IN_PYTHON),
     "huggingface_hub": OF_THE_HUB,
@@ -67,9 +96,11 @@ CLIENTS = {
         "ValidationError",
         batch=10,
         retries=False,
-        tells_why=False,
+        silent=EVERYTHING,
     ),
-    "LlamaIndex, TEI rerank": Client(None, *["AssertionError"] * 4, retries=False, tells_why=False),
+    "LlamaIndex, TEI rerank": Client(
+        None, *["AssertionError"] * 4, retries=False, silent=EVERYTHING
+    ),
     "langchain-cohere, embeddings": replace(
         OF_COHERE,
         oversized=None,
@@ -88,7 +119,7 @@ CLIENTS = {
     "Haystack, vLLM rerank": Client(*["RuntimeError"] * 5, retries=False),
     "Haystack, Jina rerank": Client(*["RuntimeError"] * 5, retries=False),
     "Milvus": of_openai(IN_PYTHON),
-    "Milvus, TEI": Client(None, *["RuntimeError"] * 4, retries=False),
+    "Milvus, TEI": Client(None, *["RuntimeError"] * 4, retries=False, most=OPENAI_TEXTS),
     "Milvus, Cohere": replace(OF_COHERE, oversized=None, batch=96),
 }
 IN_LANGCHAIN_JS = 'model: "BAAI/bge-m3",'
@@ -108,6 +139,14 @@ APPLICATIONS = {
     ),
     "LiteLLM, vLLM": ("LiteLLM", ("openai/", "hosted_vllm/")),
     "LiteLLM, Infinity": ("LiteLLM", ("openai/", "infinity/")),
+    # It names no Content-Type.
+    "LiteLLM, Voyage": ("LiteLLM", ("openai/", "voyage/")),
+    # Only by `top_k` its requests are known as Voyage's.
+    "LiteLLM, Voyage rerank": (
+        "LiteLLM, rerank",
+        ("hosted_vllm/", "voyage/"),
+        ("query=query", "query=query, top_n=100"),
+    ),
     # Infinity's documents are strings, and Cohere's are objects.
     "LiteLLM, Infinity rerank": (
         "LiteLLM, rerank",

@@ -9,11 +9,11 @@ import httpx2
 import pytest
 
 from tests.clients.client_process import EXAMPLES, client_process
+from tests.clients.expected import MOST_TEXTS
 from tests.clients.recorder import recorder
 from tests.support.server import RunningServer, run_server
 
 TOKEN = "my-token"
-MOST_TEXTS = 400
 TEXTS = ["hybrid search", "What is bread?", "рiver жизнь 检索", "vector " * 30]
 EMBED = {"sentences": ["a"], "return_colbert": False}
 RERANK = {"query": "a", "passages": ["a"]}

@@ -4,30 +4,32 @@ They need an environment of their own: scripts/check_clients.sh makes it and run
 RECORD_CLIENTS set, what the clients send is stored for test_recorded.py.
 """
 
+import json
 import os
 
 import pytest
 
+from app.api.schemas import OPENAI_TEXTS
 from tests.clients.client_process import ENVIRONMENT, EXAMPLES
 from tests.clients.clients import APPLICATIONS, CLIENTS
-from tests.clients.conftest import MOST_TEXTS, TEXTS, full_queue, rejected, used_up_rate
-from tests.clients.expected import assert_right
+from tests.clients.conftest import TEXTS, full_queue, rejected, used_up_rate
+from tests.clients.expected import MOST_TEXTS, assert_right
 from tests.clients.recorder import record, recorder
 
 pytestmark = pytest.mark.skipif(
     not ENVIRONMENT.is_dir(), reason="scripts/check_clients.sh makes the clients' environment"
 )
 RETRYING = [name for name, client in CLIENTS.items() if client.retries]
-# What the client is made to send: texts, and what is replaced in the example.
-REQUESTS = {
-    "wrong_model": (TEXTS, ("BAAI/", "unknown/")),
-    "wrong_token": (TEXTS, ("my-token", "another-token")),
-    "oversized": ([f"search {i}" for i in range(MOST_TEXTS + 1)],),
+# What is replaced in the example.
+SITUATIONS = {
+    "wrong_model": [("BAAI/", "unknown/")],
+    "wrong_token": [("my-token", "another-token")],
+    "oversized": [],
 }
 WORDS = {
     "wrong_model": "not served here",
     "wrong_token": "is not known",
-    "oversized": f"at most {MOST_TEXTS}",
+    "oversized": "are allowed (MAX_",
     "full_queue": "queue is full",
     "too_many": "RATE_LIMIT_BURST_SIZE",
 }
@@ -72,11 +74,31 @@ def test_its_numbers_are_the_native_ones_for_hundreds_of_texts(
     assert_right(found, native, texts, CLIENTS[name].batch)
 
 
-@pytest.mark.parametrize("situation", REQUESTS)
+@pytest.mark.parametrize(
+    ("name", "replaced"),
+    [
+        ("Vercel AI SDK", []),
+        ("LlamaIndex, OpenAI-like", [('"my-token"', '"my-token", embed_batch_size=2048')]),
+    ],
+    indirect=["name"],
+    scope="module",
+)
+def test_one_that_sends_2048_texts_at_once_gets_their_vectors(
+    replaced: list, name, process, clients_server, native
+) -> None:
+    texts = [f"search {i}" for i in range(OPENAI_TEXTS + 1)]
+    with recorder(clients_server.url) as proxy:
+        assert_right(process.run(proxy.url, texts, *replaced), native, texts)
+        counts = {len(json.loads(each["body"])["input"]) for each in proxy.requests}
+    assert counts == {OPENAI_TEXTS, 1}
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
 def test_its_user_is_told_what_is_wrong(
     situation: str, name, process, clients_server, native
 ) -> None:
-    texts, *replaced = REQUESTS[situation]
+    replaced, most = SITUATIONS[situation], CLIENTS[name].most
+    texts = [f"search {i}" for i in range(most + 1)] if situation == "oversized" else TEXTS
     if any(old not in EXAMPLES[name].code for old, _ in replaced):
         pytest.skip("it names no model")
     found = process.run(clients_server.url, texts, *replaced)
@@ -134,4 +156,4 @@ def assert_told(found: dict, name: str, situation: str, native, texts: list[str]
         assert_right(found, native, texts, client.batch)
     else:
         assert found.get("error") == error, found
-        assert WORDS[situation] in found["message"] or not client.tells_why, found
+        assert WORDS[situation] in found["message"] or situation in client.silent, found

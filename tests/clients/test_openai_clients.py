@@ -2,8 +2,9 @@
 
 import pytest
 
+from app.api.schemas import OPENAI_TEXTS
 from tests.clients.client_process import ENVIRONMENT
-from tests.clients.conftest import MOST_TEXTS, full_queue, rejected, used_up_rate
+from tests.clients.conftest import full_queue, rejected, used_up_rate
 from tests.clients.expected import vector_of, vectors_of
 
 pytestmark = pytest.mark.skipif(
@@ -45,7 +46,7 @@ def as_bytes(found: dict) -> bytes:
 
 
 @pytest.mark.parametrize("encoding", [None, "float", "base64"])
-@pytest.mark.parametrize("count", [1, 2, MOST_TEXTS])
+@pytest.mark.parametrize("count", [1, 2, OPENAI_TEXTS])
 def test_vectors_are_the_native_ones_in_every_encoding(
     encoding: str | None, count: int, name, process, clients_server, native
 ) -> None:

@@ -94,6 +94,14 @@ def test_inputs_of_another_shape_are_refused(heads: httpx2.Client, inputs) -> No
     assert "a text, a pair of texts, or a list" in assert_error(refused, 422, "Validation")
 
 
+def test_parameters_of_hugging_faces_client_are_refused_where_they_say_something(heads) -> None:
+    assert post(heads, "/predict", inputs="sea", parameters={}) == post(
+        heads, "/predict", inputs="sea"
+    )
+    refused = heads.post("/predict", json={"inputs": "sea", "parameters": {"top_k": 1}})
+    assert "parameters" in assert_error(refused, 422, "Validation")
+
+
 def test_no_inputs_and_a_server_without_labels_are_told_apart(heads, client, full) -> None:
     assert_error(heads.post("/predict", json={"inputs": []}), 400, "Empty")
     without = client.post("/predict", json={"inputs": "a"})

@@ -33,8 +33,9 @@ def test_one_text_is_scored_with_each_of_the_others(full, path) -> None:
     assert answer["usage"] == expected["usage"]
     assert list(answer) == ["id", "object", "created", "model", "data", "usage"]
     assert answer["data"][0]["object"] == "score"
-    raw = post(full, path, text_1="search", text_2=TEXTS, use_activation=False)
-    assert scores(raw) == in_order(native(full, "search", TEXTS, normalize=False))
+    for name in ("use_activation", "activation"):
+        raw = post(full, path, text_1="search", text_2=TEXTS, **{name: False})
+        assert scores(raw) == in_order(native(full, "search", TEXTS, normalize=False))
 
 
 def test_two_lists_are_scored_pair_by_pair_in_one_forward(full, full_server) -> None:
@@ -59,11 +60,20 @@ def test_two_lists_are_scored_pair_by_pair_in_one_forward(full, full_server) -> 
         ({"text_1": ["a", " "], "text_2": ["a", "b"]}, 400, "blank"),
         ({"text_1": " ", "text_2": "a"}, 400, "blank"),
         ({"text_1": "a", "text_2": ["a"] * 41}, 400, "MAX_RERANK_PASSAGES"),
-        (
-            {"text_1": "a", "text_2": "b", "truncate_prompt_tokens": 8},
-            400,
-            "truncate_prompt_tokens",
-        ),
+        *[
+            ({"text_1": "a", "text_2": "b", name: value}, 400, name)
+            for name, value in (
+                ("truncate_prompt_tokens", 8),
+                ("max_tokens_per_query", 8),
+                ("add_special_tokens", False),
+                ("padding", "max_length"),
+                ("chat_template", "a"),
+                ("chat_template_kwargs", {"instruction": "a"}),
+                ("instruction", "Find it"),
+            )
+        ],
+        ({"text_1": "a", "text_2": "search " * 9000, "truncate": False}, 400, "has 9000 tokens"),
+        ({"queries": "a", "documents": "b"}, 400, "text_1 is missing, and queries is none"),
         ({"text_1": "a", "text_2": "b", "model": "nobody"}, 404, "nobody"),
     ],
 )
