@@ -77,6 +77,7 @@ _ROUTERS = (
 )
 _RENDER_THREADS = 2
 _BODIES_IN_MEMORY = 16
+_ANSWERS_IN_MEMORY = 24
 # FastAPI's own telemetry ignores the settings, and sends the messages of errors.
 _NO_TELEMETRY: TelemetryConfig = {
     "auto_configure": False,
@@ -156,6 +157,7 @@ def _middleware(service: Service) -> list[Middleware]:
     limiter = RateLimiter(
         service.buckets, settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
     )
+    bodies_bytes = _BODIES_IN_MEMORY * settings.max_body_bytes
     tokens, protect_metrics = _tokens(settings), settings.protect_metrics
     tracing = [] if service.tracer is None else [Middleware(TraceRequests, tracer=service.tracer)]
     return [
@@ -172,7 +174,9 @@ def _middleware(service: Service) -> list[Middleware]:
         # Inside `UnpackBody`, so that it counts what is unpacked.
         Middleware(
             LimitMemory,
-            max_bytes=_BODIES_IN_MEMORY * settings.max_body_bytes,
+            max_bytes=bodies_bytes,
+            answer_bytes=settings.max_answer_bytes,
+            max_answers_bytes=max(bodies_bytes, _ANSWERS_IN_MEMORY * settings.max_answer_bytes),
             body_seconds=min(BODY_SECONDS, settings.request_timeout / 3),
             stream_seconds=settings.request_timeout,
         ),

@@ -7,6 +7,7 @@ from starlette.types import Scope
 
 from app.access.api_tokens import DEFAULT_NAME
 from app.api.paths import NATIVE_ONLY, Dialect, Endpoint
+from app.engine.answer_memory import UNLIMITED, AnswerMemory
 from app.observability.tracing import Stage
 
 
@@ -31,7 +32,8 @@ class RequestContext:
     there are several, the body decides, and until it has been read, errors are answered in the
     shapes of all of them. `status` is None until the response begins; `error_status` is the native
     status of an error, whatever the dialect's is. `counts` holds numbers for the log line, `stages`
-    the times for the trace. `memory` is set for a stream.
+    the times for the trace. `memory` is set for a stream. `answer` is asked for room before an
+    answer is made.
     `path` is as the client wrote it, `route` without slashes at its end; neither has the `prefix`
     that a proxy removes from paths. `query` is not parsed.
     """
@@ -50,6 +52,7 @@ class RequestContext:
     counts: dict[str, int | float] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
     memory: StreamMemory | None = None
+    answer: AnswerMemory = UNLIMITED
     route: str = "/"
     prefix: str = ""
     query: bytes = b""

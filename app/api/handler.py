@@ -148,28 +148,38 @@ class Call:
         *,
         takes_long: bool = False,
     ) -> Response:
-        """Render the response, off the event loop if it is large or `takes_long`."""
+        """Render the response, off the event loop if it is large or `takes_long`.
+
+        What is beyond some megabytes is rendered while the client reads it.
+        """
         began = time.perf_counter()
         compressed = media_type == JSON and estimated_bytes >= COMPRESSED_FROM_BYTES
         encoding = encoding_of(self.request) if compressed else None
-        create = partial(_create_response, render, media_type, encoding)
+        threads = self.service.render_threads
+        create = partial(
+            _create_response,
+            render if encoding is None else lambda: compress(render(), encoding),
+            media_type,
+            threads,
+            # HTTP/1.0 has no other way to tell the end of an answer from a broken connection.
+            measured=self.request.scope["http_version"] == "1.0",
+        )
         if estimated_bytes < _LARGE_RESPONSE_BYTES and not takes_long:
             response = create()
         else:
-            loop, threads = asyncio.get_running_loop(), self.service.render_threads
-            response = await loop.run_in_executor(threads, create)
+            response = await asyncio.get_running_loop().run_in_executor(threads, create)
+        if encoding is not None:
+            response.headers.update({"Content-Encoding": encoding, "Vary": "Accept-Encoding"})
         self.context.stages.append(Stage("render", began, time.perf_counter()))
         return response
 
 
 def _create_response(
-    render: Callable[[], Iterable[Chunk]], media_type: str, encoding: str | None
+    render: Callable[[], Iterable[Chunk]], media_type: str, threads: Executor, *, measured: bool
 ) -> Response:
-    if encoding is None:
-        return ChunkedResponse(render(), media_type)
-    response = ChunkedResponse(compress(render(), encoding), media_type)
-    response.headers.update({"Content-Encoding": encoding, "Vary": "Accept-Encoding"})
-    return response
+    """The response; if it is `measured`, it is rendered twice, first for its length alone."""
+    length = sum(map(len, render())) if measured else None
+    return ChunkedResponse(render(), media_type, threads, length)
 
 
 @dataclass(frozen=True, slots=True)

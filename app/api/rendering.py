@@ -1,13 +1,17 @@
 """Rendering results to JSON by orjson, in chunks, and responses of chunks.
 
 float32 arrays are rendered without Python lists of floats. A chunk takes a few milliseconds at
-most, during which orjson holds the GIL; the event loop runs between chunks.
+most, during which orjson holds the GIL; the event loop runs between chunks. The text of a vector is
+several times as large as its numbers, so a large answer is rendered while the client reads it.
 """
 
+import asyncio
 from binascii import b2a_base64
 from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +34,8 @@ _BYTES_PER_FLOAT = 12
 _BYTES_PER_TOKEN = 8
 _FLOATS_PER_CHUNK = 65_536
 _MESSAGE_BYTES = 262_144
+# Up to this size an answer is rendered before it is sent, and has a Content-Length.
+_WHOLE_BYTES = 4 << 20
 JSON = "application/json"
 # Of bytes: a memoryview has items of one byte.
 Chunk = bytes | memoryview
@@ -37,22 +43,56 @@ OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
 
 class ChunkedResponse(Response):
-    """A response sent as the chunks it was rendered in; small ones are joined, large ones split."""
+    """A response sent as the chunks it is rendered in; small ones are joined, large ones split.
 
-    def __init__(self, chunks: Iterable[Chunk], media_type: str = JSON) -> None:
-        self.messages = deque(_messages(chunks))
+    The beginning is rendered at once, and the rest on one of `threads` as fast as the client reads.
+    `length` is that of all chunks, if it is known.
+    """
+
+    def __init__(
+        self,
+        chunks: Iterable[Chunk],
+        media_type: str,
+        threads: Executor,
+        length: int | None = None,
+    ) -> None:
         super().__init__(media_type=media_type)
-        self.headers["content-length"] = str(sum(map(len, self.messages)))
+        self._threads = threads
+        self._rest = _messages(chunks)
+        self._begun: deque[Chunk] = deque()
+        self._is_whole = False
+        size = 0
+        while size <= _WHOLE_BYTES and not self._is_whole:
+            message = next(self._rest, None)
+            if message is None:
+                self._is_whole = True
+            else:
+                self._begun.append(message)
+                size += len(message)
+        length = size if self._is_whole else length
+        del self.headers["content-length"]
+        if length is not None:
+            self.headers["content-length"] = str(length)
 
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Send the start, then every message; keep none that is sent."""
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        while self.messages:
-            body = self.messages.popleft()
-            more = bool(self.messages)
+        has_left = scope["state"].get("is_closing", bool)
+        while self._begun:
+            body = self._begun.popleft()
+            more = bool(self._begun) or not self._is_whole
             await send({"type": "http.response.body", "body": body, "more_body": more})
+        if self._is_whole:
+            return
+        loop, render_next = asyncio.get_running_loop(), partial(next, self._rest, None)
+        while not has_left():
+            chunk = await loop.run_in_executor(self._threads, render_next)
+            if chunk is None:
+                break
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _messages(chunks: Iterable[Chunk]) -> Iterator[Chunk]:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from app.engine.active_requests import ActiveRequests
+from app.engine.answer_memory import UNLIMITED, AnswerMemory
 from app.engine.devices.device_pool import DevicePool
 from app.engine.devices.failure import find_failure, start_failure
 from app.engine.file_watch import FileWatch
@@ -164,6 +165,7 @@ class Engine:
         options: EmbeddingOptions = NO_OPTIONS,
         urgency: int = DEFAULT_URGENCY,
         client: str = "",
+        answer: AnswerMemory = UNLIMITED,
         model: str | None = None,
         leased: LoadedModels | None = None,
     ) -> EmbeddingResult:
@@ -177,7 +179,7 @@ class Engine:
         out DENSE_EMBEDDING_MODEL: EMBEDDING_MODEL makes dense vectors, too. `urgency` is that of
         RFC 9218, 0 to 7; each step towards 0 doubles the request's share of the device. `client`
         names whom the request is for: places in the queue and the device are shared fairly between
-        clients.
+        clients. `answer` is asked for room as soon as it is known what the vectors will hold.
         Raises `EmptyInputError` without texts, `InvalidRequestError` where nothing is asked for or
         an option has no effect, `KindNotMadeError` for a kind that is not made, `TextTooLongError`
         where `options` forbid to cut a text, `UnavailableError` (loading, draining, unhealthy,
@@ -201,6 +203,7 @@ class Engine:
                 normalize_dense=normalize_dense,
                 urgency=urgency,
                 client=client,
+                answer=answer,
             )
 
     async def run_tokenizer(

@@ -1,6 +1,6 @@
 """The models' interface, as the engine calls it; `app.models` implements it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from app.engine.options import CUT_AT_END, InputType, TruncationOptions
@@ -43,8 +43,8 @@ class Model(Protocol):
     def special_tokens(self) -> tuple[list[SpecialToken], list[SpecialToken]]:
         """The special tokens before, and those after, every text."""
 
-    def token_spans(self, text: str) -> TokenSpans:
-        """The tokens of a whole text; safe to call from several threads."""
+    def token_spans(self, text: str) -> Iterator[TokenSpans]:
+        """The tokens of a whole text, slice by slice; safe to call from several threads."""
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         """The text of these tokens; ids outside the vocabulary are left out."""

@@ -67,6 +67,24 @@ class TextEmbedding:
     colbert: FloatArray | None = None
     states: FloatArray | None = None
 
+    @property
+    def nbytes(self) -> int:
+        """Their size in bytes."""
+        sparse = self.sparse
+        nbytes = 0 if sparse is None else sparse.indices.nbytes + sparse.values.nbytes
+        vectors = (self.dense, self.colbert, self.states)
+        return nbytes + sum(each.nbytes for each in vectors if each is not None)
+
+    def copy(self) -> "TextEmbedding":
+        """The same in memory of its own, and no view of the results of a whole batch."""
+        dense, sparse, colbert, states = self.dense, self.sparse, self.colbert, self.states
+        return TextEmbedding(
+            None if dense is None else dense.copy(),
+            None if sparse is None else SparseVector(sparse.indices.copy(), sparse.values.copy()),
+            None if colbert is None else colbert.copy(),
+            None if states is None else states.copy(),
+        )
+
 
 class JoinedIds:
     """Token ids in two parts, joined where a model reads them.
@@ -147,9 +165,10 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class TokenSpans:
-    """The tokens of a whole text without special ones: token `i` is `ids[i]`.
+    """Tokens of a text without special ones: token `i` is `ids[i]`.
 
-    It stands for the characters from `starts[i]` to `stops[i]`. All are `[tokens]` int64.
+    It stands for the characters of the text from `starts[i]` to `stops[i]`. All are `[tokens]`
+    int64.
     """
 
     ids: TokenIds

@@ -1,16 +1,16 @@
-"""The bytes of bodies and responses that the service holds for clients, and who is evicted."""
+"""The bytes of bodies and answers that the service holds for clients, and who is evicted."""
 
 import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from app.engine.answer_memory import BYTES_PER_BODY_BYTE, AnswerMemory
 from app.errors import QueueFullError
 
 STALLED_SECONDS = 1.0
 # Fewer bytes than this in a second count as no progress where memory is short.
 _PROGRESS_BYTES = 16_384
-_SMALL_BODY = 65_536
 _SHARE_OF_FREE = 3
 
 
@@ -32,7 +32,13 @@ class Reservation:
 
 
 class Memory:
-    """The bytes held for all requests, of bodies or of responses, about `max_bytes` at most."""
+    """The bytes held for all requests, of bodies or of responses, about `max_bytes` at most.
+
+    A client may hold three times the bytes that are free, which is three quarters for a single one,
+    so that no client can fill the memory. What is small is refused only without any room at all.
+    """
+
+    _small = 65_536
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -50,6 +56,21 @@ class Memory:
         """Release `size` bytes of it."""
         if reservation in self._reservations:
             self._change(reservation, -min(size, reservation.size))
+
+    def _make_room(self, reservation: Reservation, size: int, now: float) -> bool:
+        """Evict stalled requests until `size` more bytes fit; False if they do not."""
+        while not self._fits(reservation, size):
+            client = None if self._total + size > self.max_bytes else reservation.client
+            if not self._evict_stalled(now, client):
+                return False
+        return True
+
+    def _fits(self, reservation: Reservation, size: int) -> bool:
+        free = self.max_bytes - self._total - size
+        if free < 0:
+            return False
+        own = self._by_client[reservation.client] + size
+        return reservation.size + size <= self._small or own <= _SHARE_OF_FREE * free
 
     def _add(self, reservation: Reservation, size: int, now: float) -> None:
         if reservation not in self._reservations:
@@ -85,55 +106,59 @@ class Memory:
 
 
 class BodyMemory(Memory):
-    """Request bodies that arrive or are worked on.
-
-    A client may hold three times the bytes that are free, which is three quarters for a single one,
-    so that no client can fill the memory. A small body is refused only if there is no room at all.
-    """
+    """Request bodies that arrive or are worked on."""
 
     def reserve(self, reservation: Reservation, size: int) -> None:
         """Hold `size` more bytes of a body; raise `QueueFullError` if there is no room."""
         now = asyncio.get_running_loop().time()
-        while not self._fits(reservation, size):
-            client = None if self._total + size > self.max_bytes else reservation.client
-            if not self._evict_stalled(now, client):
-                raise QueueFullError(self._refusal(reservation), retry_after=1)
+        if not self._make_room(reservation, size, now):
+            raise QueueFullError(
+                f"bodies in work hold {self._total} bytes, {self._by_client[reservation.client]} "
+                f"of them from this client; at most {self.max_bytes} are held, 16 times "
+                f"MAX_BODY_BYTES, and of one client {_SHARE_OF_FREE} times what is left free",
+                retry_after=1,
+            )
         self._add(reservation, size, now)
         reservation.record_progress(size, now)
 
-    def _fits(self, reservation: Reservation, size: int) -> bool:
-        free = self.max_bytes - self._total - size
-        if free < 0:
-            return False
-        own = self._by_client[reservation.client] + size
-        return reservation.size + size <= _SMALL_BODY or own <= _SHARE_OF_FREE * free
-
-    def _refusal(self, reservation: Reservation) -> str:
-        return (
-            f"bodies in work hold {self._total} bytes, {self._by_client[reservation.client]} of "
-            f"them from this client; at most {self.max_bytes} are held, 16 times MAX_BODY_BYTES, "
-            f"and of one client {_SHARE_OF_FREE} times what is left free"
-        )
-
 
 class ResponseMemory(Memory):
-    """Responses that wait to be read; none is refused, but a stalled one is evicted."""
+    """Answers that are to be made, are made, or wait to be read.
+
+    One that is to be made is refused where there is no room. One that is made is not, but evicted
+    if it stalls.
+    """
+
+    _small = 1 << 20
 
     def __init__(self, max_bytes: int) -> None:
         super().__init__(max_bytes)
         self._check_scheduled = False
 
+    def promise(self, reservation: Reservation, size: int) -> None:
+        """Hold `size` more bytes for an answer to come; raise `QueueFullError` without room."""
+        now = asyncio.get_running_loop().time()
+        if not self._make_room(reservation, size, now):
+            raise QueueFullError(
+                f"answers in work hold {self._total} bytes, {self._by_client[reservation.client]} "
+                f"of them for this client, and this one needs {size} more; at most "
+                f"{self.max_bytes} are held (MAX_ANSWER_BYTES), and of one client {_SHARE_OF_FREE} "
+                "times what is left free",
+                retry_after=1,
+            )
+        self._add(reservation, size, now)
+
     def reserve(self, reservation: Reservation, size: int) -> None:
-        """Hold a response of `size` bytes."""
+        """Hold `size` bytes of a response that is there."""
         self._add(reservation, size, asyncio.get_running_loop().time())
-        self._make_room()
+        self._evict_until_it_fits()
 
     def release_sent(self, reservation: Reservation, size: int) -> None:
         """Release `size` bytes that were sent."""
         self.release_part(reservation, size)
         reservation.record_progress(size, asyncio.get_running_loop().time())
 
-    def _make_room(self) -> None:
+    def _evict_until_it_fits(self) -> None:
         """Evict stalled responses; check again later if that is not enough."""
         loop = asyncio.get_running_loop()
         while self._total > self.max_bytes and self._evict_stalled(loop.time()):
@@ -144,4 +169,59 @@ class ResponseMemory(Memory):
 
     def _check_again(self) -> None:
         self._check_scheduled = False
-        self._make_room()
+        self._evict_until_it_fits()
+
+
+class HeldAnswer(AnswerMemory):
+    """What the answer to one request may hold: `max_bytes`, and more for a large body.
+
+    It is taken from `responses` before it is made. `begin` is called when its first bytes are sent.
+    """
+
+    def __init__(
+        self,
+        responses: ResponseMemory,
+        client: str,
+        max_bytes: int,
+        cut_off: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(max_bytes)
+        self.body_bytes = 0
+        self._responses = responses
+        self._reservation = Reservation(client, None)
+        self._cut_off = cut_off
+        self._is_rendered = False
+
+    @property
+    def allowed(self) -> int:
+        """The most bytes that the answer may hold."""
+        return self._allowed + BYTES_PER_BODY_BYTE * self.body_bytes
+
+    def need(self, size: int, what: str, advice: str) -> None:
+        """Implement `AnswerMemory`."""
+        super().need(size, what, advice)
+        if size > self._reservation.size:
+            self._responses.promise(self._reservation, size - self._reservation.size)
+
+    def begin(self, length: int | None) -> None:
+        """The answer is there: `length` bytes, or None where it is rendered while it is read.
+
+        Then its vectors are held to the end, and so are the texts of the request.
+        """
+        self._is_rendered = length is not None
+        if length is not None:
+            self._responses.release(self._reservation)
+        self._reservation.evict = self._cut_off
+        self._responses.reserve(self._reservation, self.body_bytes if length is None else length)
+
+    def sent(self, size: int) -> None:
+        """Record that `size` bytes of it were sent."""
+        if self._is_rendered:
+            self._responses.release_sent(self._reservation, size)
+        else:
+            self._reservation.record_progress(size, asyncio.get_running_loop().time())
+
+    def release(self) -> None:
+        """Hold nothing any more."""
+        self._responses.release(self._reservation)
+        self._reservation.evict = self._cut_off = None  # Ends a reference cycle.

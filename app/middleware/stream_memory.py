@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.context import context_of
+from app.engine.answer_memory import AnswerMemory
 from app.errors import BodyStalledError, QueueFullError
 from app.middleware.held_memory import BodyMemory, Reservation, ResponseMemory
 
@@ -29,9 +30,12 @@ class StreamedExchange:
         bodies: BodyMemory,
         responses: ResponseMemory,
         patience: float,
+        answer_bytes: int,
     ) -> None:
         context = context_of(scope)
         context.memory = self
+        # Of one piece; those that are made are counted by `hold_vectors`.
+        context.answer = AnswerMemory(answer_bytes)
         self._bodies, self._responses, self._patience = bodies, responses, patience
         self._receive, self._send = receive, send
         # Only app.server's connections can be aborted; other servers have limits of their own.

@@ -257,6 +257,11 @@ class DeclaredSettings(BaseModel):
     max_body_bytes: types.Bytes = Field(
         33_554_432, description="bytes of one body (413, before it is read whole)"
     )
+    max_answer_bytes: types.Bytes = Field(
+        37_748_736,
+        description="bytes that one answer may hold while it is made and read, beside 10 for each "
+        "byte of the body (422, before it is made); answers of 24 times this are held at once",
+    )
 
     api_token: SecretStr | None = Field(
         None,

@@ -18,6 +18,8 @@ _PROJECTED = 16
 _REPETITIONS = 20
 _SEED = 42
 _CELLS = 2**_HYPERPLANES
+# Multiplied at a time, as float64.
+_ROWS = 512
 MUVERA_WIDTH = _REPETITIONS * _CELLS * _PROJECTED
 
 
@@ -47,13 +49,24 @@ class Muvera:
         tokens = len(vectors)
         encoding = np.zeros((_REPETITIONS, _CELLS, _PROJECTED))
         if tokens:
-            above = (vectors @ self._planes > 0).reshape(tokens, _REPETITIONS, _HYPERPLANES)
-            cells = above @ (1 << np.arange(_HYPERPLANES))
-            projected = (vectors @ self._projections).reshape(tokens, _REPETITIONS, _PROJECTED)
+            cells = np.empty((tokens, _REPETITIONS), dtype=np.int64)
+            projected = np.empty((tokens, _REPETITIONS, _PROJECTED))
+            for start in range(0, tokens, _ROWS):
+                rows = slice(start, start + _ROWS)
+                cells[rows], projected[rows] = self._project(vectors[rows])
             for repetition in range(_REPETITIONS):
                 own = projected[:, repetition]
                 encoding[repetition] = self._encode_once(cells[:, repetition], own, side)
         return encoding.reshape(-1).astype(np.float32)
+
+    def _project(
+        self, vectors: FloatArray
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """The cell of each vector, `[tokens, repetitions]`, and what it adds to that cell."""
+        sides = (-1, _REPETITIONS, _HYPERPLANES)
+        above = (vectors @ self._planes > 0).reshape(sides)
+        projected = (vectors @ self._projections).reshape(-1, _REPETITIONS, _PROJECTED)
+        return above @ (1 << np.arange(_HYPERPLANES)), projected
 
     def _encode_once(
         self,

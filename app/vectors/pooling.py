@@ -35,6 +35,11 @@ def pool(vectors: FloatArray, factor: int) -> FloatArray:
     return pooled
 
 
+def pooling_bytes(tokens: int) -> int:
+    """What `pool` takes while it works."""
+    return np.dtype(np.float32).itemsize * tokens**2
+
+
 def _cosine_distances(vectors: FloatArray) -> FloatArray:
     distances: FloatArray = vectors @ vectors.T
     np.subtract(1, distances, out=distances)

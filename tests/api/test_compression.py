@@ -52,7 +52,7 @@ def test_a_large_answer_is_compressed_as_the_client_likes_best(client, accepted,
     body = {"sentences": LARGE, "return_dense": False, "return_sparse": False}
     content, headers = raw(client, body, **{"Accept-Encoding": accepted})
     assert headers.get("content-encoding") == encoding
-    assert int(headers["content-length"]) == len(content)
+    assert ("content-length" in headers) == (len(content) <= 4 << 20)
     if encoding is not None:
         assert headers["vary"] == "Accept-Encoding"
         plain, _ = raw(client, body, **{"Accept-Encoding": "identity"})

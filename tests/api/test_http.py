@@ -1,8 +1,13 @@
 """What HTTP clients and browsers expect beside the work: HEAD, slashes, types, origins, errors."""
 
+import http.client
+import re
+
+import orjson
 import pytest
 
 from app import __version__
+from tests.faults.raw import connect, head, read_status
 from tests.support.server import RunningServer
 
 BODY = b'{"sentences": ["search"], "return_colbert": false}'
@@ -184,3 +189,32 @@ def test_our_own_pages_and_other_clients_may_ask(server: RunningServer, client) 
     for headers in ({}, {"Origin": own}, proxied, rewritten):
         answer = client.post("/embeddings/", content=BODY, headers=JSON | headers)
         assert answer.status_code == 200, headers
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_large_answer_is_whole_in_every_version_of_http(server, client, version: str) -> None:
+    texts = [str(number) for number in range(100)]
+    body = orjson.dumps({"sentences": texts, "muvera": "query"})
+    with connect(server) as raw:
+        start, *headers = head(len(body)).split(b"\r\n")
+        start = start.replace(b"HTTP/1.1", f"HTTP/{version}".encode())
+        raw.sendall(b"\r\n".join([start, b"Connection: close", *headers]) + body)
+        answer = http.client.HTTPResponse(raw)
+        answer.begin()
+        content = answer.read()
+    assert len(content) > 4 << 20
+    assert (answer.getheader("content-length") is None) == (version == "1.1")
+    data = orjson.loads(content)["data"]
+    assert [len(each["embeddings"]["muvera"]) for each in data] == [10_240] * 100
+
+
+def test_a_large_answer_whose_client_leaves_is_not_rendered_on(server) -> None:
+    texts = [str(number) for number in range(1024)]
+    body = orjson.dumps({"sentences": texts, "muvera": "query"})
+    lines = len(server.lines)
+    with connect(server, receive_buffer=4096) as raw:
+        raw.sendall(head(len(body)) + body)
+        assert read_status(raw) == 200
+    server._wait(lambda: "bytes_out" in "".join(server.lines[lines:]), "it was never logged")
+    (line,) = (each for each in server.lines[lines:] if "bytes_out" in each)
+    assert int(re.search(r"bytes_out\W+(\d+)", line)[1]) < 16 << 20

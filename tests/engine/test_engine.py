@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from app.engine import Engine
-from app.engine.types import Outputs
+from app.engine.answer_memory import AnswerMemory
+from app.engine.types import Outputs, SparseVector, TextEmbedding
 from app.errors import (
     EmptyInputError,
     InvalidRequestError,
@@ -71,23 +72,55 @@ async def test_no_texts_is_an_error() -> None:
 
 
 async def test_a_request_whose_colbert_vectors_would_fill_the_memory_is_refused() -> None:
-    model = FakeModel()
-    model.colbert_width = 2**30 // 4 // 100
+    model, answer = FakeModel(), AnswerMemory(2**20)
+    model.colbert_width = 2**18 // 100 - 10
     async with engine_for(model) as engine:
-        await engine.embed(["a" * 100])
+        await engine.embed(["a" * 100], answer=answer)
         with pytest.raises(InvalidRequestError, match="send fewer texts"):
-            await engine.embed(["a" * 100, "b"])
-        await engine.embed(["a" * 100, "b"], colbert=False)
+            await engine.embed(["a" * 100, "b"], answer=answer)
+        assert len(model.batches) == 1
+        await engine.embed(["a" * 100, "b"], colbert=False, answer=answer)
 
 
 async def test_hidden_states_count_towards_the_same_limit() -> None:
-    model = FakeModel()
-    model.states_width = 2**30 // 4 // 100
+    model, answer = FakeModel(), AnswerMemory(2**20)
+    model.states_width = 2**18 // 100 - 10
     async with engine_for(model) as engine:
-        await engine.embed(["a" * 100], colbert=False, states=True)
+        await engine.embed(["a" * 100], colbert=False, states=True, answer=answer)
         with pytest.raises(InvalidRequestError, match="send fewer texts"):
-            await engine.embed(["a" * 100, "b"], colbert=False, states=True)
-        await engine.embed(["a" * 100, "b"], colbert=False)
+            await engine.embed(["a" * 100, "b"], colbert=False, states=True, answer=answer)
+        await engine.embed(["a" * 100, "b"], colbert=False, answer=answer)
+
+
+async def test_weights_beyond_one_for_each_token_count_when_they_are_made() -> None:
+    class Expanding(FakeModel):
+        def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
+            many = SparseVector(np.arange(500), np.ones(500, np.float32))
+            return [TextEmbedding(sparse=many) for _ in sequences]
+
+    answer = AnswerMemory(20_000)
+    async with engine_for(Expanding()) as engine:
+        await engine.embed(["a"] * 3, dense=False, colbert=False, answer=answer)
+        with pytest.raises(InvalidRequestError, match="these 4 texts need 24032 bytes"):
+            await engine.embed(["a"] * 4, dense=False, colbert=False, answer=answer)
+
+
+async def test_a_result_keeps_nothing_alive_of_another_request_in_its_batch() -> None:
+    class OneArray(FakeModel):
+        def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
+            rows = np.ones((len(sequences), 1000), np.float32)
+            return [TextEmbedding(dense=row) for row in rows]
+
+    model = OneArray()
+    async with engine_for(model) as engine:
+        held = await hold(engine, model)
+        both = [asyncio.create_task(engine.embed([text])) for text in "ab"]
+        await queued(engine, 2)
+        let_go(model)
+        await held
+        for result in await asyncio.gather(*both):
+            assert result.embeddings[0].dense.base is None
+    assert [len(batch) for batch in model.batches] == [1, 2]
 
 
 async def test_a_dense_model_of_its_own_gets_only_the_dense_work() -> None:

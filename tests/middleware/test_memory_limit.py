@@ -7,8 +7,8 @@ import pytest
 
 from app.api.context import RequestContext
 from app.api.paths import NATIVE_EMBEDDINGS
-from app.errors import BodyStalledError, QueueFullError
-from app.middleware.held_memory import BodyMemory, Reservation, ResponseMemory
+from app.errors import BodyStalledError, InvalidRequestError, QueueFullError
+from app.middleware.held_memory import BodyMemory, HeldAnswer, Reservation, ResponseMemory
 from app.middleware.memory_limit import LimitMemory
 
 MIB = 1 << 20
@@ -46,6 +46,13 @@ async def read_whole(_scope, receive, _send) -> None:
         pass
 
 
+def limited(app, max_bytes: int = HELD, answer_bytes: int = HELD, **options) -> LimitMemory:
+    """The middleware with as much room for answers as for bodies."""
+    return LimitMemory(
+        app, max_bytes, answer_bytes=answer_bytes, max_answers_bytes=max_bytes, **options
+    )
+
+
 def take(bodies: BodyMemory, count: int, client: str, size: int = MIB) -> None:
     """Hold `count` bodies of one client in work."""
     for _ in range(count):
@@ -66,7 +73,7 @@ def test_one_client_cannot_fill_the_memory_and_alone_has_three_quarters(clock) -
 
 
 async def test_a_request_without_a_body_is_never_refused() -> None:
-    limit = LimitMemory(read_whole, 0)
+    limit = limited(read_whole, 0)
     await limit(scope(), receiving(0), send)
     with pytest.raises(QueueFullError):
         await limit(scope(), receiving(1), send)
@@ -79,7 +86,7 @@ async def test_a_body_counts_until_its_answer_begins() -> None:
         limit.app = read_whole
         await limit(scope, receiving(10 * MIB), send)
 
-    limit = LimitMemory(answer, HELD)
+    limit = limited(answer)
     await limit(scope(), receiving(10 * MIB), send)
 
 
@@ -89,21 +96,21 @@ async def test_a_request_that_fails_releases_its_memory_too() -> None:
         limit.app = read_whole
         raise RuntimeError
 
-    limit = LimitMemory(fail, HELD)
+    limit = limited(fail)
     with pytest.raises(RuntimeError):
         await limit(scope(), receiving(10 * MIB), send)
     await limit(scope(), receiving(10 * MIB), send)
 
 
 async def test_a_body_that_does_not_come_is_refused_after_its_window() -> None:
-    limit = LimitMemory(read_whole, HELD, body_seconds=0.05)
+    limit = limited(read_whole, body_seconds=0.05)
     with pytest.raises(BodyStalledError, match="too slowly"):
         await limit(scope(), receiving(10, complete=False), send)
 
 
 async def test_where_memory_is_short_an_upload_that_stalls_is_evicted(monkeypatch) -> None:
     monkeypatch.setattr("app.middleware.held_memory.STALLED_SECONDS", 0.0)
-    limit = LimitMemory(read_whole, HELD)
+    limit = limited(read_whole)
     stalled = [
         asyncio.create_task(limit(scope(), receiving(6 * MIB, complete=False), send))
         for _ in range(2)
@@ -218,3 +225,68 @@ def test_a_request_in_work_is_never_evicted(clock: Clock) -> None:
     clock.pass_seconds(60)
     with pytest.raises(QueueFullError):
         bodies.reserve(Reservation("a", None), 2 * MIB)
+
+
+ADVICE = ("the vectors", "send fewer texts")
+
+
+def answer_of(responses: ResponseMemory, client: str, allowed: int = 4 * MIB) -> HeldAnswer:
+    return HeldAnswer(responses, client, allowed)
+
+
+def test_an_answer_may_hold_more_where_its_body_is_large(clock: Clock) -> None:
+    answer = answer_of(ResponseMemory(HELD), "a", MIB)
+    answer.need(MIB, *ADVICE)
+    with pytest.raises(InvalidRequestError, match="need 1048577 bytes, and this answer may hold"):
+        answer.need(MIB + 1, *ADVICE)
+    answer.body_bytes = 100_000
+    answer.need(2 * MIB - 100_000, *ADVICE)
+    with pytest.raises(InvalidRequestError, match="MAX_ANSWER_BYTES"):
+        answer.need_more(200_000, *ADVICE)
+
+
+def test_an_answer_to_come_is_refused_where_others_leave_no_room(clock: Clock) -> None:
+    responses = ResponseMemory(HELD)
+    for _ in range(3):
+        answer_of(responses, "a").need(4 * MIB, *ADVICE)
+    with pytest.raises(QueueFullError, match="answers in work hold") as refused:
+        answer_of(responses, "a").need(4 * MIB, *ADVICE)
+    assert refused.value.retry_after == 1
+    answer_of(responses, "b").need(3 * MIB, *ADVICE)
+    answer_of(responses, "a").need(MIB, *ADVICE)
+
+
+def test_one_that_is_needed_twice_is_held_once_and_its_end_frees_it(clock: Clock) -> None:
+    responses = ResponseMemory(HELD)
+    answer = answer_of(responses, "a", 12 * MIB)
+    for size in (6, 12, 9):
+        answer.need(size * MIB, *ADVICE)
+    answer.begin(None)
+    answer.sent(30 * MIB)
+    with pytest.raises(QueueFullError):
+        answer_of(responses, "a").need(4 * MIB, *ADVICE)
+    answer.release()
+    answer_of(responses, "a").need(4 * MIB, *ADVICE)
+
+
+def test_what_is_rendered_whole_is_freed_as_it_is_sent(clock: Clock) -> None:
+    responses = ResponseMemory(HELD)
+    answer = answer_of(responses, "a", 12 * MIB)
+    answer.need(12 * MIB, *ADVICE)
+    answer.begin(10 * MIB)
+    answer.sent(9 * MIB)
+    answer_of(responses, "b", HELD).need(11 * MIB, *ADVICE)
+
+
+def test_an_answer_is_evicted_only_when_it_waits_to_be_read(clock: Clock) -> None:
+    responses, evicted = ResponseMemory(HELD), []
+    answer = HeldAnswer(responses, "a", 12 * MIB, lambda: evicted.append("a"))
+    answer.need(12 * MIB, *ADVICE)
+    clock.pass_seconds(60)
+    with pytest.raises(QueueFullError):
+        answer_of(responses, "b", HELD).need(8 * MIB, *ADVICE)
+    answer.begin(None)
+    answer.sent(MIB)
+    clock.pass_seconds(2)
+    answer_of(responses, "b", HELD).need(8 * MIB, *ADVICE)
+    assert evicted == ["a"]

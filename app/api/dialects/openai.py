@@ -70,6 +70,7 @@ async def _embed(body: OpenAIEmbeddingRequest, call: Call) -> Response:
         normalize=value_of(body, "normalize", "normalized", "use_activation") is not False,
         allowed=OPENAI_TEXTS,
     )
+    wanted.hold(result.embeddings, call.context.answer)
     render = partial(_render, result, model, wanted, form)
     estimated_bytes = max(1, len(form.types)) * estimate_bytes([], result)
     return await call.render(render, estimated_bytes, takes_long=wanted.take_long)

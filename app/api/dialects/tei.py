@@ -142,8 +142,9 @@ def _render_cosines(result: EmbeddingResult) -> list[bytes]:
 async def _rerank(body: schemas.RerankTextsRequest, call: Call) -> Response:
     passages = Passages(body.query, body.texts, "texts", body.truncation)
     result = await rerank(call, passages, reranker_of(call), raw=bool(body.raw_scores))
-    ranks = _ranks(body, result)
-    response = await call.render(partial(render_list, ranks), sum(map(len, body.texts)))
+    response = await call.render(
+        lambda: render_list(_ranks(body, result)), sum(map(len, body.texts))
+    )
     return add_headers(response, call, [body.query, *body.texts], result)
 
 
@@ -170,8 +171,9 @@ async def _answer(
     call: Call, texts: list[str], result: EmbeddingResult, render: Render
 ) -> Response:
     """The response: a list of the vectors of each text as `render` renders them."""
-    items = partial(render_items, map(render, result.embeddings))
-    response = await call.render(items, estimate_bytes([], result))
+    response = await call.render(
+        lambda: render_items(map(render, result.embeddings)), estimate_bytes([], result)
+    )
     return add_headers(response, call, texts, result)
 
 

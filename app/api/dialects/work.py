@@ -111,6 +111,7 @@ class EmbeddingWork:
             options=self.options,
             urgency=urgency,
             client=call.context.client,
+            answer=call.context.answer,
             model=key,
             leased=call.leased.get(key),
         )
@@ -176,8 +177,14 @@ async def classify(
 
 
 def _of_call(request: Scoring, call: Call, model: ServedModel | None) -> Scoring:
-    client = call.context.client
-    return replace(request, urgency=call.urgency, client=client, model=key_of(model))
+    context = call.context
+    return replace(
+        request,
+        urgency=call.urgency,
+        client=context.client,
+        model=key_of(model),
+        answer=context.answer,
+    )
 
 
 async def _count_pairs(call: Call, work: Coroutine[Any, Any, Scores], count: int) -> Scores:

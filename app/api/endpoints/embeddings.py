@@ -11,7 +11,7 @@ from app.api.dialects import openai
 from app.api.dialects.work import EmbeddingWork, models_for, vectors
 from app.api.formats import json_answer
 from app.api.formats.answer import EmbeddingAnswer
-from app.api.formats.negotiation import BINARY, media_type_of
+from app.api.formats.negotiation import BINARY, SAFETENSORS, media_type_of
 from app.api.formats.requested import (
     as_asked_for,
     check_numbers,
@@ -56,6 +56,7 @@ async def _embed(body: EmbeddingRequest, call: Call) -> Response:
     check_numbers(body, media_type, [*BINARY])
     work = EmbeddingWork(wanted.needed, model, body.options, body.normalize)
     result = await vectors(call, sentences, work)
+    wanted.hold(result.embeddings, call.context.answer, at_once=media_type == SAFETENSORS)
     answer = EmbeddingAnswer(sentences, result, model_names(settings, model), wanted)
     render = _renderer(body, answer, media_type)
     estimated_bytes = estimate_bytes(sentences, result)

@@ -1,11 +1,12 @@
 """The answer with vectors before it is rendered: the engine's result and the request's options."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
 from app.api.rendering import report
+from app.engine.answer_memory import AnswerMemory
 from app.engine.types import (
     EmbeddingResult,
     FloatArray,
@@ -15,8 +16,8 @@ from app.engine.types import (
     TokenStrings,
 )
 from app.errors import InvalidRequestError
-from app.vectors.muvera import MuveraSide, muvera_of
-from app.vectors.pooling import pool
+from app.vectors.muvera import MUVERA_WIDTH, MuveraSide, muvera_of
+from app.vectors.pooling import pool, pooling_bytes
 from app.vectors.quantization import OutputDtype, QuantizedVectors, quantize
 
 # Under which formats with metadata hold the report, as JSON.
@@ -66,6 +67,30 @@ class VectorOptions:
     def take_long(self) -> bool:
         """Whether post-processing takes long."""
         return self.pool_factor is not None or self.muvera is not None
+
+    def working_bytes(self, embedding: TextEmbedding) -> int:
+        """What post-processing one text takes beside its result."""
+        if self.pool_factor is None or embedding.colbert is None:
+            return 0
+        return pooling_bytes(len(embedding.colbert))
+
+    def made_bytes(self, embedding: TextEmbedding) -> int:
+        """At most what the vectors of a text hold beside those that they are made of."""
+        muvera = 0 if self.muvera is None else 4 * MUVERA_WIDTH
+        return muvera + (0 if self.dtype == "float32" else embedding.nbytes // 2)
+
+    def hold(
+        self, embeddings: Sequence[TextEmbedding], memory: AnswerMemory, *, at_once: bool = False
+    ) -> None:
+        """Hold what post-processing takes, of one text after the other or of all `at_once`.
+
+        Raises as `AnswerMemory.need`.
+        """
+        size = max(map(self.working_bytes, embeddings), default=0)
+        if at_once:
+            size += sum(map(self.made_bytes, embeddings))
+        advice = "send shorter texts, or leave out colbert_pool_factor"
+        memory.need_more(size, "the vectors and what is made of them", advice)
 
     def check(self, *, queries: bool = False, tokens: bool = False) -> None:
         """Raise `InvalidRequestError` for options that have no effect or contradict each other.

@@ -13,6 +13,9 @@ from app.api.rendering import OPTIONS, render_items, render_matrix, sparse_as_js
 from app.engine.types import SparseVector, TokenStrings
 from app.vectors.quantization import QuantizedVectors
 
+# Of an array, in one piece: a multiple of three.
+_BASE64_BYTES = 3 << 16
+
 
 def render(
     answer: EmbeddingAnswer, *, sparse_as_indices: bool = False, as_base64: bool = False
@@ -72,7 +75,8 @@ def _render_scales(name: str, vectors: QuantizedVectors | None) -> Iterator[byte
 def _render_base64(row: TextVectors) -> Iterator[bytes]:
     for place, (name, values, kind) in enumerate(_arrays(row)):
         yield b"," if place else b""
-        yield b'"%s":' % name.encode() + _as_base64(values, kind)
+        yield b'"%s":' % name.encode()
+        yield from _as_base64(values, kind)
     yield from _render_scales("dense", row.dense)
     yield from _render_scales("colbert", row.colbert)
 
@@ -94,18 +98,26 @@ def _arrays(row: TextVectors) -> Iterator[tuple[str, Any, str | None]]:
         yield "muvera", row.muvera, None
 
 
-def _as_base64(values: Any, kind: str | None) -> bytes:
+def _as_base64(values: Any, kind: str | None) -> Iterator[bytes]:
     if values is None:
-        return b"null"
-    if isinstance(values, dict):
-        parts = (b'"%s":' % name.encode() + _as_base64(each, None) for name, each in values.items())
-        return b"{" + b",".join(parts) + b"}"
-    about = orjson.dumps({"dtype": kind or values.dtype.name, "shape": values.shape})
-    return about[:-1] + b',"data":"' + _base64(values) + b'"}'
+        yield b"null"
+    elif isinstance(values, dict):
+        for place, (name, each) in enumerate(values.items()):
+            yield (b"," if place else b"{") + b'"%s":' % name.encode()
+            yield from _as_base64(each, None)
+        yield b"}"
+    else:
+        about = orjson.dumps({"dtype": kind or values.dtype.name, "shape": values.shape})
+        yield about[:-1] + b',"data":"'
+        yield from _base64(values)
+        yield b'"}'
 
 
-def _base64(values: npt.NDArray[Any]) -> bytes:
-    return b2a_base64(np.ascontiguousarray(values).data, newline=False)
+def _base64(values: npt.NDArray[Any]) -> Iterator[bytes]:
+    """Piece by piece; three bytes make four letters, whatever stands beside them."""
+    content = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+    for start in range(0, len(content), _BASE64_BYTES):
+        yield b2a_base64(content[start : start + _BASE64_BYTES], newline=False)
 
 
 def _tokens_as_json(

@@ -10,11 +10,12 @@ from app.api.formats.answer import EmbeddingAnswer
 from app.api.preferences import preference, preferences
 from app.api.rendering import JSON, Chunk
 
+SAFETENSORS = "application/vnd.safetensors"
 # Renderers by media type; JSON, the default, has its own.
 BINARY: Mapping[str, Callable[[EmbeddingAnswer], Iterator[Chunk]]] = {
     "application/vnd.apache.arrow.stream": arrow.render,
     "application/msgpack": msgpack.render,
-    "application/vnd.safetensors": safetensors.render,
+    SAFETENSORS: safetensors.render,
 }
 
 

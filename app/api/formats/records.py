@@ -12,7 +12,7 @@ import orjson
 from app.api.formats import arrow, safetensors
 from app.api.formats.answer import ModelNames, TextVectors, VectorOptions, vectors_of
 from app.api.formats.json_answer import render_item
-from app.api.formats.msgpack import item_of
+from app.api.formats.msgpack import item_of, pack
 from app.engine.types import SparseVector, TextEmbedding, TokenStrings
 
 NDJSON = "application/x-ndjson"
@@ -108,7 +108,8 @@ class _MsgpackWriter:
         self._packer = msgpack.Packer()
 
     def write(self, records: Sequence[Record]) -> bytes:
-        return b"".join(self._packer.pack(self._object(record)) for record in records)
+        objects = map(self._object, records)
+        return b"".join(chunk for each in objects for chunk in pack(self._packer, each))
 
     def _object(self, record: Record) -> dict[str, Any]:
         if record.vectors is None:

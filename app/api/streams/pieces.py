@@ -176,12 +176,5 @@ def _of_lines(lines: Sequence[Line], result: EmbeddingResult) -> Piece:
             zip(lines, result.embeddings, strings, strict=True)
         )
     ]
-    nbytes = sum(map(_nbytes, result.embeddings))
+    nbytes = sum(each.nbytes for each in result.embeddings)
     return Piece(results, result.tokens, nbytes, result.timings.inference)
-
-
-def _nbytes(embedding: TextEmbedding) -> int:
-    sparse = embedding.sparse
-    nbytes = 0 if sparse is None else sparse.indices.nbytes + sparse.values.nbytes
-    vectors = (embedding.dense, embedding.colbert)
-    return nbytes + sum(each.nbytes for each in vectors if each is not None)

@@ -1,13 +1,16 @@
 """Threads for tokenisers, shared fairly between clients.
 
-Huge texts have their own thread, so that others do not wait for them.
+Huge texts have their own thread, so that others do not wait for them. Work on such a thread ends
+soon after its request: what it calls between two slices of a text is `stop_if_given_up`.
 """
 
 import asyncio
 import os
 import re
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar, copy_context
 from functools import partial
 from typing import TypeVar
 
@@ -25,6 +28,20 @@ NORMALIZATION_GROWTHS = (1, 4, 18)
 _HUGE_CHARACTERS = 1_000_000
 # Scanned in one call, during which Python's other threads wait.
 _SCAN_CHARACTERS = 65_536
+
+# Set when nobody waits any longer for the result of the call that runs on this thread.
+_given_up: ContextVar[threading.Event | None] = ContextVar("given_up", default=None)
+
+
+class GivenUpError(Exception):
+    """Nobody waits for the result of this call any longer; seen only on its thread."""
+
+
+def stop_if_given_up() -> None:
+    """Raise `GivenUpError` where nobody waits any longer for the call that runs on this thread."""
+    given_up = _given_up.get()
+    if given_up is not None and given_up.is_set():
+        raise GivenUpError
 
 
 class TokenizerThreads:
@@ -64,17 +81,26 @@ class _FairThreads:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
 
     async def run(self, call: Callable[[], Result], client: str) -> Result:
-        """Run `call` on a thread, which it occupies to its end even if the caller is cancelled."""
+        """Run `call` on a thread.
+
+        If the caller is cancelled, the call ends where it next calls `stop_if_given_up`, and
+        occupies the thread until then.
+        """
         await self._permits.acquire(client)
+        given_up, context = threading.Event(), copy_context()
+        context.run(_given_up.set, given_up)
 
         def free(done: "asyncio.Future[Result]") -> None:
             self._permits.release(client)
             if not done.cancelled():
                 done.exception()  # Marks it as retrieved: the caller may have been cancelled.
 
-        running = asyncio.get_running_loop().run_in_executor(self._threads, call)
+        running = asyncio.get_running_loop().run_in_executor(self._threads, context.run, call)
         running.add_done_callback(free)
-        return await asyncio.shield(running)
+        try:
+            return await asyncio.shield(running)
+        finally:
+            given_up.set()
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -87,6 +113,7 @@ def _are_huge_normalized(texts: list[str]) -> bool:
 
 def _normalized_characters(text: str) -> int:
     """An upper bound, apart from the small growth of characters other than ligatures."""
+    stop_if_given_up()
     parts = (text[i : i + _SCAN_CHARACTERS] for i in range(0, len(text), _SCAN_CHARACTERS))
     return sum(
         len(part)

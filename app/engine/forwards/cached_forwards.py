@@ -26,7 +26,7 @@ from app.engine.forwards.forwards import (
     Task,
     TaskResult,
     VectorSource,
-    refuse_too_many_vectors,
+    hold_vectors,
 )
 from app.engine.forwards.vector_cache import KeyMaker, VectorCache
 from app.engine.scheduling.job import Job
@@ -127,8 +127,8 @@ class CachedForwards:
         except InvalidRequestError:
             # The error counts only the texts that were computed; this one counts all of them.
             return await self._forwards.compute(tasks, reading)
+        hold_vectors(((each.task, each.texts) for each in computed.results), reading.answer)
         for result in computed.results:
-            refuse_too_many_vectors(result.task, result.tokens)
             if not reading.truncation.truncate and result.truncations(reading):
                 return await self._forwards.compute(tasks, reading)
         return computed

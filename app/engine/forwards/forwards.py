@@ -1,6 +1,6 @@
 """Vectors by computation: tokenised, queued, and run through forwards."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -8,16 +8,18 @@ from typing import Protocol
 from app.engine.admission.admission import Admission, Tokenized
 from app.engine.admission.concurrency import ConcurrencyLimit
 from app.engine.admission.truncation import refuse_truncation, text_truncations
+from app.engine.answer_memory import UNLIMITED, AnswerMemory
 from app.engine.model import Embedder
 from app.engine.options import InputType, TruncationOptions
 from app.engine.scheduling.batcher import weight_of
 from app.engine.scheduling.job import Job
 from app.engine.types import Outputs, TextEmbedding, TokenizedText, Truncation
-from app.errors import InvalidRequestError
 from app.observability.tracing import Stage
 
-MOST_COLBERT_BYTES = 2**30
-_BYTES_OF_A_FLOAT = 4
+_FLOAT_BYTES = 4
+# A token id and a weight.
+_WEIGHT_BYTES = 8 + _FLOAT_BYTES
+TOKEN_ID_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,12 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the texts of a request are read, its urgency, and its client."""
+    """How the texts of a request are read, its urgency and client, and what it may hold."""
 
     truncation: TruncationOptions
     urgency: int
     client: str
+    answer: AnswerMemory = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,7 @@ class Forwards:
             admitted = [await self._admit(task, reading) for task in tasks]
             if not reading.truncation.truncate:
                 refuse_truncation([cut for each in admitted for cut in _cuts(each, reading)])
+            hold_vectors(((each.task, each.tokenized.value) for each in admitted), reading.answer)
             jobs = [each.job for each in admitted]
             await self._admission.submit(*jobs)
         results = await self._admission.results(*jobs)
@@ -125,7 +129,6 @@ class Forwards:
         call = partial(model.tokenize, texts, prompt, reading.truncation, task.input_type)
         tokenized = await self._admission.tokenize(model, call, read, reading.client)
         sequences = [text.ids for text in tokenized.value]
-        refuse_too_many_vectors(task, sum(map(len, sequences)))
         weight = weight_of(reading.urgency)
         job = Job(model, sequences, task.outputs, client=reading.client, weight=weight)
         return _AdmittedTask(task, tokenized, job)
@@ -135,16 +138,35 @@ def _cuts(admitted: _AdmittedTask, reading: Reading) -> list[Truncation]:
     return TaskResult(admitted.task, admitted.tokenized.value, []).truncations(reading)
 
 
-def refuse_too_many_vectors(task: Task, tokens: int) -> None:
-    """Raise `InvalidRequestError` if the vectors of `tokens` tokens would fill the memory."""
-    model, outputs = task.model, task.outputs
-    width = outputs.colbert * model.colbert_width + outputs.states * model.states_width
-    size = tokens * width * _BYTES_OF_A_FLOAT
-    if size > MOST_COLBERT_BYTES:
-        what, advice = "vectors", "send fewer texts"
-        if not outputs.states:
-            what, advice = "ColBERT vectors", f"{advice}, or set return_colbert to false"
-        raise InvalidRequestError(
-            f"the {what} of these {tokens} tokens need {size} bytes, and one answer may hold "
-            f"{MOST_COLBERT_BYTES}: {advice}"
+def hold_vectors(
+    tokenized: Iterable[tuple[Task, list[TokenizedText]]], answer: AnswerMemory
+) -> None:
+    """Hold what the vectors of all tasks need; raises as `AnswerMemory.need`."""
+    size = tokens = texts = 0
+    by_token = False
+    for task, read in tokenized:
+        lengths = [len(text.ids) for text in read]
+        size += vector_bytes(task.model, task.outputs, lengths)
+        by_token |= task.outputs.colbert or task.outputs.states
+        tokens, texts = tokens + sum(lengths), len(read)
+    if not by_token:
+        answer.need(size, f"the vectors of these {texts} texts", "send fewer texts")
+    else:
+        answer.need(
+            size,
+            f"the vectors of these {tokens} tokens",
+            "send fewer texts or shorter ones, or ask for no vector of each token",
         )
+
+
+def vector_bytes(model: Embedder, outputs: Outputs, lengths: list[int]) -> int:
+    """What vectors of texts with so many tokens hold, their token ids included.
+
+    A text has at most one sparse weight for each token. SPLADE, which adds further ones, is counted
+    when its vectors are there.
+    """
+    tokens = sum(lengths)
+    of_token = TOKEN_ID_BYTES + outputs.sparse * _WEIGHT_BYTES
+    of_token += _FLOAT_BYTES * outputs.colbert * model.colbert_width
+    of_token += _FLOAT_BYTES * outputs.states * model.states_width
+    return tokens * of_token + len(lengths) * outputs.dense * model.dense_width * _FLOAT_BYTES

@@ -6,11 +6,14 @@ from functools import partial
 
 from app.engine.admission.admission import timings_of
 from app.engine.admission.truncation import text_truncations
+from app.engine.forwards.forwards import TOKEN_ID_BYTES
 from app.engine.loaded_models import LoadedModels
 from app.engine.model import Classifier
 from app.engine.pipelines.scoring import ScoringPipeline, ScoringRequest
 from app.engine.types import ClassificationResult, Outputs, TokenizedText
 from app.errors import InvalidRequestError, RerankerDisabledError
+
+_LOGIT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,10 @@ class ClassificationPipeline(ScoringPipeline):
             truncations = text_truncations(model, texts.value, "inputs", side)
             request.check_truncations(truncations)
             sequences = [text.ids for text in texts.value]
+            size = TOKEN_ID_BYTES * sum(map(len, sequences))
+            size += _LOGIT_BYTES * len(model.labels) * len(sequences)
+            what = f"the labels of these {len(sequences)} inputs"
+            request.answer.need(size, what, "send fewer inputs or shorter ones")
             job = self._job(model, sequences, Outputs(logits=True), request)
             logits = await self._admission.run(job)
         return ClassificationResult(

@@ -8,7 +8,14 @@ from functools import partial
 import numpy as np
 
 from app.engine.admission.admission import Admission, timings_of
-from app.engine.forwards.forwards import Reading, Task, TaskResult, VectorSource
+from app.engine.answer_memory import AnswerMemory
+from app.engine.forwards.forwards import (
+    TOKEN_ID_BYTES,
+    Reading,
+    Task,
+    TaskResult,
+    VectorSource,
+)
 from app.engine.loaded_models import LoadedModels
 from app.engine.model import Embedder
 from app.engine.option_checks import check_options, find_prompt
@@ -21,6 +28,9 @@ from app.engine.types import (
     TokenIds,
     TokenStrings,
 )
+
+# Its place in a list, and its share of the strings themselves: those of equal tokens are one.
+_STRING_BYTES = 16
 
 
 class EmbeddingPipeline:
@@ -40,13 +50,14 @@ class EmbeddingPipeline:
         normalize_dense: bool,
         urgency: int,
         client: str,
+        answer: AnswerMemory,
     ) -> EmbeddingResult:
-        """Embed `texts` with as few models as `outputs` needs."""
+        """Embed `texts` with as few models as `outputs` needs; `answer` is asked for room first."""
         started = time.perf_counter()
         check_options(models, outputs, options)
         prompt = find_prompt(models, outputs, options)
         tasks = assign_models(models, outputs, texts, prompt, options.input_type)
-        reading = Reading(options.truncation, urgency, client)
+        reading = Reading(options.truncation, urgency, client, answer)
         computed = await self._source.compute(tasks, reading)
         by_task = (result.embeddings for result in computed.results)
         embeddings = [_merge(of_one_text) for of_one_text in zip(*by_task, strict=True)]
@@ -57,6 +68,7 @@ class EmbeddingPipeline:
             embeddings = [
                 _with_dimensions(each, options.dimensions, scale=scale) for each in embeddings
             ]
+        _hold_made(embeddings, computed.results, options, answer)
         return EmbeddingResult(
             embeddings=embeddings,
             truncations=[cut for each in computed.results for cut in each.truncations(reading)],
@@ -103,6 +115,26 @@ def assign_models(
     rest = replace(outputs, dense=False, states=False)
     dense = task(models.dense, Outputs(dense=outputs.dense, states=outputs.states), prompt)
     return [dense, task(models.embedder, rest, own)] if rest else [dense]
+
+
+def _hold_made(
+    embeddings: list[TextEmbedding],
+    results: list[TaskResult],
+    options: EmbeddingOptions,
+    answer: AnswerMemory,
+) -> None:
+    """Hold what could not be counted before: how many weights SPLADE adds, and token strings."""
+    size = sum(each.nbytes for each in embeddings)
+    size += TOKEN_ID_BYTES * sum(result.tokens for result in results)
+    if options.return_tokens:
+        size += _STRING_BYTES * sum(map(_rows, embeddings))
+    answer.need(size, f"the vectors of these {len(embeddings)} texts", "send fewer texts")
+
+
+def _rows(embedding: TextEmbedding) -> int:
+    """How many of its numbers or vectors a token stands behind."""
+    weights = 0 if embedding.sparse is None else len(embedding.sparse.indices)
+    return weights + (0 if embedding.colbert is None else len(embedding.colbert))
 
 
 def _merge(embeddings: Sequence[TextEmbedding]) -> TextEmbedding:

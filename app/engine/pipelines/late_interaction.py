@@ -12,6 +12,9 @@ import numpy as np
 from app.engine.types import FloatArray, Outputs, PartScores, SparseVector, TextEmbedding
 from app.errors import InvalidRequestError
 
+# 4 MiB of them.
+_MOST_PRODUCTS = 1 << 20
+
 Vectors = TypeVar("Vectors", FloatArray, SparseVector)
 
 
@@ -78,5 +81,12 @@ def _lexical_score(query: SparseVector, passage: SparseVector) -> float:
 
 
 def _colbert_score(query: FloatArray, passage: FloatArray) -> float:
-    """The mean, over the query vectors, of the best product with a passage vector."""
-    return float((query @ passage.T).max(axis=1).mean())
+    """The mean, over the query vectors, of the best product with a passage vector.
+
+    Of long texts the products are made for some query vectors at a time: those of two texts of
+    8,192 tokens would take 256 MiB.
+    """
+    rows = max(1, _MOST_PRODUCTS // max(1, len(passage)))
+    blocks = (query[start : start + rows] for start in range(0, len(query), rows))
+    best = np.concatenate([(block @ passage.T).max(axis=1) for block in blocks])
+    return float(best.mean())

@@ -8,6 +8,7 @@ import numpy as np
 
 from app.engine.admission.admission import timings_of
 from app.engine.admission.truncation import pair_truncations, text_truncations
+from app.engine.forwards.forwards import TOKEN_ID_BYTES, vector_bytes
 from app.engine.loaded_models import LoadedModels
 from app.engine.model import Embedder, Reranker
 from app.engine.options import Side
@@ -18,11 +19,15 @@ from app.engine.types import (
     Outputs,
     PartScores,
     RerankResult,
+    TextEmbedding,
     TokenizedPair,
     TokenizedText,
     Truncation,
 )
 from app.errors import EmptyInputError, InvalidRequestError, RerankerDisabledError
+
+# The vectors of a group of queries hold at most this fraction of what an answer may hold.
+_GROUPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,9 @@ class RerankingPipeline(ScoringPipeline):
         pairs = await self._admission.tokenize(model, call, request.texts, request.client)
         truncations = pair_truncations(model, pairs.value, request.truncation.side)
         request.check_truncations(truncations)
+        queries = [pairs.value[each[0]].query_kept for each in request.passages_by_query.values()]
+        tokens = sum(queries) + sum(pair.passage_kept for pair in pairs.value)
+        request.answer.need(TOKEN_ID_BYTES * tokens, *_tokens_needed(tokens))
         job = self._job(model, [pair.sequence for pair in pairs.value], Outputs(), request)
         scores = await self._admission.run(job)
         if request.normalize and model.scores_are_logits:
@@ -137,21 +145,64 @@ class RerankingPipeline(ScoringPipeline):
     async def _score_vectors(
         self, model: Embedder, texts: _SeparateTexts, kinds: Outputs, request: RerankRequest
     ) -> tuple[list[PartScores], list[Job]]:
-        """Embed the queries, then score each passage; return the scores, and both jobs."""
-        query_job = self._job(model, [text.ids for text in texts.queries], kinds, request)
-        embeddings = await self._admission.run(query_job)
-        by_query = dict(zip(request.passages_by_query, embeddings, strict=True))
-        query_of = [by_query[query] for query in request.queries]
-        job = self._job(
-            model,
-            [text.ids for text in texts.passages],
-            kinds,
-            request,
-            time_spent=query_job.inference_seconds,
-            # In the device thread, so that the token vectors of a passage are freed with its batch.
-            reduce=lambda index, passage: score(query_of[index], passage),
-        )
-        return await self._admission.run(job), [query_job, job]
+        """Embed the queries, then score each passage; return the scores, and the jobs.
+
+        Queries whose vectors would hold much of what they may are taken in several groups.
+        """
+        by_query = list(request.passages_by_query.values())
+        sizes = [vector_bytes(model, kinds, [len(text.ids)]) for text in texts.queries]
+        tokens = sum(len(text.ids) for text in (*texts.queries, *texts.passages))
+        ids = TOKEN_ID_BYTES * tokens
+        groups = _groups(sizes, request.answer.allowed // _GROUPS)
+        largest = max(sum(sizes[query] for query in group) for group in groups)
+        request.answer.need(ids + largest, *_tokens_needed(tokens))
+        scores: dict[int, PartScores] = {}
+        jobs: list[Job] = []
+        for group in groups:
+            passages = [(passage, query) for query in group for passage in by_query[query]]
+            ids_of_queries = [texts.queries[query].ids for query in group]
+            spent = sum(job.inference_seconds for job in jobs)
+            job = self._job(model, ids_of_queries, kinds, request, time_spent=spent)
+            embedded = dict(zip(group, await self._admission.run(job), strict=True))
+            own = [embedded[query] for _, query in passages]
+            job.forget()
+            jobs.append(job)
+            job = self._job(
+                model,
+                [texts.passages[passage].ids for passage, _ in passages],
+                kinds,
+                request,
+                time_spent=spent + job.inference_seconds,
+                # In the device thread, so that a passage's token vectors are freed with its batch.
+                reduce=partial(_score_for, own),
+            )
+            for (passage, _), part in zip(passages, await self._admission.run(job), strict=True):
+                scores[passage] = part
+            job.forget()
+            jobs.append(job)
+        return [scores[index] for index in range(len(request.passages))], jobs
+
+
+def _score_for(queries: list[TextEmbedding], index: int, passage: TextEmbedding) -> PartScores:
+    return score(queries[index], passage)
+
+
+def _groups(sizes: list[int], most: int) -> list[list[int]]:
+    """The indices of `sizes` in groups of together at most `most`; a larger one is alone."""
+    groups: list[list[int]] = []
+    left = 0
+    for index, size in enumerate(sizes):
+        if size > left or not groups:
+            groups.append([])
+            left = most
+        groups[-1].append(index)
+        left -= size
+    return groups
+
+
+def _tokens_needed(tokens: int) -> tuple[str, str]:
+    """What needs memory in a request of so many tokens, and what to do about it."""
+    return f"these {tokens} tokens", "send fewer texts or shorter ones"
 
 
 def _tokenize_pairs(model: Reranker, request: RerankRequest) -> list[TokenizedPair]:

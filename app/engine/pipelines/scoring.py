@@ -7,6 +7,7 @@ from typing import Any
 from app.engine.admission.admission import Admission
 from app.engine.admission.concurrency import ConcurrencyLimit
 from app.engine.admission.truncation import refuse_truncation
+from app.engine.answer_memory import UNLIMITED, AnswerMemory
 from app.engine.model import Model
 from app.engine.options import CUT_AT_END, TruncationOptions
 from app.engine.scheduling.batcher import DEFAULT_URGENCY, weight_of
@@ -22,6 +23,7 @@ class ScoringRequest:
     urgency: int = DEFAULT_URGENCY
     client: str = ""
     model: str | None = None
+    answer: AnswerMemory = UNLIMITED
 
     def check_truncations(self, truncations: list[Truncation]) -> None:
         """Raise `TextTooLongError` if a text was truncated and the options forbid it."""

@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from app.engine.model import Model
 from app.engine.scheduling.job import Job, Purpose
-from app.engine.types import Outputs, TokenSequence, join
+from app.engine.types import Outputs, TextEmbedding, TokenSequence, join
 
 
 @dataclass(frozen=True)
@@ -137,11 +139,17 @@ class Batch:
         return replace(self, slices=first), replace(self, slices=second)
 
     def _reduce(self, results: Sequence[Any]) -> list[Any]:
+        """What each job keeps of its results, of which none keeps those of another one alive."""
         reduced: list[Any] = []
         for batch_slice in self.slices:
             own = results[len(reduced) : len(reduced) + batch_slice.count]
             reduced.extend(_reduce_each(batch_slice, own))
-        return reduced
+        if len(self.slices) == 1:
+            return reduced
+        return [
+            each.copy() if isinstance(each, TextEmbedding | np.ndarray) else each
+            for each in reduced
+        ]
 
 
 def _reduce_each(batch_slice: BatchSlice, results: Sequence[Any]) -> Sequence[Any]:

@@ -170,6 +170,10 @@ class Job:
         if not self.resolved:
             self._resolve(JobState.CANCELLED)
 
+    def forget(self) -> None:
+        """Let go of its results and its `reduce`, when it is resolved; its times are left."""
+        self._results, self.reduce = [], None
+
     async def dequeued(self) -> None:
         """Return when no sequence of it is queued; raises the error that it failed with."""
         await self._dequeued.wait()

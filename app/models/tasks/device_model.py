@@ -51,8 +51,8 @@ class DeviceModel(ABC, Generic[Result]):
         """The special tokens before, and those after, every text."""
         return self._tokenizer.special_tokens
 
-    def token_spans(self, text: str) -> TokenSpans:
-        """The tokens of a whole text, without special ones."""
+    def token_spans(self, text: str) -> Iterator[TokenSpans]:
+        """The tokens of a whole text, without special ones, slice by slice."""
         return self._tokenizer.spans(text)
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import structlog
 from tokenizers import Tokenizer, normalizers
 
-from app.engine.admission.tokenizer_threads import normalization_growth
+from app.engine.admission.tokenizer_threads import normalization_growth, stop_if_given_up
 from app.engine.options import CUT_AT_END, Side, TruncationOptions
 from app.engine.types import SpecialToken, TokenIds, TokenizedText, TokenSpans
 from app.errors import StartupError
@@ -199,6 +199,7 @@ class TextTokenizer:
         left = self._slicer.characters
         for text, tokens in zip(texts, truncated, strict=True):
             for text_slice in self._slicer.slices(prompt + text, from_end=tokens.side == "left"):
+                stop_if_given_up()
                 if tokens.counted:
                     tokens.exact = False
                     break
@@ -225,18 +226,18 @@ class TextTokenizer:
                 break
         return ids
 
-    def spans(self, text: str) -> TokenSpans:
-        """The tokens of the whole text, without special ones, and the characters they stand for."""
-        ids: list[TokenIds] = []
-        offsets: list[TokenIds] = [np.empty((0, 2), dtype=np.int64)]
+    def spans(self, text: str) -> Iterator[TokenSpans]:
+        """The tokens of the whole text, without special ones, and the characters they stand for.
+
+        They come slice by slice, so that a caller may stop when there are too many.
+        """
         begin = 0
         for text_slice in self._slicer.slices(text):
+            stop_if_given_up()
             encoding = self._tokenizer.encode(text_slice, add_special_tokens=False)
-            ids.append(ids_of(encoding.ids))
-            offsets.append(np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) + begin)
+            offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) + begin
+            yield TokenSpans(ids_of(encoding.ids), offsets[:, 0], offsets[:, 1])
             begin += len(text_slice)
-        starts, stops = np.concatenate(offsets).T
-        return TokenSpans(np.concatenate([NO_IDS, *ids]), starts, stops)
 
     @property
     def special_tokens(self) -> tuple[list[SpecialToken], list[SpecialToken]]:

@@ -112,11 +112,12 @@ def test_an_over_long_text_is_embedded_and_reported(client) -> None:
     assert "9002 tokens" in warning["message"]
 
 
-def test_a_large_response_is_rendered_whole(client) -> None:
+def test_a_large_response_is_rendered_while_it_is_read(client) -> None:
     texts = [f"search {i} " + "vector " * 300 for i in range(24)]
     uncompressed = {"Accept-Encoding": "identity"}
     response = client.post("/embeddings/", json={"sentences": texts}, headers=uncompressed)
-    assert int(response.headers["content-length"]) == len(response.content) > 1_000_000
+    assert "content-length" not in response.headers
+    assert len(response.content) > 4 << 20
     answer = orjson.loads(response.content)
     assert [item["id"] for item in answer["data"]] == list(range(24))
     counts = [len(item["embeddings"]["colbert"]) for item in answer["data"]]

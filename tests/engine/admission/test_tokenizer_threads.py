@@ -6,7 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.engine.admission.tokenizer_threads import TokenizerThreads
+from app.engine.admission.tokenizer_threads import (
+    GivenUpError,
+    TokenizerThreads,
+    stop_if_given_up,
+)
 
 USUAL = {
     "a sentence": ["search vector"],
@@ -96,3 +100,26 @@ async def test_usual_texts_share_threads(texts: list[str]) -> None:
 @pytest.mark.parametrize("texts", ENORMOUS.values(), ids=ENORMOUS)
 async def test_what_takes_seconds_has_a_thread_of_its_own(texts: list[str]) -> None:
     assert (await thread_for(texts)).startswith("tokenizer-huge")
+
+
+async def test_a_call_whose_caller_has_left_ends_at_its_next_step(threads) -> None:
+    entered, gate, given_up = threading.Event(), threading.Event(), threading.Event()
+
+    def call() -> None:
+        stop_if_given_up()
+        entered.set()
+        gate.wait()
+        try:
+            stop_if_given_up()
+        except GivenUpError:
+            given_up.set()
+            raise
+
+    task = asyncio.create_task(threads.run(call, ["a"], "alice"))
+    await asyncio.to_thread(entered.wait)
+    task.cancel()
+    await asyncio.wait({task})
+    gate.set()
+    assert await asyncio.to_thread(given_up.wait, 60)
+    # The thread is free again, and a call that is wanted goes on.
+    await threads.run(stop_if_given_up, ["a"], "bob")

@@ -5,7 +5,8 @@ import pytest
 from FlagEmbedding import BGEM3FlagModel
 
 from app.engine import Engine, FusionWeights, RerankRequest
-from app.engine.types import PartScores
+from app.engine.pipelines.late_interaction import score
+from app.engine.types import PartScores, TextEmbedding
 from app.errors import InvalidRequestError
 from app.models.load import load_models
 from app.settings import Settings
@@ -65,3 +66,13 @@ def test_weights_that_give_no_mean_are_refused(weights) -> None:
 
 def test_the_fused_score_is_the_weighted_mean() -> None:
     assert FusionWeights(1, 2, 5).fuse(PartScores(0.8, 0.4, 0.2)) == pytest.approx(2.6 / 8)
+
+
+@pytest.mark.parametrize("most", [1, 1000])
+def test_products_are_made_for_some_query_vectors_at_a_time(monkeypatch, most: int) -> None:
+    generator = np.random.default_rng(0)
+    query, passage = (generator.normal(size=(n, 16)).astype(np.float32) for n in (70, 90))
+    whole = score(TextEmbedding(colbert=query), TextEmbedding(colbert=passage)).colbert
+    monkeypatch.setattr("app.engine.pipelines.late_interaction._MOST_PRODUCTS", most)
+    parts = score(TextEmbedding(colbert=query), TextEmbedding(colbert=passage)).colbert
+    assert parts == pytest.approx(whole, abs=1e-6)

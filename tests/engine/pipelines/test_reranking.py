@@ -1,12 +1,15 @@
 """Reranking through the engine: sharing, limits, and what is told of it."""
 
 import asyncio
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from app.engine import Engine, RerankRequest
+from app.engine.answer_memory import AnswerMemory
 from app.engine.types import Outputs, SparseVector, TextEmbedding
 from app.errors import (
     EmptyInputError,
@@ -268,3 +271,31 @@ async def test_a_caller_of_pairs_who_leaves_takes_all_of_them_away() -> None:
         reranker.gate.release()
         assert (await engine.rerank(RerankRequest("q", ["a"]))).scores == [1]
     assert reranker.batches == [[5, 5], [2]]
+
+
+async def test_many_queries_are_taken_in_groups_whose_vectors_are_let_go() -> None:
+    made: list[weakref.ref[np.ndarray]] = []
+    alive: list[int] = []
+
+    class Wide(InteractingModel):
+        colbert_width = 250
+
+        def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
+            gc.collect()
+            alive.append(sum(each() is not None for each in made))
+            results = super().results(sequences)
+            made.extend(weakref.ref(each.colbert) for each in results)
+            return results
+
+    queries, passages = [f"{n}" * 4 for n in range(8)], ["a", "b"] * 4
+    request = RerankRequest(queries, passages)
+    async with interacting_engine(Wide()) as engine:
+        expected = (await engine.rerank(request)).scores
+        made.clear()
+        alive.clear()
+        # Room for two queries of 4 tokens and 1,000 bytes for each.
+        limited = replace(request, answer=AnswerMemory(4 * 9000))
+        assert (await engine.rerank(limited)).scores == expected
+        assert max(alive) <= 4
+        with pytest.raises(InvalidRequestError, match="send fewer texts or shorter ones"):
+            await engine.rerank(replace(request, answer=AnswerMemory(4000)))

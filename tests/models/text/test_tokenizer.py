@@ -1,7 +1,10 @@
 """Tokenisation: equal to transformers' own, cut exactly, counted exactly."""
 
+import asyncio
 import json
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from structlog.testing import capture_logs
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertModel, RobertaModel
 
+from app.engine.admission.tokenizer_threads import TokenizerThreads
 from app.errors import StartupError
 from app.models.text.tokenizer import TextTokenizer
 from tests.support.checkpoints import save_byte_level_tokenizer
@@ -163,3 +167,43 @@ MEMBERS = {"do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_pref
 
 def steps_in(pre_tokenizer: dict) -> list[dict]:
     return pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+
+
+class HeldSlices:
+    """Slices of texts, of which the second waits until a test lets it go."""
+
+    def __init__(self, slicer) -> None:
+        self.characters = slicer.characters
+        self.entered, self.gate = threading.Event(), threading.Event()
+        self.made = 0
+        self._slicer = slicer
+
+    def slices(self, text: str, **options):
+        for each in self._slicer.slices(text, **options):
+            self.made += 1
+            if self.made == 2:
+                self.entered.set()
+                self.gate.wait()
+            yield each
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda tokenizer, text: tokenizer.encode([text]),
+        lambda tokenizer, text: list(tokenizer.spans(text)),
+    ],
+)
+async def test_tokenising_ends_with_its_request(tiny_m3: Path, call: Callable) -> None:
+    tokenizer = TextTokenizer.from_folder(tiny_m3, 8192, slice_characters=1000)
+    slices = tokenizer._slicer = HeldSlices(tokenizer._slicer)
+    threads = TokenizerThreads(1)
+    text = "search " * 10_000
+    task = asyncio.create_task(threads.run(lambda: call(tokenizer, text), [text], "a"))
+    await asyncio.to_thread(slices.entered.wait)
+    task.cancel()
+    await asyncio.wait({task})
+    slices.gate.set()
+    # Its thread is free for the next request.
+    assert await threads.run(lambda: slices.made, ["a"], "b") <= 3
+    threads.close()
