@@ -90,6 +90,17 @@ def _require_encoder(folder: Path, config: dict[str, Any]) -> None:
         raise StartupError(f"{folder} holds a model of type {model_type}; known here: {known}")
     if config.get("is_decoder"):
         raise StartupError(f"{folder} holds a decoder; an encoder is needed")
+    require_positions(folder, config)
+
+
+def require_positions(folder: Path, config: dict[str, Any]) -> None:
+    """Raise `StartupError` for a kind of positions that nothing computes, transformers included."""
+    kind = str(config.get("position_embedding_type"))
+    if kind.startswith("relative_key"):
+        raise StartupError(
+            f"{folder} has positions of type {kind}, which transformers has not computed since "
+            "version 5"
+        )
 
 
 def _whole_number(folder: Path, config: dict[str, Any], key: str, least: int = 1) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
@@ -250,7 +251,9 @@ class _LiveBytes(TorchFunctionMode):
         del types
         result = func(*args, **(kwargs or {}))
         for each in tree_leaves(result):
-            if isinstance(each, Tensor):
+            # Of a function that is mapped over a batch, as one that makes a mask, only the result
+            # of the map is in memory.
+            if isinstance(each, Tensor) and not is_batchedtensor(each):
                 storage = each.untyped_storage()
                 if id(storage) not in self._sizes:
                     weakref.finalize(storage, self._sizes.pop, id(storage))

@@ -2,7 +2,6 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from app.models.architectures.bert_config import ENCODER_TYPES, EncoderConfig
 from app.models.architectures.qwen3_config import DecoderConfig
@@ -51,7 +50,7 @@ def load_backbone(
     if is_qwen3(folder):
         tokenizer = read_tokenizer(min(max_length, DecoderConfig.read(folder).positions))
         return load_decoder(folder, target, weights or Weights.read(folder)), tokenizer
-    if _is_own_encoder(read_config(folder)):
+    if read_config(folder).get("model_type") in ENCODER_TYPES:
         tokenizer = read_tokenizer(min(max_length, EncoderConfig.read(folder).max_length))
         return load_encoder(folder, target, tokenizer, weights), tokenizer
     # transformers takes seconds to import, and most models do not need it.
@@ -59,8 +58,3 @@ def load_backbone(
 
     backbone = load_by_transformers(folder, target)
     return backbone, read_tokenizer(min(max_length, backbone.max_length))
-
-
-def _is_own_encoder(config: dict[str, Any]) -> bool:
-    positions = config.get("position_embedding_type") or "absolute"
-    return config.get("model_type") in ENCODER_TYPES and positions == "absolute"

@@ -12,6 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 
 from app.errors import StartupError
+from app.models.architectures.bert_config import require_positions
 from app.models.architectures.transformer import preemption_point
 from app.models.checkpoint.config import read_config
 from app.models.target import Target
@@ -61,6 +62,7 @@ def _require_known(folder: Path) -> None:
             f"{folder} holds a model of type {model_type}, which transformers "
             f"{transformers.__version__} does not know"
         )
+    require_positions(folder, config)
     if "vision_config" in config or "image_size" in config or "audio_config" in config:
         raise StartupError(
             f"{folder} holds a model of type {model_type}, which reads images or sound"

@@ -42,6 +42,8 @@ from app.models.text.tokenizer import TextTokenizer, TruncatedTokens
 # language inference, the others those of rerankers with two labels.
 _RANKING_LABELS = ("entailment", "relevant", "yes", "true")
 _SECOND_OF_TWO = "label_1"
+# Classes of tokenizers that tell the texts of a pair apart, where a file does not say it.
+_SEGMENT_TOKENIZERS = {"BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"}
 # The types that FlagReranker is for, which leaves out an empty passage.
 _FLAG_TYPES = ("xlm-roberta", "roberta")
 
@@ -49,7 +51,8 @@ _FLAG_TYPES = ("xlm-roberta", "roberta")
 class CrossEncoder(DeviceModel[float | FloatArray]):
     """Implements `app.engine.model.Reranker` and `Classifier`.
 
-    With `drops_empty`, a query whose passage is empty is read as a single text. A score is the raw
+    With `drops_empty`, a query whose passage is empty is read as a single text. With `segments`,
+    the passage is marked as the second text where the model tells them apart. A score is the raw
     logit, or of several labels the log odds of `ranking_label`, whose sigmoid is its probability.
     """
 
@@ -64,6 +67,7 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
         tokenizer: TextTokenizer,
         *,
         drops_empty: bool,
+        segments: bool,
     ) -> None:
         super().__init__(name, backbone, tokenizer)
         self.labels = head.labels
@@ -71,6 +75,7 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
         self._head = head
         self._template = tokenizer.pair_template()
         self._drops_empty = drops_empty
+        self._marks_segments = backbone.reads_segments and segments
 
     def tokenize_pairs(
         self,
@@ -112,7 +117,7 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
         end = passage.take(middle, template.suffix)
         if not len(head) + len(end):  # A forward needs at least one token.
             end = np.zeros(1, np.int64)
-        if self._backbone.reads_segments:
+        if self._marks_segments:
             end[len(middle) :] |= SECOND_SEGMENT
         return TokenizedPair(
             sequence=JoinedIds(head, end),
@@ -176,7 +181,18 @@ def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target)
     backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
     head = load_classification_head(folder, weights, backbone)
     flag = read_config(folder).get("model_type") in _FLAG_TYPES and len(head.labels) == 1
-    return CrossEncoder(name, backbone, head, tokenizer, drops_empty=flag)
+    segments = _tells_segments(folder)
+    return CrossEncoder(name, backbone, head, tokenizer, drops_empty=flag, segments=segments)
+
+
+def _tells_segments(folder: Path) -> bool:
+    """Whether transformers' tokenizer says of each token which text of a pair it is of."""
+    config = read_optional(folder / "tokenizer_config.json")
+    names = config.get("model_input_names")
+    if isinstance(names, list):
+        return "token_type_ids" in names
+    kind = config.get("tokenizer_class") or read_config(folder).get("tokenizer_class")
+    return kind is None or str(kind).removesuffix("Fast") in _SEGMENT_TOKENIZERS
 
 
 def _require_plain_pairs(folder: Path) -> None:

@@ -101,7 +101,7 @@ def load_masked_language_head(
     config = read_config(folder)
     names = _names(folder, config, weights)
     device, dtype, backend = backbone.device, backbone.dtype, backbone.backend
-    to_logits = _decoder(weights, names)
+    to_logits = _decoder(weights, names, has_bias=bool(config.get("decoder_bias", True)))
     # The table has as many columns as a token's embedding, and the head's states.
     width = to_logits.in_features
     has_bias = f"{names.dense}.bias" in weights
@@ -114,13 +114,13 @@ def load_masked_language_head(
     )
 
 
-def _decoder(weights: Weights, names: _Names) -> nn.Linear:
+def _decoder(weights: Weights, names: _Names, *, has_bias: bool) -> nn.Linear:
     """The layer from the head's states to the vocabulary's logits."""
     name = names.decoder if names.decoder in weights else names.tokens
     decoder = weights.before(name)
     weight = decoder.get(name, *decoder.tensors[decoder.prefix + name].shape)
     bias = next((each for each in names.bias if each in weights), names.bias[0])
-    return linear_of(weight, weights.get(bias, len(weight)))
+    return linear_of(weight, weights.get(bias, len(weight)) if has_bias else None)
 
 
 def _names(folder: Path, config: dict[str, Any], weights: Weights) -> _Names:

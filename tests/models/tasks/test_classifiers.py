@@ -52,6 +52,7 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
     return {
         "bert": save_model(root / "bert", bert, num_labels=1),
         "bert, three labels": save_model(root / "three", bert, **nli),
+        "bert, without segments": save_without_segments(root / "without"),
         "roberta, two labels": save_model(root / "two", roberta, num_labels=2, **like_bge),
         "xlm-roberta, four labels": save_model(
             root / "four", XLMRobertaForSequenceClassification, num_labels=4, **like_bge
@@ -77,6 +78,13 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
     }
 
 
+def save_without_segments(folder: Path) -> Path:
+    """Of BERT, which has segments, with a tokenizer that does not tell them."""
+    save_model(folder, BertForSequenceClassification, num_labels=1)
+    change(folder / "tokenizer_config.json", model_input_names=["input_ids", "attention_mask"])
+    return folder
+
+
 def save_qwen_classifier(folder: Path) -> Path:
     """Of two labels, with Qwen's tokenizer, whose end of a text is its padding, too."""
     save_model(folder, Qwen3ForSequenceClassification, num_labels=2, **BYTES)
@@ -86,7 +94,7 @@ def save_qwen_classifier(folder: Path) -> Path:
 
 FAMILIES = ["bert", "bert, three labels", "roberta, two labels", "xlm-roberta, four labels"]
 FAMILIES += ["modernbert", "modernbert, the mean", "distilbert"]
-FAMILIES += ["qwen3", "qwen3, texts that end in padding"]
+FAMILIES += ["bert, without segments", "qwen3", "qwen3, texts that end in padding"]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

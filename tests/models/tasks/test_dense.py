@@ -500,6 +500,25 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(copy, float32_ta
         load(copy, float32_target)
 
 
+def test_a_padded_model_whose_masks_are_mapped_over_the_batch_is_loaded(
+    tmp_path: Path, float32_target: Target, tokenizer
+) -> None:
+    folder = save_family(tmp_path / "gemma", "embedding-gemma", tokenizer)
+    change(folder, "config.json", is_causal=False)
+    model = load(folder, float32_target)
+    assert model.info.paths["batch"] == "padded"
+    assert_close(embed(model, TEXTS), reference_vectors(folder, TEXTS))
+
+
+def test_positions_that_nothing_computes_are_refused(copy: Path, float32_target: Target) -> None:
+    change(copy, "config.json", position_embedding_type="relative_key_query")
+    with pytest.raises(StartupError, match="has positions of type relative_key_query"):
+        load(copy, float32_target)
+    change(copy, "config.json", model_type="electra")
+    with pytest.raises(StartupError, match="has positions of type relative_key_query"):
+        load(copy, float32_target)
+
+
 def test_code_that_a_known_type_names_is_logged_and_not_run(
     copy: Path, float32_target: Target
 ) -> None:

@@ -56,6 +56,9 @@ def folders(tmp_path_factory, tiny_reranker: Path) -> dict[str, Path]:
             root / "xlm-roberta", XLMRobertaForMaskedLM, tie_word_embeddings=False, **like_bge
         ),
         "modernbert": save_splade(root / "modernbert", ModernBertForMaskedLM, **MODERNBERT),
+        "modernbert, without a bias": save_splade(
+            root / "unbiased", ModernBertForMaskedLM, decoder_bias=False, **MODERNBERT
+        ),
         "distilbert": save_splade(root / "distilbert", DistilBertForMaskedLM),
         "mpnet": save_splade(root / "mpnet", MPNetForMaskedLM, **MPNET),
     }
@@ -96,6 +99,7 @@ def slices(request, monkeypatch) -> None:
 
 
 FAMILIES = ["bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "mpnet"]
+FAMILIES += ["modernbert, without a bias"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
