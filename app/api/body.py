@@ -5,10 +5,13 @@ send a POST without a type, or of some other types, without asking the service f
 without an origin, which is no browser's, may leave the type out.
 
 The number of JSON values is limited before parsing: a few megabytes can hold millions of values,
-which take a parser seconds and gigabytes, during which the event loop is blocked.
+which take a parser seconds and gigabytes, during which the event loop is blocked. What is left are
+long texts, and those of a large body are decoded part by part, with the loop given back in between:
+a parser holds Python's lock, so that another thread would not help.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from email.message import Message
 from typing import Any, TypeVar
@@ -37,6 +40,14 @@ _MAX_QUOTED = 60
 _MAX_CONTENT_TYPE = 1024
 # Parsing fewer bytes takes less than a millisecond, whatever is in them.
 _LARGE_BODY = 16_384
+# Parsing more takes several, if they are escapes.
+_HUGE_BODY = 262_144
+_STEP_BYTES = 65_536
+_STEP_STRINGS = 1000
+# Bytes of UTF-8.
+_WITHIN_A_CHARACTER = range(0x80, 0xC0)
+# Names, numbers, brackets and indentation: a valid body has much fewer for each value.
+_MAX_BYTES_PER_VALUE = 64
 TEXTS_ADVICE = (
     "send texts and no token ids (in LangChain's OpenAIEmbeddings set "
     "check_embedding_ctx_length=False)"
@@ -81,20 +92,25 @@ async def read_body(
     """
     _require_json(request.headers)
     try:
-        body = await _receive(request, JsonValueCounter(max_values))
+        counter = JsonValueCounter(max_values, _MAX_BYTES_PER_VALUE * max_values)
+        body = await _receive(request, counter)
     except InvalidRequestError as error:
         if forms[0].dialect is Dialect.NATIVE:
             raise
         # Lists of token ids are the usual reason.
         raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
     if len(body) < _LARGE_BODY:
-        return _read(body, forms, request)
-    async with turns.turn(context_of(request.scope).client):
-        return _read(body, forms, request)
+        return _read(parse_json(body, forms[0].schema), forms, request)
+    client, steps = context_of(request.scope).client, _parse(body, forms[0].schema)
+    while True:
+        async with turns.turn(client):
+            try:
+                next(steps)
+            except StopIteration as parsed:
+                return _read(parsed.value, forms, request)
 
 
-def _read(body: bytearray, forms: Sequence[Form], request: Request) -> tuple[Form, RequestModel]:
-    value = parse_json(body, forms[0].schema)
+def _read(value: Any, forms: Sequence[Form], request: Request) -> tuple[Form, RequestModel]:
     fit = [form for form in forms if form.field in value] if isinstance(value, dict) else []
     if len(fit) > 1:
         message = (
@@ -120,6 +136,114 @@ def parse_json(content: bytes | bytearray, schema: type[RequestModel]) -> Any:
         return from_json(content)
     except ValueError as error:
         raise not_json(str(error), schema, len(content)) from None
+
+
+def _parse(body: bytearray, schema: type[RequestModel]) -> Generator[None, None, Any]:
+    """As `parse_json`, in steps of some milliseconds however large the body is."""
+    # Without escapes a parser only copies.
+    if len(body) < _HUGE_BODY or (b"\\" not in body and body.isascii()):
+        return parse_json(body, schema)
+    try:
+        value = yield from parse_in_steps(body)
+    except ValueError as error:
+        # Where it is is counted within what was parsed last, and not within the body.
+        reason = str(error).partition(" at line ")[0]
+        raise not_json(reason, schema, len(body)) from None
+    return value
+
+
+def parse_in_steps(content: bytearray) -> Generator[None, None, Any]:
+    """The value in some JSON, in steps of a few milliseconds; raises `ValueError`.
+
+    Strings are decoded by themselves, in batches of short ones and parts of long ones. The rest, in
+    which each string is replaced by its number, is as small as its values are few.
+    """
+    rest, strings, batch = bytearray(), list[str](), list[bytes]()
+    position = waiting = 0
+    for begin, end in _strings_in(content):
+        if begin < 0:  # Another part was searched.
+            yield
+            continue
+        rest += content[position : begin - 1]
+        rest += b'"%d"' % (len(strings) + len(batch))
+        position = end + 1
+        if end - begin <= _STEP_BYTES:
+            batch.append(bytes(content[begin:end]))
+            waiting += end - begin
+        is_full = waiting > _STEP_BYTES or len(batch) >= _STEP_STRINGS
+        if is_full or (batch and end - begin > _STEP_BYTES):
+            strings += from_json(b'["%b"]' % b'","'.join(batch))
+            batch, waiting = [], 0
+            yield
+        if end - begin > _STEP_BYTES:
+            strings.append((yield from _decode_in_steps(content, begin, end)))
+    strings += from_json(b'["%b"]' % b'","'.join(batch)) if batch else []
+    rest += content[position:]
+    yield
+    return _with_strings(from_json(rest), strings)
+
+
+def _strings_in(content: bytearray) -> Iterator[tuple[int, int]]:
+    """Where each string begins and ends, without its quotation marks; (-1, -1) after each part."""
+    begin, is_escaped = -1, False
+    for start in range(0, len(content), _STEP_BYTES):
+        part = bytes(content[start : start + _STEP_BYTES])
+        if is_escaped:
+            part = b"_" + part[1:]
+        # Of the same length, without quotation marks that end no string.
+        part = part.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+        is_escaped = part.endswith(b"\\")
+        found = part.find(b'"')
+        while found >= 0:
+            if begin < 0:
+                begin = start + found + 1
+            else:
+                yield begin, start + found
+                begin = -1
+            found = part.find(b'"', found + 1)
+        yield -1, -1
+    if begin >= 0:
+        raise ValueError("EOF while parsing a string")
+
+
+def _decode_in_steps(content: bytearray, begin: int, end: int) -> Generator[None, None, str]:
+    """A long string, decoded in parts that end between two characters."""
+    parts: list[str] = []
+    while begin < end:
+        part, begin = _decode_part(content, begin, end)
+        parts.append(part)
+        yield
+    return "".join(parts)
+
+
+def _decode_part(content: bytearray, begin: int, end: int) -> tuple[str, int]:
+    """The next characters from `begin`, and where they end; raises `ValueError`."""
+    cuts = [end]
+    if end - begin > _STEP_BYTES:
+        cut = begin + _STEP_BYTES
+        while cut > begin and content[cut] in _WITHIN_A_CHARACTER:
+            cut -= 1
+        # Within an escape, perhaps the second one of a surrogate pair, or of a backslash.
+        escape = content.rfind(b"\\", cut - 11, cut)
+        cuts = [cut] if escape < 0 else [escape, escape - 1, escape - 6, escape - 7]
+    for cut in cuts:
+        try:
+            return from_json(b'"%b"' % bytes(content[begin:cut])), cut
+        except ValueError as error:
+            reason = error
+    raise reason
+
+
+def _with_strings(value: Any, strings: list[str]) -> Any:
+    """The value with its strings in place of their numbers."""
+    match value:
+        case str():
+            return strings[int(value)]
+        case list():
+            return [_with_strings(item, strings) for item in value]
+        case dict():
+            return {strings[int(k)]: _with_strings(item, strings) for k, item in value.items()}
+    return value
 
 
 def validate(value: Any, schema: type[Model], *, strict: bool | None = None) -> Model:
@@ -151,13 +275,15 @@ async def _receive(request: Request, counter: "JsonValueCounter") -> bytearray:
 class JsonValueCounter:
     """Counts commas, colons and opening brackets outside strings, chunk by chunk.
 
-    `feed` raises `InvalidRequestError` at the chunk that exceeds `max_values`. It costs little more
+    `feed` raises `InvalidRequestError` at the chunk that exceeds `max_values`, or `max_outside`
+    bytes outside strings. It costs little more
     than a search for quotation marks. Whether the text is valid JSON is left to the parser.
     """
 
-    def __init__(self, max_values: int) -> None:
+    def __init__(self, max_values: int, max_outside: float = math.inf) -> None:
         self._max_values = max_values
-        self._count = 0
+        self._max_outside = max_outside
+        self._count = self._outside = 0
         self._in_string = False
         self._carry = b""
 
@@ -169,12 +295,20 @@ class JsonValueCounter:
         parts = text.split(b'"', max_parts)
         outside = parts[1::2] if self._in_string else parts[::2]
         # Joined first: a call for each part would take 2 ms for a request of 1,024 texts.
-        self._count += _count_structure(b"".join(outside))
+        joined = b"".join(outside)
+        self._count += _count_structure(joined)
+        self._outside += len(joined)
         self._in_string ^= len(parts) % 2 == 0
         if self._count > self._max_values or len(parts) > max_parts:
             message = (
                 f"the body holds more than {self._max_values} values, more than any request needs "
                 "that MAX_SENTENCES_PER_REQUEST and MAX_RERANK_PASSAGES allow"
+            )
+            raise InvalidRequestError(message, [{"pointer": "", "message": message}])
+        if self._outside > self._max_outside:
+            message = (
+                f"the body holds more than {self._max_outside} bytes beside its texts, more than "
+                "any request needs"
             )
             raise InvalidRequestError(message, [{"pointer": "", "message": message}])
 

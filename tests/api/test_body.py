@@ -11,6 +11,7 @@ from fastapi import Request
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from pydantic_core import from_json
 from starlette.datastructures import Headers
 
 import app.main  # noqa: F401 - every dialect has its requests
@@ -70,6 +71,77 @@ def test_what_stands_inside_a_text_does_not_count(text: str) -> None:
         assert not is_refused(sent, 3, chunk)
 
 
+def parse(content: bytes) -> tuple[Any, int]:
+    """What is parsed in steps, and how many steps it takes."""
+    steps, count = body.parse_in_steps(bytearray(content)), 1
+    while True:
+        try:
+            next(steps)
+        except StopIteration as parsed:
+            return parsed.value, count
+        count += 1
+
+
+STRINGS = st.text('aé字\U0001f600\n\\"/\x00', max_size=200)
+NESTED = st.recursive(
+    st.none() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | STRINGS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(STRINGS, inner, max_size=4),
+)
+
+
+@given(value=NESTED, ascii_only=st.booleans(), indent=st.sampled_from([None, 2]))
+def test_parsed_in_steps_json_is_what_it_is_at_once(value, ascii_only, indent) -> None:
+    content = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body, "_STEP_BYTES", 24)
+        assert parse(content)[0] == from_json(content)
+
+
+@given(
+    value=NESTED,
+    changes=st.lists(
+        st.tuples(st.integers(0), st.sampled_from(b'"\\u,:[]{}0\xff\xd8 ')), max_size=3
+    ),
+)
+def test_what_is_no_json_is_none_in_steps_either(value, changes) -> None:
+    content = bytearray(json.dumps(value).encode())
+    for place, byte in changes:
+        content[place % len(content)] = byte
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body, "_STEP_BYTES", 24)
+        try:
+            expected = from_json(bytes(content))
+        except ValueError:
+            with pytest.raises(ValueError, match="at line|EOF"):
+                parse(content)
+        else:
+            assert parse(content)[0] == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["\\u0041", "\\ud83d\\ude00", "a\\ud83d\\ude00", "\\\\", '\\"', "\ufdfa", "\\n", "x\U0001f600"],
+)
+def test_a_long_text_is_parsed_in_steps_of_bounded_work(text: str, monkeypatch) -> None:
+    """Whatever is in it, none of the steps parses much more than its part."""
+    sizes = []
+    monkeypatch.setattr(body, "from_json", lambda part: sizes.append(len(part)) or from_json(part))
+    content = ('{"sentences": ["%s", "a"]}' % (text * (1_000_000 // len(text.encode())))).encode()
+    value, steps = parse(content)
+    assert value == from_json(content)
+    assert max(sizes) < 70_000
+    assert sum(sizes) < 3 * len(content)
+    assert steps > 15
+
+
+async def test_bytes_beside_the_texts_are_limited() -> None:
+    """Blanks and digits cannot be parsed in steps."""
+    counter = JsonValueCounter(100, 6400)
+    counter.feed(b'{"sentences": ["' + b" " * 100_000 + b'"]')
+    with pytest.raises(InvalidRequestError, match="more than 6400 bytes beside its texts"):
+        counter.feed(b" " * 7000)
+
+
 def test_an_api_is_told_by_its_field_without_a_description_of_errors(monkeypatch) -> None:
     """The search for similar names takes a tenth of a small request."""
     monkeypatch.setattr(body, "as_invalid_request", None)
@@ -77,7 +149,7 @@ def test_an_api_is_told_by_its_field_without_a_description_of_errors(monkeypatch
     request = Request({"type": "http", "state": {"context": context}})
     sent = b'{"input": ["a"], "model": "m", "encoding_format": "base64"}'
     forms = (embeddings._OPERATION, openai.EMBEDDINGS)
-    form, _ = body._read(bytearray(sent), forms, request)
+    form, _ = body._read(from_json(sent), forms, request)
     assert form is openai.EMBEDDINGS
     assert context.dialects == (Dialect.OPENAI,)
 
