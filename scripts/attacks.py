@@ -1,13 +1,16 @@
 """What one hostile client costs: the server's memory, /health, and a normal client beside it.
 
-    python -m scripts.attacks --seconds 10 --tree ../another-checkout
+    python -m scripts.attacks --seconds 10 --tree ../another-checkout --only "item 3"
 
 Each attack meets a server of its own on loopback, from an address of its own, for a bounded time
 and with bounded bodies. A normal client sends one sentence after the other meanwhile. It prints a
-row of a table in Markdown for each attack; nothing fails, the figures are for people.
+row of a table in Markdown for each attack; nothing fails, the figures are for people. The limits
+are the defaults, but for the attacks that say otherwise. Beside the longest times stands what the
+memory may rise by: 20 times the bodies that are in work at once, and 50 MiB for each.
 """
 
 import argparse
+import gzip
 import json
 import socket
 import tempfile
@@ -17,15 +20,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
 import httpx2
-import numpy as np
 import psutil
 
 from tests.faults.raw import head
 from tests.faults.tally import GOOD
-from tests.support.checkpoints import save_m3, save_qwen
+from tests.support.checkpoints import save_m3, save_qwen, save_reranker
 from tests.support.server import REPOSITORY, RunningServer, run_server
 
 ATTACKER = "127.0.0.2"
@@ -34,8 +38,13 @@ SMALL_BODIES = 2_000_000
 # Together these and the rest are just more than the bodies that all clients may hold.
 STALLED_UPLOADS = 16
 THE_REST = 50_000
-PATIENCE = 60.0
+PATIENCE = 120.0
+DEFAULT_LIMITS = {"RATE_LIMIT_REQUESTS_PER_MINUTE": "3600", "RATE_LIMIT_BURST_SIZE": "120"}
+NDJSON = "application/x-ndjson"
+# The character that normalisation makes eighteen times as long.
+LIGATURES = "\ufdfa" * 300_000
 Settings = dict[str, str]
+Run = Callable[["RunningServer", float], None]
 
 
 @dataclass(slots=True)
@@ -55,8 +64,14 @@ class Attack:
     """What is done to a server that was started with these settings."""
 
     name: str
-    run: Callable[[RunningServer, float], None]
+    run: Run
     settings: Settings = field(default_factory=dict)
+    bodies: tuple[int, ...] = ()
+
+    @property
+    def allowed(self) -> int:
+        """By how many bytes the server's memory may rise."""
+        return sum(20 * size + 50 * MIB for size in self.bodies)
 
 
 def connect(server: RunningServer, receive_buffer: int | None = None) -> socket.socket:
@@ -155,8 +170,252 @@ def stalled_uploads(server: RunningServer, seconds: float) -> None:
         time.sleep(seconds)
 
 
-def attacks(m3: Path, qwen: Path) -> list[Attack]:
-    """All of them."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request; `size` is that of its body, unpacked."""
+
+    content: bytes
+    size: int = 0
+
+
+def request(
+    path: str,
+    body: object = b"",
+    *headers: tuple[str, str],
+    method: str = "POST",
+    kind: str = "application/json",
+    packed: bool = False,
+) -> Request:
+    """A request with a body of bytes, or of whatever JSON can hold."""
+    content = body if isinstance(body, bytes) else json.dumps(body, ensure_ascii=False).encode()
+    size = len(content)
+    sent = [("Host", "localhost"), ("Content-Type", kind), *headers]
+    if packed:
+        content = gzip.compress(content)
+        sent.append(("Content-Encoding", "gzip"))
+    sent.append(("Content-Length", str(len(content))))
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in sent), "", ""]
+    return Request("\r\n".join(lines).encode() + content, size)
+
+
+def ask(raw: socket.socket, content: bytes) -> int:
+    """Send a request and read its answer whole; its status, or 0 where the connection ends."""
+    try:
+        raw.sendall(content)
+        answer = HTTPResponse(raw)
+        answer.begin()
+        while answer.read(MIB):
+            pass
+    except (OSError, HTTPException):
+        return 0
+    return answer.status
+
+
+def together(
+    server: RunningServer, seconds: float, *, content: bytes, connections: int, again: bool
+) -> None:
+    """A request on each of so many connections at once; again and again where that is asked for."""
+    until = time.monotonic() + seconds
+    statuses: Counter[int] = Counter()
+
+    def one() -> None:
+        status = 1
+        while status and (status == 1 or (again and time.monotonic() < until)):
+            with connect(server) as raw:
+                raw.settimeout(PATIENCE)
+                status = ask(raw, content)
+                statuses[status] += 1
+                while status and again and time.monotonic() < until:
+                    status = ask(raw, content)
+                    statuses[status] += 1
+
+    began = time.monotonic()
+    threads = [threading.Thread(target=one) for _ in range(connections)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(f"  {dict(sorted(statuses.items()))} in {time.monotonic() - began:.1f} s", flush=True)
+
+
+def once(name: str, asked: Request, settings: Settings, connections: int = 1) -> Attack:
+    """A request on each of some connections, until they are answered."""
+    run = partial(together, content=asked.content, connections=connections, again=False)
+    return Attack(name, run, settings, (asked.size,) * connections)
+
+
+def again(name: str, asked: Request, settings: Settings, connections: int = 1) -> Attack:
+    """The same, again and again."""
+    run = partial(together, content=asked.content, connections=connections, again=True)
+    return Attack(name, run, settings, (asked.size,) * connections)
+
+
+def stream(
+    server: RunningServer, seconds: float, *, block: bytes, first: bytes = b"", headers: str = ""
+) -> None:
+    """A stream that begins with `first` and goes on with `block` until the time is over."""
+    until = time.monotonic() + seconds
+    raw_head = (
+        "POST /embeddings/stream?return_sparse=false&return_colbert=false HTTP/1.1\r\n"
+        f"Host: localhost\r\nContent-Type: {NDJSON}\r\n{headers}Transfer-Encoding: chunked\r\n\r\n"
+    )
+    chunk = b"%x\r\n%b\r\n" % (len(block), block)
+    # Small blocks go out one by one: each is a part of the body of its own.
+    blocks = memoryview(chunk * max(1, MIB // len(chunk)) if len(block) > 1 else chunk)
+    with connect(server) as raw:
+        raw.settimeout(PATIENCE)
+        raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        raw.sendall(raw_head.encode() + (b"%x\r\n%b\r\n" % (len(first), first) if first else b""))
+        raw.settimeout(1)
+        reader = threading.Thread(target=read_away, args=(raw, until))
+        reader.start()
+        sent = 0
+        with suppress(OSError):
+            while time.monotonic() < until:
+                with suppress(TimeoutError):
+                    sent += raw.send(blocks[sent % len(blocks) :])
+                if len(block) == 1:
+                    time.sleep(0.001)
+        reader.join()
+    print(f"  {sent / MIB:.1f} MiB sent", flush=True)
+
+
+def lines(name: str, line: bytes, settings: Settings) -> Attack:
+    """A stream of one line again and again."""
+    block = line * max(1, 60_000 // len(line))
+    return Attack(name, partial(stream, block=block), settings, (len(block),))
+
+
+def many_names(size: int) -> dict[str, int]:
+    """About so many bytes of fields that no schema has."""
+    return {f"return_{i:05}": 0 for i in range(size // 19)}
+
+
+def item_1(plain: Settings, labels: Settings) -> Iterator[Attack]:
+    """Texts that become long, on every route that reads texts."""
+    long, usual = LIGATURES, "\ufdfa" * 999_000
+    bodies = {
+        "/tokenize": {"inputs": long},
+        "/embed_all": {"inputs": long, "truncate": True},
+        "/embed": {"inputs": long, "truncate": True},
+        "/embed_sparse": {"inputs": long, "truncate": True},
+        "/similarity": {
+            "inputs": {"source_sentence": long, "sentences": [long]},
+            "parameters": {"truncate": True},
+        },
+        "/v1/embeddings": {"input": long},
+        "/v2/embed": {"texts": [long]},
+        "/embeddings/": {"sentences": [long]},
+        "/rerank": {"query": long, "passages": [long]},
+        "/score": {"text_1": long, "text_2": [long]},
+        "/decode": {"ids": [[index % 200 + 5 for index in range(12_000)]]},
+    }
+    yield once("item 1: /tokenize, 999,000 U+FDFA", packed("/tokenize", {"inputs": usual}), plain)
+    for path, body in bodies.items():
+        yield once(f"item 1: {path}, 300,000 U+FDFA", packed(path, body), plain)
+    body = {"inputs": [[long, long]], "truncate": True}
+    yield once("item 1: /predict, 300,000 U+FDFA", packed("/predict", body), labels)
+    texts = {"inputs": ["a b c d " * 120] * 1000}
+    yield once("item 1: /tokenize, 1,000 texts of letters", packed("/tokenize", texts), plain)
+
+
+def packed(path: str, body: object) -> Request:
+    """A request whose body is gzipped."""
+    return request(path, body, packed=True)
+
+
+def item_3(plain: Settings) -> Iterator[Attack]:
+    """Streams whose lines take long."""
+    unlimited = plain | dict.fromkeys(DEFAULT_LIMITS, "1000000")
+    names = b'{"text": "a", %b\n' % json.dumps(many_names(64_000)).encode()[1:]
+    nested = b'{"text": "a", "id": [' + b"[]," * 21_000 + b"[]]}\n"
+    blank = Attack(
+        "item 3: 32 MB of blanks, then one by one",
+        partial(stream, first=b" " * 33_000_000, block=b" "),
+        plain,
+        (33_000_000,),
+    )
+    yield blank
+    yield lines("item 3: lines of many names", names, plain)
+    yield lines("item 3: lines with a nested id", nested, plain)
+    for line in (b"}\n", b"1\n", b"{}\n", b"[\n"):
+        shown = line.decode().strip()
+        yield lines(f"item 3: lines of {shown}", line, plain)
+        yield lines(f"item 3: lines of {shown}, no rate limit", line, unlimited)
+
+
+def item_4(plain: Settings) -> Iterator[Attack]:
+    """Gzip of members that hold nothing, or a blank."""
+    zipped = ("Content-Encoding", "gzip")
+    for what, text in (("empty", b""), ("tiny", b" ")):
+        member = gzip.compress(text, mtime=0)
+        asked = request("/embeddings/", member * (20_000_000 // len(member)), zipped)
+        for connections in (1, 4):
+            name = f"item 4: 20 MB of {what} members, {connections} at once"
+            yield again(name, asked, plain, connections)
+        run = partial(stream, block=member * 3000, headers="Content-Encoding: gzip\r\n")
+        yield Attack(f"item 4: a stream of {what} members", run, plain, (MIB,))
+
+
+def item_5(plain: Settings) -> Iterator[Attack]:
+    """Headers, queries and lists that take their parser long."""
+    inner, names = "(" + "a " * 30_000 + ")", "&".join(f"{i:x}" for i in range(12_000))
+    yield again(
+        "item 5: a Content-Type of 62,500 semicolons",
+        request("/embeddings/", GOOD, kind='application/json; a="' + ";" * 62_500),
+        plain,
+    )
+    streamed = request(f"/embeddings/stream?{names}", b'"a"\n', kind=NDJSON)
+    yield again("item 5: 12,000 names in the query of a stream", streamed, plain)
+    health = request(f"/health?{'a&' * 30_000}", method="GET")
+    yield again("item 5: 30,000 names in the query of /health", health, plain, 8)
+    yield again(
+        "item 5a: GET / with an Accept of 60 KB, 8 at once",
+        request("/", b"", ("Accept", inner), method="GET"),
+        plain,
+        8,
+    )
+    yield again(
+        "item 5a: GET / with an Accept of 1,000 bytes, 8 at once",
+        request("/", b"", ("Accept", inner[:999] + ")"), method="GET"),
+        plain,
+        8,
+    )
+    for name in ("Priority", "Accept-Encoding"):
+        asked = request("/embeddings/", GOOD, (name, f"u=1, i={inner}"))
+        yield again(f"item 5a: a {name} of 60 KB", asked, plain)
+    types = {"texts": ["a"], "embedding_types": ["x"] * 16_000}
+    yield once("item 5a: 16,000 bad embedding_types", packed("/v2/embed", types), plain, 60)
+    fields = {"query": "a", "documents": ["b"], "rank_fields": [1] * 16_000}
+    yield once("item 5a: 16,000 bad rank_fields", packed("/v2/rerank", fields), plain, 60)
+
+
+def item_5b(plain: Settings) -> Iterator[Attack]:
+    """Late interaction of as many queries as passages."""
+    for tokens in (440, 8190):
+        body = {"text_1": ["a " * tokens] * 1024, "text_2": ["b"] * 1024}
+        yield once(
+            f"item 5b: /score, 1,024 queries of {tokens} tokens", packed("/score", body), plain
+        )
+
+
+def attacks(folder: Path, model: Path | None) -> Iterator[Attack]:
+    """All of them; `model` is the embedding model of those with default limits."""
+    m3, qwen = save_m3(folder / "m3"), save_qwen(folder / "qwen")
+    usual = {"EMBEDDING_MODEL": str(model or m3)} | DEFAULT_LIMITS
+    yield Attack("nothing", lambda _server, seconds: time.sleep(seconds), usual)
+    names = packed("/embeddings/", many_names(133_000))
+    yield from item_1(usual, usual | {"RERANKER_MODEL": str(save_reranker(folder / "labels"))})
+    yield once("item 2: 60 bodies of unknown names", names, usual, 60)
+    yield from item_3(usual)
+    yield from item_4(usual)
+    yield from item_5(usual)
+    yield from item_5b(usual)
+    yield from earlier_attacks(m3, qwen)
+
+
+def earlier_attacks(m3: Path, qwen: Path) -> list[Attack]:
+    """Attacks on servers with limits of their own, without a rate limit."""
     plain = {"EMBEDDING_MODEL": str(m3), "MAX_BATCH_TOKENS": "2048"}
     locked = plain | {"API_TOKEN": "a-token-of-the-attacks-script", "PROTECT_METRICS": "true"}
     # The length that the launcher sets on a CPU: one longer forward would hold up everybody.
@@ -201,7 +460,7 @@ def look_at_memory(
     server: RunningServer, seen: Beside, over: threading.Event, _headers: dict[str, str]
 ) -> None:
     """Its peak."""
-    while not over.wait(0.05):
+    while not over.wait(0.01):
         seen.peak = max(seen.peak, resident(server))
 
 
@@ -233,10 +492,12 @@ def be_normal(
 
 def row(attack: Attack, seen: Beside) -> str:
     """One row of the table."""
-    health = np.percentile(seen.healths, 99) * 1000
+    health, slowest = max(seen.healths, default=0.0) * 1000, seen.slowest * 1000
     normal = ", ".join(f"{count} x {status}" for status, count in sorted(seen.statuses.items()))
-    memory = f"{seen.before / MIB:.0f} | {seen.peak / MIB:.0f} | {seen.after / MIB:.0f}"
-    return f"| {attack.name} | {memory} | {health:.0f} | {normal}, slowest {seen.slowest:.1f} s |"
+    rise = (seen.peak - seen.before) / MIB
+    allowed = f"{attack.allowed / MIB:.0f}" if attack.bodies else "-"
+    memory = f"{seen.before / MIB:.0f} | {rise:.0f} | {allowed} | {seen.after / MIB:.0f}"
+    return f"| {attack.name} | {health:.0f} | {slowest:.0f} | {memory} | {normal} |"
 
 
 def main() -> None:
@@ -247,10 +508,15 @@ def main() -> None:
     )
     parser.add_argument("--tree", type=Path, default=REPOSITORY, help="the checkout to attack")
     parser.add_argument("--only", default="", help="run the attacks with this in their name")
+    parser.add_argument("--model", type=Path, help="EMBEDDING_MODEL, if not a tiny one")
     options = parser.parse_args()
+    print(
+        "| attack | longest /health, ms | longest embedding, ms | memory before, MiB | rise "
+        "| allowed | after | answers to the neighbour |\n|---|---:|---:|---:|---:|---:|---:|---|"
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        for attack in attacks(save_m3(folder / "m3"), save_qwen(folder / "qwen")):
+        for attack in attacks(folder, options.model):
             if options.only not in attack.name:
                 continue
             path = str(options.tree.resolve())

@@ -348,3 +348,11 @@ def test_every_line_counts_in_the_metrics_and_the_log(server, client) -> None:
     (line,) = (line for line in server.lines if "a-stream-of-three" in line)
     assert "sentences=2" in line
     assert "failed=1" in line
+
+
+def test_a_stream_of_gzip_that_holds_nothing_comes_to_an_end(client) -> None:
+    content = gzip.compress(b"") * 2000
+    headers = {"Content-Type": NDJSON, "Content-Encoding": "gzip"}
+    answer = client.post(PATH, content=content, headers=headers)
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert "more than 1000 of its members in a row are empty" in answer.json()["detail"]
