@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, FailFast, Field, JsonValue, model_validator
+from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from app.api.dialects.cohere_rerank import CohereError
@@ -45,7 +46,7 @@ class CohereEmbedRequest(ForeignRequest):
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
     example = _EXAMPLE
 
-    aliases = dict.fromkeys(("inputs", "input", "text", "sentences"), "texts")
+    aliases = dict.fromkeys(("input", "text", "sentences"), "texts")
 
     texts: Annotated[list[str], FailFast()]
     model: Annotated[str | None, Field(description="Any name of an embedding model.")] = None
@@ -65,8 +66,34 @@ class CohereEmbedRequest(ForeignRequest):
         Field(description="Which end of a text that is too long is cut; NONE: it is an error."),
     ] = None
     images: Annotated[Refused, unless()] = None
-    inputs: Annotated[Refused, unless()] = None
+    inputs: Annotated[
+        Refused, unless(), Field(description="Instead of texts: each with `content` of one text.")
+    ] = None
     max_tokens: Annotated[int | None, Field(ge=1, description="Tokens that are read.")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_inputs(cls, value: Any) -> Any:
+        """Take the texts from `inputs` where these stand in their place."""
+        if not isinstance(value, dict) or "texts" in value:
+            return value
+        inputs = value.get("inputs")
+        if not isinstance(inputs, list):
+            return value
+        texts = [_text_of(each) for each in inputs]
+        if None in texts:
+            raise PydanticCustomError(
+                "inputs", "of the field inputs, only content of one text is read: send texts"
+            )
+        return value | {"texts": texts, "inputs": None}
+
+
+def _text_of(item: Any) -> str | None:
+    """The text of one of Cohere's `inputs`; None for one with an image, or with several parts."""
+    match item:
+        case {"content": [{"type": "text", "text": str(text)}]}:
+            return text
+    return None
 
 
 class CohereEmbeddings(BaseModel):

@@ -77,9 +77,19 @@ def test_queries_get_the_models_prompt_where_it_has_one(full, client) -> None:
 
 
 def test_texts_by_another_name_are_told_the_right_one(client) -> None:
-    refused = client.post("/v2/embed", json={"inputs": [{"content": []}]})
+    refused = client.post("/v2/embed", json={"input": ["a"]})
     message = assert_error(refused, 400, "invalid_request")
-    assert "texts is missing, and inputs is none: call it texts" in message
+    assert "texts is missing, and input is none: call it texts" in message
+
+
+def test_inputs_of_one_text_each_are_texts(client) -> None:
+    inputs = [{"content": [{"type": "text", "text": text}]} for text in TEXTS]
+    answer = client.post("/v2/embed", json={"inputs": inputs}).json()
+    assert (answer["texts"], answer["embeddings"]) == (TEXTS, {"float": dense(client)})
+    image = {"type": "image_url", "image_url": {"url": "data:"}}
+    for parts in ([image], [*inputs[0]["content"], image], [*inputs[0]["content"]] * 2, [], 1):
+        refused = client.post("/v2/embed", json={"inputs": [*inputs, {"content": parts}]})
+        assert "field inputs, only content" in assert_error(refused, 400, "invalid_request")
 
 
 def test_fewer_dimensions_are_the_native_ones_or_an_error(full, client) -> None:
@@ -114,7 +124,7 @@ def test_a_text_that_is_too_long_is_cut_where_it_says(full) -> None:
         ({"embedding_types": ["int4"]}, 400, "invalid_request"),
         ({"input_type": "image"}, 400, "invalid_request"),
         ({"images": ["data:"]}, 400, "invalid_request"),
-        ({"inputs": [{"content": []}]}, 400, "invalid_request"),
+        ({"inputs": [{"content": [{"type": "text", "text": "a"}]}]}, 400, "invalid_request"),
         ({"truncate": "MIDDLE"}, 400, "invalid_request"),
         ({"model": "embed-v4.0"}, 404, "model_not_found"),
     ],
