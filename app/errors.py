@@ -156,6 +156,12 @@ class DeviceFailedError(UnhealthyError):
     """A device has failed for good, which takes it out of service; the cause is chained."""
 
 
+class DeviceCrashedError(DeviceFailedError):
+    """A device has failed for good at what it computed, which is given to no other."""
+
+    code = "inference_failed"
+
+
 class QueueFullError(UnavailableError):
     """The queue stayed full for as long as a request may wait for a place."""
 

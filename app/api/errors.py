@@ -32,6 +32,8 @@ STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
     errors.InvalidRequestError: 422,
     errors.RateLimitedError: 429,
     errors.ClientGoneError: 499,
+    # Clients that send it again by themselves would fail one device after the other.
+    errors.DeviceCrashedError: 500,
     errors.UnavailableError: 503,
     errors.InferenceTimeoutError: 504,
     errors.SmartEmbedderError: 500,

@@ -94,14 +94,17 @@ def tokens_that_fit(model: Model, device: torch.device) -> int | None:
     """How many tokens of `model` the free memory of a GPU holds; None on other devices."""
     if not _is_cuda(device):
         return None
-    warm_up(model, _MEMORY_TOKENS)
-    empty_cuda_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    _forward(model, _MEMORY_TOKENS)
-    used = torch.cuda.max_memory_allocated(device) - before
+    used = 1
+    # In one long text, attention may take more for each token than in many short ones.
+    for length in dict.fromkeys((_SEQUENCE_TOKENS, min(_MEMORY_TOKENS, model.max_length))):
+        _forward(model, _MEMORY_TOKENS, length=length)
+        empty_cuda_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        _forward(model, _MEMORY_TOKENS, length=length)
+        used = max(used, torch.cuda.max_memory_allocated(device) - before)
     free, _ = torch.cuda.mem_get_info(device)
-    return max(1, int(free * _MEMORY_SHARE * _MEMORY_TOKENS / max(1, used)))
+    return max(1, int(free * _MEMORY_SHARE * _MEMORY_TOKENS / used))
 
 
 def _on_gpu(model: Model, device: torch.device) -> Callable[[int], float]:
@@ -126,9 +129,11 @@ def _on_few_layers(model: DeviceModel[Any]) -> tuple[Callable[[int], float], flo
     return (lambda tokens: times * shortest(lambda: _forward(few, tokens, dense))), times
 
 
-def _forward(model: Model, tokens: int, outputs: Outputs = _ALL_KINDS) -> None:
-    """Run about `tokens` tokens in sequences of at most 256."""
-    length = min(_SEQUENCE_TOKENS, tokens, model.max_length)
+def _forward(
+    model: Model, tokens: int, outputs: Outputs = _ALL_KINDS, *, length: int = _SEQUENCE_TOKENS
+) -> None:
+    """Run about `tokens` tokens in sequences of at most `length`."""
+    length = min(length, tokens, model.max_length)
     # Random, because a causal model computes common prefixes only once.
     drawn = np.random.default_rng(0).integers(*_TOKENS, (max(1, tokens // length), length))
     model.launch(list(drawn), [outputs] * len(drawn))()

@@ -3,7 +3,8 @@
 FAULTS says what goes wrong in which forward after the warm-up, such as `3:raise,5:exit`:
 raise        a RuntimeError, as a broken kernel would
 exit         the device thread ends
-lose         a GPU's lasting error, such as an illegal access
+lose         a GPU's lasting error: its memory is broken
+crash        a GPU's lasting error that the batch may have caused, such as an illegal access
 hold         the forward comes back once the file GATE exists
 While the file HOLD exists, every forward waits.
 KERNEL says what the fast path of linear layers computes: `wrong`, `raise` or `nan`.
@@ -52,7 +53,9 @@ class FaultyModel:
             case "exit":
                 sys.exit("the device thread ends")
             case "lose":
-                raise torch.AcceleratorError("CUDA error: an illegal memory access")
+                raise _accelerator_error(214, "uncorrectable ECC error encountered")
+            case "crash":
+                raise _accelerator_error(700, "an illegal memory access was encountered")
             case "hold":
                 _wait_until(Path(os.environ["GATE"]).exists)
         if self._hold:
@@ -60,6 +63,13 @@ class FaultyModel:
         if self._memory and sum(map(len, sequences)) > self._memory:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return self._model.launch(sequences, outputs)
+
+
+def _accelerator_error(code: int, message: str) -> Exception:
+    """As PyTorch makes it, which adds the number of CUDA's runtime."""
+    error = torch.AcceleratorError(f"CUDA error: {message}")
+    error.error_code = code
+    return error
 
 
 def _plant(kernel: str) -> None:

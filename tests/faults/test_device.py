@@ -63,6 +63,19 @@ async def test_a_worker_that_fails_for_good_gives_its_batch_to_another(faulty_se
         assert server.stop() == 0
 
 
+@pytest.mark.skipif(available_threads() < 2, reason="one core cannot be shared")
+async def test_a_batch_at_which_a_worker_crashed_is_given_to_no_other(faulty_server) -> None:
+    """Sent 8: answered 7, failed 1, lost 0; the service stays healthy without the worker."""
+    with faulty_server(FAULTS="3:crash", DEVICE="cpu:0,cpu:1") as server:
+        async with server.async_client() as client:
+            tally = await post_many(client, 8, at_once=1)
+            assert (tally.answered, tally.failed, tally.lost) == (7, 1, 0)
+            assert tally.codes == {"inference_failed": 1}
+            health = (await client.get("/health")).json()
+        assert (health["status"], health["gpu"]["failed_devices"]) == ("healthy", ["cpu:0"])
+        assert server.stop() == 0
+
+
 async def test_a_stuck_device_turns_liveness_red_until_it_comes_back(
     faulty_server, open_gate
 ) -> None:

@@ -105,3 +105,18 @@ def test_no_text_that_is_measured_begins_like_another(longest: int) -> None:
 
 def test_a_cpu_does_not_tell_how_many_tokens_fit(embedder) -> None:
     assert probe.tokens_that_fit(embedder, CPU) is None
+
+
+def test_memory_is_measured_with_long_texts_too(monkeypatch) -> None:
+    """A model whose attention takes a byte for each pair of tokens of one text."""
+    model = Recorder(8192)
+    gpu = {
+        "memory_allocated": lambda _: 0,
+        "max_memory_allocated": lambda _: sum(len(ids) ** 2 for ids in model.sequences),
+        "reset_peak_memory_stats": lambda _: None,
+        "mem_get_info": lambda _: (10 * 4096**2, 10 * 4096**2),
+    }
+    for name, stand_in in gpu.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    monkeypatch.setattr(probe, "empty_cuda_cache", lambda: None)
+    assert probe.tokens_that_fit(model, torch.device("cuda")) == 8 * 4096

@@ -23,6 +23,7 @@ from app.engine.scheduling.job import Job
 from app.engine.scheduling.preemption import Preemption, is_long, split_short
 from app.engine.scheduling.queue import JobQueue
 from app.errors import (
+    DeviceCrashedError,
     DeviceFailedError,
     OutOfMemoryError,
     SmartEmbedderError,
@@ -230,9 +231,10 @@ class DeviceExecutor:
             self._complete(batch, outcome, in_flight)
 
     def _take_out_of_service(self, batch: Batch, error: DeviceFailedError) -> None:
-        """Take no more batches; hand `batch` to another device, unless it has failed two."""
+        """Take no more batches; hand `batch` to another device, unless it may be the cause."""
         was_serving, self.failed = not self.failed, True
-        if batch.handed_over or not self._has_others(batch.model):
+        is_suspect = batch.handed_over or isinstance(error, DeviceCrashedError)
+        if is_suspect or not self._has_others(batch.model):
             batch.fail(error)
         else:
             log.warning("batch_handed_over", model=batch.model.name, tokens=batch.tokens)

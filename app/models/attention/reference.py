@@ -1,6 +1,7 @@
 """The interface of attention over a packed batch, and the slow reference for every kernel."""
 
-from typing import Protocol
+from inspect import signature
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,29 @@ class Attention(Protocol):
         causal: bool,
     ) -> Tensor:
         """`[T, H, D]` of query `[H, T, D]`, key and value `[Hkv, T, D]`; Hkv divides H."""
+
+
+class WindowedAttention(Attention, Protocol):
+    """Attention that can leave out what is far away."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        packed: PackedBatch,
+        *,
+        scale: float,
+        causal: bool,
+        window: int | None = None,
+    ) -> Tensor:
+        """As `Attention`; a token attends to those less than `window` tokens away."""
+
+
+def with_window(attend: Attention) -> WindowedAttention | None:
+    """The same attention, if it takes a window."""
+    takes_window = "window" in signature(attend).parameters
+    return cast(WindowedAttention, attend) if takes_window else None
 
 
 def eager(

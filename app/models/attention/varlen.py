@@ -20,21 +20,37 @@ FLASH_MODULES = {
 
 
 def varlen(
-    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    packed: PackedBatch,
+    *,
+    scale: float,
+    causal: bool,
+    window: int | None = None,
 ) -> Tensor:
-    """Implement `Attention` by the kernel of `torch.nn.attention.varlen`.
+    """Implement `WindowedAttention` by the kernel of `torch.nn.attention.varlen`.
 
     Not by that module, which fills a tensor with zeros at every call and takes a second to import.
     """
+    left, right = _reach(window, causal=causal)
 
     def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
         bounds, longest = sequences.bounds, sequences.longest
         output: Tensor = torch.ops.aten._flash_attention_forward(  # noqa: SLF001
-            query, key, value, bounds, bounds, longest, longest, 0.0, causal, False, scale=scale
-        )[0]
+            query, key, value, bounds, bounds, longest, longest, 0.0, causal, False,
+            scale=scale, window_size_left=left, window_size_right=right,
+        )[0]  # fmt: skip
         return output
 
     return attend_by_length(attend, (query, key, value), packed)
+
+
+def _reach(window: int | None, *, causal: bool) -> tuple[int, int]:
+    """How many tokens before and after its own a token attends to; -1 is all of them."""
+    if window is None:
+        return -1, -1
+    return window - 1, 0 if causal else window - 1
 
 
 def load_flash_attention(name: str) -> Attention:
@@ -58,12 +74,16 @@ def _flash_attention(
     *,
     scale: float,
     causal: bool,
+    window: int | None = None,
 ) -> Tensor:
+    reach = _reach(window, causal=causal)
+
     def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
         bounds, longest = sequences.bounds, sequences.longest
         output: Tensor | tuple[Tensor, ...] = kernel(
-            query, key, value, bounds, bounds, longest, longest, softmax_scale=scale, causal=causal
-        )
+            query, key, value, bounds, bounds, longest, longest,
+            softmax_scale=scale, causal=causal, window_size=reach,
+        )  # fmt: skip
         # FlashAttention 3 returns the log-sum-exp with it.
         return output[0] if isinstance(output, tuple) else output
 

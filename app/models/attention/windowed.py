@@ -1,4 +1,4 @@
-"""Attention over a packed batch with a sliding window."""
+"""Attention over a packed batch with a sliding window: by the kernel, or in blocks."""
 
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -8,7 +8,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from app.models.attention.reference import Attention, QueryKeyValue
+from app.models.attention.reference import (
+    Attention,
+    QueryKeyValue,
+    WindowedAttention,
+    with_window,
+)
 from app.models.batch.packing import PackedBatch
 
 # Queries at a time, of a sequence that is longer than the window.
@@ -22,6 +27,11 @@ class PackedAttention:
     attend: Attention
     packed: PackedBatch
     _short_sequences: dict[int, PackedBatch] = field(default_factory=dict)
+    _windowed: WindowedAttention | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Look at `attend` once for all layers of a forward."""
+        object.__setattr__(self, "_windowed", with_window(self.attend))
 
     def __call__(
         self,
@@ -41,6 +51,8 @@ class PackedAttention:
         packed, states = self.packed, (query, key, value)
         if window is None or packed.max_length <= window:
             return self.attend(*states, packed, scale=scale, causal=causal)
+        if self._windowed is not None:
+            return self._windowed(*states, packed, scale=scale, causal=causal, window=window)
         short = self._no_longer_than(window)
         attended = []
         if short.tokens:

@@ -20,8 +20,9 @@ class CudaBackend(TorchBackend):
     ) -> None:
         self._dtype = dtype
         super().__init__(attention or ("varlen" if flash_runs(device, dtype) else "sdpa"))
-        # Of large sums in float16 the last bits would depend on how cuBLAS divides the work.
+        # Of large sums in half precision the last bits would depend on how cuBLAS divides the work.
         torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
     def load_attention(self, name: str) -> Attention:
         """As that of `TorchBackend`."""

@@ -8,7 +8,13 @@ import torch
 
 from app.engine import Engine
 from app.engine.loaded_models import LoadedModels
-from app.errors import DeviceFailedError, InferenceError, InferenceTimeoutError, UnhealthyError
+from app.errors import (
+    DeviceCrashedError,
+    DeviceFailedError,
+    InferenceError,
+    InferenceTimeoutError,
+    UnhealthyError,
+)
 from app.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
 
@@ -22,8 +28,16 @@ def named(name: str, model: FakeModel) -> LoadedModels:
     return replace(models, device=replace(models.device, name=name))
 
 
-def illegal_access() -> Exception:
-    return torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+def accelerator_error(code: int | None, message: str) -> Exception:
+    """As PyTorch makes it, which adds the number of CUDA's runtime."""
+    error = torch.AcceleratorError(f"CUDA error: {message}")
+    if code is not None:
+        error.error_code = code
+    return error
+
+
+def broken_memory() -> Exception:
+    return accelerator_error(214, "uncorrectable ECC error encountered")
 
 
 async def entered(model: FakeModel) -> None:
@@ -102,7 +116,7 @@ async def test_a_device_that_fails_for_good_gives_its_batch_to_the_other_and_get
     async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
         requests = [asyncio.create_task(engine.embed([text * 10])) for text in "ab"]
         await asyncio.gather(*map(entered, models))
-        models[0].failures.append(illegal_access())
+        models[0].failures.append(broken_memory())
         for model in models:
             model.held = False
             model.gate.release()
@@ -118,7 +132,7 @@ async def test_a_device_that_fails_for_good_gives_its_batch_to_the_other_and_get
 async def test_the_last_device_that_fails_is_a_failure_of_the_whole() -> None:
     models = [FakeModel(), FakeModel()]
     for model in models:
-        model.failures.append(illegal_access())
+        model.failures.append(broken_memory())
     async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
         # Six batches: the last device fails with its own, and the others have nowhere to go.
         requests = [engine.embed([letter * 10]) for letter in "abcdef"]
@@ -134,7 +148,7 @@ async def test_the_last_device_that_fails_is_a_failure_of_the_whole() -> None:
 async def test_what_a_failed_gpu_still_computes_fails_with_it() -> None:
     model = FakeModel()
     model.asynchronous = model.held = True
-    model.failures += [illegal_access(), illegal_access()]
+    model.failures += [broken_memory(), broken_memory()]
     async with Engine(Settings(), loader=lambda _: loaded(model)) as engine:
         requests = [asyncio.create_task(engine.embed([letter * 10])) for letter in "abc"]
         await entered(model)
@@ -148,7 +162,7 @@ async def test_what_a_failed_gpu_still_computes_fails_with_it() -> None:
 async def test_both_batches_that_a_gpu_had_in_flight_go_to_another_device() -> None:
     gpu, other = FakeModel(), FakeModel()
     gpu.asynchronous = gpu.held = other.held = True
-    gpu.failures += [illegal_access(), illegal_access()]
+    gpu.failures += [broken_memory(), broken_memory()]
     async with Engine(Settings(), loader=lambda _: two_devices(gpu, other)) as engine:
         requests = [asyncio.create_task(engine.embed([letter * 10])) for letter in "abc"]
         # Two on the GPU, the third on the other device.
@@ -167,7 +181,7 @@ async def test_what_a_batch_has_done_before_its_device_fails_is_not_done_again()
     for model in models:
         model.held = True
     # Too little memory for all: the first half succeeds, and the second fails the device.
-    models[0].failures += [MemoryError(), None, illegal_access()]
+    models[0].failures += [MemoryError(), None, broken_memory()]
     async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
         request = await embed_on(models[0], engine, ["aa", "bb", "cc", "dd"])
         occupied = await embed_on(models[1], engine, ["e" * 10])
@@ -184,7 +198,7 @@ async def test_what_a_batch_has_done_before_its_device_fails_is_not_done_again()
 
 async def test_both_halves_go_to_another_device_where_the_first_fails_theirs() -> None:
     models = [FakeModel(), FakeModel()]
-    models[0].failures += [MemoryError(), illegal_access()]
+    models[0].failures += [MemoryError(), broken_memory()]
     models[1].held = True
     async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
         models[0].held = True
@@ -209,8 +223,8 @@ async def test_a_batch_that_fails_two_devices_is_given_to_no_third_and_harms_no_
     async with Engine(Settings(), loader=lambda _: served) as engine:
         pairs = zip(models, "abc", strict=True)
         requests = [await embed_on(model, engine, [text * 10]) for model, text in pairs]
-        models[0].failures.append(illegal_access())
-        models[1].failures += [None, illegal_access()]
+        models[0].failures.append(broken_memory())
+        models[1].failures += [None, broken_memory()]
         for model in models[:2]:  # The third is busy until the second has failed, too.
             model.held = False
             model.gate.release()
@@ -224,6 +238,48 @@ async def test_a_batch_that_fails_two_devices_is_given_to_no_third_and_harms_no_
     assert [result.embeddings[0].dense[0] for result in results] == [980, 990, 1000]
 
 
+CRASHES = {
+    "illegal access": (700, "an illegal memory access was encountered"),
+    "assertion": (710, "device-side assert triggered"),
+    "unknown": (12345, "something new"),
+    "without a number": (None, "an illegal memory access was encountered"),
+}
+
+
+@pytest.mark.parametrize("crash", CRASHES.values(), ids=CRASHES)
+async def test_what_may_have_crashed_a_device_is_given_to_no_other(crash) -> None:
+    models = [FakeModel(), FakeModel()]
+    for model in models:
+        model.held = True
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        poison, other = [
+            await embed_on(model, engine, [text * 10])
+            for model, text in zip(models, "ab", strict=True)
+        ]
+        models[0].failures.append(accelerator_error(*crash))
+        for model in models:
+            model.held = False
+            model.gate.release()
+        with pytest.raises(DeviceCrashedError, match="computed on no other") as failed:
+            await poison
+        assert failed.value.retry_after is None
+        results = await asyncio.gather(other, engine.embed(["c" * 10]))
+        assert engine.failed_devices == ["first"]
+    assert [result.embeddings[0].dense[0] for result in results] == [980, 990]
+    assert models[1].batches == [[10], [10]]
+
+
+@pytest.mark.parametrize("code", [1, 9, 98, 209, 400, 701, 900])
+async def test_a_passing_error_fails_its_batch_and_no_device(code: int) -> None:
+    model = FakeModel()
+    model.failures.append(accelerator_error(code, "invalid argument"))
+    async with Engine(Settings(), loader=lambda _: loaded(model)) as engine:
+        with pytest.raises(InferenceError):
+            await engine.embed(["aaa"])
+        assert engine.failed_devices == []
+        assert (await engine.embed(["aaa"])).tokens == 3
+
+
 async def test_a_request_whose_client_has_left_is_not_handed_over() -> None:
     models = [FakeModel(), FakeModel()]
     for model in models:
@@ -233,7 +289,7 @@ async def test_a_request_whose_client_has_left_is_not_handed_over() -> None:
         requests = [await embed_on(model, engine, [text * 10]) for model, text in pairs]
         requests[0].cancel()
         await asyncio.wait({requests[0]})
-        models[0].failures.append(illegal_access())
+        models[0].failures.append(broken_memory())
         for model in models:
             model.held = False
             model.gate.release()

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -12,27 +13,37 @@ from hypothesis import strategies as st
 
 from app.models.attention.matmul import matmul
 from app.models.attention.memory_efficient import memory_efficient
+from app.models.attention.partly_attended import excluding_unattended
 from app.models.attention.reference import Attention, eager
 from app.models.attention.sdpa import sdpa
-from app.models.attention.varlen import varlen
+from app.models.attention.varlen import _flash_attention, varlen
+from app.models.attention.windowed import PackedAttention
 from app.models.batch import length_classes
 from app.models.batch.packing import PackedBatch, pack
 
 CPU = torch.device("cpu")
 
 
-def by_hand(query, key, value, cu_seqlens, *, scale: float, causal: bool) -> torch.Tensor:
-    """Attention one sequence, one head and one query at a time, straight from its definition."""
+def by_hand(
+    query, key, value, cu_seqlens, *, scale: float, causal: bool, reach: tuple[int, int] = (-1, -1)
+) -> torch.Tensor:
+    """Attention one sequence, one head and one query at a time, straight from its definition.
+
+    A query attends to so many keys before and after its own as `reach` says; -1 is all of them.
+    """
+    left, right = reach
     heads, tokens, _ = query.shape
     group = heads // key.shape[0]
     output = torch.zeros(tokens, heads, value.shape[2])
     for start, stop in pairwise(cu_seqlens):
         for head in range(heads):
             for place in range(start, stop):
-                last = place + 1 if causal else stop
-                keys = key[head // group, start:last]
+                first = start if left < 0 else max(start, place - left)
+                last = stop if right < 0 else min(stop, place + right + 1)
+                last = place + 1 if causal else last
+                keys = key[head // group, first:last]
                 weights = torch.softmax(keys @ query[head, place] * scale, dim=0)
-                output[place, head] = weights @ value[head // group, start:last]
+                output[place, head] = weights @ value[head // group, first:last]
     return output
 
 
@@ -40,11 +51,17 @@ def by_hand(query, key, value, cu_seqlens, *, scale: float, causal: bool) -> tor
 def cuda_kernels_on_cpu():
     """The operators have no CPU kernels: give them some that follow their documentation."""
 
-    def flash(q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, _mask, *, scale):
+    def flash(
+        q, k, v, cu_q, cu_k, max_q, max_k, dropout, causal, _mask, *,
+        scale, window_size_left=None, window_size_right=None,
+    ):  # fmt: skip
         assert cu_q.dtype == cu_k.dtype == torch.int32
         assert max_q == max_k == int(cu_q.diff().max())
         states = (states.transpose(0, 1) for states in (q, k, v))
-        output = by_hand(*states, cu_q.tolist(), scale=scale, causal=causal)
+        reach = tuple(
+            -1 if each is None else each for each in (window_size_left, window_size_right)
+        )
+        output = by_hand(*states, cu_q.tolist(), scale=scale, causal=causal, reach=reach)
         empty = q.new_empty(0)
         return output, empty, empty, empty, empty
 
@@ -131,3 +148,28 @@ def test_kernels_for_packed_sequences_are_called_as_their_documentation_says(
     monkeypatch.setattr(length_classes, "QUERIES_OF_A_BLOCK", 2)
     monkeypatch.setattr(length_classes, "WORTH_A_CALL", cost_of_a_call)
     check(attend, [3, 1, 7, 3, 1, 9], kv_heads, causal=causal)
+
+
+def flash_attn_varlen_func(
+    q, k, v, cu_q, cu_k, max_q, max_k, *, softmax_scale, causal, window_size
+):
+    """That of the package flash-attn, by its documentation."""
+    states = (states.transpose(0, 1) for states in (q, k, v))
+    return by_hand(*states, cu_q.tolist(), scale=softmax_scale, causal=causal, reach=window_size)
+
+
+@pytest.mark.usefixtures("cuda_kernels_on_cpu")
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("attend", [varlen, partial(_flash_attention, flash_attn_varlen_func)])
+@pytest.mark.parametrize("wrap", [lambda attend: attend, excluding_unattended])
+def test_a_window_is_given_to_the_kernel_and_means_what_it_means_in_blocks(
+    attend, causal, wrap
+) -> None:
+    states, packed = random_case([3, 7, 40], 4, 2)
+    options = {"scale": 0.3, "causal": causal, "window": 5}
+    in_blocks = PackedAttention(sdpa, packed)(*states, **options)
+    by_kernel = PackedAttention(wrap(attend), packed)
+    torch.testing.assert_close(by_kernel(*states, **options), in_blocks)
+    assert by_kernel._windowed is not None
+    everything = by_kernel(*states, **options | {"window": None})
+    torch.testing.assert_close(everything, sdpa(*states, packed, scale=0.3, causal=causal))

@@ -149,8 +149,10 @@ def test_an_attention_for_newer_gpus_stops_the_start_on_an_older_one(name: str) 
 def test_on_nvidia_gpus_sums_of_products_are_not_rounded_on_the_way(monkeypatch) -> None:
     flags = torch.backends.cuda.matmul
     flags.allow_fp16_reduced_precision_reduction = True
+    flags.allow_bf16_reduced_precision_reduction = True
     choose_backend(CUDA, torch.float16)
     assert not flags.allow_fp16_reduced_precision_reduction
+    assert not flags.allow_bf16_reduced_precision_reduction
 
 
 def test_a_flash_package_that_is_not_installed_is_named() -> None:

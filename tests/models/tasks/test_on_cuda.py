@@ -120,9 +120,11 @@ def test_a_forward_of_another_family_waits_for_nothing_either(
     for input_type in "query", "document":
         texts = model.tokenize([*TEXTS, "rank " * 90], input_type=input_type)
         sequences = [text.ids for text in texts]
-        with cuda.forward():
+        with cuda.forward() as launches:
             collect = model.launch(sequences, [EVERY] * len(sequences))
         assert all(isinstance(each, TextEmbedding) for each in collect())
+        if family == "packed, with a window":  # The kernel once in each layer, window or not.
+            assert launches["_flash_attention_forward"] == 2
 
 
 def test_pairs_that_begin_alike_share_what_they_begin_with(
