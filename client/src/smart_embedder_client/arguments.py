@@ -4,10 +4,15 @@ import argparse
 import os
 from pathlib import Path
 
+from smart_embedder_client.calls import (
+    DEFAULT_URL,
+    TOKEN_VARIABLE,
+    URL_VARIABLE,
+    address_of,
+)
 from smart_embedder_client.qdrant.layout import COLBERT, DENSE, SPARSE
 from smart_embedder_client.qdrant.open_store import EDGE, Target
 
-_URL, _TOKEN = "SMART_EMBEDDER_URL", "SMART_EMBEDDER_TOKEN"
 _QDRANT, _QDRANT_KEY = "QDRANT_URL", "QDRANT_API_KEY"
 _KINDS = (DENSE, SPARSE, COLBERT)
 
@@ -21,11 +26,14 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 def _add_service(service: "argparse._ArgumentGroup") -> None:
     service.add_argument(
         "--url",
-        default=os.environ.get(_URL, "http://127.0.0.1:8000"),
-        help=f"the address of the service (%(default)s; {_URL})",
+        type=_address,
+        default=os.environ.get(URL_VARIABLE) or DEFAULT_URL,
+        help=f"the address of the service (%(default)s; {URL_VARIABLE})",
     )
     service.add_argument(
-        "--token", default=os.environ.get(_TOKEN), help=f"the access token ({_TOKEN})"
+        "--token",
+        default=os.environ.get(TOKEN_VARIABLE),
+        help=f"the access token ({TOKEN_VARIABLE})",
     )
 
 
@@ -82,6 +90,13 @@ def _absolute(address: str) -> str:
     is_edge = address.startswith(EDGE)
     path = str(Path(address.removeprefix(EDGE)).resolve())
     return EDGE + path if is_edge else path
+
+
+def _address(value: str) -> str:
+    try:
+        return address_of(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def positive(value: str) -> int:

@@ -25,7 +25,7 @@ from smart_embedder_client.limits import Limits
 from smart_embedder_client.retries import Retries
 
 URL_VARIABLE, TOKEN_VARIABLE = "SMART_EMBEDDER_URL", "SMART_EMBEDDER_TOKEN"
-_URL = "http://127.0.0.1:8000"
+DEFAULT_URL = "http://127.0.0.1:8000"
 _PORTS = range(65_536)
 _CONNECT_SECONDS = 5.0
 # The service takes as many texts in one request; their bytes bound the time of one, and the bytes
@@ -218,15 +218,15 @@ def address_of(url: str | None) -> str:
     Raises:
         ValueError: It is none.
     """
-    given = url if url is not None else os.environ.get(URL_VARIABLE) or _URL
+    given = url if url is not None else os.environ.get(URL_VARIABLE) or DEFAULT_URL
     try:
         parsed = httpx.URL(given)
     except (httpx.InvalidURL, TypeError) as error:
-        raise ValueError(f"{given!r} is no address such as {_URL}: {error}") from error
+        raise ValueError(f"{given!r} is no address such as {DEFAULT_URL}: {error}") from error
     if parsed.port is not None and parsed.port not in _PORTS:
         raise ValueError(f"the address {given} has a port above {_PORTS[-1]}")
     if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ValueError(f"the address {given} does not begin with http://, as {_URL} does")
+        raise ValueError(f"the address {given} does not begin with http://, as {DEFAULT_URL} does")
     if "v1" in parsed.path.split("/"):
         raise ValueError(
             f"the address {given} has /v1, which OpenAI's clients need and this one does not: "

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from smart_embedder_client import Client
 from smart_embedder_client.ingest.chunking import Chunker, FileChunker, ServiceChunker
-from smart_embedder_client.ingest.documents import Document, SourceError
+from smart_embedder_client.ingest.documents import SourceError
 from smart_embedder_client.ingest.tokens import StoppedError, TokenCounter
 
 from tests.support.checkpoints import corpus
@@ -15,10 +15,6 @@ from tests.support.server import RunningServer
 from tests.support.texts import varied_texts
 
 TOKENS, OVERLAP = 40, 10
-
-
-def document(text: str, *, is_markdown: bool = False) -> Document:
-    return Document("a", "", text, {}, len(text), is_markdown)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +26,7 @@ def client(server: RunningServer):
 @pytest.fixture(params=["service", "file"])
 def chunker(request: pytest.FixtureRequest, client: Client, tiny_m3: Path) -> Chunker:
     if request.param == "service":
-        return ServiceChunker(TokenCounter(client.count_tokens), TOKENS, OVERLAP)
+        return ServiceChunker(client.count_tokens, TOKENS, OVERLAP)
     return FileChunker(tiny_m3 / "tokenizer.json", TOKENS, OVERLAP)
 
 
@@ -45,9 +41,8 @@ def test_no_chunk_has_more_tokens_than_the_service_may_read(
     chunker: Chunker, client: Client, is_markdown: bool
 ) -> None:
     text = "\n\n".join(f"## Part {i}\n\n{line}" for i, line in enumerate(corpus(40)))
-    made = document(text, is_markdown=is_markdown)
-    chunker.prepare([made])
-    chunks = chunker.split(made)
+    chunker.prepare([text])
+    chunks = chunker.split(text, is_markdown=is_markdown)
     counts = tokens_of(client, chunks)
     assert max(counts) <= TOKENS
     # They are filled, too.
@@ -58,8 +53,7 @@ def test_no_chunk_has_more_tokens_than_the_service_may_read(
 def test_chunks_overlap_by_no_more_than_was_asked_for(client: Client) -> None:
     text = " ".join(f"{line}." for line in corpus(30, seed=3))
     overlapping, apart = (
-        ServiceChunker(TokenCounter(client.count_tokens), TOKENS, overlap).split(document(text))
-        for overlap in (OVERLAP, 0)
+        ServiceChunker(client.count_tokens, TOKENS, overlap).split(text) for overlap in (OVERLAP, 0)
     )
     assert "".join(apart).replace(" ", "") == text.replace(" ", "")
     repeated = sum(tokens_of(client, overlapping)) - sum(tokens_of(client, apart))
@@ -67,12 +61,12 @@ def test_chunks_overlap_by_no_more_than_was_asked_for(client: Client) -> None:
 
 
 def test_a_short_text_is_one_chunk_and_text_without_spaces_is_cut(chunker: Chunker) -> None:
-    short, long = document("  the river\n"), document("検索の言葉を調べる。" * 30)
+    short, long = "  the river\n", "検索の言葉を調べる。" * 30
     chunker.prepare([short, long])
     assert chunker.split(short) == ["the river"]
     chunks = chunker.split(long)
     assert len(chunks) > 1
-    assert "".join(dict.fromkeys(long.text)) == "".join(dict.fromkeys("".join(chunks)))
+    assert "".join(dict.fromkeys(long)) == "".join(dict.fromkeys("".join(chunks)))
 
 
 def test_each_word_is_asked_for_once(client: Client) -> None:
@@ -82,29 +76,27 @@ def test_each_word_is_asked_for_once(client: Client) -> None:
         asked.extend(texts)
         return client.count_tokens(texts)
 
-    chunker = ServiceChunker(TokenCounter(count), TOKENS, OVERLAP)
-    documents = [document(line) for line in corpus(300)]
-    chunker.prepare(documents)
-    for each in documents:
-        chunker.split(each)
+    chunker = ServiceChunker(count, TOKENS, OVERLAP)
+    texts = corpus(300)
+    chunker.prepare(texts)
+    for text in texts:
+        chunker.split(text)
     assert len(asked) == len(set(asked))
 
 
-def test_a_long_split_ends_when_it_is_stopped() -> None:
-    text = " ".join(corpus(200))
-    counted: list[str] = []
+def test_a_long_split_ends_when_it_is_stopped(client: Client) -> None:
+    asked: list[str] = []
 
-    class Stopping(TokenCounter):
-        def count(self, text: str) -> int:
-            counted.append(text)
-            if len(counted) == 100:
-                chunker.stop()
-            return super().count(text)
+    def count(texts):
+        asked.extend(texts)
+        if len(asked) >= 100:
+            chunker.stop()
+        return [1] * len(texts)
 
-    chunker = ServiceChunker(Stopping(lambda texts: [1] * len(texts)), TOKENS, OVERLAP)
+    chunker = ServiceChunker(count, TOKENS, OVERLAP)
     with pytest.raises(StoppedError):
-        chunker.split(document(text))
-    assert len(counted) == 100
+        chunker.split(" ".join(f"word{i}" for i in range(5_000)))
+    assert len(asked) < 300
 
 
 def test_no_further_words_are_asked_for_once_it_is_stopped() -> None:
@@ -124,7 +116,7 @@ def test_no_further_words_are_asked_for_once_it_is_stopped() -> None:
 def test_nothing_is_split_after_the_end(chunker: Chunker) -> None:
     chunker.stop()
     with pytest.raises(StoppedError):
-        chunker.split(document("the river"))
+        chunker.split("the river")
 
 
 def test_words_are_forgotten_before_they_are_too_many() -> None:
@@ -155,5 +147,5 @@ def test_a_file_that_is_no_tokenizer_is_told_in_one_sentence(tmp_path: Path) -> 
 def test_a_limit_in_the_tokenizers_file_is_ignored(demo_checkpoint: Path) -> None:
     """The demo's file ends every text after 128 tokens, beyond which none would be counted."""
     text = " ".join(f"word{i}" for i in range(600))
-    chunks = FileChunker(demo_checkpoint / "tokenizer.json", 200, 0).split(document(text))
+    chunks = FileChunker(demo_checkpoint / "tokenizer.json", 200, 0).split(text)
     assert len(chunks) > 3

@@ -80,7 +80,48 @@ def test_a_full_server_is_one_sentence_and_how_to_go_on(
 
 def test_a_missing_source(edge_runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["/no/such/file", *arguments(edge_runs)[1:]]) == 1
-    assert capsys.readouterr().err.startswith("/no/such/file does not exist. ")
+    # The same command would do no better.
+    assert capsys.readouterr().err == "/no/such/file does not exist.\n"
+
+
+def test_files_that_are_not_read_are_told_and_are_an_exit_status(
+    edge_runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = edge_runs.options.source
+    for name in ("a.pdf", "b.pdf", "LICENSE"):
+        (folder / name).write_text("a")
+    assert main(arguments(edge_runs)) == 0
+    assert "not read: 2 .pdf, 1 without an ending\n" in capsys.readouterr().out
+    (folder / "a.txt").write_bytes(b"caf\xe9")
+    (folder / "evil\x1b[2J.txt").write_bytes(b"\xff")
+    (folder / "lid.txt").unlink()
+    assert main(arguments(edge_runs, "--sync")) == 1
+    out = capsys.readouterr().out
+    assert ": 0 stored, " in out
+    assert " there already, 0 removed\n" in out
+    assert "1 points are of what is gone or has changed: nothing is removed before all is" in out
+    assert f"2 files or folders could not be read:\n  {folder}/a.txt is not UTF-8: " in out
+    assert f"  {folder}/evil [2J.txt is not UTF-8" in out
+    assert main(arguments(edge_runs, "--json")) == 1
+    out = capsys.readouterr().out
+    report = json.loads(out)
+    assert report["unread"] == {".pdf": 2, "without an ending": 1}
+    assert [name for name, _ in report["failed"]] == ["a.txt", "evil\x1b[2J.txt"]
+    assert "\x1b" not in out
+
+
+def test_nothing_that_is_read_is_no_success(
+    edge_runs: Runs, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = edge_runs.options.source
+    main(arguments(edge_runs))
+    capsys.readouterr()
+    for file in folder.iterdir():
+        file.rename(file.with_suffix(".pdf"))
+    assert main(arguments(edge_runs, "--sync")) == 1
+    out, err = capsys.readouterr()
+    assert ("0 removed" in out, "not read: 3 .pdf" in out) == (True, True)
+    assert err == f"Nothing was read: {folder} has no text.\n"
 
 
 def test_a_terminal_sees_a_bar_with_the_rate(edge_runs: Runs) -> None:
@@ -123,6 +164,8 @@ def test_a_folder_that_another_process_has_open(runs: Runs) -> None:
         (["--chunk-tokens", "0"], "0 is less than 1"),
         (["--overlap", "-1"], "-1 is less than 0"),
         (["--datatype", "int4"], "invalid choice"),
+        (["--url", "localhost:8000"], "the address localhost:8000 does not begin with http://"),
+        (["--url", "http://127.0.0.1/v1"], "has /v1, which OpenAI's clients need"),
     ],
 )
 def test_a_bad_option_is_named(

@@ -37,7 +37,8 @@ def test_what_was_noted_is_there_in_the_next_run(tmp_path: Path) -> None:
 
 def test_a_document_is_seen_once_in_a_run(tmp_path: Path) -> None:
     with Journal(tmp_path / "journal.sqlite") as journal:
-        assert [journal.see_first(DIGESTS[i]) for i in (0, 0, 1)] == [True, False, True]
+        assert journal.see_first([DIGESTS[i] for i in (0, 0, 1)]) == [True, False, True]
+        assert journal.see_first(DIGESTS[:1]) == [False]
         assert journal.seen_points == 0
 
 
@@ -104,7 +105,7 @@ def test_chunks_that_repeat_in_a_document_have_their_own_names() -> None:
 def test_batches_keep_the_order_and_the_limits(
     items: list[int], most: int, most_items: int | None
 ) -> None:
-    made = list(batches(items, lambda item: item, most, most_items))
+    made = list(batches(items, lambda item: item, lambda: most, most_items))
     assert [item for batch in made for item in batch] == items
     for batch in made:
         assert sum(batch) <= most or len(batch) == 1

@@ -9,17 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from smart_embedder_client import SparseVector
+from smart_embedder_client import AsyncClient, Embeddings, SparseVector
 from smart_embedder_client.ingest.chunking import ServiceChunker
-from smart_embedder_client.ingest.documents import Document, Fields
+from smart_embedder_client.ingest.documents import Fields
 from smart_embedder_client.ingest.options import IngestError
+from smart_embedder_client.ingest.sources import PART_CHARACTERS
 from smart_embedder_client.ingest.start import ingest
 from smart_embedder_client.ingest.tokens import StoppedError
 from smart_embedder_client.qdrant import layout
+from smart_embedder_client.qdrant.edge_store import EdgeStore
 from smart_embedder_client.qdrant.layout import make_layout
 from smart_embedder_client.qdrant.store import Point, Vectors
 
 from tests.client.ingest.conftest import Runs
+from tests.support.checkpoints import WORDS
 
 
 def test_a_second_run_stores_nothing_and_an_emptied_journal_changes_nothing(runs: Runs) -> None:
@@ -180,6 +183,46 @@ def test_chunks_are_the_same_whoever_counts_their_tokens(edge_runs: Runs, tiny_m
     assert (again.uploaded, again.points) == (0, points)
 
 
+def test_a_run_that_is_always_stopped_soon_comes_to_its_end(
+    edge_runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Little is read, split and embedded before something is stored, also of one long text."""
+    source = tmp_path / "long.txt"
+    source.write_text("\n\n".join(f"{' '.join(WORDS)} {i}." for i in range(3_000)))
+    split: list[str] = []
+    embedded: list[int] = []
+    split_whole, upsert, embed = ServiceChunker.split, EdgeStore.upsert, AsyncClient.embed
+
+    def note_split(chunker: ServiceChunker, text: str, *, is_markdown: bool) -> list[str]:
+        split.append(text)
+        return split_whole(chunker, text, is_markdown=is_markdown)
+
+    async def note_embedded(client: AsyncClient, texts: list[str], **options) -> Embeddings:
+        embedded.append(sum(map(len, texts)))
+        return await embed(client, texts, **options)
+
+    def stop_after(store: EdgeStore, points: list[Point]) -> None:
+        upsert(store, points)
+        raise InterruptedError
+
+    monkeypatch.setattr(ServiceChunker, "split", note_split)
+    monkeypatch.setattr(AsyncClient, "embed", note_embedded)
+    monkeypatch.setattr(EdgeStore, "upsert", stop_after)
+    stored = [0]
+    for _ in range(4):
+        split.clear()
+        embedded.clear()
+        with pytest.raises(InterruptedError):
+            edge_runs.run(source=source, chunk_tokens=128, kinds=frozenset({"sparse"}))
+        assert [len(text) <= PART_CHARACTERS for text in split] == [True]
+        assert sum(embedded) < 20_000
+        stored.append(len(edge_runs.ids()))
+    assert stored == sorted(set(stored))
+    monkeypatch.setattr(EdgeStore, "upsert", upsert)
+    report = edge_runs.run(source=source, chunk_tokens=128, kinds=frozenset({"sparse"}))
+    assert (report.documents, report.uploaded) == (1, report.points - stored[-1])
+
+
 @pytest.mark.parametrize("level", ["[]", '{"a":}'], ids=["lists", "objects"])
 def test_a_collection_with_the_most_levels_of_metadata_is_opened_again(
     runs: Runs, level: str, tmp_path: Path
@@ -199,7 +242,7 @@ def test_the_end_of_a_cancelled_run_waits_for_no_split(
     splits = threading.Event()
     stopped = False
 
-    def split_for_long(chunker: ServiceChunker, _document: Document) -> list[str]:
+    def split_for_long(chunker: ServiceChunker, _text: str, *, is_markdown: bool) -> list[str]:
         nonlocal stopped
         splits.set()
         try:

@@ -4,14 +4,22 @@ import csv
 import errno
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from smart_embedder_client.ingest import sources
 from smart_embedder_client.ingest.documents import Document, Fields, SourceError
-from smart_embedder_client.ingest.sources import input_bytes, read_documents
+from smart_embedder_client.ingest.sources import (
+    LONGEST_ROW,
+    PART_CHARACTERS,
+    Skipped,
+    input_bytes,
+    read_documents,
+)
 
 ROWS = [
     {"text": "the river", "id": "a", "year": "2020"},
@@ -21,7 +29,12 @@ ROWS = [
 
 
 def read(path: Path, **fields: str) -> list[Document]:
-    return list(read_documents(path, Fields(**fields)))
+    """The documents; what is noted about a file that cannot be read is raised."""
+    skipped = Skipped()
+    documents = list(read_documents(path, Fields(**fields), skipped))
+    for _, reason in skipped.failed:
+        raise SourceError(reason)
+    return documents
 
 
 def nested(levels: int) -> bytes:
@@ -139,9 +152,9 @@ def test_a_folder_that_cannot_be_listed_does_not_look_empty(
         return listed(path)
 
     monkeypatch.setattr(os, "scandir", fail_below)
-    for look in (read, input_bytes):
-        with pytest.raises(SourceError, match="below cannot be read: .*not allowed"):
-            look(tmp_path)
+    with pytest.raises(SourceError, match="below cannot be read: not allowed"):
+        read(tmp_path)
+    assert input_bytes(tmp_path) == 0
 
 
 @pytest.mark.parametrize(
@@ -190,3 +203,147 @@ def test_an_id_field_that_is_missing_is_named(tmp_path: Path) -> None:
     path.write_text('{"text": "a", "uid": 1}')
     with pytest.raises(SourceError, match="has no field id, only text, uid: --id-field names"):
         read(path, id="id")
+
+
+PAGE = b"""<!DOCTYPE html><html><head><title>The  pump</title><script>var x</script></head><body>
+<h1>Error   E42</h1><p>The <b>pump</b> is&nbsp;blocked.<br>Clean it.</p><!-- no --><ul><li>one
+<li>two</ul><table><tr><td>a<td>b</table><pre>x = 1\n    y</pre><style>p {}</style> end</body>"""
+
+
+def test_html_is_read_as_text_with_headings(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_bytes(PAGE)
+    (document,) = read(tmp_path)
+    assert document.text == (
+        "# Error E42\n\nThe pump is blocked.\nClean it.\n\n- one\n- two\n\n a  b\n\n"
+        "x = 1\n    y\n\n end"
+    )
+    assert (document.metadata, document.is_markdown) == ({"title": "The pump"}, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"<p>caf\xc3\xa9", "caf\u00e9"),
+        (b"\xef\xbb\xbf<p>caf\xc3\xa9", "caf\u00e9"),
+        (b"<meta charset='latin1'><p>caf\xe9", "caf\u00e9"),
+        ("<p>caf\u00e9".encode("utf-16"), "caf\u00e9"),
+        (b"<meta charset='hex'><p>a", "a"),
+        (b"<p>caf\xe9", "is not UTF-8"),
+        (b"<div>" * 5_000 + b"end", "its end is not read: Excessive depth"),
+        (b"<p>" + b"a" * 2**24, "bytes that are read of HTML"),
+    ],
+    ids=["utf-8", "mark", "declared", "utf-16", "no encoding", "wrong", "deep", "long"],
+)
+def test_html_is_read_in_its_own_encoding_or_not_at_all(
+    tmp_path: Path, content: bytes, found: str
+) -> None:
+    (tmp_path / "page.htm").write_bytes(content)
+    skipped = Skipped()
+    texts = [each.text for each in read_documents(tmp_path, Fields(), skipped)]
+    reasons = [reason for _, reason in skipped.failed]
+    assert texts == ([] if reasons else [found])
+    assert all(found in reason for reason in reasons)
+
+
+def test_what_is_not_read_is_counted_by_its_ending(tmp_path: Path) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "folder"
+    for each in (outside, folder, folder / ".git", folder / "below"):
+        each.mkdir()
+    (outside / "secret.txt").write_text("a secret")
+    (folder / "link.txt").symlink_to(outside / "secret.txt")
+    (folder / "gone.txt").symlink_to(outside / "gone.txt")
+    (folder / "circle.txt").symlink_to(folder / "circle.txt")
+    (folder / "folder").symlink_to(outside)
+    (folder / "again.txt").symlink_to(folder / "below" / "rows.jsonl")
+    for name in ("a.pdf", "b.PDF", "c.docx", "LICENSE", ".hidden.txt", ".git/config", "d.txt"):
+        (folder / name).write_text("a")
+    (folder / "below" / "rows.jsonl").write_text('{"text": "the river"}')
+    (folder / "below" / "rows.csv").write_text("text\nthe mountain\n")
+    os.mkfifo(folder / "pipe.txt")
+    skipped = Skipped()
+    found = [each.text for each in read_documents(folder, Fields(), skipped)]
+    assert found == ['{"text": "the river"}', "a", "the mountain", "the river"]
+    assert skipped.failed == []
+    assert skipped.unread == {
+        ".pdf": 2,
+        ".docx": 1,
+        "without an ending": 1,
+        "hidden": 2,
+        "links out of the folder": 1,
+        "links to nothing": 2,
+        "links to folders": 1,
+        "no files": 1,
+    }
+
+
+def test_a_bad_file_is_noted_and_the_others_are_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "b.jsonl").write_text('{"text": "one"}\n{"text": \n{"text": "three"}\n')
+    (tmp_path / "c.csv").write_text("body\nx\n")
+    (tmp_path / "d.txt").write_text("the river")
+    skipped = Skipped()
+    found = [each.text for each in read_documents(tmp_path, Fields(), skipped)]
+    assert found == ["one", "the river"]
+    assert [name for name, _ in skipped.failed] == ["a.txt", "b.jsonl", "c.csv"]
+    assert "line 2 is no JSON" in dict(skipped.failed)["b.jsonl"]
+
+
+def test_a_long_text_becomes_documents_that_are_cut_between_paragraphs(tmp_path: Path) -> None:
+    path = tmp_path / "long.md"
+    paragraphs = [f"# Part {i}\n\n{'river ' * (i % 700)}" for i in range(1_000)]
+    text = "\n\n".join(paragraphs)
+    path.write_text(text)
+    found = read(path)
+    assert len(found) > len(text) / PART_CHARACTERS
+    assert "".join(each.text for each in found) == text
+    assert all(each.text.startswith(("# ", "river")) for each in found)
+    assert all(len(each.text) <= PART_CHARACTERS for each in found)
+    assert [each.is_part for each in found] == [False] + [True] * (len(found) - 1)
+    assert len({each.key for each in found}) == len(found)
+    assert sum(each.size for each in found) == path.stat().st_size
+    # Without spaces, too.
+    path.write_text("a" * 300_000)
+    assert [len(each.text) for each in read(path)] == [131_072, 131_072, 37_856]
+
+
+@pytest.mark.parametrize(
+    ("name", "begin", "piece"),
+    [
+        ("a.jsonl", b'{"text": "', b"a" * 2**20),
+        ("a.csv", b"text\n", b"a" * 2**20),
+        ("a.csv", b'text\n"', b"a\n" * 2**19),
+        ("a.csv", b'text\n"', b'a\n","' * 2**18),
+    ],
+    ids=["line", "line of CSV", "field", "fields"],
+)
+def test_a_row_of_gigabytes_is_read_no_further_than_a_row_may_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, begin: bytes, piece: bytes
+) -> None:
+    monkeypatch.setattr(sources, "LONGEST_ROW", 2**20)
+    path = tmp_path / name
+    with path.open("wb") as file:
+        file.write(begin)
+        for _ in range(48):
+            file.write(piece)
+    tracemalloc.start()
+    try:
+        with pytest.raises(SourceError, match="more than 1048576"):
+            read(path)
+        # Python holds some fields of a character in 60 bytes each.
+        assert tracemalloc.get_traced_memory()[1] < 30 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert LONGEST_ROW == 2**24
+
+
+def test_parquet_with_long_fields_is_read_in_few_rows_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.parquet"
+    rows = [{"text": f"{i} " + "river " * 20_000} for i in range(40)]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    monkeypatch.setattr(sources, "_PARQUET_BYTES", 2**20)
+    assert len(read(path)) == 40
+    monkeypatch.setattr(sources, "_PARQUET_BYTES", 2**16)
+    with pytest.raises(SourceError, match="bytes in 1 rows"):
+        read(path)

@@ -15,7 +15,9 @@ from smart_embedder_client.ingest.start import ingest
 from smart_embedder_client.qdrant.open_store import Target, open_store
 from smart_embedder_client.qdrant.store import Depths
 from smart_embedder_client.search.command import main
-from smart_embedder_client.search.stages import find
+from smart_embedder_client.search.explain import BestMatch, Explanation, SharedTerm
+from smart_embedder_client.search.show import as_json, as_text
+from smart_embedder_client.search.stages import Found, Score, find
 
 from tests.support.checkpoints import plain_corpus
 from tests.support.server import RunningServer, run_server
@@ -116,6 +118,20 @@ def test_people_read_the_same(search) -> None:
     assert lines[1].endswith(" #1")
     assert lines[2].startswith("    terms: ")
     assert lines[3].startswith("    ColBERT: search > ")
+
+
+def test_a_document_cannot_command_the_terminal() -> None:
+    """C0, C1 and what changes the direction of writing; also in JSON, which leaves C1 as it is."""
+    evil = "a\x1b[2J\u009b31m\x07\r\n\u202eb\x7f"
+    score = {"fused": Score(1.0, 1)}
+    found = [Found("1", {"text": evil, "source": evil}, score)]
+    explained = [Explanation([SharedTerm(evil, 1.0, 1.0)], [BestMatch(evil, evil, 1.0)])]
+    lines = list(as_text(found, explained))
+    assert len(lines) == 4
+    assert all(line.isprintable() and "a" in line for line in lines)
+    printed = as_json(evil, found, explained)
+    assert printed.isprintable()
+    assert json.loads(printed)["hits"][0]["text"] == evil
 
 
 def test_a_question_to_qwen_has_its_instruction(

@@ -7,20 +7,20 @@ from typing import Protocol
 
 from semantic_text_splitter import MarkdownSplitter, TextSplitter
 
-from smart_embedder_client.ingest.documents import Document, SourceError
-from smart_embedder_client.ingest.tokens import StoppedError, TokenCounter
+from smart_embedder_client.ingest.documents import SourceError
+from smart_embedder_client.ingest.tokens import CountTokens, StoppedError, TokenCounter
 
 # The beginning and the end that the models add to a text.
 SPECIAL_TOKENS = 2
 
 
 class Chunker(Protocol):
-    """Splits documents."""
+    """Splits texts."""
 
-    def prepare(self, documents: Iterable[Document]) -> None:
-        """Learn what is needed for all of them at once."""
+    def prepare(self, texts: Iterable[str]) -> None:
+        """Learn what is needed for all of them at once, where that is quicker."""
 
-    def split(self, document: Document) -> list[str]:
+    def split(self, text: str, *, is_markdown: bool = False) -> list[str]:
         """Its chunks, in order, without white space around them."""
 
     def stop(self) -> None:
@@ -28,30 +28,30 @@ class Chunker(Protocol):
 
 
 class ServiceChunker:
-    """Counts tokens by asking the service.
+    """Counts tokens by asking the service, for each word once.
 
     Args:
-        counter: Counts the tokens.
+        count: Asks for the number of tokens of each text: `Client.count_tokens`.
         tokens: The most of a chunk, special ones included.
         overlap: The most that a chunk repeats of the one before it.
     """
 
-    def __init__(self, counter: TokenCounter, tokens: int, overlap: int) -> None:
-        self._counter = counter
+    def __init__(self, count: CountTokens, tokens: int = 512, overlap: int = 64) -> None:
+        self._counter = TokenCounter(count)
         self._capacity = tokens - SPECIAL_TOKENS
-        arguments = (counter.count, self._capacity, overlap)
+        arguments = (self._counter.count, self._capacity, overlap)
         self._text = TextSplitter.from_callback(*arguments)
         self._markdown = MarkdownSplitter.from_callback(*arguments)
 
-    def prepare(self, documents: Iterable[Document]) -> None:
-        """Have the words of all documents counted."""
-        self._counter.prepare(document.text for document in documents)
+    def prepare(self, texts: Iterable[str]) -> None:
+        """Have the words of all texts counted in few requests."""
+        self._counter.prepare(texts)
 
-    def split(self, document: Document) -> list[str]:
+    def split(self, text: str, *, is_markdown: bool = False) -> list[str]:
         """Its chunks, in order, without white space around them."""
-        if self._counter.count(document.text) <= self._capacity:
-            return [document.text.strip()]
-        return (self._markdown if document.is_markdown else self._text).chunks(document.text)
+        if self._counter.count(text) <= self._capacity:
+            return [text.strip()]
+        return (self._markdown if is_markdown else self._text).chunks(text)
 
     def stop(self) -> None:
         """End the split: it counts all the time."""
@@ -65,7 +65,7 @@ class FileChunker:
         SourceError: The file is no tokenizer.
     """
 
-    def __init__(self, tokenizer: Path, tokens: int, overlap: int) -> None:
+    def __init__(self, tokenizer: Path, tokens: int = 512, overlap: int = 64) -> None:
         self._stopped = False
         arguments = (_whole(tokenizer), tokens - SPECIAL_TOKENS, overlap)
         try:
@@ -75,17 +75,17 @@ class FileChunker:
             # The library raises nothing narrower.
             raise SourceError(f"{tokenizer} is no tokenizer.json: {error}") from error
 
-    def prepare(self, documents: Iterable[Document]) -> None:
+    def prepare(self, texts: Iterable[str]) -> None:
         """There is nothing to ask for."""
 
-    def split(self, document: Document) -> list[str]:
+    def split(self, text: str, *, is_markdown: bool = False) -> list[str]:
         """Its chunks, in order, without white space around them."""
         if self._stopped:
             raise StoppedError
-        return (self._markdown if document.is_markdown else self._text).chunks(document.text)
+        return (self._markdown if is_markdown else self._text).chunks(text)
 
     def stop(self) -> None:
-        """Split no further document: the library calls nobody while it splits one."""
+        """Split no further text: the library calls nobody while it splits one."""
         self._stopped = True
 
 

@@ -122,13 +122,18 @@ class Collection:
             found |= await self._patience.ask(self.store.existing, ids[start : start + PAGE])
         return found
 
-    async def finish(self, journal: Journal, options: IngestOptions) -> tuple[int, int]:
-        """Index, and with `sync` remove; how many points were removed, and how many should be."""
+    async def finish(
+        self, journal: Journal, options: IngestOptions, *, is_whole: bool
+    ) -> tuple[int, int]:
+        """Index, and with `sync` remove; how many points were removed, and how many should be.
+
+        Nothing is removed unless the source was read whole: what is missing may be there.
+        """
         # The graph was put off for the load by this run, or by one that was killed.
         if options.index and DENSE in self.layout.vectors:
             await self._patience.ask(self.store.start_indexing)
         stored = await self.count(options.dataset)
-        if not options.sync:
+        if not (options.sync and is_whole):
             return 0, max(stored - journal.seen_points, 0)
         await self._patience.ask(self._remove_unseen, journal, options.dataset)
         journal.forget_unseen()

@@ -2,11 +2,10 @@
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import get_args
@@ -16,26 +15,28 @@ from smart_embedder_client.errors import SmartEmbedderError
 from smart_embedder_client.ingest.documents import Fields, SourceError
 from smart_embedder_client.ingest.journal import JournalError
 from smart_embedder_client.ingest.options import IngestError, IngestOptions, Report
+from smart_embedder_client.ingest.patience import is_temporary
 from smart_embedder_client.ingest.sources import encodable_name
 from smart_embedder_client.ingest.start import ingest
-from smart_embedder_client.qdrant.errors import QdrantError
+from smart_embedder_client.qdrant.errors import QdrantBusyError, QdrantError, QdrantFullError
 from smart_embedder_client.qdrant.layout import Datatype
+from smart_embedder_client.terminal import plain, plain_json
 
 _STOPS = (IngestError, JournalError, QdrantError, SmartEmbedderError, SourceError)
 _AGAIN = "The same command goes on from here."
 _INTERRUPTED = 130
-_SHOWN_REFUSALS = 5
+_SHOWN_REFUSALS, _SHOWN_FAILURES = 5, 100
 _MIB = 2**20
 _ABOUT = """\
 Split, embed and store texts in a Qdrant collection.
 
-SOURCE is a .jsonl, .csv, .tsv or .parquet file, a text, or a folder of text and Markdown. The same
+SOURCE is a file of JSONL, CSV, Parquet, text, Markdown or HTML, or a folder of such files. The same
 command goes on after any interruption, and stores nothing twice.
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run it; the exit status is 0 if everything is stored."""
+    """Run it; the exit status is 0 if something was read, and everything is stored."""
     parsed = _parser().parse_args(arguments)
     # Qdrant's engine in Python warns of its limits, which --help and the documentation tell.
     warnings.filterwarnings("ignore", category=UserWarning, module="smart_embedder_client")
@@ -51,7 +52,8 @@ def main(arguments: Sequence[str]) -> int:
                 )
             )
         except _STOPS as error:
-            sys.stderr.write(f"{str(error).rstrip('.')}. {_AGAIN}\n")
+            told = plain(str(error)).rstrip(".")
+            sys.stderr.write(f"{told}. {_AGAIN}\n" if _goes_on(error) else f"{told}.\n")
             return 1
         except KeyboardInterrupt:
             sys.stderr.write(f"Interrupted. {_AGAIN}\n")
@@ -59,29 +61,45 @@ def main(arguments: Sequence[str]) -> int:
             # Threads may wait a minute or more for Qdrant or the service, and an ordinary exit for
             # them. What is stored and noted survives a kill at any moment.
             os._exit(_INTERRUPTED)
-    sys.stdout.write(f"{json.dumps(asdict(report)) if parsed.json else _told(report)}\n")
-    return 1 if report.refused else 0
+    if parsed.json:
+        sys.stdout.write(f"{plain_json(asdict(report))}\n")
+    else:
+        sys.stdout.writelines(f"{plain(line)}\n" for line in _told(report, sync=parsed.sync))
+    if not report.documents:
+        sys.stderr.write(f"Nothing was read: {plain(str(parsed.source))} has no text.\n")
+    return 0 if report.is_complete else 1
 
 
-def _told(report: Report) -> str:
+def _goes_on(error: Exception) -> bool:
+    """Whether the same command will do better without another option."""
+    if isinstance(error, QdrantBusyError | SmartEmbedderError):
+        return is_temporary(error)
+    return isinstance(error, QdrantFullError)
+
+
+def _told(report: Report, *, sync: bool) -> Iterator[str]:
     """The run in a few sentences."""
     there = report.points - report.uploaded - len(report.refused)
     read = f"{report.points} chunks of {report.documents} documents in {report.seconds:.0f} s"
-    lines = [f"{read}: {report.uploaded} stored, {there} there already, {report.removed} removed"]
+    yield f"{read}: {report.uploaded} stored, {there} there already, {report.removed} removed"
     if report.pooled:
-        lines.append(f"{report.pooled} chunks had too many ColBERT vectors, which were pooled")
+        yield f"{report.pooled} chunks had too many ColBERT vectors, which were pooled"
     if report.truncated:
-        lines.append(f"{report.truncated} chunks were longer than the model reads, and were cut")
+        yield f"{report.truncated} chunks were longer than the model reads, and were cut"
     if report.stale:
-        lines.append(
-            f"{report.stale} points are of what is gone or has changed: --sync removes them"
-        )
-    lines += [f"{source}: {reason}" for source, reason in report.refused[:_SHOWN_REFUSALS]]
+        why = "nothing is removed before all is read" if sync else "--sync removes them"
+        yield f"{report.stale} points are of what is gone or has changed: {why}"
+    yield from (f"{source}: {reason}" for source, reason in report.refused[:_SHOWN_REFUSALS])
     if report.refused:
-        lines.append(
-            f"{len(report.refused)} chunks were refused; the same command tries them again"
-        )
-    return "\n".join(lines)
+        yield f"{len(report.refused)} chunks were refused; the same command tries them again"
+    if report.unread:
+        counts = sorted(report.unread.items(), key=lambda each: (-each[1], each[0]))
+        yield f"not read: {', '.join(f'{count} {ending}' for ending, count in counts)}"
+    if report.failed:
+        yield f"{len(report.failed)} files or folders could not be read:"
+        yield from (f"  {reason}" for _, reason in report.failed[:_SHOWN_FAILURES])
+    if len(report.failed) > _SHOWN_FAILURES:
+        yield f"  and {len(report.failed) - _SHOWN_FAILURES} more, which --json names"
 
 
 def _read_options(parsed: argparse.Namespace) -> IngestOptions:

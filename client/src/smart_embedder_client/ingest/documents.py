@@ -28,6 +28,7 @@ class Document:
         metadata: The other fields of its row.
         size: How many bytes of the input it takes, for the progress bar.
         is_markdown: Whether it is split by its headings.
+        is_part: Whether it goes on where the document before it ends, in a longer text.
     """
 
     source: str
@@ -36,3 +37,4 @@ class Document:
     metadata: Mapping[str, Any]
     size: int
     is_markdown: bool = False
+    is_part: bool = False

@@ -105,11 +105,14 @@ class Journal:
         with self._writing():
             self._see(UUID(each).bytes for each in ids)
 
-    def see_first(self, digest: bytes) -> bool:
-        """Whether this run has not seen the document before."""
+    def see_first(self, digests: Sequence[bytes]) -> list[bool]:
+        """Whether this run has not seen each of the documents before."""
+        statement = "INSERT OR IGNORE INTO seen VALUES (?)"
         with self._writing():
-            statement = "INSERT OR IGNORE INTO seen VALUES (?)"
-            return self._connection.execute(statement, (b"document" + digest,)).rowcount == 1
+            return [
+                self._connection.execute(statement, (b"document" + digest,)).rowcount == 1
+                for digest in digests
+            ]
 
     def _see(self, points: Iterable[bytes]) -> None:
         self._connection.executemany(

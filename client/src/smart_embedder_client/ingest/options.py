@@ -68,6 +68,8 @@ class Report:
         removed: Points of sources that are gone or have changed.
         stale: The same, where they were left alone.
         refused: What is not in the collection, and why.
+        failed: Files and folders that could not be read, or not to their end, and why.
+        unread: How many files were left out, by their ending or another reason.
         seconds: How long it took.
     """
 
@@ -80,4 +82,11 @@ class Report:
     removed: int = 0
     stale: int = 0
     refused: list[tuple[str, str]] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    unread: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether something was read, and all of it is stored."""
+        return self.documents > 0 and not self.refused and not self.failed

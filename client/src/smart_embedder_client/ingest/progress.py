@@ -6,6 +6,8 @@ from typing import Self
 
 from tqdm import tqdm
 
+from smart_embedder_client.terminal import plain
+
 
 class Progress:
     """A bar on a terminal; elsewhere nothing but the notes.
@@ -21,7 +23,7 @@ class Progress:
         # disable=None is tqdm's way to say: no bar where stderr is no terminal.
         self._bar = tqdm(
             total=total,
-            desc=title,
+            desc=plain(title),
             unit="B",
             unit_scale=True,
             disable=None,
@@ -47,7 +49,7 @@ class Progress:
 
     def note(self, sentence: str) -> None:
         """Print a line, also where there is no bar."""
-        tqdm.write(sentence, file=sys.stderr)
+        tqdm.write(plain(sentence), file=sys.stderr)
 
     def __enter__(self) -> Self:
         return self

@@ -5,7 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from smart_embedder_client.ingest.batches import batches
+from smart_embedder_client.ingest.batches import Pace, batches
 from smart_embedder_client.ingest.chunking import Chunker
 from smart_embedder_client.ingest.collection import Collection
 from smart_embedder_client.ingest.documents import Document
@@ -15,7 +15,7 @@ from smart_embedder_client.ingest.journal import Journal
 from smart_embedder_client.ingest.options import IngestError, IngestOptions, Report
 from smart_embedder_client.ingest.patience import Patience
 from smart_embedder_client.ingest.progress import Progress
-from smart_embedder_client.ingest.sources import read_documents
+from smart_embedder_client.ingest.sources import Skipped, read_documents
 from smart_embedder_client.qdrant.errors import QdrantRefusedError
 from smart_embedder_client.qdrant.store import (
     DATASET,
@@ -28,9 +28,9 @@ from smart_embedder_client.qdrant.store import (
 )
 
 # What is read before it is looked up and split: little memory, and few questions.
-_WINDOW_CHARACTERS, _WINDOW_DOCUMENTS = 2_000_000, 1_000
+_LEAST_WINDOW, _WINDOW_CHARACTERS, _WINDOW_DOCUMENTS = 50_000, 2_000_000, 1_000
 # About 6,000 tokens of English; several requests at a time fill the service's batches.
-_REQUEST_CHARACTERS, _REQUEST_TEXTS = 24_000, 128
+_LEAST_REQUEST, _REQUEST_CHARACTERS, _REQUEST_TEXTS = 1_000, 24_000, 128
 _MOST_REFUSED = 100
 # Of an id, and of the names in a point.
 _BYTES_BESIDES = 300
@@ -94,6 +94,15 @@ class Ingest:
     _requests: asyncio.Semaphore = field(init=False)
     _streams: asyncio.Semaphore = field(init=False)
     _report: Report = field(default_factory=Report, init=False)
+    _skipped: Skipped = field(default_factory=Skipped, init=False)
+    # Both begin with little, so that something is stored before a kill that comes soon.
+    _window: Pace = field(
+        default_factory=lambda: Pace(_LEAST_WINDOW, _LEAST_WINDOW, _WINDOW_CHARACTERS), init=False
+    )
+    _request: Pace = field(
+        default_factory=lambda: Pace(_LEAST_REQUEST, _LEAST_REQUEST, _REQUEST_CHARACTERS),
+        init=False,
+    )
 
     def __post_init__(self) -> None:
         self._requests = asyncio.Semaphore(self.options.requests)
@@ -106,7 +115,7 @@ class Ingest:
         Raises:
             IngestError: Too much was refused.
             QdrantError, SmartEmbedderError: Qdrant or the service cannot go on.
-            SourceError: The source cannot be read.
+            SourceError: There is no such source.
         """
         began = time.monotonic()
         try:
@@ -119,7 +128,10 @@ class Ingest:
             # A cancelled task leaves its thread, for which the end of the event loop waits.
             self.chunker.stop()
         report = self._report
-        report.removed, report.stale = await self.collection.finish(self.journal, self.options)
+        report.failed, report.unread = self._skipped.failed, dict(self._skipped.unread)
+        report.removed, report.stale = await self.collection.finish(
+            self.journal, self.options, is_whole=report.documents > 0 and not report.failed
+        )
         report.points = self.journal.seen_points
         report.pooled, report.truncated = self.embedder.pooled, self.embedder.truncated
         report.seconds = time.monotonic() - began
@@ -127,15 +139,18 @@ class Ingest:
 
     async def _load_all(self, loads: asyncio.TaskGroup) -> None:
         windows = batches(
-            read_documents(self.options.source, self.options.fields),
+            read_documents(self.options.source, self.options.fields, self._skipped),
             lambda document: len(document.text),
-            _WINDOW_CHARACTERS,
+            lambda: self._window.size,
             _WINDOW_DOCUMENTS,
         )
         while window := await asyncio.to_thread(next, windows, None):
+            began = time.monotonic()
             chunks = await self._missing(window)
+            characters = sum(len(document.text) for document in window)
+            self._window.record(characters, time.monotonic() - began)
             for batch in batches(
-                chunks, lambda chunk: len(chunk.text), _REQUEST_CHARACTERS, _REQUEST_TEXTS
+                chunks, lambda chunk: len(chunk.text), lambda: self._request.size, _REQUEST_TEXTS
             ):
                 await self._requests.acquire()
                 loads.create_task(self._load(batch))
@@ -163,37 +178,43 @@ class Ingest:
     def _not_noted(self, window: Sequence[Document]) -> dict[bytes, Document]:
         """The documents that neither this run has seen nor an earlier one has stored."""
         first: dict[bytes, Document] = {}
-        for document in window:
-            digest = document_digest(document, self.recipe)
-            if self.journal.see_first(digest):
+        digests = [document_digest(document, self.recipe) for document in window]
+        seen_first = self.journal.see_first(digests)
+        for document, digest, is_first in zip(window, digests, seen_first, strict=True):
+            self._report.documents += not document.is_part
+            if is_first:
                 first[digest] = document
             else:
-                self._report.repeated += 1
+                self._report.repeated += not document.is_part
                 self.progress.read(document.size)
-        self._report.documents += len(window)
         for digest in self.journal.stored(list(first)):
             self.progress.read(first.pop(digest).size)
         return first
 
     def _split(self, documents: dict[bytes, Document]) -> list[_Load]:
-        self.chunker.prepare(documents.values())
+        self.chunker.prepare(document.text for document in documents.values())
         loads = []
         for digest, document in documents.items():
-            chunks = self.chunker.split(document)
+            chunks = self.chunker.split(document.text, is_markdown=document.is_markdown)
             ids = chunk_ids(document, chunks, self.recipe)
             loads.append(_Load(document, digest, chunks, ids))
         return loads
 
     async def _load(self, chunks: list[_Chunk]) -> None:
+        began = time.monotonic()
         try:
             vectors = await self.embedder.embed([chunk.text for chunk in chunks])
+            characters = sum(len(chunk.text) for chunk in chunks)
+            self._request.record(characters, time.monotonic() - began)
             embedded = []
             for chunk, each in zip(chunks, vectors, strict=True):
                 if isinstance(each, Refusal):
                     self._refuse(chunk, each.reason)
                 else:
                     embedded.append(self._with_vectors(chunk, each))
-            for batch in batches(embedded, lambda each: each.size, self.options.batch_bytes):
+            for batch in batches(
+                embedded, lambda each: each.size, lambda: self.options.batch_bytes
+            ):
                 async with self._streams:
                     await self._upload(batch)
         finally:

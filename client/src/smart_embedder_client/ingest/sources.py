@@ -1,24 +1,43 @@
-"""JSONL, CSV, Parquet, or a folder of text and Markdown, read without holding all of it."""
+"""Text, Markdown, HTML, JSONL, CSV and Parquet, of a file or of a folder, read piece by piece."""
 
 import csv
 import hashlib
 import io
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from smart_embedder_client.ingest.documents import Document, Fields, SourceError
+from smart_embedder_client.ingest.html import read_html
 
 _MARKDOWN = (".md", ".markdown")
-_TEXT = (".txt", ".text", ".rst", *_MARKDOWN)
-_LONGEST_CSV_FIELD = 2**31 - 1
-_PARQUET_ROWS = 256
+# A text beyond this becomes several documents, each of which is split, stored and noted by itself.
+PART_CHARACTERS = 131_072
+# Of a line of JSONL, a row of CSV, a file of HTML; of Parquet, of the rows that are read together.
+LONGEST_ROW = 2**24
+_PARQUET_ROWS, _PARQUET_BYTES = 256, 2**28
 # Qdrant Edge stores 122, and cannot open a collection again that has more. A message of gRPC has at
 # most 100, of which a level takes up to three.
 _MOST_LEVELS = 20
+
+
+@dataclass(slots=True)
+class Skipped:
+    """What was not read.
+
+    Attributes:
+        unread: How many files have an ending that is not read, by that ending, and how many were
+            left out for another reason, by that reason.
+        failed: Files and folders that could not be read, or not to their end, and why.
+    """
+
+    unread: Counter[str] = field(default_factory=Counter)
+    failed: list[tuple[str, str]] = field(default_factory=list)
 
 
 def encodable_name(name: str) -> str:
@@ -27,81 +46,158 @@ def encodable_name(name: str) -> str:
 
 
 def input_bytes(path: Path) -> int:
-    """The size of all files that `read_documents` reads.
+    """The size of all files that `read_documents` reads; raises `SourceError` as it does."""
+    total = 0
+    for file in _files(path, Skipped()):
+        with suppress(OSError):
+            total += file.stat().st_size
+    return total
+
+
+def read_documents(path: Path, fields: Fields, skipped: Skipped) -> Iterator[Document]:
+    """The documents of a file, or of all files below a folder, in a fixed order.
+
+    Rows without text are left out. A file that cannot be read is noted in `skipped` with its
+    reason, and the next one is read.
 
     Raises:
-        SourceError: A file or a folder cannot be read.
-    """
-    with _failures(path):
-        return sum(file.stat().st_size for file in _files(path))
-
-
-def read_documents(path: Path, fields: Fields) -> Iterator[Document]:
-    """The documents of a file, or of all text and Markdown below a folder, in a fixed order.
-
-    Rows without text are left out.
-
-    Raises:
-        SourceError: A file is not what its name says.
+        SourceError: There is no such file, or it has another ending than those that are read.
     """
     root = path if path.is_dir() else path.parent
-    with _failures(path):
-        for file in _files(path):
-            source = encodable_name(file.relative_to(root).as_posix())
-            read = _READERS.get(file.suffix.lower(), _read_text)
+    for file in _files(path, skipped):
+        source = encodable_name(file.relative_to(root).as_posix())
+        try:
             with _failures(file):
-                yield from read(file, source, fields)
+                yield from _READERS[file.suffix.lower()](file, source, fields)
+        except SourceError as error:
+            skipped.failed.append((source, str(error)))
 
 
 @contextmanager
 def _failures(path: Path) -> Iterator[None]:
     """Raise what reading raises as `SourceError`."""
+    name = encodable_name(str(path))
     try:
         yield
     except UnicodeDecodeError as error:
-        raise SourceError(f"{path} is not UTF-8: {error}") from error
+        raise SourceError(f"{name} is not UTF-8: {error.reason}") from error
     except OSError as error:
-        raise SourceError(f"{error.filename or path} cannot be read: {error}") from error
+        raise SourceError(f"{name} cannot be read: {error.strerror or error}") from error
 
 
-def _files(path: Path) -> Iterator[Path]:
-    if not path.exists():
-        raise SourceError(f"{path} does not exist")
+def _files(path: Path, skipped: Skipped) -> Iterator[Path]:
     if path.is_dir():
-        yield from _texts_below(path)
-    elif path.suffix.lower() in (*_READERS, *_TEXT):
+        yield from _files_below(path, skipped)
+    elif not path.exists():
+        raise SourceError(f"{path} does not exist")
+    elif path.suffix.lower() in _READERS:
         yield path
     else:
-        known = ", ".join((*_READERS, *_TEXT))
+        known = ", ".join(_READERS)
         raise SourceError(f"{path} is none of the files that can be read: {known}, or a folder")
 
 
-def _texts_below(folder: Path) -> Iterator[Path]:
-    # A folder that cannot be read must not look empty: --sync would remove its points.
-    for parent, folders, names in os.walk(folder, onerror=_raise):
+def _files_below(folder: Path, skipped: Skipped) -> Iterator[Path]:
+    root = folder.resolve()
+
+    def note(error: OSError) -> None:
+        # A folder that cannot be read must not look empty: --sync would remove its points.
+        place = Path(os.fsdecode(error.filename))
+        name = encodable_name(place.relative_to(folder).as_posix())
+        skipped.failed.append((name, f"{place} cannot be read: {error.strerror}"))
+
+    for parent, folders, names in os.walk(folder, onerror=note):
+        for name in folders:
+            if name.startswith("."):
+                skipped.unread["hidden"] += 1
+            elif Path(parent, name).is_symlink():
+                skipped.unread["links to folders"] += 1
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             file = Path(parent, name)
-            # No pipe, which would be waited for, and no link to what is gone.
-            if name.lower().endswith(_TEXT) and not name.startswith(".") and file.is_file():
+            why_not = _why_not(file, root)
+            if why_not is None:
                 yield file
+            else:
+                skipped.unread[why_not] += 1
 
 
-def _raise(error: OSError) -> None:
-    raise error
+def _why_not(file: Path, root: Path) -> str | None:
+    """Why a file below `root` is not read: its ending, or another reason; None if it is."""
+    if file.name.startswith("."):
+        return "hidden"
+    if file.suffix.lower() not in _READERS:
+        return encodable_name(file.suffix.lower()) or "without an ending"
+    try:
+        # Not a path through links, which may lead anywhere.
+        if not file.resolve(strict=True).is_relative_to(root):
+            return "links out of the folder"
+        # No pipe, which would be waited for.
+        return None if file.is_file() else "no files"
+    except (OSError, RuntimeError):  # RuntimeError is of links in a circle.
+        return "links to nothing" if file.is_symlink() else None
+
+
+def _parts(
+    read: Callable[[int], str],
+    source: str,
+    key: str,
+    metadata: Mapping[str, Any],
+    size: int | None = None,
+    *,
+    is_markdown: bool = False,
+) -> Iterator[Document]:
+    """A text as documents of at most PART_CHARACTERS, cut between paragraphs where it can be.
+
+    `size` is that of the whole text in the input, if it is another than that of its characters.
+    """
+    text, number = read(PART_CHARACTERS), 0
+    while text:
+        cut = len(text) if len(text) < PART_CHARACTERS else _cut(text)
+        part, text = _encodable(text[:cut]), text[cut:]
+        if part.strip():
+            bytes_of_part = len(part.encode()) if size is None else size * (number == 0)
+            name = f"{key}\n{number}" if number else key
+            yield Document(source, name, part, metadata, bytes_of_part, is_markdown, number > 0)
+            number += 1
+        text += read(PART_CHARACTERS - len(text))
+
+
+def _cut(text: str) -> int:
+    """The place after the last paragraph, line or word in its second half."""
+    for mark in ("\n\n", "\n\r\n", "\n", " "):
+        place = text.rfind(mark, len(text) // 2)
+        if place >= 0:
+            return place + len(mark)
+    return len(text)
 
 
 def _read_text(file: Path, source: str, _fields: Fields) -> Iterator[Document]:
-    content = file.read_bytes()
-    text = content.decode("utf-8-sig")
-    if text.strip():
-        is_markdown = file.suffix.lower() in _MARKDOWN
-        yield Document(source, "", text, {}, len(content), is_markdown)
+    is_markdown = file.suffix.lower() in _MARKDOWN
+    with file.open(encoding="utf-8-sig", newline="") as lines:
+        yield from _parts(lines.read, source, "", {}, is_markdown=is_markdown)
+
+
+def _read_html(file: Path, source: str, _fields: Fields) -> Iterator[Document]:
+    with file.open("rb") as lines:
+        content = lines.read(LONGEST_ROW + 1)
+    if len(content) > LONGEST_ROW:
+        raise SourceError(f"{file} has more than the {LONGEST_ROW} bytes that are read of HTML")
+    try:
+        title, text = read_html(content)
+    except SourceError as error:
+        raise SourceError(f"{file} cannot be read: {error}") from error
+    metadata = {"title": title} if title else {}
+    yield from _parts(io.StringIO(text).read, source, "", metadata, len(content), is_markdown=True)
 
 
 def _read_jsonl(file: Path, source: str, fields: Fields) -> Iterator[Document]:
     with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
+        number = 0
+        while line := lines.readline(LONGEST_ROW + 1):
+            number += 1
+            if len(line) > LONGEST_ROW:
+                raise SourceError(f"{file}, line {number} has more than {LONGEST_ROW} bytes")
             if line.strip():
                 row = _json_object(line, f"{file}, line {number}")
                 yield from _of_row(row, len(line), fields, source, f"{file}, line {number},")
@@ -110,6 +206,8 @@ def _read_jsonl(file: Path, source: str, fields: Fields) -> Iterator[Document]:
 def _json_object(line: bytes, place: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
+    except UnicodeDecodeError as error:
+        raise SourceError(f"{place} is not UTF-8: {error.reason}") from error
     except (ValueError, RecursionError) as error:
         raise SourceError(f"{place} is no JSON: {error}") from error
     if not isinstance(row, dict):
@@ -117,21 +215,40 @@ def _json_object(line: bytes, place: str) -> dict[str, Any]:
     return row
 
 
+class _RowLines:
+    """The lines of a file of CSV; `left` is how many characters the next row may still have."""
+
+    def __init__(self, lines: io.TextIOWrapper) -> None:
+        self._lines = lines
+        self.left = LONGEST_ROW
+
+    def __iter__(self) -> "_RowLines":
+        return self
+
+    def __next__(self) -> str:
+        line = self._lines.readline(self.left + 1)
+        if not line:
+            raise StopIteration
+        self.left -= len(line)
+        if self.left < 0:
+            raise csv.Error(f"it has more than {LONGEST_ROW} characters")
+        return line
+
+
 def _read_csv(file: Path, source: str, fields: Fields) -> Iterator[Document]:
-    csv.field_size_limit(_LONGEST_CSV_FIELD)
+    csv.field_size_limit(LONGEST_ROW)
     delimiter = "\t" if file.suffix.lower() == ".tsv" else ","
-    with file.open("rb") as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as lines:
+    with file.open(encoding="utf-8-sig", newline="") as text:
+        lines = _RowLines(text)
         # Otherwise a quote that is never closed makes one text of the rest of the file.
         rows = csv.DictReader(lines, delimiter=delimiter, strict=True)
-        before = last_line = 0
+        last_line = 0
         try:
             last_line = rows.line_num if rows.fieldnames else 0
             for row in rows:
-                position = raw.tell()
+                size, lines.left = LONGEST_ROW - lines.left, LONGEST_ROW
                 last_line = rows.line_num
-                location = f"{file}, line {last_line},"
-                yield from _of_row(row, position - before, fields, source, location)
-                before = position
+                yield from _of_row(row, size, fields, source, f"{file}, line {last_line},")
         except csv.Error as error:
             row_of = f"{file}, the row that begins in line {last_line + 1}"
             raise SourceError(f"{row_of}, is no CSV: {error}") from error
@@ -145,11 +262,16 @@ def _read_parquet(file: Path, source: str, fields: Fields) -> Iterator[Document]
         raise SourceError("Parquet needs pyarrow: pip install pyarrow") from error
     try:
         with pq.ParquetFile(file) as table:
+            groups = [table.metadata.row_group(i) for i in range(table.num_row_groups)]
+            mean = sum(each.total_byte_size for each in groups) // max(table.metadata.num_rows, 1)
+            rows = min(max(_PARQUET_BYTES // max(mean, 1), 1), _PARQUET_ROWS)
             size = file.stat().st_size // max(table.metadata.num_rows, 1)
-            for batch in table.iter_batches(batch_size=_PARQUET_ROWS):
+            for batch in table.iter_batches(batch_size=rows):
+                if batch.nbytes > _PARQUET_BYTES:
+                    raise SourceError(f"{file} has {batch.nbytes} bytes in {len(batch)} rows")
                 for row in batch.to_pylist():
                     yield from _of_row(row, size, fields, source, f"{file}")
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, pa.ArrowMemoryError) as error:
         raise SourceError(f"{file} is no Parquet: {error}") from error
     except OverflowError as error:
         raise SourceError(f"{file} has a time beyond those of Python: {error}") from error
@@ -168,7 +290,7 @@ def _of_row(
     others = {str(name): row[name] for name in row if name not in (fields.text, None)}
     if _is_deep(others):
         raise SourceError(f"{place} has fields in more than {_MOST_LEVELS} levels")
-    yield Document(source, key, _encodable(text), _as_json(others), size)
+    yield from _parts(io.StringIO(text, newline="").read, source, key, _as_json(others), size)
 
 
 def _encodable(text: str) -> str:
@@ -219,4 +341,7 @@ _READERS: Mapping[str, _Reader] = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".parquet": _read_parquet,
+    ".html": _read_html,
+    ".htm": _read_html,
+    **dict.fromkeys((".txt", ".text", ".rst", *_MARKDOWN), _read_text),
 }

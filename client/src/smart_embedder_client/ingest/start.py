@@ -26,7 +26,6 @@ from smart_embedder_client.ingest.patience import Patience
 from smart_embedder_client.ingest.progress import Progress
 from smart_embedder_client.ingest.run import Ingest
 from smart_embedder_client.ingest.sources import encodable_name, input_bytes
-from smart_embedder_client.ingest.tokens import TokenCounter
 from smart_embedder_client.qdrant.layout import COLBERT
 from smart_embedder_client.qdrant.open_store import Target, open_store
 from smart_embedder_client.qdrant.store import Store
@@ -185,4 +184,4 @@ def _chunker(options: IngestOptions, client: Client, served: Served, chunk_token
     def count(texts: Sequence[str]) -> Sequence[int]:
         return client.count_tokens(texts, model=served.token_model)
 
-    return ServiceChunker(TokenCounter(count), chunk_tokens, options.overlap)
+    return ServiceChunker(count, chunk_tokens, options.overlap)

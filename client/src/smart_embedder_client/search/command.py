@@ -16,6 +16,7 @@ from smart_embedder_client.qdrant.store import Depths
 from smart_embedder_client.search.explain import explain
 from smart_embedder_client.search.show import as_json, as_text
 from smart_embedder_client.search.stages import Rescore, find
+from smart_embedder_client.terminal import plain
 
 _ABOUT = """\
 Search a collection that `smart-embedder ingest` has made.
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         _search(parsed)
     except (QdrantError, SmartEmbedderError) as error:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(f"{plain(str(error))}\n")
         return 1
     return 0
 

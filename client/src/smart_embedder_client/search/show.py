@@ -1,6 +1,5 @@
 """What was found, for people and for programs."""
 
-import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -9,6 +8,7 @@ from typing import Any
 from smart_embedder_client.qdrant.store import SOURCE
 from smart_embedder_client.search.explain import Explanation
 from smart_embedder_client.search.stages import STAGES, Found
+from smart_embedder_client.terminal import plain, plain_json
 
 _NAMES = {"dense": "dense", "sparse": "sparse", "fused": "RRF", "colbert": "ColBERT"}
 _LONGEST_TEXT = 300
@@ -27,7 +27,7 @@ def as_json(query: str, found: Sequence[Found], explained: Sequence[Explanation]
         if explained is not None:
             hit["explanation"] = asdict(explained[i])
         hits.append(hit)
-    return json.dumps({"query": query, "hits": hits}, ensure_ascii=False)
+    return plain_json({"query": query, "hits": hits})
 
 
 def as_text(found: Sequence[Found], explained: Sequence[Explanation] | None) -> Iterator[str]:
@@ -36,8 +36,8 @@ def as_text(found: Sequence[Found], explained: Sequence[Explanation] | None) -> 
         yield "Nothing was found."
     for place, each in enumerate(found, 1):
         text = textwrap.shorten(each.text, _LONGEST_TEXT, placeholder=" ...")
-        yield f"{place:2}. {text}"
-        yield f"    {each.payload.get(SOURCE, each.id)}: {_scores(each)}"
+        yield f"{place:2}. {plain(text)}"
+        yield f"    {plain(str(each.payload.get(SOURCE, each.id)))}: {_scores(each)}"
         if explained is not None:
             yield from _explanation(explained[place - 1])
 
@@ -66,4 +66,4 @@ def _explanation(explanation: Explanation) -> Iterator[str]:
 
 def _word(token: str) -> str:
     """A token without SentencePiece's mark for the space before it."""
-    return token.replace("\N{LOWER ONE EIGHTH BLOCK}", "") or "(space)"
+    return plain(token.replace("\N{LOWER ONE EIGHTH BLOCK}", "")) or "(space)"
