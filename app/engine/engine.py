@@ -12,7 +12,6 @@ from app.engine.active_requests import ActiveRequests
 from app.engine.answer_memory import UNLIMITED, AnswerMemory
 from app.engine.devices.device_pool import DevicePool
 from app.engine.devices.failure import find_failure, start_failure
-from app.engine.file_watch import FileWatch
 from app.engine.loaded_models import LoadedModels, Loader
 from app.engine.model_pool.model_pool import ModelPool
 from app.engine.model_pool.model_state import ModelState, ModelStatus, default_statuses
@@ -49,7 +48,6 @@ class Engine:
         self._metrics = metrics or Metrics()
         self._loader = loader
         self._queue = JobQueue()
-        self._file_watch = FileWatch()
         self._devices = DevicePool(settings, self._queue, self._metrics)
         self._further = ModelPool(settings, self._devices, self._metrics)
         self._pipelines = Pipelines(settings, self._queue, self._devices, self._metrics)
@@ -111,9 +109,7 @@ class Engine:
     @property
     def failure(self) -> Exception | None:
         """The fault after which only a restart helps, if there is one: see `find_failure`."""
-        return find_failure(
-            self._loading, self._devices, self._file_watch.problem, closing=self._closing
-        )
+        return find_failure(self._loading, self._devices, closing=self._closing)
 
     async def start(self) -> None:
         """Load and warm the models; raises `StartupError` if that fails."""
@@ -122,8 +118,6 @@ class Engine:
         if models.device.read_memory is not None:
             self._metrics.watch_memory(models.read_memory)
         self._metrics.start_models(models.names)
-        if models.files is not None:
-            self._file_watch.start(models.files)
         await self._further.start(models)
         self._models = models
 
@@ -134,7 +128,6 @@ class Engine:
         running then gets SHUTDOWN_TIMEOUT to return, or no time after `abort`.
         """
         self._closing = True
-        await self._file_watch.close()
         try:
             async with asyncio.timeout(self._settings.shutdown_timeout):
                 await self._requests.wait_for_none()

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from app import __version__
-from app.engine.file_watch import WatchedFiles
 from app.engine.model import Embedder, Model, Reranker
 from app.engine.types import Outputs
 from app.settings import Settings
@@ -88,14 +87,12 @@ class PlacedModel:
 class PlacedModels:
     """One model on all of its devices.
 
-    `describe` tells how it is computed, once `measure` has run. `finish` does the work of loading
-    that can be done while it serves. `fingerprint` identifies the contents of its files.
+    `describe` tells how it is computed, once `measure` has run. `fingerprint` identifies what was
+    read of its files, where a cache needs that.
     """
 
     models: tuple[PlacedModel, ...]
     describe: Callable[[], ModelInfo]
-    files: WatchedFiles | None = None
-    finish: Callable[[], object] = lambda: None
     fingerprint: str = ""
 
 
@@ -130,12 +127,11 @@ class LoadedModels:
     `dense` is the separate model for dense vectors, if there is one. With `late_interaction`,
     `embedder` reranks; otherwise `reranker` does, if there is one. `demo` describes the demo model
     where one is served. `seconds_per_token` was measured at the start. `free_memory` makes the
-    device's allocator return memory that it does not use. `files` are mapped files that the models
-    read from while they serve. `replicas` are the same models on further devices. `infos` tell how
-    each model is computed. `fingerprints` identify the contents of each model's files, where a
-    cache needs that. `prepare_thread` is called first in each thread that computes on the device.
-    `loader` loads the models of MODELS. `kinds` are the kinds of vectors that the models make
-    together.
+    device's allocator return memory that it does not use. `replicas` are the same models on further
+    devices. `infos` tell how each model is computed. `fingerprints` identify what was read of each
+    embedder's files, where a cache needs that. `prepare_thread` is called first in each thread that
+    computes on the device. `loader` loads the models of MODELS. `kinds` are the kinds of vectors
+    that the models make together.
     """
 
     embedder: Embedder
@@ -147,7 +143,6 @@ class LoadedModels:
     demo: str | None = None
     seconds_per_token: float = 0.0
     free_memory: Callable[[], object] = gc.collect
-    files: WatchedFiles | None = None
     replicas: "tuple[LoadedModels, ...]" = ()
     infos: tuple[ModelInfo, ...] = ()
     fingerprints: Mapping[Model, str] = field(default_factory=dict)

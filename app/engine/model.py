@@ -49,9 +49,6 @@ class Model(Protocol):
     def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         """The text of these tokens; ids outside the vocabulary are left out."""
 
-    def finish_loading(self) -> None:
-        """Do the work of loading that was put off until after the first forward."""
-
 
 class Embedder(Model, Protocol):
     """A model whose results are `TextEmbedding`s, with None for kinds not asked for or not made."""

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from app.engine.download import DownloadStatus
 from app.engine.loaded_models import LoadedModels
-from app.models.checkpoint.read_ahead import Half, read_ahead
+from app.models.checkpoint.read_ahead import read_ahead
 from app.settings import Settings
 
 # How often a thread of PyTorch's pool polls for work before it sleeps: about 80 microseconds,
@@ -33,14 +33,13 @@ def load_models(settings: Settings, status: DownloadStatus | None = None) -> Loa
     _prepare_libraries(settings)
     sys.setswitchinterval(min(_SWITCH_INTERVAL, sys.getswitchinterval()))
     # The weights come from the disk while Python imports.
-    read_ahead(settings, Half.SECOND)
+    read_ahead(settings)
     from app.models.model_loader import EntryLoader  # noqa: PLC0415 - see above
     from app.models.runtime import load  # noqa: PLC0415
 
     models = load(settings, status)
     if settings.models:
         models = replace(models, loader=EntryLoader(settings, status))
-    read_ahead(settings, Half.FIRST)
     return models
 
 

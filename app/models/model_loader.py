@@ -4,7 +4,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -23,11 +23,10 @@ from app.engine.loaded_models import (
     PlacedModels,
 )
 from app.errors import StartupError
-from app.models.checkpoint.fingerprint import fingerprint
 from app.models.checkpoint.heap import trim_heap
-from app.models.checkpoint.mapped_files import MappedFiles
+from app.models.checkpoint.reading import reading
 from app.models.checkpoint.sentence_config import SentenceOverrides
-from app.models.checkpoint.weights import count_parameters, weight_files
+from app.models.checkpoint.weights import count_parameters
 from app.models.device.choose import choose_device, memory_freer
 from app.models.device.cpu_shares import CpuShare, share_cpus
 from app.models.device.cpu_threads import leave_processor_to_others
@@ -159,25 +158,18 @@ def _bytes_of(folder: Path, loader: DeviceLoader) -> int:
 def _load(
     entry: ModelEntry, settings: Settings, folder: Path, placements: Sequence[_Placement]
 ) -> PlacedModels:
-    files = MappedFiles(_files_of(entry, folder))
     copies: dict[tuple[str, int], DeviceModel[Any]] = {}
-    for placement in placements:
-        if placement.node not in copies:
-            threads = placement.share.threads if placement.share is not None else None
-            loader = DeviceLoader(settings, placement.device, threads)
-            load = loader.load_embedder if entry.task == "embed" else loader.load_reranker_named
-            copies[placement.node] = _run_there(placement, partial(load, entry.name, folder))
-    print_of_files = fingerprint(folder) if settings.caches_embeddings else ""
-    files.require_unchanged()
-
-    def finish() -> None:
-        for model in copies.values():
-            model.finish_loading()
-        files.forget_unmapped()
-
+    with reading(with_digests=settings.caches_embeddings) as read:
+        for placement in placements:
+            if placement.node not in copies:
+                threads = placement.share.threads if placement.share is not None else None
+                loader = DeviceLoader(settings, placement.device, threads)
+                load = loader.load_embedder if entry.task == "embed" else loader.load_reranker_named
+                copies[placement.node] = _run_there(placement, partial(load, entry.name, folder))
+    trim_heap()
     placed = tuple(_placed(placement, copies[placement.node], settings) for placement in placements)
     first = copies[placements[0].node]
-    return PlacedModels(placed, lambda: first.info, files, finish, print_of_files)
+    return PlacedModels(placed, lambda: first.info, read.fingerprint(folder))
 
 
 def _run_there(placement: _Placement, load: Callable[[], DeviceModel[Any]]) -> DeviceModel[Any]:
@@ -185,13 +177,7 @@ def _run_there(placement: _Placement, load: Callable[[], DeviceModel[Any]]) -> D
     if placement.share is None or placement.share.node == 0:
         return load()
     with ThreadPoolExecutor(1, initializer=placement.share.bind_thread) as executor:
-        return executor.submit(load).result()
-
-
-def _files_of(entry: ModelEntry, folder: Path) -> Iterator[tuple[str, Path]]:
-    with suppress(OSError, ValueError, KeyError):  # Loading raises the error.
-        for path in weight_files(folder):
-            yield f"{entry.public_name}/{path.name}", path
+        return executor.submit(copy_context().run, load).result()
 
 
 def _placed(placement: _Placement, model: DeviceModel[Any], settings: Settings) -> PlacedModel:

@@ -3,10 +3,9 @@
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import astuple, replace
+from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import structlog
 import torch
@@ -17,19 +16,16 @@ from app.engine.loaded_models import LoadedModels
 from app.engine.model import Model
 from app.errors import StartupError
 from app.models.checkpoint.config import DEMO_KEY, read_config
-from app.models.checkpoint.fingerprint import start_fingerprints
-from app.models.checkpoint.mapped_files import MappedFiles
-from app.models.checkpoint.weights import weight_files
+from app.models.checkpoint.heap import trim_heap
+from app.models.checkpoint.reading import reading
 from app.models.device.choose import choose_device, memory_freer
 from app.models.device.cpu_shares import share_cpus
-from app.models.device.cpu_threads import run_in_background
 from app.models.device_loader import DeviceLoader, describe
 from app.models.locate import ModelFolders, locate_models
 from app.models.probe import probe, tokens_that_fit, warm_up
 from app.models.tasks.device_model import EmbeddingModel
 from app.models.token_budget import ChosenBudget, capped, named_or_chosen
 from app.settings import LATE_INTERACTION, Settings
-from app.settings.model_names import public_name
 
 log = structlog.get_logger(__name__)
 
@@ -46,25 +42,16 @@ def load(settings: Settings, status: DownloadStatus | None = None) -> LoadedMode
     if settings.torch_compile:
         log.warning("torch_compile_has_no_effect", reason="kernels of the service took its place")
     folders = locate_models(settings, status)
-    files = MappedFiles(_files_of(settings, folders))
-    cached = (folders.embedding, folders.dense) if settings.caches_embeddings else ()
-    fingerprints = start_fingerprints([folder for folder in cached if folder is not None])
-    first, *others = _load_workers(settings, folders)
-    embedders: list[Model] = [each for each in (first.embedder, first.dense) if each is not None]
-    prints = dict(zip(embedders, fingerprints(), strict=False))
-    files.require_unchanged()
-    _finish_in_background([first, *others], files)
-    return replace(first, files=files, replicas=tuple(others), fingerprints=prints)
-
-
-def _files_of(settings: Settings, folders: ModelFolders) -> Iterator[tuple[str, Path]]:
-    """The files of weights, each with its name in messages."""
-    names = (settings.embedding_model, settings.dense_model, settings.reranker_model)
-    for name, folder in zip(names, astuple(folders), strict=True):
-        if folder is not None:
-            with suppress(OSError, ValueError, KeyError):  # Loading raises the error.
-                for path in weight_files(folder):
-                    yield f"{public_name(name)}/{path.name}", path
+    with reading(with_digests=settings.caches_embeddings) as read:
+        first, *others = _load_workers(settings, folders)
+    trim_heap()
+    embedders = ((first.embedder, folders.embedding), (first.dense, folders.dense))
+    prints: dict[Model, str] = {
+        model: read.fingerprint(folder)
+        for model, folder in embedders
+        if model is not None and folder is not None
+    }
+    return replace(first, replicas=tuple(others), fingerprints=prints)
 
 
 def _load_workers(settings: Settings, folders: ModelFolders) -> list[LoadedModels]:
@@ -80,7 +67,7 @@ def _load_cpu_workers(settings: Settings, folders: ModelFolders) -> Iterator[Loa
     for share in shares:
         if share.node not in on_node:
             load = partial(_load_on, share.name, settings, folders, share.threads)
-            on_node[share.node] = share.run(load)
+            on_node[share.node] = share.run(partial(copy_context().run, load))
         models = on_node[share.node]
         description = f"{models.device.description}, shared by {len(shares)} workers"
         device = replace(models.device, name=share.name, description=description)
@@ -117,21 +104,6 @@ def _require_dense(model: EmbeddingModel | None) -> None:
     """Raise `StartupError` if the model for dense vectors makes none."""
     if model is not None and not model.kinds.dense:
         raise StartupError(f"DENSE_EMBEDDING_MODEL={model.name} makes no dense vectors")
-
-
-def _finish_in_background(loaded: list[LoadedModels], files: MappedFiles) -> None:
-    """Finish loading while the first requests are served.
-
-    The thread is no daemon: Python may crash if it exits while a daemon is inside PyTorch.
-    """
-
-    def finish() -> None:
-        for models in loaded:
-            for model in models.each:
-                model.finish_loading()
-        files.forget_unmapped()
-
-    run_in_background(finish, "finish-loading", daemon=False)
 
 
 def _budget(

@@ -54,7 +54,6 @@ class FakeLoader:
         self.failures: list[Exception] = []
         self.devices: dict[str, str] = {}
         self.token_budgets: dict[str, int] = {}
-        self.files: dict[str, Any] = {}
         self.entered = threading.Semaphore(0)
         self.gate = threading.Semaphore(0)
         self.held = False
@@ -94,7 +93,7 @@ class FakeLoader:
             gc.collect,
         )
         info = ModelInfo(model.name, "float32", {})
-        return PlacedModels((place,), lambda: info, self.files.get(entry.name))
+        return PlacedModels((place,), lambda: info)
 
 
 def engine_with(

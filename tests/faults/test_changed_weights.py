@@ -1,40 +1,79 @@
-"""The file that float32 weights are mapped from is written over while the service runs.
+"""The files of two models are written over and cut short while the service runs.
 
-Replaced by renaming: sent 1, answered 1, wrong 0. Written over in place: unhealthy within seconds,
-then sent 1, refused 1 (503 `unhealthy`), and the reason is told once in the log.
+Sent 16, answered 16, wrong 0: what is loaded is a copy. A service that finds these vectors in the
+Redis they share gets the right ones.
 """
 
+import os
 import shutil
 from pathlib import Path
 
-from tests.faults.tally import GOOD
-from tests.support.server import run_server
+import httpx2
+import pytest
+
+from tests.support.redis_server import needs_redis, run_redis
+from tests.support.server import RunningServer, run_server
+
+pytestmark = needs_redis
+
+TEXTS = [f"a text, number {number}" for number in range(8)]
 
 
-def test_weights_that_are_written_over_are_not_served(tiny_m3: Path, tmp_path: Path) -> None:
-    model = shutil.copytree(tiny_m3, tmp_path / "m3")
-    weights = model / "model.safetensors"
-    settings = {"EMBEDDING_MODEL": str(model), "ATTENTION": "matmul"}
-    with run_server(tmp_path, **settings) as server, server.client() as client:
-        server.wait_until_healthy()
-        before = client.post("/embeddings/", json=GOOD).json()["data"]
-        mapped = tmp_path / "mapped"
-        mapped.hardlink_to(weights)
-        new = tmp_path / "new"
-        new.write_bytes(bytes(weights.stat().st_size))
-        new.rename(weights)
-        assert client.post("/embeddings/", json=GOOD).json()["data"] == before
-        with mapped.open("r+b") as file:
-            file.seek(-1000, 2)
-            file.write(bytes(1000))
-        server.wait_for_status("/health/live", 503)
-        health = client.get("/health").json()
-        refused = client.post("/embeddings/", json=GOOD)
-        assert (refused.status_code, refused.json()["code"]) == (503, "unhealthy")
-        assert server.stop() == 0
-    assert (health["status"], health["attention"]) == ("unhealthy", "matmul")
-    assert health["reason"].startswith(
-        "the file m3/model.safetensors was written to while the model read"
-    )
-    assert str(tmp_path) not in health["reason"]
-    assert server.log.count("model_file_changed") == 1
+def write_over(path: Path) -> None:
+    """In place, with as many bytes."""
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+
+
+def cut(path: Path) -> None:
+    """As `cp new old` does at first."""
+    os.truncate(path, 0)
+
+
+def embed(server: RunningServer, client: httpx2.Client, text: str, model: str | None) -> object:
+    answer = client.post("/embeddings/", json={"sentences": [text], "model": model})
+    assert answer.status_code == 200, (answer.text, server.log)
+    return answer.json()["data"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nobody_notices(dtype: str, tiny_m3: Path, tiny_qwen: Path, tmp_path: Path) -> None:
+    names = {None: tmp_path / "m3", "other": tmp_path / "other"}
+    sources = {None: tiny_m3, "other": tiny_qwen}
+    for name, folder in names.items():
+        shutil.copytree(sources[name], folder)
+    (tmp_path / "models.yaml").write_text(f"- name: {names['other']}\n  load: start\n")
+    with run_redis(tmp_path) as redis:
+        settings = {
+            "EMBEDDING_MODEL": str(names[None]),
+            "MODELS": "models.yaml",
+            "DTYPE": dtype,
+            "EMBEDDING_CACHE": "off",
+        }
+        with run_server(tmp_path, **settings) as server, server.client() as client:
+            server.wait_until_healthy()
+            expected = {
+                (name, text): embed(server, client, text, name) for name in names for text in TEXTS
+            }
+        shared = settings | {"EMBEDDING_CACHE": redis.url}
+        with run_server(tmp_path, **shared) as server, server.client() as client:
+            server.wait_until_healthy()
+            maps = Path(f"/proc/{server.process.pid}/maps").read_text("utf-8")
+            assert not [line for line in maps.splitlines() if str(tmp_path) in line]
+            changes = [write_over, cut]
+            for number, text in enumerate(TEXTS):
+                if number % 4 == 0:
+                    change = changes.pop(0)
+                    for folder in names.values():
+                        change(folder / "model.safetensors")
+                for name in names:
+                    assert embed(server, client, text, name) == expected[name, text]
+            assert client.get("/health").status_code == 200
+            assert server.stop() == 0
+        for name, folder in names.items():
+            shutil.copytree(sources[name], folder, dirs_exist_ok=True)
+        with run_server(tmp_path, **shared) as server, server.client() as client:
+            server.wait_until_healthy()
+            for (name, text), vectors in expected.items():
+                assert embed(server, client, text, name) == vectors
+            assert server.metric('embedder_cache_hits_total{source="redis"}') > 0

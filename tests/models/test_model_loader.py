@@ -36,7 +36,6 @@ def device_names(folder: Path, device: str, of_entry: str | None) -> list[str]:
     entry = ModelEntry(name=str(folder), device=of_entry, location="models.yaml, line 1")
     loader = EntryLoader(settings(folder, device=device))
     placed = loader.plan(entry).load()
-    assert placed.files is not None
     return [each.device.name for each in placed.models]
 
 

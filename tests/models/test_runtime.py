@@ -1,10 +1,9 @@
 """Loading everything that the settings name."""
 
-import gc
 import shutil
-import threading
 from pathlib import Path
 
+import psutil
 import pytest
 
 from app.models.runtime import load
@@ -14,24 +13,24 @@ MAPS = Path("/proc/self/maps")
 
 
 @pytest.mark.skipif(not MAPS.exists(), reason="the system does not tell what is mapped")
-def test_every_model_leaves_its_file_soon_after_the_start(
-    tiny_m3: Path, tiny_reranker: Path, tmp_path: Path
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_every_model_has_left_its_files_when_it_is_ready(
+    dtype: str, tiny_m3: Path, tiny_qwen: Path, tiny_reranker: Path, tmp_path: Path
 ) -> None:
-    # Copies, because other tests hold theirs.
-    embedder = shutil.copytree(tiny_m3, tmp_path / "embedder")
-    reranker = shutil.copytree(tiny_reranker, tmp_path / "reranker")
+    folders = [
+        shutil.copytree(each, tmp_path / each.name) for each in (tiny_m3, tiny_qwen, tiny_reranker)
+    ]
     models = load(
         Settings(
-            embedding_model=str(embedder),
-            reranker_model=str(reranker),
+            embedding_model=str(folders[0]),
+            dense_embedding_model=str(folders[1]),
+            reranker_model=str(folders[2]),
             device="cpu",
-            dtype="bfloat16",
+            dtype=dtype,
             hf_home=tmp_path,
         )
     )
-    for thread in threading.enumerate():
-        if thread.name == "finish-loading":
-            thread.join()
-    gc.collect()
-    assert len(models.each) == 2
+    assert len(models.each) == 3
     assert str(tmp_path) not in MAPS.read_text()
+    opened = [each.path for each in psutil.Process().open_files()]
+    assert not [path for path in opened if path.startswith(str(tmp_path))]

@@ -11,11 +11,10 @@ from app.errors import UnhealthyError
 def find_failure(
     loading: "asyncio.Future[LoadedModels] | None",
     devices: DevicePool,
-    changed_file: str | None,
     *,
     closing: bool,
 ) -> Exception | None:
-    """The failure of the start, the devices, a consumer or a file that was changed; or None."""
+    """The failure of the start, the devices or a consumer; or None."""
     cause = start_failure(loading)
     if cause is not None:
         # The cause may name folders of this machine, so clients get another message.
@@ -31,7 +30,7 @@ def find_failure(
         return UnhealthyError(
             f"the device thread has not come back from a forward for {away:.0f} seconds"
         )
-    return None if changed_file is None else UnhealthyError(changed_file)
+    return None
 
 
 def start_failure(loading: "asyncio.Future[LoadedModels] | None") -> BaseException | None:

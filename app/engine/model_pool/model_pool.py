@@ -17,8 +17,7 @@ import structlog
 
 from app.engine.devices.device_pool import DevicePool, device_of_model_failed
 from app.engine.devices.device_threads import DeviceThread
-from app.engine.file_watch import FileWatch
-from app.engine.loaded_models import LoadedModels, PlacedModels
+from app.engine.loaded_models import LoadedModels
 from app.engine.model_pool.loading_queue import LoadingQueue
 from app.engine.model_pool.model_memory import ModelMemory
 from app.engine.model_pool.model_room import PAUSE, ModelRoom
@@ -27,7 +26,6 @@ from app.engine.model_pool.pooled_model import PooledModel, Residence, models_wi
 from app.errors import (
     DrainingError,
     LoadingError,
-    ModelNotLoadedError,
     ModelTooLargeError,
     SmartEmbedderError,
     StartupError,
@@ -59,7 +57,6 @@ class ModelPool:
         self._to_load = LoadingQueue()
         self._looked_at = -math.inf
         self._relief: asyncio.Task[None] | None = None
-        self._finishing: set[asyncio.Task[object]] = set()
         self._starting = True
         self._abort_error: DrainingError | None = None
         self._defaults: LoadedModels | None = None
@@ -143,35 +140,20 @@ class ModelPool:
     async def close(self) -> None:
         """End what goes on in the background; a thread that loads is left to itself."""
         loading = (model.loading for model in self._models.values())
-        running = {task for task in (*loading, *self._finishing, self._relief) if task is not None}
+        running = {task for task in (*loading, self._relief) if task is not None}
         for task in running:
             task.cancel()
         if running:
             await asyncio.wait(running)
-        for model in self._models.values():
-            if model.residence is not None:
-                await model.residence.watch.close()
         if self._defaults is not None:
             await self._thread.close(0)
 
     async def _residence(self, model: PooledModel, seconds: float) -> Residence:
-        if model.residence is not None and model.residence.watch.problem is not None:
-            await self._unload_changed(model, model.residence)
         if model.residence is None or model.gives_way:
             await self._wait_for(model, seconds)
-        if model.residence is None:  # Unloaded again, which only its own file can cause.
+        if model.residence is None:  # Unloaded again before this request could go on.
             raise self._still_loading(model)
         return model.residence
-
-    async def _unload_changed(self, model: PooledModel, residence: Residence) -> None:
-        """Unload what reads from a file that was written to, so that it is loaded again."""
-        if model.users or self._devices.is_using(residence.model):
-            raise ModelNotLoadedError(
-                f"a file of the model {model.name} was written to while the model read from it: it "
-                "is loaded again when its other requests are over",
-                retry_after=1,
-            )
-        await self._unload(model)
 
     async def _wait_for(self, model: PooledModel, seconds: float) -> None:
         if (refusal := model.refusal) is not None:
@@ -249,19 +231,7 @@ class ModelPool:
         placed = await self._thread.run(plan.load)
         added = await self._devices.add(placed, thoroughly=self._starting)
         tokens = min(self._devices.token_budgets(model.name).values())
-        residence = Residence(
-            added, models_with(placed, model.entry.task, self._defaults, tokens), FileWatch()
-        )
-        if placed.files is not None:
-            residence.watch.start(placed.files)
-        self._finish_later(placed)
-        return residence
-
-    def _finish_later(self, placed: PlacedModels) -> None:
-        """Do what can wait; the next loading comes after it."""
-        task = asyncio.create_task(self._thread.run(placed.finish), name="finish-loading")
-        self._finishing.add(task)
-        task.add_done_callback(self._finishing.discard)
+        return Residence(added, models_with(placed, model.entry.task, self._defaults, tokens))
 
     async def _relieve(self) -> None:
         try:
@@ -274,7 +244,6 @@ class ModelPool:
         residence = model.leave()
         assert residence is not None  # noqa: S101 - only those that are loaded are unloaded
         self._devices.remove(residence.model)
-        await residence.watch.close()
         del residence  # What is unreferenced can be given back.
         await self._free_memory()
         self._metrics.model_unloads.labels(model.name).inc()

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from app.engine.file_watch import FileWatch
 from app.engine.loaded_models import LoadedModels, PlacedModels
 from app.engine.model import Embedder, Model, Reranker
 from app.engine.model_pool.model_state import ModelState, ModelStatus, abilities_of
@@ -37,7 +36,6 @@ class Residence:
 
     model: Model
     models: LoadedModels
-    watch: FileWatch
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,6 @@ from app.models.architectures.bert_config import EncoderConfig
 from app.models.architectures.transformer import (
     LayeredTransformer,
     Parameters,
-    TokenEmbedding,
     in_row_blocks,
     preemption_point,
 )
@@ -39,12 +38,13 @@ def plain_add_norm(states: Tensor, other: Tensor, norm: LayerNorm) -> Tensor:
 class Embeddings:
     """On a CPU: the normalised sum of the embeddings of a token, its position and its type.
 
+    `tokens` is `[vocabulary, width]`, half of a model like bge-m3, maybe in a shorter dtype.
     `type` `[width]` is type 0, which is added to every token. `positions` is
     `[types x positions, width]`: the positions of type 0, then those of the second segment, to
     which the difference of type 1 and type 0 is added.
     """
 
-    tokens: TokenEmbedding
+    tokens: Tensor
     positions: Tensor
     type: Tensor
     norm: LayerNorm
@@ -52,13 +52,10 @@ class Embeddings:
 
     def __call__(self, packed: PackedBatch) -> Tensor:
         """`[T, width]`: the states that the first layer reads."""
-        states = self.tokens(packed.input_ids[0]).to(self.positions.dtype).add_(self.type)
+        states = functional.embedding(packed.input_ids[0], self.tokens)
+        states = states.to(self.positions.dtype).add_(self.type)
         positions = functional.embedding(packed.position_ids[0], self.positions)
         return self.add_norm(states, positions, self.norm)
-
-    def finish_loading(self) -> None:
-        """Copy the tokens' table; lookups may run beside it."""
-        self.tokens.finish_loading()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +71,6 @@ class GpuEmbeddings:
         """`[T, width]`: the states that the first layer reads."""
         indices = packed.input_ids[0], packed.position_ids[0]
         return self.backend.embed(indices, (self.tokens, self.positions), self.norm)
-
-    def finish_loading(self) -> None:
-        """Do nothing: no table is left in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +101,20 @@ class EncoderParameters(Parameters):
         super().__init__(weights, device, dtype, tokens=_TOKENS)
         self.config = config
 
-    def embeddings(self, add_norm: AddNorm = plain_add_norm) -> Embeddings:
-        """The embedding on a CPU."""
+    def _get_all(self) -> None:
+        self._tokens_table()
+        self._positions_and_types()
+        self._norm("embeddings")
+        for index in range(self.config.layers):
+            self.layer(index)
+
+    def embeddings(
+        self, add_norm: AddNorm = plain_add_norm, tokens_dtype: torch.dtype | None = None
+    ) -> Embeddings:
+        """The embedding on a CPU; `tokens_dtype` is that of the tokens' table."""
         positions, types = self._positions_and_types()
         return Embeddings(
-            tokens=self._token_embedding(self.config.vocabulary, self.config.width),
+            tokens=self._tokens_table(tokens_dtype),
             positions=_of_each_type(positions, types).to(self.device, self.dtype),
             type=types[0].to(self.device, self.dtype),
             norm=self._norm("embeddings"),
@@ -121,18 +124,19 @@ class EncoderParameters(Parameters):
     def gpu_embeddings(self, backend: Backend) -> GpuEmbeddings:
         """The embedding on a GPU."""
         positions, types = self._positions_and_types()
-        tokens = self._weights.get(_TOKENS, self.config.vocabulary, self.config.width)
         # Not summed in the order of transformers, which would take one more pass.
         positions = _of_each_type(positions.float() + types[0].float(), types)
         return GpuEmbeddings(
             backend,
-            tokens.to(self.device, self.dtype),
+            self._tokens_table(),
             positions.to(self.device, self.dtype),
             self._norm("embeddings"),
         )
 
+    def _tokens_table(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self._get(_TOKENS, self.config.vocabulary, self.config.width, dtype=dtype)
+
     def _positions_and_types(self) -> tuple[Tensor, Tensor]:
-        self._weights.give_back_pages()
         config, get = self.config, self._weights.get
         types = get("embeddings.token_type_embeddings.weight", config.types, config.width)
         types = types if config.reads_segments else types[:1]
@@ -141,7 +145,6 @@ class EncoderParameters(Parameters):
 
     def layer(self, index: int) -> EncoderLayerParameters:
         """The layer number `index`."""
-        self._weights.give_back_pages()
         width, inner_width = self.config.width, self.config.inner_width
         name = f"encoder.layer.{index}"
         return EncoderLayerParameters(
@@ -159,7 +162,7 @@ class EncoderParameters(Parameters):
         # Only on a CPU PyTorch accepts parameters that are more exact than the states.
         dtype = torch.float32 if self.device.type == "cpu" else self.dtype
         weight, bias = (
-            self._norm_parameter(f"{name}.LayerNorm.{parameter}", self.config.width, dtype)
+            self._get(f"{name}.LayerNorm.{parameter}", self.config.width, dtype=dtype)
             for parameter in ("weight", "bias")
         )
         return LayerNorm(weight, bias, self.config.epsilon)
@@ -219,12 +222,12 @@ class Encoder(LayeredTransformer):
 
 def make_encoder(parameters: EncoderParameters, backend: Backend) -> Encoder:
     """The encoder with the parameters of a checkpoint, in their dtype and on their device."""
-    layers = [_layer(parameters, index, backend) for index in range(parameters.config.layers)]
     on_cpu = parameters.device.type == "cpu"
     embeddings = (
         parameters.embeddings(backend.add_norm) if on_cpu else parameters.gpu_embeddings(backend)
     )
-    return Encoder(embeddings, layers, backend.attend, parameters.dtype)
+    layers = [_layer(parameters, index, backend) for index in range(parameters.config.layers)]
+    return Encoder(layers, backend.attend, embeddings, parameters.dtype)
 
 
 def _layer(parameters: EncoderParameters, index: int, backend: Backend) -> EncoderLayer:

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from app.models.architectures.qwen3_config import DecoderConfig
 from app.models.architectures.transformer import (
     LayeredTransformer,
     Parameters,
-    TokenEmbedding,
     in_row_blocks,
     preemption_point,
 )
@@ -78,10 +78,13 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class Decoder(LayeredTransformer):
-    """The decoder; common prefixes of sequences are computed once."""
+    """The decoder; common prefixes of sequences are computed once.
+
+    `embeddings` are those of the tokens, `[vocabulary, width]`.
+    """
 
     shares_prefixes: ClassVar[bool] = True
-    embeddings: TokenEmbedding
+    embeddings: Tensor
     final_norm: RmsNorm
     head_width: int
     theta: float
@@ -91,10 +94,23 @@ class Decoder(LayeredTransformer):
         token_ids, positions, sharing = packed.input_ids[0], packed.position_ids[0], packed.sharing
         if sharing is not None:
             token_ids, positions = token_ids[sharing.unique], positions[sharing.unique]
-        states = self.embeddings(token_ids)
+        states = functional.embedding(token_ids, self.embeddings)
         rotary = RotaryEmbedding.at(positions, self.head_width, self.theta)
         states = self.final_norm(self.run_layers(states, packed, rotary))
         return states if sharing is None else states.index_select(0, sharing.inverse)
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderLayerParameters:
+    """One layer's matrices and norms; `head_norms` are those of queries and of keys."""
+
+    input_norm: RmsNorm
+    projections: list[nn.Linear]
+    head_norms: list[RmsNorm]
+    attended: nn.Linear
+    inner_norm: RmsNorm
+    gate_up: list[nn.Linear]
+    down: nn.Linear
 
 
 class DecoderParameters(Parameters):
@@ -106,76 +122,83 @@ class DecoderParameters(Parameters):
         super().__init__(weights, device, dtype, tokens=_TOKENS)
         self.config = config
 
-    def embeddings(self) -> TokenEmbedding:
-        """The token embedding."""
-        self._weights.give_back_pages()
-        return self._token_embedding(self.config.vocabulary, self.config.width)
+    def _get_all(self) -> None:
+        self.embeddings()
+        self.final_norm()
+        for index in range(self.config.layers):
+            self.layer(index)
+
+    def embeddings(self) -> Tensor:
+        """The embeddings of the tokens."""
+        return self._get(_TOKENS, self.config.vocabulary, self.config.width)
 
     def final_norm(self) -> RmsNorm:
         """The norm after the last layer."""
         return self._norm("norm", self.config.width)
 
-    def layer(self, index: int, backend: Backend) -> DecoderLayer:
-        """The layer number `index`, as the backend prepares it."""
-        self._weights.give_back_pages()
+    def layer(self, index: int) -> DecoderLayerParameters:
+        """The layer number `index`."""
         config, width, inner_width = self.config, self.config.width, self.config.inner_width
         queries, keys = config.heads * config.head_width, config.key_heads * config.head_width
         name = f"layers.{index}"
-        return DecoderLayer(
-            backend=backend,
-            key_heads=config.key_heads,
+        return DecoderLayerParameters(
             input_norm=self._norm(f"{name}.input_layernorm", width),
-            to_query_key_value=backend.linear([
+            projections=[
                 self._matrix(f"{name}.self_attn.{each}_proj", width, out_features)
                 for each, out_features in (("q", queries), ("k", keys), ("v", keys))
-            ]),
-            head_norm=self._head_norm(f"{name}.self_attn"),
-            from_attended=backend.add_linear(
-                self._matrix(f"{name}.self_attn.o_proj", queries, width)
-            ),
+            ],
+            head_norms=[
+                self._norm(f"{name}.self_attn.{each}_norm", config.head_width) for each in "qk"
+            ],
+            attended=self._matrix(f"{name}.self_attn.o_proj", queries, width),
             inner_norm=self._norm(f"{name}.post_attention_layernorm", width),
-            to_gate_up=backend.linear([
+            gate_up=[
                 self._matrix(f"{name}.mlp.{each}_proj", width, inner_width)
                 for each in ("gate", "up")
-            ]),
-            from_inner=backend.add_linear(
-                self._matrix(f"{name}.mlp.down_proj", inner_width, width)
-            ),
-        )  # fmt: skip
+            ],
+            down=self._matrix(f"{name}.mlp.down_proj", inner_width, width),
+        )
 
     def _matrix(self, name: str, in_features: int, out_features: int) -> nn.Linear:
         return self._linear(name, in_features, out_features, bias=False)
 
     def _norm(self, name: str, width: int) -> RmsNorm:
-        weight = self._norm_parameter(f"{name}.weight", width, self.dtype)
-        return RmsNorm(weight, self.config.epsilon)
-
-    def _head_norm(self, name: str) -> RmsNorm:
-        """The norm of every head of queries, then of keys."""
-        config = self.config
-        weights = [
-            self._norm(f"{name}.{each}_norm", config.head_width).weight.expand(heads, -1)
-            for each, heads in (("q", config.heads), ("k", config.key_heads))
-        ]
-        return RmsNorm(torch.cat(weights), config.epsilon)
+        return RmsNorm(self._get(f"{name}.weight", width), self.config.epsilon)
 
 
-def vocabulary_head(weights: Weights, config: DecoderConfig) -> Tensor:
-    """The weights `[vocabulary, width]` of the language model's head, as in the file."""
+def vocabulary_head(weights: Weights, config: DecoderConfig, token: int) -> Tensor:
+    """The weights `[width]` of one token in the language model's head, as in the file."""
     shape = config.vocabulary, config.width
     if config.tied:
-        return weights.before(_TOKENS).get(_TOKENS, *shape)
-    return weights.get("lm_head.weight", *shape)
+        return weights.before(_TOKENS).row(_TOKENS, token, *shape)
+    return weights.row("lm_head.weight", token, *shape)
 
 
 def make_decoder(parameters: DecoderParameters, backend: Backend) -> Decoder:
     """The decoder with the parameters of a checkpoint, in their dtype and on their device."""
     config = parameters.config
     return Decoder(
-        parameters.embeddings(),
-        [parameters.layer(index, backend) for index in range(config.layers)],
+        [_layer(parameters, index, backend) for index in range(config.layers)],
         backend.attend,
+        parameters.embeddings(),
         parameters.final_norm(),
         config.head_width,
         config.theta,
+    )
+
+
+def _layer(parameters: DecoderParameters, index: int, backend: Backend) -> DecoderLayer:
+    layer, config = parameters.layer(index), parameters.config
+    heads = zip(layer.head_norms, (config.heads, config.key_heads), strict=True)
+    head_norm = torch.cat([norm.weight.expand(count, -1) for norm, count in heads])
+    return DecoderLayer(
+        backend=backend,
+        key_heads=config.key_heads,
+        input_norm=layer.input_norm,
+        to_query_key_value=backend.linear(layer.projections),
+        head_norm=RmsNorm(head_norm, config.epsilon),
+        from_attended=backend.add_linear(layer.attended),
+        inner_norm=layer.inner_norm,
+        to_gate_up=backend.linear(layer.gate_up),
+        from_inner=backend.add_linear(layer.down),
     )

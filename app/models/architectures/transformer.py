@@ -2,78 +2,24 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from app.engine.devices.device_threads import run_preempting_call
 from app.models.attention.reference import Attention
 from app.models.batch.packing import PackedBatch
-from app.models.checkpoint.mapped_files import give_back_pages
 from app.models.checkpoint.weights import Weights
 
 _ROWS_PER_THREAD = 256
 _DEPTH_RATIO = 12
-_ROWS_COPIED_AT_ONCE = 16_384
 
 
-class TokenEmbedding:
-    """Maps token ids `[T]` to their rows `[T, width]` in `dtype`; half of a model like bge-m3.
-
-    The table, `[vocabulary, width]`, may be mapped from the checkpoint's file. A forward reads few
-    rows, and copying and rounding all of them takes long: `finish_loading` does that later, which
-    changes no result. With `stays_mapped` the table is never copied. `give_back_pages` releases the
-    pages of the file that were read.
-    """
-
-    def __init__(
-        self,
-        table: Tensor,
-        dtype: torch.dtype,
-        *,
-        stays_mapped: bool,
-        give_back_pages: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._table = table
-        self._dtype = dtype
-        self._stays_mapped = stays_mapped
-        self._give_back_pages = give_back_pages
-
-    def __call__(self, token_ids: Tensor) -> Tensor:
-        """The rows of the tokens, rounded."""
-        return functional.embedding(token_ids, self._table).to(self._dtype)
-
-    def copied_to(self, dtype: torch.dtype) -> "TokenEmbedding":
-        """The same in `dtype`, which `finish_loading` copies."""
-        return TokenEmbedding(
-            self._table, dtype, stays_mapped=False, give_back_pages=self._give_back_pages
-        )
-
-    def finish_loading(self) -> None:
-        """Copy the table; lookups may run meanwhile."""
-        if not self._stays_mapped:
-            self._table = self._copied()
-            self._stays_mapped = True
-
-    def _copied(self) -> Tensor:
-        """A copy in `dtype`, made in parts, so that not all pages of the file are in memory."""
-        copied = torch.empty_like(self._table, dtype=self._dtype)
-        for start in range(0, len(copied), _ROWS_COPIED_AT_ONCE):
-            rows = slice(start, start + _ROWS_COPIED_AT_ONCE)
-            copied[rows] = self._table[rows]
-            self._give_back_pages()
-        return copied
-
-
-class Parameters:
-    """Reads parameters from `weights`, and copies them to a device and a dtype.
-
-    A parameter that has both already is not copied, and stays mapped from its file.
-    """
+class Parameters(ABC):
+    """Reads parameters from `weights`, to a device and in a dtype."""
 
     def __init__(
         self, weights: Weights, device: torch.device, dtype: torch.dtype, *, tokens: str
@@ -85,34 +31,28 @@ class Parameters:
         self._weights = weights.before(tokens)
         self._tokens = tokens
 
-    def _token_embedding(self, vocabulary: int, width: int) -> TokenEmbedding:
-        table = self._weights.get(self._tokens, vocabulary, width)
-        if self.device.type != "cpu":
-            table = table.to(self.device, self.dtype)
-        return TokenEmbedding(
-            table,
-            self.dtype,
-            stays_mapped=table.dtype is self.dtype,
-            # Not the weights' own method, which would keep all of them mapped.
-            give_back_pages=partial(give_back_pages, self._weights.files),
-        )
+    def compare_shapes(self) -> None:
+        """Raise `StartupError` where a tensor is missing or of another shape; none is read.
+
+        Sizes that are wrong would otherwise be computed with first.
+        """
+        shapes = copy(self)
+        shapes.device = torch.device("meta")
+        shapes._weights = replace(self._weights, shapes_only=True)  # noqa: SLF001 - its own
+        shapes._get_all()  # noqa: SLF001 - its own
+
+    @abstractmethod
+    def _get_all(self) -> None:
+        """Get every parameter once."""
+
+    def _get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return self._weights.get(name, *shape, dtype=dtype or self.dtype).to(self.device)
 
     def _linear(
         self, name: str, in_features: int, out_features: int, *, bias: bool = True
     ) -> nn.Linear:
-        linear = self._weights.linear(name, in_features, out_features, bias=bias)
-        return linear.to(self.device, self.dtype)
-
-    def _norm_parameter(self, name: str, width: int, dtype: torch.dtype) -> Tensor:
-        # One small tensor left as it is would keep the whole file mapped.
-        return self._weights.get(name, width).to(self.device, dtype, copy=True)
-
-
-class InputEmbeddings(Protocol):
-    """The embedding, which makes the first layer's input."""
-
-    def finish_loading(self) -> None:
-        """Copy a table that is still mapped; lookups may run meanwhile."""
+        linear = self._weights.linear(name, in_features, out_features, bias=bias, dtype=self.dtype)
+        return linear.to(self.device)
 
 
 class Transformer(ABC):
@@ -133,10 +73,6 @@ class Transformer(ABC):
         """`[T, hidden]`: the last hidden state of every token."""
 
     @abstractmethod
-    def finish_loading(self) -> None:
-        """Copy weights that are still mapped; forwards may run meanwhile."""
-
-    @abstractmethod
     def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
         """A copy whose attention is `change` of this one's."""
 
@@ -147,9 +83,8 @@ class Transformer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class LayeredTransformer(Transformer):
-    """Layers behind an embedding, one after the other."""
+    """Layers, one after the other, which are called with states, batch and attention."""
 
-    embeddings: InputEmbeddings
     layers: Sequence[Callable[..., Tensor]]
     attend: Attention
 
@@ -159,10 +94,6 @@ class LayeredTransformer(Transformer):
             preemption_point()
             states = layer(states, packed, self.attend, *others)
         return states
-
-    def finish_loading(self) -> None:
-        """Implement `Transformer`."""
-        self.embeddings.finish_loading()
 
     def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
         """Implement `Transformer`."""

@@ -119,10 +119,6 @@ class Backbone:
             )
         self._transformer = self._transformer.with_attention(excluding_unattended)
 
-    def finish_loading(self) -> None:
-        """Copy weights that are still mapped; forwards may run meanwhile."""
-        self._transformer.finish_loading()
-
     def with_fewer_layers(self) -> tuple["Backbone", float]:
         """A copy with fewer layers, and by what factor this one has more."""
         fewer = copy(self)

@@ -47,6 +47,7 @@ def load_encoder(
     if target.quantized:
         _require_quantizable(config)
     weights = Weights.read(folder) if weights is None else weights
+    EncoderParameters(weights, config, target.device, target.dtype).compare_shapes()
     target = target.prove(_encoder_shapes(config), _encoder_operations(target))
     make = partial(_quantized, tokenizer) if target.quantized else _unquantized
     return Backbone(
@@ -67,8 +68,9 @@ def load_decoder(folder: Path, target: Target, weights: Weights) -> Backbone:
             "DTYPE=int8 is for models of bge-m3's and bge-reranker's kind, and this is one of type "
             "qwen3; set DTYPE to auto"
         )
-    target = target.prove(_decoder_shapes(config), DECODER)
     parameters = DecoderParameters(weights, config, target.device, target.dtype)
+    parameters.compare_shapes()
+    target = target.prove(_decoder_shapes(config), DECODER)
     return Backbone(
         make_decoder(parameters, target.backend),
         target,

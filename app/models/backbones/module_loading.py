@@ -4,6 +4,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from safetensors import SafetensorError
 from torch import nn
@@ -15,6 +16,7 @@ from app.errors import StartupError
 from app.models.architectures.bert_config import require_positions
 from app.models.architectures.transformer import preemption_point
 from app.models.checkpoint.config import read_config
+from app.models.checkpoint.weights import Weights
 from app.models.target import Target
 
 # The errors that transformers raises for files that it cannot use.
@@ -70,12 +72,19 @@ def _require_known(folder: Path) -> None:
 
 
 def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]:
-    options = {"local_files_only": True, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(folder, **options)
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    weights = Weights.read(folder)
     encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
-    kind = AutoModelForTextEncoding if encodes else AutoModel
-    loaded: tuple[Any, dict[str, Any]] = kind.from_pretrained(
-        folder, config=config, dtype=target.dtype, output_loading_info=True, **options
+    with torch.device("meta"):
+        described = (AutoModelForTextEncoding if encodes else AutoModel).from_config(config)
+    # Not by the folder's name: transformers would map the files.
+    loaded: tuple[Any, dict[str, Any]] = type(described).from_pretrained(
+        None,
+        config=config,
+        state_dict=dict(weights.tensors),
+        dtype=target.dtype,
+        output_loading_info=True,
+        local_files_only=True,
     )
     return loaded
 

@@ -171,9 +171,6 @@ class ModuleTransformer(Transformer):
                 retry_after=_RETRY_AFTER,
             )
 
-    def finish_loading(self) -> None:
-        """Implement `Transformer`: no weights are mapped."""
-
     def with_attention(self, change: Callable[[Attention], Attention]) -> Self:
         """Implement `Transformer`; a padded batch hides unattended tokens by its mask."""
         changed = copy(self)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import StartupError
+from app.models.checkpoint.reading import read_file
 
 # In the config.json of a demo model: what to tell whoever serves it.
 DEMO_KEY = "smart_embedder_demo"
@@ -21,9 +22,11 @@ def read_config(folder: Path) -> dict[str, Any]:
 def read_json(path: Path) -> Any:
     """The value in a file of JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_file(path))
     except (OSError, ValueError) as error:
         raise StartupError(f"{path} cannot be read: {error}") from error
+    except RecursionError as error:
+        raise StartupError(f"{path} cannot be read: it is nested too deeply") from error
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -1,11 +1,8 @@
 """Reads weights into the system's cache before they are needed."""
 
-import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from enum import Enum
-from io import FileIO
 from mmap import mmap
 from pathlib import Path
 
@@ -16,15 +13,8 @@ _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 _AT_ONCE = 2**25
 
 
-class Half(Enum):
-    """A half of a file of weights; the first half holds the token embedding, which can wait."""
-
-    FIRST = "first"
-    SECOND = "second"
-
-
-def read_ahead(settings: Settings, half: Half) -> threading.Thread:
-    """Read, on a thread of its own, a half of each model's weights that lie on the disk.
+def read_ahead(settings: Settings) -> threading.Thread:
+    """Read, on a thread of its own, each model's weights that lie on the disk.
 
     It only fills the system's cache: errors are raised when the weights are loaded. posix_fadvise,
     which only announces the reads, gained nothing.
@@ -32,25 +22,18 @@ def read_ahead(settings: Settings, half: Half) -> threading.Thread:
     # In the order in which they are loaded, each once.
     names = (settings.embedding_model, settings.dense_model, settings.reranker_model)
     paths = [path for name in dict.fromkeys(names) for path in _weights(name, settings)]
-    thread = threading.Thread(target=_read_all, args=(paths, half), name="read-ahead", daemon=True)
+    thread = threading.Thread(target=_read_all, args=(paths,), name="read-ahead", daemon=True)
     thread.start()
     return thread
 
 
-def _read_all(paths: list[Path], half: Half) -> None:
+def _read_all(paths: list[Path]) -> None:
     # Not a bytearray, which would be filled with zeros under Python's lock.
     with mmap(-1, _AT_ONCE) as buffer:
         for path in paths:
             with suppress(OSError), path.open("rb", buffering=0) as file:
-                _read(file, half, buffer)
-
-
-def _read(file: FileIO, half: Half, buffer: mmap) -> None:
-    size = os.fstat(file.fileno()).st_size
-    start, end = (0, size // 2) if half is Half.FIRST else (size // 2, size)
-    file.seek(start)
-    while file.tell() < end and file.readinto(buffer):
-        pass
+                while file.readinto(buffer):
+                    pass
 
 
 def _weights(name: str, settings: Settings) -> Iterator[Path]:

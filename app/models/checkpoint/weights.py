@@ -1,58 +1,121 @@
 """The tensors of a checkpoint by name: safetensors or PyTorch's files, whole or in shards.
 
-They stay mapped from their files: a tensor that is not copied takes only the system's cache.
+Opening a checkpoint reads only what describes its tensors. Each is read when it is asked for, into
+memory of its own; see `app.models.checkpoint.reading`.
 """
 
 import json
+import math
 import pickle
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from app.errors import StartupError
-from app.models.checkpoint.heap import trim_heap
-from app.models.checkpoint.mapped_files import give_back_pages
+from app.models.checkpoint.reading import AT_ONCE, ModelFile, read_file
 
 _FILE_ERRORS = (
     OSError,
     EOFError,
     ValueError,
-    KeyError,
+    LookupError,
+    TypeError,
+    AttributeError,
     RuntimeError,
     pickle.UnpicklingError,
-    SafetensorError,
 )
 _DTYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 _FILES = ("model.safetensors", "pytorch_model.bin")
+# By their names in safetensors. Those that are not in `_DTYPES` are only named in errors.
+_STORED_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+_BYTES_OF_LENGTH = 8
+_LONGEST_HEADER = 100_000_000  # As in safetensors' own library.
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor that lies in a file, from the byte `start` on."""
+
+    name: str
+    file: ModelFile
+    start: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def __getitem__(self, index: Any) -> Tensor:
+        """As of a tensor, which transformers expects; `...` reads all of it."""
+        return self.read(self.dtype)[index]
+
+    def row(self, index: int) -> "StoredTensor":
+        """One row of it."""
+        size = math.prod(self.shape[1:])
+        return replace(
+            self,
+            name=f"{self.name}[{index}]",
+            start=self.start + index * size * self.dtype.itemsize,
+            shape=self.shape[1:],
+        )
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """Read it, rounded to `dtype` part by part: it is never in memory twice."""
+        tensor = torch.empty(self.shape, dtype=dtype)
+        flat, digest = tensor.view(-1), self.file.new_digest()
+        at_once = AT_ONCE // self.dtype.itemsize
+        rounds = dtype is not self.dtype
+        exact = torch.empty(min(len(flat), at_once) if rounds else 0, dtype=self.dtype)
+        for first in range(0, len(flat), at_once):
+            part = flat[first : first + at_once]
+            stored = exact[: len(part)] if rounds else part
+            content = memoryview(stored.view(torch.uint8).numpy())  # type: ignore[arg-type]
+            self.file.read_into(content, self.start + first * self.dtype.itemsize)
+            if digest is not None:
+                digest.update(content)
+            if rounds:
+                part.copy_(stored)
+        self.file.note_content(f"{self.name} {self.dtype} {[*self.shape]}", digest)
+        return tensor
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
     """The tensors of the checkpoint in `folder`; names in methods do not include `prefix`.
 
-    `files` are the files that they are mapped from.
+    With `shapes_only` none is read: `get` returns tensors on the device `meta`, which hold nothing.
     """
 
     folder: Path
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, StoredTensor | Tensor]
     prefix: str = ""
-    files: Sequence[Path] = ()
+    shapes_only: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Map all tensors; raise `StartupError` for files that are absent or damaged."""
+        """Find all tensors; raise `StartupError` for files that are absent or damaged."""
         try:
-            return cls(folder, _read_tensors(folder), files=weight_files(folder))
-        except (*_FILE_ERRORS, AttributeError) as error:
-            raise StartupError(f"the weights in {folder} cannot be loaded: {error}") from error
+            return cls(folder, dict(_find_tensors(folder)))
+        except _FILE_ERRORS as error:
+            raise StartupError(
+                f"the weights in {folder} cannot be loaded: {_first_line(error)}"
+            ) from error
 
     def __contains__(self, name: str) -> bool:
         return self.prefix + name in self.tensors
@@ -62,11 +125,25 @@ class Weights:
         found = (known.removesuffix(name) for known in self.tensors if known.endswith(name))
         return replace(self, prefix=next(found, self.prefix))
 
-    def get(self, name: str, *shape: int) -> Tensor:
-        """The tensor, of that shape.
+    def get(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor, of that shape, in its own memory, and rounded to `dtype` if that is given.
 
-        Raises `StartupError` where it is missing, another's, or not in a known dtype.
+        Raises `StartupError` where it is missing, another's, or not in a known dtype, before it is
+        read, and where its file ends too early.
         """
+        stored = self._find(name, *shape)
+        dtype = dtype or stored.dtype
+        if self.shapes_only:
+            return torch.empty(shape, dtype=dtype, device="meta")
+        return stored.read(dtype) if isinstance(stored, StoredTensor) else stored.to(dtype)
+
+    def row(self, name: str, index: int, *shape: int) -> Tensor:
+        """One row of the tensor of that shape; the others are not read."""
+        stored = self._find(name, *shape)
+        row = stored.row(index) if isinstance(stored, StoredTensor) else stored[index]
+        return row[...]
+
+    def _find(self, name: str, *shape: int) -> StoredTensor | Tensor:
         full_name = self.prefix + name
         tensor = self.tensors.get(full_name)
         # A random tensor in its place would make random results.
@@ -74,7 +151,8 @@ class Weights:
             raise StartupError(f"the checkpoint in {self.folder} lacks the tensor {full_name}")
         if tensor.shape != shape:
             raise StartupError(
-                f"the checkpoint in {self.folder} has another shape for the tensor {full_name}"
+                f"the checkpoint in {self.folder} has another shape for the tensor {full_name}: "
+                f"{[*tensor.shape]}, and its configuration says {[*shape]}"
             )
         # Other dtypes are those of quantized weights, which mean nothing without their scales.
         if tensor.dtype not in _DTYPES:
@@ -85,61 +163,97 @@ class Weights:
             )
         return tensor
 
-    def give_back_pages(self) -> None:
-        """Release the pages of the files, so that copied weights are not in memory twice.
-
-        Also returns freed copies that the allocator keeps, which can be a tenth of a model.
-        """
-        give_back_pages(self.files)
-        trim_heap()
-
     def linear(
-        self, name: str, in_features: int, out_features: int, *, bias: bool = True
+        self,
+        name: str,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        dtype: torch.dtype | None = None,
     ) -> nn.Linear:
         """The linear layer of that name."""
-        weight = self.get(f"{name}.weight", out_features, in_features)
-        return linear_of(weight, self.get(f"{name}.bias", out_features) if bias else None)
+        weight = self.get(f"{name}.weight", out_features, in_features, dtype=dtype)
+        return linear_of(
+            weight, self.get(f"{name}.bias", out_features, dtype=dtype) if bias else None
+        )
 
 
-def _read_tensors(folder: Path) -> dict[str, Tensor]:
-    tensors = {}
-    for path in weight_files(folder):
-        for name, tensor in _read_file(path).items():
-            if isinstance(tensor, Tensor):
-                tensors[_modern(name)] = tensor
-    return tensors
+def _find_tensors(folder: Path) -> Iterator[tuple[str, StoredTensor | Tensor]]:
+    for path in _weight_files(folder):
+        found = _in_safetensors if path.suffix == ".safetensors" else _in_pytorch_file
+        for name, tensor in found(path):
+            yield _modern(name), tensor
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The files with the tensors; raises `OSError`, `ValueError` or `KeyError` without any."""
+def _weight_files(folder: Path) -> list[Path]:
     for name in _FILES:
         index = folder / f"{name}.index.json"
         if (folder / name).is_file():
             return [folder / name]
         if index.is_file():
-            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+            shards = json.loads(read_file(index))["weight_map"].values()
             return [folder / Path(shard).name for shard in sorted(set(shards))]
     raise FileNotFoundError(f"there is no {' and no '.join(_FILES)}")
 
 
 def count_parameters(folder: Path) -> int:
-    """The number of parameters of a checkpoint, from tensors that are mapped and not read.
+    """The number of parameters of a checkpoint, none of which is read.
 
-    0 if they cannot be mapped: loading raises the error.
+    0 if they cannot be found: loading raises the error.
     """
-    with suppress(*_FILE_ERRORS):
-        tensors = (each for path in weight_files(folder) for each in _read_file(path).values())
-        return sum(each.numel() for each in tensors if isinstance(each, Tensor))
+    with suppress(StartupError):
+        return sum(math.prod(each.shape) for each in Weights.read(folder).tensors.values())
     return 0
 
 
-def _read_file(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
-        return load_file(path)
-    # Only archives can be mapped, which files from before PyTorch 1.6 are not.
-    mapped = zipfile.is_zipfile(path)
-    state: dict[str, Tensor] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    return state
+def _in_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
+    """The tensors that the file's header describes; raises `ValueError` where it cannot be so."""
+    file = ModelFile(path)
+    length = int.from_bytes(file.read(0, _BYTES_OF_LENGTH), "little")
+    if length > _LONGEST_HEADER:
+        raise ValueError(f"{path.name} is no file of safetensors")
+    header = json.loads(file.read(_BYTES_OF_LENGTH, length))
+    content = _BYTES_OF_LENGTH + length
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        dtype, shape = _STORED_DTYPES.get(entry["dtype"]), torch.Size(entry["shape"])
+        start, end = (content + int(each) for each in entry["data_offsets"])
+        if dtype is None:
+            raise ValueError(f"{path.name} has {name} in {entry['dtype']}, which is not known here")
+        if end - start != math.prod(shape) * dtype.itemsize or start < content:
+            raise ValueError(f"{path.name} describes {name} in a way that cannot be")
+        if end > file.size:
+            raise ValueError(f"{path.name} ends before its tensor {name} does")
+        yield name, StoredTensor(name, file, start, shape, dtype)
+
+
+def _in_pytorch_file(path: Path) -> Iterator[tuple[str, StoredTensor | Tensor]]:
+    """The tensors of a state dict."""
+    file = ModelFile(path)
+    is_archive = zipfile.is_zipfile(file.opened)
+    file.opened.seek(0)
+    if not is_archive:
+        # As written before PyTorch 1.6: all tensors are read at once.
+        state = torch.load(file.opened, map_location="cpu", weights_only=True)
+        file.note_all()
+        yield from state.items()
+        return
+    for name, tensor in torch.load(file.opened, map_location="meta", weights_only=True).items():
+        if isinstance(tensor, Tensor):
+            yield name, _stored(name, file, tensor)
+
+
+def _stored(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor | Tensor:
+    """Where a tensor on the device `meta` lies in its file, or its content if that is scattered."""
+    stored_at = tensor.untyped_storage()._checkpoint_offset or 0  # noqa: SLF001 - see torch.load
+    start = stored_at + int(tensor.storage_offset()) * tensor.itemsize
+    if tensor.is_contiguous():
+        return StoredTensor(name, file, start, tensor.shape, tensor.dtype)
+    last = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
+    region = StoredTensor(name, file, start, torch.Size([last + 1]), tensor.dtype)
+    return region[...].as_strided(tensor.shape, tensor.stride()).contiguous()
 
 
 def _modern(name: str) -> str:
@@ -157,18 +271,19 @@ def read_linear(path: Path, in_features: int, out_features: int | None = None) -
     if not path.is_file():
         raise StartupError(f"the head {path.name} is missing in {path.parent}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = dict(_in_pytorch_file(path))
         weight, bias = state["weight"], state["bias"]
-    except (*_FILE_ERRORS, TypeError) as error:
+        if out_features is None:
+            out_features = weight.shape[0]
+        fits = weight.shape == (out_features, in_features) and bias.shape == (out_features,)
+    except _FILE_ERRORS as error:
         raise StartupError(f"the head {path} is damaged: {_first_line(error)}") from error
-    if out_features is None:
-        out_features = weight.shape[0]
-    if weight.shape != (out_features, in_features) or bias.shape != (out_features,):
+    if not fits:
         raise StartupError(
             f"the head {path} has the wrong shape: weight {list(weight.shape)} and bias "
             f"{list(bias.shape)}, but [{out_features}, {in_features}] and [{out_features}] fit"
         )
-    return linear_of(weight, bias)
+    return linear_of(weight[...], bias[...])
 
 
 def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:

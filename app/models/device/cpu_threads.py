@@ -4,7 +4,6 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -72,21 +71,6 @@ class CpuThreads:
         threads = self.choose(tokens)
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
-
-
-def run_in_background(work: Callable[[], None], name: str, *, daemon: bool) -> threading.Thread:
-    """Start `work` on a new thread, on Linux with the lowest priority.
-
-    It should run little Python: other threads wait for the GIL that it holds meanwhile.
-    """
-
-    def run() -> None:
-        leave_processor_to_others()
-        work()
-
-    thread = threading.Thread(target=run, name=name, daemon=daemon)
-    thread.start()
-    return thread
 
 
 def leave_processor_to_others() -> None:

@@ -148,10 +148,7 @@ def can_quantize(width: int) -> bool:
 
 
 def join_layers(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weights `[out, in]` and biases one below the other.
-
-    Those of a single layer are not copied and may stay in a mapped file.
-    """
+    """Weights `[out, in]` and biases one below the other, those of a single layer not copied."""
     weight = _join([layer.weight for layer in layers])
     return weight, None if layers[0].bias is None else _join([layer.bias for layer in layers])
 

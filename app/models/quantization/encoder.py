@@ -14,7 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from app.models.architectures.bert import Embeddings, Encoder, EncoderParameters, self_attention
+from app.models.architectures.bert import Encoder, EncoderParameters, self_attention
 from app.models.architectures.transformer import in_row_blocks
 from app.models.attention.reference import Attention
 from app.models.batch.packing import PackedBatch
@@ -59,7 +59,7 @@ def make_quantized_encoder(
 
     Attention runs in `dtype`, which is also that of the result.
     """
-    embeddings = _copied_embeddings(parameters.embeddings(), dtype)
+    embeddings = parameters.embeddings(tokens_dtype=dtype)
     with torch.inference_mode():
         states = embeddings(calibration)
         quantized = _quantize_layers(parameters, backend, dtype, calibration, states)
@@ -68,17 +68,7 @@ def make_quantized_encoder(
     scaled = [
         layer.with_output_scale(scale) for layer, scale in zip(layers[:-1], scales[1:], strict=True)
     ]
-    return Encoder(embeddings, [*scaled, layers[-1]], backend.attend, dtype)
-
-
-def _copied_embeddings(embeddings: Embeddings, dtype: torch.dtype) -> Embeddings:
-    # Copies, because a view of one tensor keeps the whole file mapped.
-    return replace(
-        embeddings,
-        tokens=embeddings.tokens.copied_to(dtype),
-        positions=embeddings.positions.clone(),
-        type=embeddings.type.clone(),
-    )
+    return Encoder([*scaled, layers[-1]], backend.attend, embeddings, dtype)
 
 
 def _quantize_layers(

@@ -112,7 +112,6 @@ def _quantize(
 
 
 def _join_biases(layers: Sequence[nn.Linear]) -> Tensor:
-    """A copy, float32: a view would keep the whole file mapped."""
     return torch.cat([layer.bias.detach().float() for layer in layers])
 
 

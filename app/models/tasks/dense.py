@@ -87,11 +87,6 @@ class DenseEmbedder(HeadsEmbedder):
         """Numbers in a dense vector."""
         return self._width
 
-    def finish_loading(self) -> None:
-        """Implement `DeviceModel`; a decoder's token embedding stays mapped from its file."""
-        if not self._backbone.shares_prefixes:
-            self._backbone.finish_loading()
-
 
 def load_dense_embedder(
     name: str,

@@ -74,10 +74,6 @@ class DeviceModel(ABC, Generic[Result]):
         fewer._backbone, times = self._backbone.with_fewer_layers()  # noqa: SLF001 - its own
         return fewer, times
 
-    def finish_loading(self) -> None:
-        """Implement `app.engine.model.Model`: results are the same before and after."""
-        self._backbone.finish_loading()
-
     @abstractmethod
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]

@@ -65,9 +65,6 @@ class QwenReranker(DeviceModel[float]):
         """Fill in the template; only its content is cut, a passage before what precedes it."""
         return self._template.pairs(query, passages, instruction or DEFAULT_INSTRUCTION, truncation)
 
-    def finish_loading(self) -> None:
-        """Implement `DeviceModel`; the decoder's token embedding stays mapped from its file."""
-
     @torch.inference_mode()
     def launch(
         self, sequences: list[TokenIds], outputs: Sequence[Outputs]
@@ -143,5 +140,6 @@ def _yes_minus_no(weights: Weights, tokenizer: TextTokenizer) -> Tensor:
             raise StartupError(
                 f"{module.folder} compares other tokens than yes and no, which is not done here"
             )
-    head = vocabulary_head(weights, DecoderConfig.read(weights.folder))
-    return head[yes].float() - head[no].float()
+    sizes = DecoderConfig.read(weights.folder)
+    yes_row, no_row = (vocabulary_head(weights, sizes, token) for token in (yes, no))
+    return yes_row.float() - no_row.float()

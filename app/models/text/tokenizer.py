@@ -20,6 +20,7 @@ from app.engine.options import CUT_AT_END, Side, TruncationOptions
 from app.engine.types import SpecialToken, TokenIds, TokenizedText, TokenSpans
 from app.errors import StartupError
 from app.models.checkpoint.config import read_config, read_optional
+from app.models.checkpoint.reading import read_file
 from app.models.text.slices import SLICE_CHARACTERS, RunShortener, Slicer, steps_of
 from app.models.text.template import (
     NO_IDS,
@@ -152,7 +153,7 @@ class TextTokenizer:
         if not path.is_file():
             raise StartupError(f"{folder} holds no tokenizer.json")
         try:
-            tokenizer = _as_transformers_reads(Tokenizer.from_file(str(path)), folder)
+            tokenizer = _as_transformers_reads(Tokenizer.from_str(read_file(path).decode()), folder)
             _require_embeddings(tokenizer, folder)
             if lower_case:
                 _read_in_lower_case(tokenizer)

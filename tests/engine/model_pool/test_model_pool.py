@@ -438,32 +438,6 @@ async def test_a_device_of_its_own_that_fails_takes_its_model_alone_out_of_servi
         assert await vector(engine, "ab") == AB
 
 
-class WrittenOver:
-    names = ("one/model.safetensors",)
-
-    def __init__(self) -> None:
-        self.is_changed = False
-
-    def changed(self) -> str | None:
-        return self.names[0] if self.is_changed else None
-
-
-async def test_a_model_whose_file_was_written_to_is_loaded_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("app.engine.file_watch._SECONDS", 0.001)
-    loader, files = FakeLoader(), WrittenOver()
-    loader.files["one"] = files
-    async with engine_with(loader, *entries("one")) as engine:
-        await vector(engine, "a", "one")
-        files.is_changed = True
-        while len(loader.loads) == 1:
-            assert await vector(engine, "a", "one") == A + 1
-        files.is_changed = False
-        assert engine.failure is None
-    assert loader.loads[0] == loader.loads[1] == "one"
-
-
 async def test_the_answers_equal_those_of_a_service_with_this_model_alone() -> None:
     loader, texts = FakeLoader(gigabytes=1), [letter * 9 for letter in "abcdef"]
     async with engine_with(loader, *entries("one", "two")) as engine:

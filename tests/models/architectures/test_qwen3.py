@@ -158,15 +158,6 @@ def test_it_tells_how_many_times_as_many_layers_it_has(layers, times, tmp_path) 
     assert load(save(tmp_path, num_hidden_layers=layers), target()).with_fewer_layers()[1] == times
 
 
-@torch.inference_mode()
-def test_states_are_the_same_before_and_after_the_loading_is_finished(folder: Path) -> None:
-    backbone = load(folder, target(dtype=torch.bfloat16))
-    packed = backbone.pack(random_sequences())
-    before = backbone.forward(packed)
-    backbone.finish_loading()
-    assert torch.equal(backbone.forward(packed), before)
-
-
 def test_8_bits_are_refused(folder: Path) -> None:
     with pytest.raises(StartupError, match="DTYPE=int8 is for models of bge-m3's .* type qwen3"):
         load(folder, replace(target(), quantized=True))

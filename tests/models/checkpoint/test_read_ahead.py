@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.models.checkpoint.read_ahead import Half, read_ahead
+from app.models.checkpoint.read_ahead import read_ahead
 from app.settings import Settings
 
 SIZE = 2**20
@@ -51,8 +51,7 @@ def test_folders_and_snapshots_of_the_hub_are_read(tmp_path: Path) -> None:
         reranker_model="a/reranker",
         hf_home=tmp_path,
     )
-    for half in Half:
-        read_ahead(settings, half).join()
+    read_ahead(settings).join()
     assert all(map(is_cached, wanted))
     assert not is_cached(other)
 
@@ -60,4 +59,4 @@ def test_folders_and_snapshots_of_the_hub_are_read(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_left_to_the_loading(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").mkdir()
     settings = Settings(embedding_model=str(tmp_path), reranker_model="none", hf_home=tmp_path)
-    read_ahead(settings, Half.SECOND).join()
+    read_ahead(settings).join()

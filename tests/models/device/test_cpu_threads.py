@@ -13,7 +13,7 @@ from app.models.device.cpu_threads import (
     CpuThreads,
     available_threads,
     cpu_quota,
-    run_in_background,
+    leave_processor_to_others,
 )
 
 
@@ -92,22 +92,12 @@ def test_only_the_thread_itself_steps_back() -> None:
     seen: list[int] = []
 
     def look() -> None:
+        leave_processor_to_others()
         seen.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    run_in_background(look, "look", daemon=True).join()
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
     assert seen == [19]
     assert os.getpriority(os.PRIO_PROCESS, 0) == before
-
-
-@pytest.mark.parametrize("daemon", [False, True])
-def test_it_is_a_daemon_as_asked_for_whoever_starts_it(daemon: bool) -> None:
-    started: list[threading.Thread] = []
-
-    def start() -> None:
-        started.append(run_in_background(lambda: None, "inner", daemon=daemon))
-
-    run_in_background(start, "outer", daemon=True).join()
-    started[0].join()
-    assert started[0].daemon is daemon
-    assert started[0].name == "inner"

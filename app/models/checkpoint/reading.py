@@ -1,0 +1,194 @@
+"""Reads the files of models by ordinary reads, and identifies what was read.
+
+Nothing of a file stays mapped or open: once a model is loaded, its files may be written over, cut
+short or removed. While one is being read, a change of it ends the loading.
+"""
+
+import hashlib
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from app.errors import StartupError
+from app.models.checkpoint.heap import trim_heap
+
+# Bytes that are read at once: a larger number is no faster, and these are rounded in the cache.
+AT_ONCE = 2**22
+# The most bytes of a file that is read as a whole. The largest are tokenizers, of some 30 MB.
+_LARGEST = 2**29
+# Bytes of weights after which the allocator gives back what is left of those that were laid out
+# anew, which is a tenth of them.
+_TRIM_AFTER = 2**28
+
+_current: ContextVar["Reading | None"] = ContextVar("reading", default=None)
+
+
+class Digest(Protocol):
+    """A digest of hashlib's."""
+
+    def update(self, content: memoryview | bytes, /) -> None:
+        """Add content."""
+
+    def hexdigest(self) -> str:
+        """The digest so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FileState:
+    """Identifies one state of a file; writing changes the last three."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int
+    changed: int
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> "_FileState":
+        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+class Reading:
+    """What was read of the files of models: their states and, `with_digests`, their contents."""
+
+    def __init__(self, *, with_digests: bool) -> None:
+        self.with_digests = with_digests
+        self._states: dict[Path, _FileState] = {}
+        self._digests: dict[tuple[Path, str], str] = {}
+        self._lock = threading.Lock()
+
+    def note_state(self, path: Path, found: os.stat_result) -> None:
+        """Note the state of an open file; raises `StartupError` if it was opened in another one.
+
+        A model may be loaded for several devices, and its configuration is read more than once.
+        """
+        state = _FileState.of(found)
+        with self._lock:
+            if self._states.setdefault(path, state) != state:
+                raise _changed(path)
+
+    def note_content(self, path: Path, part: str, digest: str) -> None:
+        """Note the digest of a part of a file, such as a tensor; raises as `note_state` does."""
+        with self._lock:
+            if self._digests.setdefault((path, part), digest) != digest:
+                raise _changed(path)
+
+    def require_unchanged(self) -> None:
+        """Raise `StartupError` if a file that was read is another one by now, or was changed."""
+        for path, state in self._states.items():
+            try:
+                now = _FileState.of(path.stat())
+            except OSError as error:
+                raise _changed(path) from error
+            if now != state:
+                raise _changed(path)
+
+    def fingerprint(self, folder: Path) -> str:
+        """Identifies what was read of a folder, wherever it lies; empty without digests."""
+        if not self.with_digests:
+            return ""
+        whole = hashlib.sha256()
+        for (path, part), digest in sorted(self._digests.items()):
+            if path.is_relative_to(folder):
+                line = f"{path.relative_to(folder).as_posix()!r} {part!r} {digest}\n"
+                whole.update(line.encode())
+        return whole.hexdigest()
+
+
+@contextmanager
+def reading(*, with_digests: bool = False) -> Iterator[Reading]:
+    """Note what the calling thread reads of models within the block.
+
+    Raises `StartupError` at the end if a file was changed meanwhile.
+    """
+    noted = Reading(with_digests=with_digests)
+    token = _current.set(noted)
+    try:
+        yield noted
+    finally:
+        _current.reset(token)
+    noted.require_unchanged()
+
+
+class ModelFile:
+    """A file of a model, open as long as this object exists; threads may read from it.
+
+    `opened` is the file itself, for libraries. `size` is in bytes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open it; raises `OSError`."""
+        self.path = path
+        self.opened = path.open("rb", buffering=0)
+        weakref.finalize(self, self.opened.close)
+        self.size = os.fstat(self.opened.fileno()).st_size
+        self._lock = threading.Lock()
+        self._read_since_trim = 0
+        self._reading = _current.get()
+        if self._reading is not None:
+            self._reading.note_state(path, os.fstat(self.opened.fileno()))
+
+    def read_into(self, buffer: memoryview, start: int) -> None:
+        """Fill the buffer from the byte `start` on; raises `StartupError` if the file ends there.
+
+        It is longer when it is opened, or such a read is not begun.
+        """
+        done = 0
+        while done < len(buffer):
+            with self._lock:
+                self.opened.seek(start + done)
+                count = self.opened.readinto(buffer[done : done + AT_ONCE])
+            if not count:
+                raise _changed(self.path)
+            done += count
+        self._read_since_trim += len(buffer)
+        if self._read_since_trim > _TRIM_AFTER:
+            self._read_since_trim = 0
+            trim_heap()
+
+    def read(self, start: int, length: int) -> bytes:
+        """So many bytes; raises `EOFError` where the file has fewer."""
+        if start + length > self.size:
+            raise EOFError(f"{self.path.name} is cut short")
+        content = bytearray(length)
+        self.read_into(memoryview(content), start)
+        return bytes(content)
+
+    def new_digest(self) -> Digest | None:
+        """For what is read of it, where that is wanted."""
+        wanted = self._reading is not None and self._reading.with_digests
+        return hashlib.sha256() if wanted else None
+
+    def note_content(self, part: str, digest: Digest | None) -> None:
+        """Note the digest of a part that was read."""
+        if self._reading is not None and digest is not None:
+            self._reading.note_content(self.path, part, digest.hexdigest())
+
+    def note_all(self) -> None:
+        """Read all of it once more, for its digest."""
+        if (digest := self.new_digest()) is not None:
+            for start in range(0, self.size, AT_ONCE):
+                digest.update(self.read(start, min(AT_ONCE, self.size - start)))
+            self.note_content("", digest)
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file; raises `OSError`, also where it is too large for what it should be."""
+    file = ModelFile(path)
+    if file.size > _LARGEST:
+        raise OSError(f"it has {file.size:,} bytes, and at most {_LARGEST:,} are read")
+    content = file.read(0, file.size)
+    if (digest := file.new_digest()) is not None:
+        digest.update(content)
+        file.note_content("", digest)
+    return content
+
+
+def _changed(path: Path) -> StartupError:
+    return StartupError(f"{path} was changed while it was being read: start again")

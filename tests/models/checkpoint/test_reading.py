@@ -1,0 +1,163 @@
+"""A model is told from others by what was read of it, and no file may change meanwhile."""
+
+import contextlib
+import os
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from app.errors import StartupError
+from app.models.checkpoint.config import read_config
+from app.models.checkpoint.reading import AT_ONCE, read_file, reading
+from app.models.checkpoint.weights import Weights
+from app.models.runtime import load
+from app.settings import Settings
+
+# So large that it is read in three parts.
+ROWS, WIDTH = AT_ONCE // 2, 5
+
+
+@pytest.fixture
+def copy(tiny_m3: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny_m3, tmp_path / "elsewhere" / "tiny-m3")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    table = torch.arange(ROWS * WIDTH, dtype=torch.float32).view(ROWS, WIDTH) / 7
+    save_file({"table": table, "other": table[:3].clone()}, tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def fingerprint(folder: Path, cache: str = "memory") -> str:
+    settings = Settings(
+        embedding_model=str(folder), reranker_model="none", device="cpu", embedding_cache=cache
+    )
+    (found,) = load(settings).fingerprints.values()
+    return found
+
+
+def test_the_same_files_elsewhere_are_the_same_model(tiny_m3: Path, copy: Path) -> None:
+    (copy / "README.md").write_text("a text that no model reads")
+    (copy / "old.safetensors").write_text("another that no model reads")
+    assert fingerprint(copy) == fingerprint(tiny_m3)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "sparse_linear.pt", "tokenizer.json"])
+def test_other_content_is_another_model(tiny_m3: Path, copy: Path, name: str) -> None:
+    path = copy / name
+    match path.suffix:
+        case ".safetensors":
+            weights = load_file(path)
+            weights["embeddings.word_embeddings.weight"][-1, -1] += 1e-3
+            save_file(weights, path, metadata={"format": "pt"})
+        case ".pt":
+            torch.save({key: each + 1 for key, each in torch.load(path).items()}, path)
+        case _:
+            path.write_text(path.read_text("utf-8") + " ", "utf-8")
+    assert fingerprint(copy) != fingerprint(tiny_m3)
+
+
+def test_where_nothing_is_cached_nothing_is_hashed(tiny_m3: Path) -> None:
+    assert fingerprint(tiny_m3, cache="off") == ""
+
+
+def test_a_commit_of_the_hub_is_no_fingerprint(tiny_m3: Path, tmp_path: Path) -> None:
+    """Its files may have been written over on this machine."""
+    snapshot = tmp_path / "models--a--b" / "snapshots" / "0123abcd"
+    assert fingerprint(shutil.copytree(tiny_m3, snapshot)) == fingerprint(tiny_m3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tensor_of_several_parts_is_read_and_rounded_as_one(
+    dtype: torch.dtype, folder: Path
+) -> None:
+    expected = load_file(folder / "model.safetensors")["table"]
+    weights = Weights.read(folder)
+    assert torch.equal(weights.get("table", ROWS, WIDTH, dtype=dtype), expected.to(dtype))
+    assert torch.equal(weights.row("table", ROWS - 1, ROWS, WIDTH), expected[-1])
+
+
+def test_the_digest_is_that_of_the_file_whatever_it_is_rounded_to(folder: Path) -> None:
+    prints = set()
+    for dtype in (torch.float32, torch.bfloat16):
+        with reading(with_digests=True) as read:
+            Weights.read(folder).get("table", ROWS, WIDTH, dtype=dtype)
+        prints.add(read.fingerprint(folder))
+    assert len(prints) == 1
+
+
+def write_over(path: Path) -> None:
+    """In place, with as many bytes, and with the time that it had."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(b"changed!")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def replace(path: Path) -> None:
+    new = path.with_name("new")
+    shutil.copy(path, new)
+    new.rename(path)
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.mark.parametrize("change", [write_over, replace, cut, Path.unlink])
+def test_a_file_that_is_changed_while_it_is_read_ends_the_loading(change, folder: Path) -> None:
+    def read() -> None:
+        with reading():
+            weights = Weights.read(folder)
+            weights.get("other", 3, WIDTH)
+            change(folder / "model.safetensors")
+            weights.get("table", ROWS, WIDTH)
+
+    with pytest.raises(StartupError, match="model.safetensors was changed while it was being read"):
+        read()
+
+
+def test_a_file_that_is_cut_while_it_is_read_kills_nobody(folder: Path) -> None:
+    """As reading a mapped file would, by a signal."""
+    weights = Weights.read(folder)
+    cut(folder / "model.safetensors")
+    with pytest.raises(StartupError, match="was changed while it was being read"):
+        weights.get("table", ROWS, WIDTH)
+
+
+def test_what_was_read_before_a_file_is_replaced_is_not_mixed_with_the_new(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    weights, expected = Weights.read(folder), load_file(path)["table"]
+    new = folder / "new"
+    save_file({"table": torch.zeros(ROWS, WIDTH), "other": torch.zeros(3, WIDTH)}, new)
+    new.rename(path)
+    assert torch.equal(weights.get("table", ROWS, WIDTH), expected)
+
+
+def test_a_second_device_reads_the_same_file_or_none(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"a": 1}')
+
+    with ThreadPoolExecutor(1) as other, contextlib.suppress(StartupError), reading():
+        read_config(tmp_path)
+        write_over(path)
+        again = other.submit(copy_context().run, read_config, tmp_path)
+        with pytest.raises(StartupError, match="changed while it was being read"):
+            again.result()
+
+
+def test_a_file_far_too_large_for_what_it_is_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.touch()
+    os.truncate(path, 2**40)
+    with pytest.raises(OSError, match="at most"):
+        read_file(path)
+    with pytest.raises(StartupError, match="cannot be read: it has"):
+        read_config(tmp_path)
