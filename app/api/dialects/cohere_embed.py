@@ -45,7 +45,6 @@ class CohereEmbedRequest(ForeignRequest):
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
     example = _EXAMPLE
-
     aliases = dict.fromkeys(("input", "text", "sentences"), "texts")
 
     texts: Annotated[list[str], FailFast()]

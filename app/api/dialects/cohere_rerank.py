@@ -64,7 +64,6 @@ class DocumentsRequest(ForeignRequest):
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
     example = _EXAMPLE
-
     aliases = dict.fromkeys(("input", "inputs", "docs"), "documents")
 
     query: Annotated[

@@ -57,8 +57,7 @@ class OpenAIEmbeddingRequest(ForeignRequest):
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
     example = _EXAMPLE
-
-    aliases = dict.fromkeys(("inputs", "texts", "text", "sentences", "prompt"), "input")
+    aliases = dict.fromkeys(("inputs", "texts", "text", "sentences"), "input")
 
     input: TextsOrObjects
     model: Annotated[
@@ -132,7 +131,7 @@ class OpenAIEmbeddingRequest(ForeignRequest):
     instruction: Annotated[Refused, unless()] = None
 
     @property
-    def form(self) -> "VectorForm":
+    def form(self) -> VectorForm:
         """How vectors are written; raises `InvalidRequestError` for fields that differ."""
         formats, types = _unique(self.encoding_format), _unique(self.embedding_type)
         if len(formats) > 1 or len(types) > 1:
@@ -149,7 +148,7 @@ class OpenAIEmbeddingRequest(ForeignRequest):
 
     def _form_of_several(
         self, formats: tuple[EmbeddingType, ...], types: tuple[EmbeddingType, ...]
-    ) -> "VectorForm":
+    ) -> VectorForm:
         several, other = (formats, types) if len(formats) > 1 else (types, formats)
         if self.output_dtype is not None or other not in {(), ("float",), ("base64",)}:
             raise _different()
@@ -172,11 +171,13 @@ class OpenAIEmbeddingRequest(ForeignRequest):
         tasks = []
         for name in ("input_type", "task", "task_type"):
             value = getattr(self, name)
-            if value is not None and value not in TASKS:
+            if value is None:
+                continue
+            if value not in TASKS:
                 raise InvalidRequestError(
                     f"the field {name} is unknown: send {', '.join(TASKS)}, or leave it out"
                 )
-            tasks += [TASKS[value]] if value is not None else []
+            tasks.append(TASKS[value])
         types = {each.input_type for each in tasks if each.input_type is not None}
         if len(types) > 1:
             raise InvalidRequestError(

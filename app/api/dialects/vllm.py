@@ -44,7 +44,6 @@ class ScoreRequest(ForeignRequest):
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
     example = _EXAMPLE
-
     aliases = dict.fromkeys(("queries", "query", "data_1"), "text_1") | dict.fromkeys(
         ("documents", "items", "data_2"), "text_2"
     )
