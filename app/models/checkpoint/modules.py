@@ -34,6 +34,15 @@ def read_modules(folder: Path) -> list[Module]:
     return list(_modules(folder, entries))
 
 
+def require_known_modules(folder: Path, *kinds: str) -> None:
+    """Raise `StartupError` for a module of another kind, which would not be computed."""
+    other = next((each.kind for each in read_modules(folder) if each.kind not in kinds), None)
+    if other is not None:
+        raise StartupError(
+            f"{folder / 'modules.json'} names the module {other}; known here: {', '.join(kinds)}"
+        )
+
+
 def _modules(folder: Path, entries: list[Any]) -> Iterator[Module]:
     path = folder / "modules.json"
     for entry in entries:

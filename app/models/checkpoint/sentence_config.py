@@ -33,7 +33,9 @@ _TEXT_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-r
 _UNREAD_OPTIONS = (
     "processing_kwargs", "processor_kwargs", "tokenizer_args", "config_kwargs", "config_args",
 )  # fmt: skip
-_HARMLESS_OPTIONS = {"padding_side", "trust_remote_code", "use_fast"}
+_HARMLESS = {"padding_side", "trust_remote_code", "use_fast"}
+# Of ColBERT models alone.
+_OPTIONS_BY_TYPE = ("query_length", "document_length", "query_expansion")
 _POOLING_FOLDER = "1_Pooling"
 _IGNORED = {"Transformer", "Dropout"}
 _ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
@@ -75,7 +77,14 @@ class Normalization:
     """Scaling to unit length."""
 
 
-Step = Projection | Normalization
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """The first `width` numbers of a vector, which are not scaled again."""
+
+    width: int
+
+
+Step = Projection | Normalization | Truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +99,20 @@ class TextOptions:
     lower_case: bool = False
 
     @classmethod
-    def read(cls, folder: Path) -> "TextOptions":
+    def read(cls, folder: Path, *, by_type: bool = False) -> "TextOptions":
         """Read them; those of a folder without such a configuration are its tokenizer's.
 
+        With `by_type`, queries and documents have options of their own, which are read elsewhere.
         Raises `StartupError` for options that would change what is read, and are not known here.
         """
         texts = read_text_config(folder)
-        for name in _UNREAD_OPTIONS:
-            if set(texts.get(name) or ()) - _HARMLESS_OPTIONS:
-                raise StartupError(f"{folder} has {name} for its texts, which are not applied here")
+        unread = [each for each in _UNREAD_OPTIONS if set(texts.get(each) or ()) - _HARMLESS]
+        if not by_type:
+            unread += [each for each in _OPTIONS_BY_TYPE if texts.get(each) is not None]
+        if unread:
+            raise StartupError(
+                f"{folder} has {unread[0]} for its texts, which is not applied to this model"
+            )
         if "message" in (texts.get("modality_config") or ()):
             raise StartupError(
                 f"{folder} reads texts as messages of a chat template, which is not done here"
@@ -127,9 +141,11 @@ class SentenceConfig:
     def read(cls, folder: Path) -> "SentenceConfig":
         """Read it; raises `StartupError` for unknown modules and impossible values."""
         modules = _modules(folder)
+        width = read_vector_limit(folder, "truncate_dim")
+        cut = () if width is None else (Truncation(width),)
         return cls(
             poolings=_poolings_among(modules),
-            steps=tuple(_steps(modules)),
+            steps=(*_steps(modules), *cut),
             prompts=read_prompts(folder),
             default_prompt=read_default_prompt(folder),
         )
@@ -194,6 +210,7 @@ def _steps(modules: list[Module]) -> Iterator[Step]:
         if module.kind == "Dense":
             yield _projection(module.folder)
         elif module.kind == "Normalize":
+            _require_text_vector(module.folder)
             yield Normalization()
         elif module.kind not in {"Pooling", *_IGNORED}:
             raise StartupError(
@@ -203,8 +220,7 @@ def _steps(modules: list[Module]) -> Iterator[Step]:
 
 
 def _projection(folder: Path) -> Projection:
-    if read_config(folder).get("module_input_name", _TEXT_VECTOR) != _TEXT_VECTOR:
-        raise StartupError(f"{folder} projects each token, and no vector of a text is made of that")
+    _require_text_vector(folder)
     projection = Projection.read(folder)
     package, _, name = projection.activation.rpartition(".")
     if package.split(".")[0] != "torch" or name not in _ACTIVATIONS:
@@ -213,6 +229,17 @@ def _projection(folder: Path) -> Projection:
             f"{', '.join(_ACTIVATIONS)}"
         )
     return projection
+
+
+def _require_text_vector(folder: Path) -> None:
+    """Raise `StartupError` where a module reads or writes something else than a text's vector."""
+    config = read_optional(folder / "config.json")
+    named = {config.get(f"module_{side}_name") for side in ("input", "output")}
+    other = next(iter(named - {None, _TEXT_VECTOR}), None)
+    if other is not None:
+        raise StartupError(
+            f"{folder} works on {other}; known here behind a pooling: {_TEXT_VECTOR}"
+        )
 
 
 def read_poolings(folder: Path) -> tuple[str, ...]:
@@ -265,6 +292,15 @@ def read_default_prompt(folder: Path) -> str:
     if name not in prompts:
         raise StartupError(f"{path} has no prompt of its default_prompt_name: {name}")
     return str(prompts[name])
+
+
+def read_vector_limit(folder: Path, name: str) -> int | None:
+    """A limit of vectors in sentence-transformers' configuration; None if it names none."""
+    path, config = _sentence_transformers(folder)
+    value = config.get(name)
+    if value is not None and (type(value) is not int or value < 1):
+        raise StartupError(f"{path} has no usable {name}: {value}")
+    return value
 
 
 def _sentence_transformers(folder: Path) -> tuple[Path, dict[str, Any]]:

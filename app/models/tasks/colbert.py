@@ -193,7 +193,7 @@ def load_colbert_embedder(
     weights = Weights.read(folder)
     # Its own lengths, of queries and documents, stand in place of the one for every text.
     longest = max(each.length or max_length for each in (config.query, config.document))
-    texts = replace(TextOptions.read(folder), max_length=longest)
+    texts = replace(TextOptions.read(folder, by_type=True), max_length=longest)
     backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
     return ColbertEmbedder(
         name=name,

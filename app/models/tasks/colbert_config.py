@@ -13,7 +13,7 @@ from typing import Any
 
 from app.errors import StartupError
 from app.models.checkpoint.config import read_config, read_optional
-from app.models.checkpoint.modules import Module, read_modules
+from app.models.checkpoint.modules import Module, read_modules, require_known_modules
 from app.models.checkpoint.sentence_config import TextOptions, read_text_config
 
 _STANFORD = "HF_ColBERT"
@@ -73,13 +73,25 @@ def _is_stanford(folder: Path) -> bool:
 
 def read_colbert_config(folder: Path) -> ColbertConfig:
     """Read it; raises `StartupError` for options that are not known here."""
+    require_known_modules(folder, "Transformer", "Dense", "MultiVectorMask", "Normalize", "Dropout")
     modules = read_modules(folder)
     mask = next((module for module in modules if module.kind == "MultiVectorMask"), None)
     if mask is not None:
+        _require_unit_vectors(folder, modules)
         return _by_sentence_transformers(folder, mask)
     if not modules:
         return _by_stanford(read_optional(folder / "artifact.metadata"))
     return _by_pylate(read_optional(folder / "config_sentence_transformers.json"))
+
+
+def _require_unit_vectors(folder: Path, modules: Sequence[Module]) -> None:
+    """Raise `StartupError` where vectors are not scaled to unit length behind all projections."""
+    steps = [each.kind for each in modules if each.kind in {"Dense", "Normalize"}]
+    if "Normalize" not in steps or "Dense" in steps[steps.index("Normalize") :]:
+        raise StartupError(
+            f"{folder / 'modules.json'} does not end in Normalize, and vectors of tokens have unit "
+            "length here"
+        )
 
 
 def _by_pylate(config: Mapping[str, Any]) -> ColbertConfig:
@@ -119,11 +131,13 @@ def _by_stanford(metadata: Mapping[str, Any]) -> ColbertConfig:
 
 def _by_sentence_transformers(folder: Path, mask: Module) -> ColbertConfig:
     masks = read_optional(mask.folder / "config.json")
-    if masks.get("keep_only_token_ids") or "query" in (masks.get("skiplist_tasks") or ()):
+    tasks = masks.get("skiplist_tasks")
+    tasks = ["document"] if tasks is None else [tasks] if isinstance(tasks, str) else tasks
+    if masks.get("keep_only_token_ids") or "query" in tasks:
         raise StartupError(
             f"{mask.folder} leaves out other tokens than some of documents, which is not done here"
         )
-    texts, longest = read_text_config(folder), TextOptions.read(folder).max_length
+    texts, longest = read_text_config(folder), TextOptions.read(folder, by_type=True).max_length
     prompts = read_optional(folder / "config_sentence_transformers.json").get("prompts") or {}
     expansion = _expansion(folder, texts.get("query_expansion"))
     return ColbertConfig(
@@ -135,7 +149,7 @@ def _by_sentence_transformers(folder: Path, mask: Module) -> ColbertConfig:
             prompt=_document_prompt(prompts), length=texts.get("document_length") or longest
         ),
         expansion=expansion,
-        skipped=masks.get("skiplist_words") or [],
+        skipped=masks.get("skiplist_words") or [] if "document" in tasks else [],
         skips_unknown=False,
     )
 

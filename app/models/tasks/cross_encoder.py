@@ -24,7 +24,7 @@ from app.models.backbones.backbone import Backbone
 from app.models.backbones.families import load_backbone
 from app.models.batch.marks import SECOND_SEGMENT
 from app.models.checkpoint.config import read_config, read_optional
-from app.models.checkpoint.modules import read_modules
+from app.models.checkpoint.modules import read_modules, require_known_modules
 from app.models.checkpoint.sentence_config import TextOptions
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
@@ -197,12 +197,9 @@ def _tells_segments(folder: Path) -> bool:
 
 def _require_plain_pairs(folder: Path) -> None:
     """Raise `StartupError` where sentence-transformers makes something else of pairs or states."""
-    modules = read_modules(folder)
-    other = next((each.kind for each in modules if each.kind != "Transformer"), None)
-    if other is not None:
-        raise StartupError(f"{folder} has the module {other}, which no cross-encoder has here")
+    require_known_modules(folder, "Transformer")
     in_config = "chat_template" in read_optional(folder / "tokenizer_config.json")
-    if not modules and (in_config or (folder / "chat_template.jinja").is_file()):
+    if not read_modules(folder) and (in_config or (folder / "chat_template.jinja").is_file()):
         raise StartupError(
             f"{folder} has a chat template for its pairs, which is not done here; without it they "
             "are read one text after the other"

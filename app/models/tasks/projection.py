@@ -4,6 +4,7 @@ They are sentence-transformers' modules Dense and Normalize, which the tests com
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from app.errors import StartupError
 from app.models.checkpoint.modules import read_modules
-from app.models.checkpoint.sentence_config import Normalization, Projection, Step
+from app.models.checkpoint.sentence_config import Normalization, Projection, Step, Truncation
 from app.models.checkpoint.weights import Weights
 
 # Stanford's ColBERT has one layer, among the weights of the transformer.
@@ -73,6 +74,10 @@ def load_steps(
         if isinstance(step, Normalization):
             loaded.append(_normalize)
             continue
+        if isinstance(step, Truncation):
+            loaded.append(partial(_truncate, step.width))
+            width = min(width, step.width)
+            continue
         if step.in_features != width:
             raise StartupError(
                 f"the projection in {step.folder} takes {step.in_features} numbers, and there are "
@@ -85,6 +90,10 @@ def load_steps(
 
 def _normalize(vectors: Tensor) -> Tensor:
     return functional.normalize(vectors, dim=-1)
+
+
+def _truncate(width: int, vectors: Tensor) -> Tensor:
+    return vectors[:, :width]
 
 
 def load_token_projection(folder: Path, weights: Weights, width: int) -> nn.Sequential:

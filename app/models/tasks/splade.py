@@ -18,7 +18,13 @@ from app.models.backbones.backbone import Backbone
 from app.models.backbones.families import load_backbone
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.config import read_config
-from app.models.checkpoint.sentence_config import TextOptions, read_default_prompt, read_prompts
+from app.models.checkpoint.modules import require_known_modules
+from app.models.checkpoint.sentence_config import (
+    TextOptions,
+    read_default_prompt,
+    read_prompts,
+    read_vector_limit,
+)
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import not_finite
 from app.models.target import Target
@@ -37,14 +43,16 @@ _LOGARITHMS = {"relu": 1, "log1p_relu": 2}
 class SpladePooling:
     """The weight of each token of the vocabulary: the `max` or the `sum` over a text's tokens.
 
-    Of a logit x each of those is log(1 + relu(x)), or that function taken twice.
+    Of a logit x each of those is log(1 + relu(x)), or that function taken twice. Only the `most`
+    largest weights are kept, if it is set.
     """
 
     sums: bool
     logarithms: int
+    most: int | None = None
 
     @classmethod
-    def read(cls, folder: Path) -> "SpladePooling":
+    def read(cls, folder: Path, most: int | None = None) -> "SpladePooling":
         """From the module's configuration; raises `StartupError` for what is not known here."""
         config = read_config(folder)
         pooling = config.get("pooling_strategy", "max")
@@ -54,7 +62,7 @@ class SpladePooling:
                 f"{folder / 'config.json'} has the pooling {pooling} of {activation}; known here: "
                 f"{' and '.join(_POOLINGS)} of {' and '.join(_LOGARITHMS)}"
             )
-        return cls(pooling == "sum", _LOGARITHMS[activation])
+        return cls(pooling == "sum", _LOGARITHMS[activation], most)
 
     def reduce(self, logits: Tensor) -> Tensor:
         """`[vocabulary]` float32 of some tokens' logits `[rows, vocabulary]`."""
@@ -67,7 +75,11 @@ class SpladePooling:
 
     def finish(self, reduced: Tensor) -> Tensor:
         """The weights, of whole texts."""
-        return reduced if self.sums else self._weights(reduced)
+        weights = reduced if self.sums else self._weights(reduced)
+        if self.most is None or self.most >= len(weights):
+            return weights
+        kept = weights.topk(self.most).indices
+        return torch.zeros_like(weights).index_copy_(0, kept, weights[kept])
 
     def _weights(self, logits: Tensor) -> Tensor:
         weights = logits.relu()
@@ -178,6 +190,7 @@ def load_splade_embedder(
 
     Raises `StartupError` for whatever is wrong with them.
     """
+    require_known_modules(folder, "Transformer", "MLMTransformer", "SpladePooling")
     weights = Weights.read(folder)
     texts = TextOptions.read(folder)
     backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
@@ -186,7 +199,7 @@ def load_splade_embedder(
         backbone=backbone,
         tokenizer=tokenizer,
         head=load_masked_language_head(folder, weights, backbone),
-        splade=SpladePooling.read(pooling),
+        splade=SpladePooling.read(pooling, read_vector_limit(folder, "max_active_dims")),
         prompts=read_prompts(folder),
         default_prompt=read_default_prompt(folder),
     )

@@ -254,7 +254,7 @@ def test_what_follows_the_logits_in_modules_is_named(
     kind = "sentence_transformers.base.modules.dense.Dense"
     dense = {"idx": 1, "name": "1", "path": "1_Dense", "type": kind}
     (tmp_path / "modules.json").write_text(json.dumps([*entries, dense]))
-    with pytest.raises(StartupError, match="has the module Dense"):
+    with pytest.raises(StartupError, match="names the module Dense"):
         load_cross_encoder("bert", tmp_path, LIMIT, float32_target)
 
 
@@ -262,6 +262,8 @@ def test_what_follows_the_logits_in_modules_is_named(
     ("member", "message"),
     [
         ({"processor_kwargs": {"do_lower_case": False}}, "has processor_kwargs for its texts"),
+        ({"processing_kwargs": {"text": {"max_length": 9}}}, "has processing_kwargs for its texts"),
+        ({"query_length": 9}, "has query_length for its texts"),
         ({"modality_config": {"message": {}}}, "as messages of a chat template"),
     ],
 )

@@ -228,8 +228,9 @@ async def test_the_type_of_texts_is_for_colbert_beside_a_dense_model(
             assert all(each.dense is not None for each in made)
         plain = (await engine.embed(TEXTS, dense=False)).embeddings
         assert_vectors(plain, expected["document"])
-        with pytest.raises(InvalidRequestError, match="input_type has no effect"):
-            await engine.embed(["a"], colbert=False, options=EmbeddingOptions(input_type="query"))
+        options = EmbeddingOptions(input_type="query")
+        (alone,) = (await engine.embed(["a"], colbert=False, options=options)).embeddings
+        assert (alone.colbert, alone.dense is not None) == (None, True)
 
 
 async def test_a_cache_tells_queries_from_documents(model: ColbertEmbedder, folders) -> None:
@@ -284,6 +285,41 @@ def test_without_lengths_of_its_own_it_cuts_texts_as_the_tokenizer_says(
     assert model.max_length == 40
     assert_vectors(model.forward(ids_of(model, TEXTS, "query"), COLBERT), queries)
     assert_vectors(model.forward(ids_of(model, TEXTS, "document"), COLBERT), documents)
+
+
+@pytest.mark.parametrize("tasks", [[], ["document"], "document"])
+def test_words_are_skipped_in_texts_of_the_named_types_alone(
+    folders, load, tmp_path: Path, tasks
+) -> None:
+    MultiVectorEncoder(str(folders["unattended"]), device="cpu").save_pretrained(str(tmp_path))
+    (mask,) = (each for each in tmp_path.iterdir() if each.name.endswith("MultiVectorMask"))
+    change(mask / "config.json", skiplist_tasks=tasks)
+    model, (queries, documents) = load(tmp_path), reference(tmp_path)
+    assert_vectors(model.forward(ids_of(model, TEXTS, "query"), COLBERT), queries)
+    assert_vectors(model.forward(ids_of(model, TEXTS, "document"), COLBERT), documents)
+
+
+@pytest.mark.parametrize(
+    ("last", "message"),
+    [
+        (None, "does not end in Normalize"),
+        ("HierarchicalTokenPooling", "names the module Hierarch"),
+    ],
+)
+def test_vectors_that_are_not_of_unit_length_or_pooled_are_refused(
+    folders, load, tmp_path: Path, last, message
+) -> None:
+    MultiVectorEncoder(str(folders["unattended"]), device="cpu").save_pretrained(str(tmp_path))
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    assert modules[-1]["type"].endswith("Normalize")
+    if last is None:
+        modules.pop()
+    else:
+        kind = f"sentence_transformers.multi_vector_encoder.modules.token_pooling.{last}"
+        modules.append(modules[-1] | {"idx": len(modules), "type": kind})
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(StartupError, match=message):
+        load(tmp_path)
 
 
 def test_queries_that_are_longer_than_a_window_are_refused(load, tmp_path: Path) -> None:

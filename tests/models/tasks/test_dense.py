@@ -519,6 +519,35 @@ def test_positions_that_nothing_computes_are_refused(copy: Path, float32_target:
         load(copy, float32_target)
 
 
+@pytest.mark.parametrize("width", [16, WIDTH, 1000])
+def test_vectors_are_cut_to_the_width_of_the_configuration(
+    copy: Path, float32_target: Target, width: int
+) -> None:
+    (copy / "2_Normalize").mkdir()
+    save_modules(copy, further=[("Normalize", {}, None)], prompts={"truncate_dim": width})
+    model = load(copy, float32_target)
+    made, theirs = embed(model, TEXTS), reference_vectors(copy, TEXTS)
+    assert model.dense_width == made.shape[1] == min(width, WIDTH)
+    assert_close(made, theirs)
+
+
+@pytest.mark.parametrize("width", [0, "64"])
+def test_a_width_that_is_none_is_named(copy: Path, float32_target: Target, width) -> None:
+    save_modules(copy, prompts={"truncate_dim": width})
+    with pytest.raises(StartupError, match="has no usable truncate_dim"):
+        load(copy, float32_target)
+
+
+def test_scaling_of_something_else_than_a_texts_vector_is_refused(
+    copy: Path, float32_target: Target
+) -> None:
+    (copy / "2_Normalize").mkdir()
+    of_tokens = {"module_input_name": "token_embeddings"}
+    save_modules(copy, further=[("Normalize", of_tokens, None)])
+    with pytest.raises(StartupError, match="works on token_embeddings"):
+        load(copy, float32_target)
+
+
 def test_code_that_a_known_type_names_is_logged_and_not_run(
     copy: Path, float32_target: Target
 ) -> None:

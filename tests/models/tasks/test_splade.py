@@ -277,6 +277,27 @@ def test_texts_are_cut_and_made_small_as_the_configuration_says(
     np.testing.assert_allclose(actual, reference(folder, texts), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("most", [1, 7, 10_000])
+def test_no_more_weights_are_kept_than_the_configuration_says(
+    folders, load, tmp_path: Path, most, slices
+) -> None:
+    folder = copy_with_pooling(folders["bert"], tmp_path)
+    change(folder / "config_sentence_transformers.json", max_active_dims=most)
+    actual = weights_of(load(folder), TEXTS)
+    assert ((actual > 0).sum(1) <= most).all()
+    np.testing.assert_allclose(actual, reference(folder, TEXTS), rtol=0, atol=1e-5)
+
+
+def test_a_module_behind_the_pooling_is_named(folders, load, tmp_path: Path) -> None:
+    folder = copy_with_pooling(folders["bert"], tmp_path)
+    modules = json.loads((folder / "modules.json").read_text())
+    kind = "sentence_transformers.base.modules.normalize.Normalize"
+    modules.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": kind})
+    (folder / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(StartupError, match="names the module Normalize"):
+        load(folder)
+
+
 def test_an_unknown_pooling_is_named(folders, load, tmp_path: Path) -> None:
     folder = copy_with_pooling(folders["bert"], tmp_path, pooling_strategy="mean")
     with pytest.raises(StartupError, match="the pooling mean of relu; known here: max and sum"):
