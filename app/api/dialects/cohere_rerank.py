@@ -96,6 +96,7 @@ class DocumentsRequest(ForeignRequest):
     max_tokens_per_doc: Annotated[
         int | None, Field(ge=1, description="The most tokens of a document that are read.")
     ] = None
+    max_doc_length: Annotated[int | None, Field(ge=1, description="Jina's name for it.")] = None
     # Cohere's: a document is not split here.
     max_chunks_per_doc: Annotated[Refused, unless()] = None
     # vLLM's.
@@ -107,14 +108,13 @@ class DocumentsRequest(ForeignRequest):
     chat_template_kwargs: Annotated[Refused, unless()] = None
     # Jina's.
     max_query_length: Annotated[Refused, unless()] = None
-    max_doc_length: Annotated[Refused, unless()] = None
     return_embeddings: Annotated[Refused, unless(False)] = None
     # Mixedbread's.
     rewrite_query: Annotated[Refused, unless(False)] = None
 
     @property
     def is_voyages(self) -> bool:
-        """Whether it has fields of Voyage, whose clients read another list of the answer."""
+        """Whether it has fields that Voyage's clients send, which read another list."""
         return not self.model_fields_set.isdisjoint({"top_k", "truncation"})
 
 
@@ -189,7 +189,8 @@ async def _rerank(body: DocumentsRequest, call: Call) -> Response:
         )
     model = call.service.catalogue.reranker(body.model)
     how = value_of(body, "truncate", "truncation")
-    truncation = truncation_of(how, body.truncation_side, body.max_tokens_per_doc)
+    longest = value_of(body, "max_tokens_per_doc", "max_doc_length")
+    truncation = truncation_of(how, body.truncation_side, longest)
     passages = Passages(body.query, body.documents, "documents", truncation)
     most = value_of(body, "top_n", "top_k")
     raw = value_of(body, "use_activation", "activation") is False

@@ -136,7 +136,6 @@ def test_what_a_client_adds_of_its_own_changes_nothing(full) -> None:
         ({"chat_template_kwargs": {"instruction": "a"}}, "chat_template_kwargs"),
         # Jina's and Mixedbread's.
         ({"max_query_length": 5}, "max_query_length"),
-        ({"max_doc_length": 5}, "max_doc_length"),
         ({"return_embeddings": True}, "return_embeddings"),
         ({"rewrite_query": "true"}, "rewrite_query"),
         # Two names of one option.
@@ -154,8 +153,9 @@ def test_what_cannot_be_done_is_400_and_named(full, path, body, said) -> None:
     assert said in assert_error(answer, 400, "invalid_request")
 
 
-def test_documents_are_read_up_to_so_many_tokens(full) -> None:
-    cut = post(full, documents=["search " * 9, "bread " * 9], max_tokens_per_doc=4)
+@pytest.mark.parametrize("field", ["max_tokens_per_doc", "max_doc_length"])
+def test_documents_are_read_up_to_so_many_tokens(full, field) -> None:
+    cut = post(full, documents=["search " * 9, "bread " * 9], **{field: 4})
     short = post(full, documents=["search " * 4, "bread " * 4])
     assert np.array(scored(cut)) == pytest.approx(np.array(scored(short)), abs=1e-6)
     assert cut["usage"] == short["usage"]
