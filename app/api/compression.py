@@ -45,11 +45,11 @@ class FlushedCompressor:
         self._compressor = _COMPRESSORS[encoding]()
         self._flush, self._finish = _FLUSHES[encoding]
 
-    def compress(self, content: Chunk, *, last: bool = False) -> bytes:
-        """The bytes of one piece."""
-        compressed: bytes = self._compressor.compress(content)
-        compressed += self._compressor.flush(self._finish if last else self._flush)
-        return compressed
+    def compress(self, chunks: Iterable[Chunk], *, last: bool = False) -> Iterator[bytes]:
+        """The chunks of one piece."""
+        for chunk in chunks:
+            yield self._compressor.compress(chunk)
+        yield self._compressor.flush(self._finish if last else self._flush)
 
 
 def compress(chunks: Iterable[Chunk], encoding: str) -> Iterator[bytes]:

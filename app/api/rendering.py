@@ -58,7 +58,7 @@ class ChunkedResponse(Response):
     ) -> None:
         super().__init__(media_type=media_type)
         self._threads = threads
-        self._rest = _messages(chunks)
+        self._rest = messages_of(chunks)
         self._begun: deque[Chunk] = deque()
         self._is_whole = False
         size = 0
@@ -95,7 +95,7 @@ class ChunkedResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _messages(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+def messages_of(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     """Join small chunks to messages; split a chunk that is larger than one without copying it."""
     joined: list[Chunk] = []
     size = 0

@@ -9,6 +9,7 @@ from app.api.checks import check_passages, check_rerank_options, check_texts
 from app.api.handler import Call
 from app.api.model_catalogue import Role, ServedModel
 from app.engine import ClassificationRequest, EmbeddingOptions, RerankRequest, TruncationOptions
+from app.engine.answer_memory import AnswerMemory
 from app.engine.loaded_models import LoadedModels
 from app.engine.options import CUT_AT_END, NO_OPTIONS
 from app.engine.pipelines.reranking import sigmoid
@@ -95,9 +96,9 @@ class EmbeddingWork:
     normalize: bool = True
 
     def run(
-        self, texts: list[str], call: Call, urgency: int
+        self, texts: list[str], call: Call, urgency: int, answer: AnswerMemory | None = None
     ) -> Coroutine[Any, Any, EmbeddingResult]:
-        """Embed texts that have been checked."""
+        """Embed texts that have been checked; `answer` is the call's by default."""
         model, outputs = self.model, self.outputs
         key = key_of(model)
         return call.service.engine.embed(
@@ -111,7 +112,7 @@ class EmbeddingWork:
             options=self.options,
             urgency=urgency,
             client=call.context.client,
-            answer=call.context.answer,
+            answer=call.context.answer if answer is None else answer,
             model=key,
             leased=call.leased.get(key),
         )

@@ -33,7 +33,8 @@ from app.api.schemas import EmbeddingFields
 from app.api.streams.answer import StreamPlan, StreamResponse
 from app.api.streams.arrow_rows import ArrowReader
 from app.api.streams.lines import LineReader, NdjsonReader, StreamLine
-from app.api.streams.pieces import PieceEmbedder, PieceSize
+from app.api.streams.pieces import PIECES, PieceEmbedder, PieceSize
+from app.engine.forwards.forwards import vector_bytes
 from app.engine.loaded_models import LoadedModels
 from app.engine.option_checks import check_options, find_prompt
 from app.errors import InvalidRequestError, UnsupportedMediaError
@@ -79,15 +80,21 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
     find_prompt(models, vectors.needed, fields.options)
     call = Call(request, service)
     work = EmbeddingWork(vectors.needed, model, fields.options, fields.normalize)
-    embed = partial(work.run, call=call, urgency=urgency_of(request, BULK_URGENCY))
+    urgency = urgency_of(request, BULK_URGENCY)
+    of_token = vector_bytes(models.embedder, replace(vectors.needed, dense=False), [1])
+    tokens = call.context.answer.allowed // PIECES // of_token
     records = _record_options(fields, vectors, model_names(service.settings, model), models)
     plan = StreamPlan(
         lines,
-        PieceEmbedder(service, call.context.client, embed),
+        PieceEmbedder(
+            service,
+            call.context.client,
+            lambda texts, answer: work.run(texts, call, urgency, answer),
+        ),
         vectors,
         partial(_writer, media_type, records, lines),
         max_lines=min(_MAX_LINES, service.settings.max_sentences_per_request),
-        size=PieceSize(models.max_batch_tokens),
+        size=PieceSize(max(1, min(models.max_batch_tokens, tokens))),
         media_type=media_type,
         encoding=encoding_of(request) if media_type == NDJSON else None,
     )

@@ -13,6 +13,7 @@ from app.api.formats import arrow, safetensors
 from app.api.formats.answer import ModelNames, TextVectors, VectorOptions, vectors_of
 from app.api.formats.json_answer import render_item
 from app.api.formats.msgpack import item_of, pack
+from app.api.rendering import Chunk
 from app.engine.types import SparseVector, TextEmbedding, TokenStrings
 
 NDJSON = "application/x-ndjson"
@@ -69,8 +70,8 @@ class RecordOptions:
 class RecordWriter(Protocol):
     """Turns records into bytes; the bytes of each call can be read without later ones."""
 
-    def write(self, records: Sequence[Record]) -> bytes:
-        """The bytes of at least one record."""
+    def write(self, records: Sequence[Record]) -> Iterator[Chunk]:
+        """The chunks of at least one record."""
 
     def end(self) -> bytes:
         """The bytes at the end of the stream."""
@@ -82,8 +83,9 @@ class _NdjsonWriter:
     def __init__(self, options: RecordOptions) -> None:
         self._options = options
 
-    def write(self, records: Sequence[Record]) -> bytes:
-        return b"".join(chunk for record in records for chunk in self._line(record))
+    def write(self, records: Sequence[Record]) -> Iterator[Chunk]:
+        for record in records:
+            yield from self._line(record)
 
     def _line(self, record: Record) -> Iterator[bytes]:
         if record.vectors is None:
@@ -107,9 +109,9 @@ class _MsgpackWriter:
     def __init__(self, _options: RecordOptions) -> None:
         self._packer = msgpack.Packer()
 
-    def write(self, records: Sequence[Record]) -> bytes:
-        objects = map(self._object, records)
-        return b"".join(chunk for each in objects for chunk in pack(self._packer, each))
+    def write(self, records: Sequence[Record]) -> Iterator[Chunk]:
+        for record in records:
+            yield from pack(self._packer, self._object(record))
 
     def _object(self, record: Record) -> dict[str, Any]:
         if record.vectors is None:
@@ -126,10 +128,10 @@ class _SafetensorsWriter:
     def __init__(self, options: RecordOptions) -> None:
         self._metadata = options.metadata
 
-    def write(self, records: Sequence[Record]) -> bytes:
+    def write(self, records: Sequence[Record]) -> Iterator[Chunk]:
         facts = [record.facts | _tokens_of(record) for record in records]
         rows = [record.vectors for record in records if record.vectors is not None]
-        return b"".join(safetensors.file_of(rows, self._metadata | {"records": facts}))
+        return safetensors.file_of(rows, self._metadata | {"records": facts})
 
     def end(self) -> bytes:
         return b""
@@ -147,8 +149,8 @@ class _ArrowWriter:
         self._options = options
         self._stream = arrow.ArrowStream(options.metadata)
 
-    def write(self, records: Sequence[Record]) -> bytes:
-        return b"".join(self._stream.batch_of(self._columns(records), len(records)))
+    def write(self, records: Sequence[Record]) -> Iterator[Chunk]:
+        yield from self._stream.batch_of(self._columns(records), len(records))
 
     def _columns(self, records: Sequence[Record]) -> dict[str, Any]:
         rows = [record.vectors or self._null for record in records]

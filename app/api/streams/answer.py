@@ -8,7 +8,7 @@ then nothing more is computed, and then nothing more is read.
 import asyncio
 import time
 from asyncio import TaskGroup
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,13 +20,20 @@ from app.api.errors import error_facts, status_of
 from app.api.formats.answer import VectorOptions
 from app.api.formats.records import Record, RecordWriter
 from app.api.handler import Call
+from app.api.rendering import Chunk, messages_of
 from app.api.streams.body import StreamBody
 from app.api.streams.lines import Line, LineReader
-from app.api.streams.pieces import LineResult, Piece, PieceEmbedder, PieceSize
+from app.api.streams.pieces import (
+    PIECES,
+    LineResult,
+    Piece,
+    PieceAnswer,
+    PieceEmbedder,
+    PieceMemory,
+    PieceSize,
+)
 from app.errors import ClientGoneError, DrainingError, SmartEmbedderError
 
-# One is computed, one waits for the device (a GPU has launched it), one is tokenised, one sent.
-_PIECES = 4
 # Of vectors, rendered and sent at a time.
 _UNIT_BYTES = 1 << 20
 _RETRY_AFTER = 5
@@ -64,7 +71,8 @@ class StreamResponse(Response):
             self.headers.update({"Content-Encoding": plan.encoding, "Vary": "Accept-Encoding"})
         self._compressor = None if plan.encoding is None else FlushedCompressor(plan.encoding)
         self._call, self._plan = call, plan
-        self._slots = asyncio.Semaphore(_PIECES)
+        self._slots = asyncio.Semaphore(PIECES)
+        self._memory = PieceMemory(call.context.answer.allowed)
         self._results: asyncio.Queue[Result | None] = asyncio.Queue()
         self._sending_since: float | None = None
         self._counts = {"sentences": 0, "failed": 0, "tokens": 0}
@@ -122,7 +130,7 @@ class StreamResponse(Response):
                 self._results.put_nowait(None)
                 return
             await self._pay(len(lines))
-            self._results.put_nowait(group.create_task(self._compute(lines)))
+            self._results.put_nowait(group.create_task(self._compute(lines, self._memory.begin())))
 
     async def _pay(self, lines: int) -> None:
         """Count the lines for the rate limit as requests of full size; wait if it is used up."""
@@ -135,9 +143,9 @@ class StreamResponse(Response):
             else:
                 self._paid_lines += service.settings.max_sentences_per_request
 
-    async def _compute(self, lines: list[Line]) -> Piece | SmartEmbedderError:
+    async def _compute(self, lines: list[Line], answer: PieceAnswer) -> Piece | SmartEmbedderError:
         try:
-            piece = await self._plan.embedder.embed(lines)
+            piece = await self._plan.embedder.embed(lines, answer)
         except SmartEmbedderError as error:
             return error
         self._plan.size.observe(piece)
@@ -157,7 +165,7 @@ class StreamResponse(Response):
                 last = self._last_record(writer, piece)
                 break
             await self._send_piece(piece, writer, body, send)
-        last += self._compressed(writer.end(), last=True)
+        last += b"".join(self._compressed([writer.end()], last=True))
         await send({"type": "http.response.body", "body": last, "more_body": False})
 
     async def _send_piece(
@@ -165,40 +173,49 @@ class StreamResponse(Response):
     ) -> None:
         service, memory = self._call.service, self._call.context.memory
         loop, results = asyncio.get_running_loop(), iter(piece.results)
-        render = partial(self._render_unit, writer, results)
-        while unit := await loop.run_in_executor(service.render_threads, render):
+        render = partial(next, self._messages(writer, results, body), None)
+        while (message := await loop.run_in_executor(service.render_threads, render)) is not None:
             self._sending_since = time.monotonic()
-            await send({"type": "http.response.body", "body": unit, "more_body": True})
+            await send({"type": "http.response.body", "body": message, "more_body": True})
             self._sending_since = None
-            if body.given_up is not None:
-                break
+        piece.answer.end()
         if memory is not None:
             memory.release_vectors(piece.nbytes)
         self._count(piece)
         self._slots.release()
 
-    def _render_unit(self, writer: RecordWriter, results: Iterator[LineResult]) -> bytes:
-        """The bytes of the next records; empty after the last one."""
+    def _messages(
+        self, writer: RecordWriter, results: Iterator[LineResult], body: StreamBody
+    ) -> Iterator[Chunk]:
+        """The messages of all records, or of whole ones until `body` is given up."""
+        while body.given_up is None and (records := self._next_records(results)):
+            for message in messages_of(self._compressed(writer.write(records))):
+                if message:
+                    yield message
+
+    def _next_records(self, results: Iterator[LineResult]) -> list[Record]:
+        """The next records that are rendered together; none after the last one."""
         records: list[Record] = []
         size = 0
         for result in results:
-            records.append(result.record(self._plan.vectors))
+            records.append(result.record(self._plan.vectors, self._memory.max_bytes))
             vectors = records[-1].vectors
             size += 0 if vectors is None else vectors.nbytes
             if size >= _UNIT_BYTES:
                 break
-        return self._compressed(writer.write(records)) if records else b""
+        return records
 
     def _last_record(self, writer: RecordWriter, error: SmartEmbedderError) -> bytes:
         """The record of an error that ends the stream before its body."""
         context = self._call.context
         context.error_code, context.error_status = error.code, status_of(error)
-        return self._compressed(writer.write([Record(None, None, error=error_facts(error))]))
+        record = Record(None, None, error=error_facts(error))
+        return b"".join(self._compressed(writer.write([record])))
 
-    def _compressed(self, content: bytes, *, last: bool = False) -> bytes:
+    def _compressed(self, chunks: Iterable[Chunk], *, last: bool = False) -> Iterable[Chunk]:
         if self._compressor is None:
-            return content
-        return self._compressor.compress(content, last=last)
+            return chunks
+        return self._compressor.compress(chunks, last=last)
 
     def _count(self, piece: Piece) -> None:
         failed = sum(result.error is not None for result in piece.results)

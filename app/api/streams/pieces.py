@@ -12,9 +12,11 @@ from app.api.formats.records import Record
 from app.api.handler import Service
 from app.api.rendering import truncation_as_json
 from app.api.streams.lines import Line
+from app.engine.answer_memory import AnswerMemory
 from app.engine.types import EmbeddingResult, TextEmbedding, TokenStrings, Truncation
 from app.errors import (
     InferenceTimeoutError,
+    InvalidRequestError,
     LoadingError,
     OutOfMemoryError,
     QueueFullError,
@@ -29,7 +31,75 @@ _PIECE_SECONDS = 0.1
 _PIECE_VECTOR_BYTES = 4 << 20
 
 
-EmbedTexts = Callable[[list[str]], Awaitable[EmbeddingResult]]
+# One is computed, one waits for the device (a GPU has launched it), one is tokenised, one sent.
+PIECES = 4
+
+EmbedTexts = Callable[[list[str], AnswerMemory], Awaitable[EmbeddingResult]]
+
+
+class _NoRoomYetError(QueueFullError):
+    """The pieces before this one hold too much; it goes on when one of them is sent."""
+
+
+class PieceMemory:
+    """What the pieces of one stream hold together: `max_bytes`, or more if it is the oldest's.
+
+    They are sent in order, so the oldest never waits for the others.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._held: dict[PieceAnswer, int] = {}
+        self._freed = asyncio.Event()
+
+    def begin(self) -> "PieceAnswer":
+        """Begin a piece, younger than all others."""
+        answer = PieceAnswer(self)
+        self._held[answer] = 0
+        return answer
+
+    def hold(self, answer: "PieceAnswer", size: int) -> None:
+        """Let a piece hold `size` bytes in all, if those before it leave room."""
+        others = sum(held for each, held in self._held.items() if each is not answer)
+        if others + size > self.max_bytes and answer is not next(iter(self._held)):
+            raise _NoRoomYetError("the pieces of this stream that come before hold its memory")
+        self._held[answer] = size
+
+    def end(self, answer: "PieceAnswer") -> None:
+        """The piece is sent."""
+        del self._held[answer]
+        self._freed.set()
+        self._freed = asyncio.Event()
+
+    def next_end(self) -> asyncio.Event:
+        """What is set when the next piece is sent."""
+        return self._freed
+
+
+class PieceAnswer(AnswerMemory):
+    """What one piece holds: that of the texts that are computed together, and of those before."""
+
+    def __init__(self, memory: PieceMemory) -> None:
+        super().__init__(memory.max_bytes)
+        self._memory = memory
+        self._computed = 0
+
+    def need(self, size: int, what: str, advice: str) -> None:
+        """Implement `AnswerMemory`."""
+        super().need(size, what, advice)
+        self._memory.hold(self, self._computed + size)
+
+    def keep(self, size: int) -> None:
+        """Record that some of its texts are computed and hold `size` bytes."""
+        self._computed += size
+
+    def next_end(self) -> asyncio.Event:
+        """What is set when there is more room."""
+        return self._memory.next_end()
+
+    def end(self) -> None:
+        """Hold nothing any more: the piece is sent."""
+        self._memory.end(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +112,17 @@ class LineResult:
     truncations: tuple[Truncation, ...] = ()
     error: SmartEmbedderError | None = None
 
-    def record(self, options: VectorOptions) -> Record:
-        """The record of the line; takes the time of post-processing its vectors."""
+    def record(self, options: VectorOptions, max_bytes: int) -> Record:
+        """The record of the line; takes the time of post-processing its vectors.
+
+        Post-processing that takes more than `max_bytes` is an error.
+        """
         if self.error is not None or self.embedding is None:
             return Record(self.line.id, None, error=self._error())
+        try:
+            options.hold([self.embedding], AnswerMemory(max_bytes))
+        except InvalidRequestError as error:
+            return replace(self, error=error).record(options, max_bytes)
         warnings = [
             truncation_as_json(replace(cut, index=self.line.number - 1), "text", "/text")
             for cut in self.truncations
@@ -62,9 +139,11 @@ class Piece:
     """The results of consecutive lines.
 
     `tokens` is how many were read, `nbytes` the size of the vectors, `seconds` the forwards' time.
+    It holds `answer` until it is sent.
     """
 
     results: list[LineResult]
+    answer: PieceAnswer
     tokens: int = 0
     nbytes: int = 0
     seconds: float = 0.0
@@ -73,6 +152,7 @@ class Piece:
         """This one and the one that follows it."""
         return Piece(
             self.results + after.results,
+            self.answer,
             self.tokens + after.tokens,
             self.nbytes + after.nbytes,
             self.seconds + after.seconds,
@@ -113,10 +193,13 @@ class PieceEmbedder:
         self._client = client
         self._embed_texts = embed
 
-    async def embed(self, lines: Sequence[Line]) -> Piece:
-        """The results of these lines; raises `UnavailableError` if the service cannot go on."""
+    async def embed(self, lines: Sequence[Line], answer: PieceAnswer) -> Piece:
+        """The results of these lines, whose room is taken from `answer`.
+
+        Raises `UnavailableError` if the service cannot go on.
+        """
         good = [line for line in lines if line.error is None]
-        piece = await self._results(good)
+        piece = await self._results(good, answer)
         if len(good) == len(lines):
             return piece
         computed = {result.line.number: result for result in piece.results}
@@ -125,47 +208,55 @@ class PieceEmbedder:
         ]
         return replace(piece, results=results)
 
-    async def _results(self, lines: Sequence[Line]) -> Piece:
+    async def _results(self, lines: Sequence[Line], answer: PieceAnswer) -> Piece:
         if not lines:
-            return Piece([])
+            return Piece([], answer)
         try:
-            result = await self._embed_when_possible([line.text for line in lines])
+            result = await self._embed_when_possible([line.text for line in lines], answer)
         except OutOfMemoryError as error:
-            return await self._halves(lines, error)
+            return await self._halves(lines, error, answer)
         except UnavailableError:
             raise
         except InferenceTimeoutError as error:  # Halves would wait for the same device.
-            return Piece([LineResult(line, error=error) for line in lines])
+            return Piece([LineResult(line, error=error) for line in lines], answer)
         except SmartEmbedderError as error:
-            return await self._halves(lines, error)
+            return await self._halves(lines, error, answer)
         self._metrics.sentences.inc(len(lines))
-        return _of_lines(lines, result)
+        piece = _of_lines(lines, result, answer)
+        answer.keep(piece.nbytes)
+        return piece
 
-    async def _halves(self, lines: Sequence[Line], error: SmartEmbedderError) -> Piece:
+    async def _halves(
+        self, lines: Sequence[Line], error: SmartEmbedderError, answer: PieceAnswer
+    ) -> Piece:
         if len(lines) == 1:
-            return Piece([LineResult(lines[0], error=error)])
+            return Piece([LineResult(lines[0], error=error)], answer)
         middle = len(lines) // 2
-        first = await self._results(lines[:middle])
-        return first.joined(await self._results(lines[middle:]))
+        first = await self._results(lines[:middle], answer)
+        return first.joined(await self._results(lines[middle:], answer))
 
-    async def _embed_when_possible(self, texts: list[str]) -> EmbeddingResult:
+    async def _embed_when_possible(self, texts: list[str], answer: PieceAnswer) -> EmbeddingResult:
         while True:
+            more_room = answer.next_end()
             try:
-                return await self._embed(texts)
+                return await self._embed(texts, answer)
+            except _NoRoomYetError:
+                await more_room.wait()
+                continue
             # A model that gave way to another, while the stream lasts, is loaded again.
             except (QueueFullError, LoadingError) as error:
                 pause = error.retry_after or 1
             await asyncio.sleep(pause)
 
-    async def _embed(self, texts: list[str]) -> EmbeddingResult:
+    async def _embed(self, texts: list[str], answer: PieceAnswer) -> EmbeddingResult:
         await self._slots.acquire(self._client)
         try:
-            return await self._embed_texts(texts)
+            return await self._embed_texts(texts, answer)
         finally:
             self._slots.release(self._client)
 
 
-def _of_lines(lines: Sequence[Line], result: EmbeddingResult) -> Piece:
+def _of_lines(lines: Sequence[Line], result: EmbeddingResult, answer: PieceAnswer) -> Piece:
     cuts: dict[int, list[Truncation]] = {}
     for cut in result.truncations:
         cuts.setdefault(cut.index, []).append(cut)
@@ -177,4 +268,4 @@ def _of_lines(lines: Sequence[Line], result: EmbeddingResult) -> Piece:
         )
     ]
     nbytes = sum(each.nbytes for each in result.embeddings)
-    return Piece(results, result.tokens, nbytes, result.timings.inference)
+    return Piece(results, answer, result.tokens, nbytes, result.timings.inference)

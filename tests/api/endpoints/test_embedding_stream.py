@@ -356,3 +356,24 @@ def test_a_stream_of_gzip_that_holds_nothing_comes_to_an_end(client) -> None:
     answer = client.post(PATH, content=content, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     assert "more than 1000 of its members in a row are empty" in answer.json()["detail"]
+
+
+def test_pieces_wait_for_those_before_them_where_an_answer_may_hold_little(
+    tiny_m3, tmp_path
+) -> None:
+    """Two lines have room beside each other, and one line has none at all."""
+    texts = ["search vector dense " * 40] * 30
+    texts[7] = "search vector dense " * 200
+    with run_server(tmp_path, EMBEDDING_MODEL=str(tiny_m3), MAX_ANSWER_BYTES="80000") as server:
+        server.wait_until_healthy()
+        with server.client() as client:
+            for accept in (NDJSON, MSGPACK):
+                content = ask(client, as_lines(texts), accept).content
+                found = (
+                    records(content)
+                    if accept == NDJSON
+                    else list(msgpack.Unpacker(io.BytesIO(content)))
+                )
+                assert [each["id"] for each in found] == list(range(30))
+                assert [each["id"] for each in found if "error" in each] == [7]
+                assert "MAX_ANSWER_BYTES" in found[7]["error"]["detail"]
