@@ -17,7 +17,7 @@ from app.errors import (
     UnhealthyError,
 )
 from app.observability.metrics import Metrics
-from tests.engine.devices.test_device_pool import illegal_access
+from tests.engine.devices.test_device_pool import broken_memory
 from tests.engine.engines import entered, hold, let_go, queued
 from tests.engine.fakes import FakeModel
 from tests.engine.further_models import (
@@ -428,7 +428,7 @@ async def test_a_device_of_its_own_that_fails_takes_its_model_alone_out_of_servi
     loader.devices["one"] = "other"
     async with engine_with(loader, *entries("one")) as engine:
         await vector(engine, "a", "one")
-        loader.alive["one"].failures.append(illegal_access())
+        loader.alive["one"].failures.append(broken_memory())
         with pytest.raises(UnhealthyError):
             await vector(engine, "a", "one")
         with pytest.raises(UnhealthyError, match="the device of this model has failed"):
