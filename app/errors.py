@@ -128,6 +128,10 @@ class LoadingError(UnavailableError):
     code = "loading"
 
 
+class MemoryTakenError(LoadingError):
+    """Other programs hold the memory that a model of MODELS needs, which may fit later."""
+
+
 class ModelNotLoadedError(UnavailableError):
     """A model of MODELS could not be loaded; the log says why."""
 

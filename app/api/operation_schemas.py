@@ -38,7 +38,11 @@ class ServedModelStatus(BaseModel):
     pinned: Annotated[bool, Field(description="Never unloaded, as the default models.")]
     requests: Annotated[int | None, Field(description="That use it or wait for it.")]
     load_seconds: Annotated[float | None, Field(description="Of the latest loading.")]
-    reason: Annotated[str | None, Field(description="Why a failed one is not there.")]
+    reason: Annotated[str | None, Field(description="Why one that failed or waits is not there.")]
+    files_replaced: Annotated[
+        int | None,
+        Field(description="How often it was loaded from other files than the time before."),
+    ]
     info: Annotated[ModelInfo | None, Field(description="How it is computed, while it is loaded.")]
     makes: Annotated[ModelAbilities | None, Field(description="What, while it is loaded.")]
     token_budgets: Annotated[

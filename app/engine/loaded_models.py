@@ -14,6 +14,9 @@ from app.engine.types import Outputs
 from app.settings import Settings
 from app.settings.model_entry import ModelEntry
 
+# The kernel and its services, or the context of a process on a GPU.
+_OF_SYSTEM = 2**30
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
@@ -53,10 +56,18 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUsage:
-    """The size of a memory and how much of it is in use, in bytes."""
+    """The size of a memory and how much of it is in use, in bytes; `own` is this process's part."""
 
     used: int
     total: int
+    own: int | None = None
+
+    @property
+    def of_others(self) -> int:
+        """What other programs hold, apart from what the system itself needs; 0 if not known."""
+        if self.own is None:
+            return 0
+        return max(0, self.used - self.own - min(_OF_SYSTEM, self.total // 10))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +109,14 @@ class PlacedModels:
 
 @dataclass(frozen=True, slots=True)
 class LoadPlan:
-    """How to load a model: `needs` are the bytes that it takes of each memory, by name."""
+    """How to load a model: `needs` are the bytes that it takes of each memory, by name.
+
+    `files` differs from that of an earlier plan if the model's files were changed or replaced.
+    """
 
     needs: Mapping[str, int]
     load: Callable[[], PlacedModels]
+    files: str = ""
 
 
 class ModelLoader(Protocol):

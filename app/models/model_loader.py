@@ -99,7 +99,15 @@ class EntryLoader:
         for node in {placement.node: placement for placement in placements}.values():
             loader = DeviceLoader(settings, node.device)
             needs[node.memory] = needs.get(node.memory, 0) + _bytes_of(folder, loader)
-        return LoadPlan(needs, partial(_load, entry, settings, folder, placements))
+        load = partial(_load, entry, settings, folder, placements)
+        return LoadPlan(needs, load, _state_of(folder))
+
+
+def _state_of(folder: Path) -> str:
+    """A text that changes when files of the model are replaced; reads none of them."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    states = [(path.relative_to(folder).as_posix(), path.stat()) for path in files]
+    return repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
 
 
 def _settings_for(entry: ModelEntry, settings: Settings) -> Settings:

@@ -145,6 +145,11 @@ class Metrics:
         self.model_unloads = self._counter(
             "embedder_model_unloads_total", "Times a model of MODELS was unloaded", "model"
         )
+        self.model_replacements = self._counter(
+            "embedder_model_replacements_total",
+            "Times a model of MODELS was loaded from other files than before",
+            "model",
+        )
 
     def _make_queue_metrics(self) -> None:
         gauge = self._gauge
@@ -273,6 +278,7 @@ class Metrics:
         for result in ("success", "failure"):
             self.model_loads.labels(name, result)
         self.model_unloads.labels(name)
+        self.model_replacements.labels(name)
 
     def value(self, name: str, **labels: str) -> float:
         """The present value of one series; 0 for one that does not exist."""

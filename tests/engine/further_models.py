@@ -51,6 +51,7 @@ class FakeLoader:
         self.garbage = 0
         self.loads: list[str] = []
         self.gigabytes: dict[str, int] = {}
+        self.versions: dict[str, str] = {}
         self.failures: list[Exception] = []
         self.devices: dict[str, str] = {}
         self.token_budgets: dict[str, int] = {}
@@ -63,8 +64,8 @@ class FakeLoader:
         pass
 
     def read_memory(self, name: str) -> MemoryUsage:
-        used = self.used_by_others + self.garbage + GIGABYTE * len(self.alive)
-        return MemoryUsage(used, self.total)
+        own = self.garbage + GIGABYTE * len(self.alive)
+        return MemoryUsage(self.used_by_others + own, self.total, own)
 
     def free_memory(self) -> None:
         gc.collect()
@@ -72,7 +73,9 @@ class FakeLoader:
 
     def plan(self, entry: ModelEntry) -> LoadPlan:
         return LoadPlan(
-            {"memory": GIGABYTE * self.gigabytes.get(entry.name, 1)}, partial(self._load, entry)
+            {"memory": GIGABYTE * self.gigabytes.get(entry.name, 1)},
+            partial(self._load, entry),
+            self.versions.get(entry.name, "first"),
         )
 
     def _load(self, entry: ModelEntry) -> PlacedModels:

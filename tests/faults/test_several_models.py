@@ -293,6 +293,8 @@ async def test_a_folder_that_was_removed_or_replaced_while_it_was_unloaded(
         other = await limited.ask(client, "two")
         np.testing.assert_allclose(dense(other), expected[None], atol=1e-6)
         assert other.json()["model_name"] == "two"
+        limited.server.wait_for_line("model_files_replaced")
+        assert limited.server.metric('embedder_model_replacements_total{model="two"}') == 1
 
 
 async def test_sigterm_while_a_model_is_loaded(limited, expected) -> None:

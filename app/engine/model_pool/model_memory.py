@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from app.engine.download import human_size
 from app.engine.loaded_models import ModelLoader
 from app.engine.model_pool.pooled_model import PooledModel
-from app.errors import ModelTooLargeError
+from app.errors import MemoryTakenError, ModelTooLargeError
 
 
 class ModelMemory:
@@ -48,11 +48,21 @@ class ModelMemory:
         """Whether the shortage is over once all `others` are unloaded."""
         return shortage <= sum(other.needs[memory] for other in others)
 
-    def too_large(
+    async def refusal_of(
         self, model: PooledModel, memory: str, shortage: int, others: Iterable[PooledModel]
-    ) -> ModelTooLargeError:
-        """The error of a model that would not fit even with all `others` unloaded."""
+    ) -> MemoryTakenError | ModelTooLargeError:
+        """The error of a model that does not fit even with all `others` unloaded.
+
+        `MemoryTakenError` where it would fit without the memory of other programs.
+        """
         needed, freed = model.needs[memory], sum(other.needs[memory] for other in others)
+        usage = await asyncio.to_thread(self._loader.read_memory, memory)
+        if shortage - freed <= usage.of_others:
+            return MemoryTakenError(
+                f"the model {model.name} needs {human_size(needed)} of the memory of {memory}, of "
+                f"which other programs hold {human_size(usage.of_others)}: it is loaded when they "
+                "have left enough"
+            )
         return ModelTooLargeError(
             f"the model {model.name} needs {human_size(needed)} of the memory of {memory}, and at "
             f"most {human_size(max(0, needed - shortage + freed))} can be had below "

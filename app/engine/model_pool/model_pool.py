@@ -26,6 +26,7 @@ from app.engine.model_pool.pooled_model import PooledModel, Residence, models_wi
 from app.errors import (
     DrainingError,
     LoadingError,
+    MemoryTakenError,
     ModelTooLargeError,
     SmartEmbedderError,
     StartupError,
@@ -194,8 +195,8 @@ class ModelPool:
         if isinstance(outcome, Residence):
             self._note_success(model, outcome)
             return None
-        if isinstance(outcome, LoadingError):  # Nobody waits for it any more.
-            return outcome
+        if isinstance(outcome, LoadingError) and not isinstance(outcome, MemoryTakenError):
+            return outcome  # Nobody waits for it any more.
         if not isinstance(outcome, Exception):
             raise outcome
         self._note_failure(model, outcome)
@@ -208,6 +209,10 @@ class ModelPool:
         log.info("model_loaded", model=model.name, seconds=round(seconds, 2), bytes=model.nbytes)
 
     def _note_failure(self, model: PooledModel, error: Exception) -> None:
+        if isinstance(error, MemoryTakenError):
+            log.warning("model_waits_for_memory", model=model.name, reason=str(error))
+            model.fail(error)
+            return
         own = isinstance(error, SmartEmbedderError)
         reason = str(error) if own else f"{type(error).__name__}: {error}"
         traceback = {} if own else {"exc_info": error}
@@ -229,6 +234,13 @@ class ModelPool:
                 each.gives_way = False
         model.begin()
         placed = await self._thread.run(plan.load)
+        if model.has_other_files(plan.files):
+            log.warning(
+                "model_files_replaced",
+                model=model.name,
+                effect="its vectors may differ from those that it made before",
+            )
+            self._metrics.model_replacements.labels(model.name).inc()
         added = await self._devices.add(placed, thoroughly=self._starting)
         tokens = min(self._devices.token_budgets(model.name).values())
         return Residence(added, models_with(placed, model.entry.task, self._defaults, tokens))

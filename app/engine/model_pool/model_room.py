@@ -46,8 +46,8 @@ class ModelRoom:
     async def make(self, model: PooledModel) -> None:
         """Unload idle models until there is room for this one; wait for those that are busy.
 
-        Raises `ModelTooLargeError` where no waiting helps, and `LoadingError` where nobody waits
-        for the model any more.
+        Raises `ModelTooLargeError` where no waiting helps, `MemoryTakenError` where other programs
+        hold the memory, and `LoadingError` where nobody waits for the model any more.
         """
         for memory in model.needs:
             if await self._memory.shortage_for(model, memory) > 0:
@@ -68,7 +68,8 @@ class ModelRoom:
                 has_paused = True
                 continue
             if not enough:
-                raise self._memory.too_large(model, memory, shortage, [*idle, *busy])
+                others = [*idle, *busy]
+                raise await self._memory.refusal_of(model, memory, shortage, others)
             if idle:
                 await self._unload(idle[0])
             else:

@@ -40,7 +40,8 @@ class ModelStatus:
     """The state of one model.
 
     `requests` is how many use it or wait for it. `load_seconds` is the duration of its latest
-    loading, and `reason` is why that failed. While the model is loaded, `info` describes how it is
+    loading, and `reason` is why that failed or waits. `files_replaced` is how often it was loaded
+    from other files than the time before. While the model is loaded, `info` describes how it is
     computed, `makes` what it makes, and `token_budgets` what one forward may hold on each device.
     """
 
@@ -51,6 +52,7 @@ class ModelStatus:
     requests: int | None = None
     load_seconds: float | None = None
     reason: str | None = None
+    files_replaced: int | None = None
     info: ModelInfo | None = None
     makes: ModelAbilities | None = None
     token_budgets: Mapping[str, int] = field(default_factory=dict)

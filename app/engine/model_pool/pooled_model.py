@@ -11,6 +11,7 @@ from app.engine.loaded_models import LoadedModels, PlacedModels
 from app.engine.model import Embedder, Model, Reranker
 from app.engine.model_pool.model_state import ModelState, ModelStatus, abilities_of
 from app.errors import (
+    MemoryTakenError,
     ModelNotLoadedError,
     ModelTooLargeError,
     SmartEmbedderError,
@@ -20,6 +21,8 @@ from app.settings.model_entry import ModelEntry
 
 # Seconds until a model that could not be loaded is tried again.
 _PAUSE_AFTER_FAILURE = 30.0
+# The same where other programs hold its memory, which they may leave at any time.
+_PAUSE_FOR_MEMORY = 10.0
 # The expected seconds of loading a model of unknown size.
 _UNKNOWN_TIME = 10.0
 # Seconds after the time of Retry-After for which a model is kept.
@@ -46,6 +49,7 @@ class PooledModel:
     `promised_until` a request may come that was told to come again. One that `gives_way` is to be
     unloaded, for another model, as soon as no request uses it. `needs` are the bytes that it takes
     of each memory, empty until they are known. The result of `loading` is the error, if it fails.
+    `replaced` counts the loadings that found other files than the one before.
     """
 
     entry: ModelEntry
@@ -62,6 +66,8 @@ class PooledModel:
     _loaded_at: float = 0.0
     _failed_at: float = 0.0
     _failure: UnavailableError | None = None
+    _files: str | None = None
+    replaced: int = 0
 
     @property
     def name(self) -> str:
@@ -75,6 +81,8 @@ class PooledModel:
             return ModelState.READY
         if self.loading is not None:
             return ModelState.LOADING
+        if isinstance(self._failure, MemoryTakenError):
+            return ModelState.UNLOADED if self.refusal is None else ModelState.LOADING
         return ModelState.UNLOADED if self._failure is None else ModelState.FAILED
 
     @property
@@ -101,6 +109,13 @@ class PooledModel:
         """Loading begins, or there is room for it now: the wait for room is not counted."""
         self._began = time.monotonic()
 
+    def has_other_files(self, files: str) -> bool:
+        """Note what it was loaded from; whether that was replaced since it was loaded before."""
+        before, self._files = self._files, files
+        is_replaced = before is not None and before != files
+        self.replaced += is_replaced
+        return is_replaced
+
     def succeed(self, residence: Residence) -> float:
         """Loading has succeeded; return the seconds that it took."""
         self.residence, self._failure = residence, None
@@ -108,12 +123,12 @@ class PooledModel:
         self.load_seconds = self._loaded_at - (self._began or self._loaded_at)
         return self.load_seconds
 
-    def fail(self, too_large: ModelTooLargeError | None) -> None:
+    def fail(self, of_memory: ModelTooLargeError | MemoryTakenError | None) -> None:
         """Loading has failed: refuse requests until a pause is over."""
         self._failed_at = time.monotonic()
         # The reason of any other failure may name folders of this machine.
         message = f"the model {self.name} could not be loaded; the log says why"
-        self._failure = too_large or ModelNotLoadedError(message)
+        self._failure = of_memory or ModelNotLoadedError(message)
 
     def leave(self) -> Residence | None:
         """Become unloaded; return the residence that it had."""
@@ -129,7 +144,9 @@ class PooledModel:
     @property
     def refusal(self) -> UnavailableError | None:
         """The error of requests during the pause after a failure; None at other times."""
-        left = math.ceil(self._failed_at + _PAUSE_AFTER_FAILURE - time.monotonic())
+        is_taken = isinstance(self._failure, MemoryTakenError)
+        pause = _PAUSE_FOR_MEMORY if is_taken else _PAUSE_AFTER_FAILURE
+        left = math.ceil(self._failed_at + pause - time.monotonic())
         if self._failure is None or left <= 0:
             return None
         # Waiting alone makes no room.
@@ -151,16 +168,18 @@ class PooledModel:
     @property
     def status(self) -> ModelStatus:
         """The state, as /health shows it."""
-        residence, has_failed = self.residence, self.state is ModelState.FAILED
+        residence, state = self.residence, self.state
+        is_refused = residence is None and self._failure is not None
         models = residence and residence.models
         return ModelStatus(
             self.name,
             self.entry.task,
-            self.state,
+            state,
             pinned=self.entry.pinned,
             requests=self.leases,
             load_seconds=self.load_seconds,
-            reason=str(self._failure) if has_failed else None,
+            reason=str(self._failure) if is_refused else None,
+            files_replaced=self.replaced,
             info=models.infos[-1] if models else None,
             makes=abilities_of(self.entry.task, models) if models else None,
         )

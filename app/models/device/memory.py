@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -52,13 +53,18 @@ def memory_usage(device: torch.device) -> MemoryUsage:
     """The usage of the memory that models on this device are in."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        return MemoryUsage(total - free, total)
+        return MemoryUsage(total - free, total, torch.cuda.memory_reserved(device))
     if device.type == "mps":
         return MemoryUsage(torch.mps.driver_allocated_memory(), torch.mps.recommended_max_memory())
     machine = psutil.virtual_memory()
-    whole = MemoryUsage(machine.total - machine.available, machine.total)
+    process = psutil.Process().memory_info()
+    # Mapped files count for nobody, as in what is available.
+    own = process.rss - getattr(process, "shared", 0)
+    whole = MemoryUsage(machine.total - machine.available, machine.total, own)
     limited = control_group_usage(CGROUPS, MEMBERSHIP)
-    return whole if limited is None or limited.total >= whole.total else limited
+    if limited is None or limited.total >= whole.total:
+        return whole
+    return replace(limited, own=own)
 
 
 def control_group_usage(cgroups: Path, membership: Path) -> MemoryUsage | None:

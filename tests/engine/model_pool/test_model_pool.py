@@ -4,12 +4,14 @@ import asyncio
 import gc
 
 import pytest
+from structlog.testing import capture_logs
 
 from app.engine import Engine, RerankRequest
 from app.engine.model_pool.model_state import ModelState
 from app.errors import (
     DrainingError,
     LoadingError,
+    MemoryTakenError,
     ModelNotLoadedError,
     ModelTooLargeError,
     RerankerDisabledError,
@@ -188,6 +190,52 @@ async def test_a_pinned_one_stays_and_what_does_not_fit_beside_it_is_told(
         monkeypatch.setattr("app.engine.model_pool.pooled_model._PAUSE_AFTER_FAILURE", 0)
         assert await vector(engine, "a", "other") == A + 1
     assert loader.loads == ["pinned", "other"]
+
+
+async def test_the_memory_of_other_programs_is_waited_for(monkeypatch) -> None:
+    loader = FakeLoader(gigabytes=10)
+    loader.gigabytes["large"] = 8
+    loader.used_by_others = 9 * GIGABYTE
+    with capture_logs() as log:
+        async with engine_with(loader, *entries("large")) as engine:
+            for _ in range(2):
+                with pytest.raises(MemoryTakenError, match="other programs hold 8.0 GB") as refused:
+                    await vector(engine, "a", "large")
+                assert 1 <= refused.value.retry_after <= 10
+            assert status(engine, "large").state is ModelState.LOADING
+            assert status(engine, "large").reason == str(refused.value)
+            loader.used_by_others = 0
+            monkeypatch.setattr("app.engine.model_pool.pooled_model._PAUSE_FOR_MEMORY", 0)
+            assert await vector(engine, "a", "large") == A + 1
+            assert status(engine, "large").reason is None
+    assert [each["event"] for each in log] == ["model_waits_for_memory", "model_loaded"]
+
+
+async def test_what_would_not_fit_without_other_programs_is_too_large() -> None:
+    loader = FakeLoader(gigabytes=10)
+    loader.gigabytes["large"] = 11
+    loader.used_by_others = 9 * GIGABYTE
+    async with engine_with(loader, *entries("large")) as engine:
+        with pytest.raises(ModelTooLargeError):
+            await vector(engine, "a", "large")
+
+
+async def test_a_model_that_comes_back_from_other_files_says_so() -> None:
+    loader, metrics = FakeLoader(gigabytes=1), Metrics()
+    replaced = "embedder_model_replacements_total"
+    with capture_logs() as log:
+        async with engine_with(loader, *entries("one", "two"), metrics=metrics) as engine:
+            for name in ("one", "two", "one"):
+                await vector(engine, "a", name)
+            assert metrics.value(replaced, model="one") == 0
+            loader.versions["one"] = "second"
+            for name in ("two", "one", "two", "one"):
+                await vector(engine, "a", name)
+            assert status(engine, "one").files_replaced == 1
+            assert status(engine, "two").files_replaced == 0
+    assert metrics.value(replaced, model="one") == 1
+    (warning,) = [each for each in log if each["event"] == "model_files_replaced"]
+    assert (warning["model"], warning["log_level"]) == ("one", "warning")
 
 
 async def test_nothing_is_unloaded_for_what_does_not_fit_anyway() -> None:
