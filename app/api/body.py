@@ -101,13 +101,16 @@ async def read_body(
         raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
     if len(body) < _LARGE_BODY:
         return _read(parse_json(body, forms[0].schema), forms, request)
-    client, steps = context_of(request.scope).client, _parse(body, forms[0].schema)
-    while True:
-        async with turns.turn(client):
-            try:
-                next(steps)
-            except StopIteration as parsed:
-                return _read(parsed.value, forms, request)
+    client = context_of(request.scope).client
+    return await turns.run(client, _read_in_steps(body, forms, request))
+
+
+def _read_in_steps(
+    body: bytearray, forms: Sequence[Form], request: Request
+) -> Generator[None, None, tuple[Form, RequestModel]]:
+    value = yield from parse_large(body, forms[0].schema)
+    yield
+    return _read(value, forms, request)
 
 
 def _read(value: Any, forms: Sequence[Form], request: Request) -> tuple[Form, RequestModel]:
@@ -138,21 +141,23 @@ def parse_json(content: bytes | bytearray, schema: type[RequestModel]) -> Any:
         raise not_json(str(error), schema, len(content)) from None
 
 
-def _parse(body: bytearray, schema: type[RequestModel]) -> Generator[None, None, Any]:
-    """As `parse_json`, in steps of some milliseconds however large the body is."""
+def parse_large(
+    content: bytes | bytearray, schema: type[RequestModel]
+) -> Generator[None, None, Any]:
+    """As `parse_json`, in steps of some milliseconds however large the content is."""
     # Without escapes a parser only copies.
-    if len(body) < _HUGE_BODY or (b"\\" not in body and body.isascii()):
-        return parse_json(body, schema)
+    if len(content) < _HUGE_BODY or (b"\\" not in content and content.isascii()):
+        return parse_json(content, schema)
     try:
-        value = yield from parse_in_steps(body)
+        value = yield from parse_in_steps(content)
     except ValueError as error:
-        # Where it is is counted within what was parsed last, and not within the body.
+        # Where it is is counted within what was parsed last, and not within the whole.
         reason = str(error).partition(" at line ")[0]
-        raise not_json(reason, schema, len(body)) from None
+        raise not_json(reason, schema, len(content)) from None
     return value
 
 
-def parse_in_steps(content: bytearray) -> Generator[None, None, Any]:
+def parse_in_steps(content: bytes | bytearray) -> Generator[None, None, Any]:
     """The value in some JSON, in steps of a few milliseconds; raises `ValueError`.
 
     Strings are decoded by themselves, in batches of short ones and parts of long ones. The rest, in
@@ -183,7 +188,7 @@ def parse_in_steps(content: bytearray) -> Generator[None, None, Any]:
     return _with_strings(from_json(rest), strings)
 
 
-def _strings_in(content: bytearray) -> Iterator[tuple[int, int]]:
+def _strings_in(content: bytes | bytearray) -> Iterator[tuple[int, int]]:
     """Where each string begins and ends, without its quotation marks; (-1, -1) after each part."""
     begin, is_escaped = -1, False
     for start in range(0, len(content), _STEP_BYTES):
@@ -206,7 +211,9 @@ def _strings_in(content: bytearray) -> Iterator[tuple[int, int]]:
         raise ValueError("EOF while parsing a string")
 
 
-def _decode_in_steps(content: bytearray, begin: int, end: int) -> Generator[None, None, str]:
+def _decode_in_steps(
+    content: bytes | bytearray, begin: int, end: int
+) -> Generator[None, None, str]:
     """A long string, decoded in parts that end between two characters."""
     parts: list[str] = []
     while begin < end:
@@ -216,7 +223,7 @@ def _decode_in_steps(content: bytearray, begin: int, end: int) -> Generator[None
     return "".join(parts)
 
 
-def _decode_part(content: bytearray, begin: int, end: int) -> tuple[str, int]:
+def _decode_part(content: bytes | bytearray, begin: int, end: int) -> tuple[str, int]:
     """The next characters from `begin`, and where they end; raises `ValueError`."""
     cuts = [end]
     if end - begin > _STEP_BYTES:

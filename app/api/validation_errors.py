@@ -19,6 +19,8 @@ Item = Mapping[str, Any]
 Location = tuple[int | str, ...]
 
 _MAX_POINTER = 200
+# Of unknown names: how many are compared with those of the fields, for one that is missing.
+_MAX_SEARCHED = 3
 _MAX_NAME = 60
 
 _ALLOWED = {
@@ -43,8 +45,10 @@ def not_json(reason: str, model: type[RequestModel], size: int) -> InvalidReques
     return InvalidRequestError(message, [{"pointer": "", "message": message}])
 
 
-def as_invalid_request(error: ValidationError, model: type[RequestModel]) -> InvalidRequestError:
-    """The error for a body that is no valid `model`; lists MAX_PROBLEMS problems at most."""
+def as_invalid_request(
+    error: ValidationError, model: type[RequestModel], most: int = MAX_PROBLEMS
+) -> InvalidRequestError:
+    """The error for a body that is no valid `model`; lists `most` problems at most."""
     found = error.errors(include_url=False)
     unknown = [
         str(item["loc"][0])[:_MAX_NAME]
@@ -53,7 +57,7 @@ def as_invalid_request(error: ValidationError, model: type[RequestModel]) -> Inv
     ]
     problems = [
         {"pointer": _pointer(item["loc"]), "message": _message(item, model, unknown)}
-        for item in found[:MAX_PROBLEMS]
+        for item in found[:most]
     ]
     return InvalidRequestError(problems[0]["message"], problems)
 
@@ -75,9 +79,11 @@ def _aliases_in(body: Any, model: type[RequestModel]) -> list[str]:
 
 
 def _missing(field: str, model: type[RequestModel], unknown: list[str]) -> str:
-    sent = [name for name in unknown if _suggest(name, model) == field]
-    if sent:
-        name = escape_text(sent[0])
+    aliases = [name for name in unknown if model.aliases.get(name.lower()) == field]
+    near = (name for name in unknown[:_MAX_SEARCHED] if _suggest(name, model) == field)
+    sent = next(iter(aliases), None) or next(near, None)
+    if sent is not None:
+        name = escape_text(sent)
         return (
             f"the field {field} is missing, and {name} is none: call it {field}, as in "
             f"{_example(model)}"
@@ -123,9 +129,9 @@ def _is_model(kind: object) -> bool:
 
 def _suggest(name: str, model: type[RequestModel]) -> str | None:
     """The field that an unknown name most likely stands for."""
-    known = model.aliases.get(name.lower())
-    near = difflib.get_close_matches(name.lower(), model.model_fields, 1)
-    return known or (near[0] if near else None)
+    if (known := model.aliases.get(name.lower())) is not None:
+        return known
+    return next(iter(difflib.get_close_matches(name.lower(), model.model_fields, 1)), None)
 
 
 def _describe(value: Any) -> str:

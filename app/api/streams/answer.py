@@ -88,7 +88,7 @@ class StreamResponse(Response):
             context.memory,
             self._stalled_seconds,
             scope["state"].get("is_closing"),
-            turn=partial(self._call.service.turns.turn, context.client),
+            run=partial(self._call.service.turns.run, context.client),
             max_ahead=settings.max_body_bytes,
             patience=settings.request_timeout,
         )

@@ -1,6 +1,7 @@
 """The texts of a stream in Arrow: each row of its record batches is a line."""
 
 import struct
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,8 +94,9 @@ class ArrowReader:
         if self._columns is None:
             raise malformed("it ends too early")
 
-    def take(self, max_lines: int, max_bytes: int) -> list[Line]:
-        """The next rows: at least one, if one is ready."""
+    def take(self, max_lines: int, max_bytes: int) -> Generator[None, None, list[Line]]:
+        """The next rows, in one step: at least one, if one is ready."""
+        yield from ()
         if not self.ready or self._batch is None:
             return []
         lines = self._batch.take(max_lines, max_bytes, self._records)

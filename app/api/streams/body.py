@@ -1,8 +1,7 @@
 """The body of a stream: read ahead within limits, and taken line by line."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Awaitable, Callable, Generator
 
 from starlette.types import Receive
 
@@ -23,7 +22,7 @@ class StreamBody:
     nothing of the answer. After a second it may be one that sends its whole body first, and up to
     `max_ahead` bytes are read. If the body is longer, and the client still reads nothing after
     `patience` seconds, `given_up` is set to the error, and the rest of the body is dropped, so that
-    a client that reads only after sending gets the error. Lines are parsed within a `turn`.
+    a client that reads only after sending gets the error. `run` runs the steps of parsing lines.
     """
 
     def __init__(
@@ -34,7 +33,7 @@ class StreamBody:
         stalled_seconds: Callable[[], float],
         is_closing: Callable[[], bool] | None,
         *,
-        turn: Callable[[], AbstractAsyncContextManager[None]],
+        run: Callable[[Generator[None, None, list[Line]]], Awaitable[list[Line]]],
         max_ahead: int,
         patience: float,
     ) -> None:
@@ -43,7 +42,7 @@ class StreamBody:
         self._memory = memory
         self._stalled_seconds = stalled_seconds
         self._is_closing = is_closing
-        self._turn = turn
+        self._run = run
         self._max_ahead = max(max_ahead, READ_AHEAD_BYTES)
         self._patience = patience
         self._held = 0
@@ -85,13 +84,12 @@ class StreamBody:
         """
         while self._stopped_by is None:
             self._arrived.clear()
-            async with self._turn():
-                lines = self._lines.take(max_lines, max_bytes)
+            lines = await self._run(self._lines.take(max_lines, max_bytes))
             self._release_unused()
             if lines:
                 self._taken.set()
                 return lines
-            if self._arrived.is_set():  # In the turn, behind what was looked at.
+            if self._arrived.is_set():  # Meanwhile, behind what was looked at.
                 continue
             if self._error is not None:
                 raise self._error

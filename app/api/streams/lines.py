@@ -1,17 +1,17 @@
 """Splits the body of a stream, which arrives in chunks, into lines with texts or errors."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Protocol, TypeGuard
 
 import orjson
-from pydantic import JsonValue, PlainValidator
+from pydantic import JsonValue, PlainValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
-from app.api.body import JsonValueCounter, validate
+from app.api.body import JsonValueCounter, parse_large
 from app.api.schemas import RequestModel
-from app.api.validation_errors import not_json
+from app.api.validation_errors import as_invalid_request, not_json
 from app.errors import BodyTooLargeError, InvalidRequestError, SmartEmbedderError
 
 _INT64 = 2**63
@@ -85,8 +85,8 @@ class LineReader(Protocol):
     def end(self) -> None:
         """The body is complete; raises `SmartEmbedderError` where it ends too early."""
 
-    def take(self, max_lines: int, max_bytes: int) -> list[Line]:
-        """The next lines: at least one, if one is ready."""
+    def take(self, max_lines: int, max_bytes: int) -> Generator[None, None, list[Line]]:
+        """The next lines: at least one, if one is ready; each step takes a few milliseconds."""
 
 
 class NdjsonReader:
@@ -126,8 +126,9 @@ class NdjsonReader:
     def feed(self, chunk: bytes) -> None:
         """Take the next part of the body."""
         self._buffer += chunk
-        if len(self._buffer) > self._max_line_bytes and self._end_of_line() < 0:
-            self._skipped += len(self._buffer)
+        waiting = len(self._buffer) - self._begin
+        if waiting > self._max_line_bytes and self._end_of_line() < 0:
+            self._skipped += waiting
             self._begin = len(self._buffer)
             self._forget_taken()
 
@@ -135,7 +136,7 @@ class NdjsonReader:
         """The body is complete: the last line needs no end."""
         self._ended = True
 
-    def take(self, max_lines: int, max_bytes: int) -> list[Line]:
+    def take(self, max_lines: int, max_bytes: int) -> Generator[None, None, list[Line]]:
         """The next lines: at least one, if one is ready; fewer where many are bad."""
         lines: list[Line] = []
         size = bad = 0
@@ -145,7 +146,7 @@ class NdjsonReader:
                 break
             content = bytes(self._buffer[self._begin : end])
             self._begin = self._searched = min(end + 1, len(self._buffer))
-            lines.append(self._line(content))
+            lines.append((yield from self._line(content)))
             size += lines[-1].size
             bad += lines[-1].error is not None
         # Only once, because it moves the bytes that follow.
@@ -179,17 +180,18 @@ class NdjsonReader:
         self._searched = max(0, self._searched - self._begin)
         self._begin = 0
 
-    def _line(self, content: bytes) -> Line:
+    def _line(self, content: bytes) -> Generator[None, None, Line]:
         size, self._skipped = self._skipped + len(content), 0
-        self._number += 1
+        # Kept, because more is read while a large line is parsed.
+        number = self._number = self._number + 1
         index, self._records = self._records, self._records + 1
         try:
             if size > self._max_line_bytes:
                 raise too_large("line", self._max_line_bytes)
-            text, name = _parse(content)
+            text, name = yield from _parse(content)
         except SmartEmbedderError as error:
-            return Line(self._number, index, size, error=error)
-        return Line(self._number, index if name is None else name, size, text)
+            return Line(number, index, size, error=error)
+        return Line(number, index if name is None else name, size, text)
 
 
 def too_large(what: str, max_bytes: int) -> BodyTooLargeError:
@@ -199,22 +201,23 @@ def too_large(what: str, max_bytes: int) -> BodyTooLargeError:
     )
 
 
-def _parse(content: bytes) -> tuple[str, int | str | None]:
+def _parse(content: bytes) -> Generator[None, None, tuple[str, int | str | None]]:
     """A line's text and id; raises an `InvalidRequestError` that says what is wrong with it."""
     if len(content) > _HARMLESS_BYTES:
-        _check_values(content)
-    try:
-        value: Any = orjson.loads(content)
-    except orjson.JSONDecodeError as error:
-        raise _of_line(not_json(str(error), StreamLine, len(content))) from None
+        value = yield from _parse_large(content)
+    else:
+        try:
+            value = orjson.loads(content)
+        except orjson.JSONDecodeError as error:
+            raise _of_line(not_json(str(error), StreamLine, len(content))) from None
     if isinstance(value, str):
         return value, None
     if _is_usual(value):
         return value["text"], value.get("id")
     try:
-        line = validate(value, StreamLine)
-    except InvalidRequestError as error:
-        raise _of_line(error) from None
+        line = StreamLine.model_validate(value)
+    except ValidationError as error:
+        raise _of_line(as_invalid_request(error, StreamLine, most=1)) from None
     return line.text, line.id
 
 
@@ -229,16 +232,20 @@ def _of_line(error: InvalidRequestError) -> InvalidRequestError:
     return InvalidRequestError(str(error).replace("the body", "the line", 1))
 
 
-def _check_values(content: bytes) -> None:
-    counter = JsonValueCounter(_MAX_VALUES)
+def _parse_large(content: bytes) -> Generator[None, None, Any]:
+    """The value in a line that may hold more than a text, whose values are counted first."""
+    counter = JsonValueCounter(_MAX_VALUES, _HARMLESS_BYTES)
     try:
-        for part in _parts(content):
-            counter.feed(part)
+        for start in range(0, len(content), _COUNTED_BYTES):
+            counter.feed(content[start : start + _COUNTED_BYTES])
+            yield
     except InvalidRequestError:
         raise InvalidRequestError(
-            f"the line holds more than {_MAX_VALUES} values, and a text and an id are needed"
+            f"the line holds more than {_MAX_VALUES} values, or {_HARMLESS_BYTES} bytes beside "
+            "them, and a text and an id are needed"
         ) from None
-
-
-def _parts(content: bytes) -> Iterator[bytes]:
-    return (content[i : i + _COUNTED_BYTES] for i in range(0, len(content), _COUNTED_BYTES))
+    try:
+        value = yield from parse_large(content, StreamLine)
+    except InvalidRequestError as error:
+        raise _of_line(error) from None
+    return value

@@ -2,10 +2,13 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from app.errors import QueueFullError
+
+Result = TypeVar("Result")
 
 
 class FairSemaphore:
@@ -97,6 +100,16 @@ class LoopTurns:
 
     def __init__(self) -> None:
         self._permit = FairSemaphore(1)
+
+    async def run(self, client: str, steps: Generator[None, None, Result]) -> Result:
+        """Run `steps` to its end, each step in a turn of its own, and return its result."""
+        while True:
+            async with self.turn(client):
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
 
     @asynccontextmanager
     async def turn(self, client: str) -> AsyncIterator[None]:

@@ -11,6 +11,15 @@ from app.api.streams.arrow_rows import ArrowReader
 from app.api.streams.lines import Line
 from app.errors import BodyTooLargeError, InvalidRequestError, SmartEmbedderError
 
+
+def take(reader: ArrowReader, max_lines: int, max_bytes: int) -> list[Line]:
+    """The next rows, which come in one step."""
+    with pytest.raises(StopIteration) as end:
+        next(reader.take(max_lines, max_bytes))
+    lines: list[Line] = end.value.value
+    return lines
+
+
 TEXTS = ["a", "bé", None, "x" * 300, "", "字"]
 
 
@@ -26,10 +35,10 @@ def read(content: bytes, step: int = 1 << 20, most: int = 1 << 20) -> tuple[bool
     lines: list[Line] = []
     for start in range(0, len(content), step):
         reader.feed(content[start : start + step])
-        lines += reader.take(2, 1000)
+        lines += take(reader, 2, 1000)
     reader.end()
     while reader.ready:
-        lines += reader.take(2, 1000)
+        lines += take(reader, 2, 1000)
     assert reader.buffered == 0
     return reader.integer_ids, lines
 
@@ -123,9 +132,9 @@ def test_a_stream_that_is_cut_off_is_refused_after_the_rows_before() -> None:
     reader = ArrowReader(1 << 20)
     reader.feed(stream_of(pa.table({"text": TEXTS}))[:-100])
     reader.end()
-    assert len(reader.take(10, 1 << 20)) == 3
+    assert len(take(reader, 10, 1 << 20)) == 3
     with pytest.raises(InvalidRequestError, match="it ends too early"):
-        reader.take(10, 1 << 20)
+        take(reader, 10, 1 << 20)
 
 
 CONTENT = stream_of(pa.table({"id": ["a"] * 6, "text": TEXTS}))

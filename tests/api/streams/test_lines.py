@@ -1,6 +1,7 @@
 """Lines: whatever the pieces in which a body arrives, the same lines come out of it."""
 
 import json
+from collections.abc import Generator
 from itertools import pairwise
 
 import pytest
@@ -8,10 +9,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.api.body import validate
-from app.api.streams.lines import Line, NdjsonReader, StreamLine, _is_usual
+from app.api.streams.lines import Line, LineReader, NdjsonReader, StreamLine, _is_usual
 from app.errors import BodyTooLargeError, InvalidRequestError
 
 MOST = 200
+
+
+def take(reader: LineReader, max_lines: int, max_bytes: int) -> list[Line]:
+    """The next lines, all steps at once."""
+    return end_of(reader.take(max_lines, max_bytes))
+
+
+def end_of(steps: Generator[None, None, list[Line]]) -> list[Line]:
+    """The result of the steps that are left."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
 
 
 def read(*parts: bytes, most: int = MOST) -> list[Line]:
@@ -19,10 +34,10 @@ def read(*parts: bytes, most: int = MOST) -> list[Line]:
     lines: list[Line] = []
     for part in parts:
         reader.feed(part)
-        lines += reader.take(2, 1000)
+        lines += take(reader, 2, 1000)
     reader.end()
     while reader.ready:
-        lines += reader.take(2, 1000)
+        lines += take(reader, 2, 1000)
     assert reader.buffered == 0
     return lines
 
@@ -147,7 +162,7 @@ def test_a_line_that_is_too_large_is_an_error_and_is_not_kept() -> None:
         reader.feed(b"x" * 100)
         assert reader.buffered <= MOST
     reader.feed(b'\n"a"\n')
-    bad, good = reader.take(10, 1 << 20)
+    bad, good = take(reader, 10, 1 << 20)
     assert isinstance(bad.error, BodyTooLargeError)
     assert "MAX_BODY_BYTES" in str(bad.error)
     assert (good.text, good.number) == ("a", 2)
@@ -189,7 +204,7 @@ def test_blanks_that_a_line_begins_with_are_looked_at_once() -> None:
         # What is not kept cannot be looked at again.
         assert reader.buffered == 0
     reader.feed(b'"a"\n')
-    (line,) = reader.take(9, 9)
+    (line,) = take(reader, 9, 9)
     assert (line.number, line.text, line.size) == (1, "a", 3)
 
 
@@ -198,18 +213,33 @@ def test_a_piece_holds_few_bad_lines() -> None:
     reader.feed(b"}\n" * 1000 + b'"a"\n' * 1000)
     taken = []
     while reader.ready:
-        taken.append(reader.take(512, 1 << 20))
+        taken.append(take(reader, 512, 1 << 20))
     assert sum(map(len, taken)) == 2000
     assert max(sum(line.error is not None for line in lines) for lines in taken) <= 64
     assert max(map(len, taken)) == 512
 
 
+def test_a_large_line_is_parsed_in_steps_while_more_is_read() -> None:
+    text = "\\u00e9" * 300_000
+    reader = NdjsonReader(2_000_000)
+    reader.feed(b'\n{"text": "%b"}\n' % text.encode())
+    steps = reader.take(9, 1 << 22)
+    for part in [b"\n\n", b'{"id": "x",', b' "text": "a"}', b"\n", b" " * 999_999, b'"b"\n']:
+        next(steps)
+        reader.feed(part)
+        assert isinstance(reader.ready, bool)
+    large, *others = end_of(steps)
+    assert (large.number, large.id, large.text) == (2, 0, "é" * 300_000)
+    others += take(reader, 9, 1 << 22)
+    assert [facts(line) for line in others] == [(5, "x", "a", None), (6, 2, "b", None)]
+
+
 def test_as_many_are_taken_as_asked_for() -> None:
     reader = NdjsonReader(MOST)
     reader.feed(b'"aaaa"\n' * 10)
-    assert len(reader.take(3, 1000)) == 3
-    assert len(reader.take(100, 12)) == 2
-    assert len(reader.take(100, 0)) == 1
-    assert len(reader.take(100, 1000)) == 4
+    assert len(take(reader, 3, 1000)) == 3
+    assert len(take(reader, 100, 12)) == 2
+    assert len(take(reader, 100, 0)) == 1
+    assert len(take(reader, 100, 1000)) == 4
     assert not reader.ready
-    assert reader.take(1, 1) == []
+    assert take(reader, 1, 1) == []
