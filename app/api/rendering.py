@@ -32,7 +32,7 @@ from app.observability.tracing import Timings
 
 _BYTES_PER_FLOAT = 12
 _BYTES_PER_TOKEN = 8
-_FLOATS_PER_CHUNK = 65_536
+_FLOATS_PER_CHUNK = _CHARACTERS_PER_PART = 65_536
 _MESSAGE_BYTES = 262_144
 # Up to this size an answer is rendered before it is sent, and has a Content-Length.
 _WHOLE_BYTES = 4 << 20
@@ -150,6 +150,15 @@ def render_list(items: Iterable[Any]) -> Iterator[bytes]:
     return render_items((orjson.dumps(item, option=OPTIONS),) for item in items)
 
 
+def text_as_json(text: str) -> str | orjson.Fragment:
+    """For orjson, which holds Python's lock while it writes a text: a long one, in parts."""
+    if len(text) <= _CHARACTERS_PER_PART:
+        return text
+    starts = range(0, len(text), _CHARACTERS_PER_PART)
+    parts = (orjson.dumps(text[start : start + _CHARACTERS_PER_PART])[1:-1] for start in starts)
+    return orjson.Fragment(b'"%b"' % b"".join(parts))
+
+
 def base64_of(vector: npt.NDArray[Any]) -> bytes:
     """JSON of its bytes, little-endian, in base64."""
     return b'"' + b2a_base64(vector.data, newline=False) + b'"'
@@ -174,7 +183,8 @@ def render_rerank(passages: list[str], result: RerankResult, model: str) -> Iter
 
 def _ranked_passages(passages: list[str], result: RerankResult) -> Iterator[dict[str, Any]]:
     for index, score in by_falling_score(result.scores):
-        item = {"index": index, "passage": passages[index], "score": score}
+        passage = text_as_json(passages[index])
+        item: dict[str, Any] = {"index": index, "passage": passage, "score": score}
         if result.parts is not None:
             parts = asdict(result.parts[index])
             item["parts"] = {kind: np.float32(part) for kind, part in parts.items()}

@@ -25,7 +25,14 @@ from app.api.dialects.work import embed
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_work
 from app.api.paths import COHERE_EMBED, Dialect
-from app.api.rendering import OPTIONS, base64_of, estimate_bytes, render_items
+from app.api.rendering import (
+    OPTIONS,
+    base64_of,
+    estimate_bytes,
+    render_items,
+    render_list,
+    text_as_json,
+)
 from app.api.schemas import ForeignRequest
 from app.engine import EmbeddingOptions
 from app.engine.types import EmbeddingResult, FloatArray, Outputs
@@ -153,8 +160,9 @@ def _render(
         yield b"}"
     else:
         yield from render_items(_rendered(vectors, "float"))
+    yield b',"texts":'
+    yield from render_list(map(text_as_json, body.texts))
     rest = {
-        "texts": body.texts,
         "meta": {
             "api_version": {"version": version},
             "billed_units": {"input_tokens": result.tokens},

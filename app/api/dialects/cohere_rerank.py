@@ -34,7 +34,7 @@ from app.api.handler import Call, Operation
 from app.api.openapi import describe_work
 from app.api.paths import RERANK as RERANK_ENDPOINT
 from app.api.paths import Dialect
-from app.api.rendering import by_falling_score, render_list, usage_as_json
+from app.api.rendering import by_falling_score, render_list, text_as_json, usage_as_json
 from app.api.response_schemas import Usage
 from app.api.schemas import ForeignRequest
 from app.engine.types import RerankResult
@@ -223,7 +223,7 @@ def _ranked_documents(
     for index, score in ranked:
         item: dict[str, Any] = {"index": index, "relevance_score": score}
         if body.return_documents:
-            text = body.documents[index]
+            text = text_as_json(body.documents[index])
             item["document"] = text if as_voyage else {"text": text}
         yield item
 

@@ -26,6 +26,7 @@ from app.api.rendering import (
     render_items,
     render_list,
     render_matrix,
+    text_as_json,
 )
 from app.api.schemas import ForeignRequest, RequestModel
 from app.engine.types import (
@@ -163,7 +164,7 @@ def _ranks(body: schemas.RerankTextsRequest, result: RerankResult) -> Iterator[d
     for index, score in by_falling_score(result.scores):
         item: dict[str, Any] = {"index": index, "score": score}
         if body.return_text:
-            item["text"] = body.texts[index]
+            item["text"] = text_as_json(body.texts[index])
         yield item
 
 

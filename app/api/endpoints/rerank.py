@@ -19,6 +19,9 @@ from app.settings.model_names import public_name
 
 router = APIRouter(dependencies=[BEARER])
 
+# Of a score and its parts.
+_BYTES_PER_PASSAGE = 100
+
 
 @router.post(
     RERANK.path,
@@ -55,7 +58,8 @@ async def _rerank(body: RerankBody, call: Call) -> Response:
     result = await scores(call, _engine_request(body), model)
     name = public_name(service.settings.reranker_name) if model is None else model.name
     render = partial(render_rerank, passages, result, name)
-    return await call.render(render, sum(map(len, passages)))
+    size = sum(map(len, passages)) + _BYTES_PER_PASSAGE * len(passages)
+    return await call.render(render, size)
 
 
 def _engine_request(body: RerankBody) -> RerankRequest:

@@ -9,7 +9,13 @@ import numpy.typing as npt
 import orjson
 
 from app.api.formats.answer import EmbeddingAnswer, TextVectors
-from app.api.rendering import OPTIONS, render_items, render_matrix, sparse_as_json
+from app.api.rendering import (
+    OPTIONS,
+    render_items,
+    render_matrix,
+    sparse_as_json,
+    text_as_json,
+)
 from app.engine.types import SparseVector, TokenStrings
 from app.vectors.quantization import QuantizedVectors
 
@@ -24,7 +30,7 @@ def render(
     yield b'{"data":'
     yield from render_items(
         render_item(
-            {"id": index, "text": text},
+            {"id": index, "text": text_as_json(text)},
             row,
             sparse_as_indices=sparse_as_indices,
             as_base64=as_base64,

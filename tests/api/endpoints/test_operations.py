@@ -146,7 +146,7 @@ def test_counters_move_with_requests_and_stats_agree(tiny_m3: Path, tmp_path: Pa
         client.post("/embeddings/", content=b"no json")
         client.post(
             "/embeddings/",
-            content=(b"x" * 1_000_000 for _ in range(40)),
+            content=(b"x" * 1_000_000 if i else b'["' for i in range(40)),
             headers={"Content-Type": "application/json"},
         )
         found = series(client.get("/metrics").text)
