@@ -62,9 +62,8 @@ async def embed(
 ) -> EmbeddingResult:
     """Embed `texts`, which are in the request's `field`; `model` makes the dense vectors.
 
-    As many as `allowed` are never too many.
-
-    Without `normalize` these are the model's own, which may have unit length all the same.
+    As many as `allowed` are never too many. Without `normalize` the vectors are the model's own,
+    which may have unit length all the same.
     """
     check_texts(texts, field, call.service.settings, allowed=allowed)
     await models_for(call, model)
@@ -78,10 +77,9 @@ def _errors_name(ours: str, theirs: str) -> Iterator[None]:
     try:
         yield
     except TextTooLongError as error:
-        pointers = (each["pointer"].replace(f"/{ours}/", f"/{theirs}/") for each in error.problems)
         problems = [
-            each | {"pointer": pointer}
-            for each, pointer in zip(error.problems, pointers, strict=True)
+            each | {"pointer": each["pointer"].replace(f"/{ours}/", f"/{theirs}/")}
+            for each in error.problems
         ]
         raise TextTooLongError(str(error), problems) from None
 
