@@ -46,6 +46,7 @@ _STEP_BYTES = 65_536
 _STEP_STRINGS = 1000
 # Bytes of UTF-8.
 _WITHIN_A_CHARACTER = range(0x80, 0xC0)
+_MOST_BYTES_OF_A_CHARACTER = 4
 # Names, numbers, brackets and indentation: a valid body has much fewer for each value.
 _MAX_BYTES_PER_VALUE = 64
 TEXTS_ADVICE = (
@@ -228,8 +229,8 @@ def _decode_part(content: bytes | bytearray, begin: int, end: int) -> tuple[str,
     cuts = [end]
     if end - begin > _STEP_BYTES:
         cut = begin + _STEP_BYTES
-        while cut > begin and content[cut] in _WITHIN_A_CHARACTER:
-            cut -= 1
+        for _ in range(_MOST_BYTES_OF_A_CHARACTER - 1):
+            cut -= content[cut] in _WITHIN_A_CHARACTER
         # Within an escape, perhaps the second one of a surrogate pair, or of a backslash.
         escape = content.rfind(b"\\", cut - 11, cut)
         cuts = [cut] if escape < 0 else [escape, escape - 1, escape - 6, escape - 7]
