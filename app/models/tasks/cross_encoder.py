@@ -198,7 +198,7 @@ def _tells_segments(folder: Path) -> bool:
 def _require_plain_pairs(folder: Path) -> None:
     """Raise `StartupError` where sentence-transformers makes something else of pairs or states."""
     require_known_modules(folder, "Transformer")
-    in_config = "chat_template" in read_optional(folder / "tokenizer_config.json")
+    in_config = bool(read_optional(folder / "tokenizer_config.json").get("chat_template"))
     if not read_modules(folder) and (in_config or (folder / "chat_template.jinja").is_file()):
         raise StartupError(
             f"{folder} has a chat template for its pairs, which is not done here; without it they "

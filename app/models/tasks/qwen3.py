@@ -18,7 +18,7 @@ from app.models.architectures.qwen3_config import DecoderConfig
 from app.models.backbones.backbone import Backbone
 from app.models.backbones.by_architectures import load_decoder
 from app.models.checkpoint.config import read_config, read_optional
-from app.models.checkpoint.modules import read_modules
+from app.models.checkpoint.modules import read_modules, require_known_modules
 from app.models.checkpoint.weights import Weights
 from app.models.device.transfer import DeviceRows, not_finite, start_copies
 from app.models.target import Target
@@ -120,6 +120,7 @@ def _require_language_model(folder: Path, weights: Weights) -> None:
             f"{folder} holds an embedding model and not a reranker: it has no head of a language "
             "model"
         )
+    require_known_modules(folder, "Transformer", "LogitScore")
     named = read_config(folder).get("architectures") or [_ARCHITECTURE]
     if named[0] != _ARCHITECTURE:
         raise StartupError(

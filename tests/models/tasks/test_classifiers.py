@@ -228,6 +228,8 @@ def test_a_classifier_of_qwen3_is_a_cross_encoder_without_a_chat_template(
         (tmp_path / path.name).write_bytes(path.read_bytes())
     model = load_reranker("q", tmp_path, LIMIT, float32_target, max_qwen_pairs=16)
     assert isinstance(model, CrossEncoder)
+    change(tmp_path / "tokenizer_config.json", chat_template=None)
+    load_cross_encoder("q", tmp_path, LIMIT, float32_target)
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     with pytest.raises(StartupError, match="has a chat template for its pairs"):
         load_cross_encoder("q", tmp_path, LIMIT, float32_target)

@@ -1,5 +1,6 @@
 """Qwen3-Embedding and Qwen3-Reranker against transformers' own padded forward."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -254,6 +255,12 @@ def test_answers_other_than_yes_and_no_are_refused(
     reference.save_pretrained(str(copy))
     (scores,) = [each for each in copy.iterdir() if each.name.endswith("LogitScore")]
     load_qwen_reranker("tiny", copy, LIMIT, 16, float32_target)
+    modules = json.loads((copy / "modules.json").read_text())
+    kind = "sentence_transformers.base.modules.dense.Dense"
+    (copy / "modules.json").write_text(json.dumps([*modules, modules[-1] | {"type": kind}]))
+    with pytest.raises(StartupError, match="names the module Dense"):
+        load_qwen_reranker("tiny", copy, LIMIT, 16, float32_target)
+    (copy / "modules.json").write_text(json.dumps(modules))
     change(scores / "config.json", true_token_id=7)
     with pytest.raises(StartupError, match="compares other tokens than yes and no"):
         load_qwen_reranker("tiny", copy, LIMIT, 16, float32_target)
