@@ -62,7 +62,8 @@ def error_response(scope: Scope, error: SmartEmbedderError) -> Response:
     if isinstance(error, errors.UnsupportedMediaError):
         accepted = "application/x-ndjson" if is_stream(scope) else "application/json"
         headers |= {"Accept": accepted, "Accept-Encoding": "gzip, identity"}
-    if isinstance(error, errors.BodyStalledError):
+    # The rest of a stream would be parsed, and may have no end; on closing it is only dropped.
+    if isinstance(error, errors.BodyStalledError) or is_stream(scope):
         headers["Connection"] = "close"
     problems = error.problems if isinstance(error, errors.InvalidRequestError) else None
     facts = ErrorFacts(_sentence(str(error)), error.code, status_of(error), problems)

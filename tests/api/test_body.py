@@ -119,6 +119,15 @@ def test_what_is_no_json_is_none_in_steps_either(value, changes) -> None:
 
 
 @pytest.mark.parametrize(
+    "text", [b"\x80", b"\xf0", b"\xed\xa0\x80", b"\\u", b"\\ud83d", b"\\ude00", b"\\x", b"\n"]
+)
+def test_a_long_text_that_is_none_is_refused(text: bytes) -> None:
+    for begin in range(8):
+        with pytest.raises(ValueError, match="at line"):
+            parse(b'["' + b"a" * begin + text * 100_000 + b'"]')
+
+
+@pytest.mark.parametrize(
     "text",
     ["\\u0041", "\\ud83d\\ude00", "a\\ud83d\\ude00", "\\\\", '\\"', "\ufdfa", "\\n", "x\U0001f600"],
 )

@@ -356,6 +356,7 @@ def test_a_stream_of_gzip_that_holds_nothing_comes_to_an_end(client) -> None:
     answer = client.post(PATH, content=content, headers=headers)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     assert "more than 1000 of its members in a row are empty" in answer.json()["detail"]
+    assert answer.headers["connection"] == "close"
 
 
 def test_pieces_wait_for_those_before_them_where_an_answer_may_hold_little(
