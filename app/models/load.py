@@ -25,10 +25,13 @@ _SPINS = "2000"
 _SWITCH_INTERVAL = 1e-4
 
 
-def load_models(settings: Settings, status: DownloadStatus | None = None) -> LoadedModels:
+def load_models(
+    settings: Settings, status: DownloadStatus | None = None, *, with_digests: bool = False
+) -> LoadedModels:
     """Load and warm the models of the settings; called in the device thread.
 
-    `status` shows a running download. Raises `StartupError` if a model cannot be loaded.
+    `status` shows a running download; `with_digests` asks for `LoadedModels.fingerprints`, which a
+    cache of embeddings asks for, too. Raises `StartupError` if a model cannot be loaded.
     """
     _prepare_libraries(settings)
     sys.setswitchinterval(min(_SWITCH_INTERVAL, sys.getswitchinterval()))
@@ -37,7 +40,7 @@ def load_models(settings: Settings, status: DownloadStatus | None = None) -> Loa
     from app.models.model_loader import EntryLoader  # noqa: PLC0415 - see above
     from app.models.runtime import load  # noqa: PLC0415
 
-    models = load(settings, status)
+    models = load(settings, status, with_digests=with_digests)
     if settings.models:
         models = replace(models, loader=EntryLoader(settings, status))
     return models

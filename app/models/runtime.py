@@ -30,10 +30,13 @@ from app.settings import LATE_INTERACTION, Settings
 log = structlog.get_logger(__name__)
 
 
-def load(settings: Settings, status: DownloadStatus | None = None) -> LoadedModels:
+def load(
+    settings: Settings, status: DownloadStatus | None = None, *, with_digests: bool = False
+) -> LoadedModels:
     """Load and warm the models of the settings; raise `StartupError` if one cannot be loaded.
 
-    `status` shows a running download.
+    `status` shows a running download. `with_digests` makes fingerprints also where no cache needs
+    them.
     """
     # It would log every retry; a failure becomes one `StartupError`.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
@@ -42,7 +45,7 @@ def load(settings: Settings, status: DownloadStatus | None = None) -> LoadedMode
     if settings.torch_compile:
         log.warning("torch_compile_has_no_effect", reason="kernels of the service took its place")
     folders = locate_models(settings, status)
-    with reading(with_digests=settings.caches_embeddings) as read:
+    with reading(with_digests=with_digests or settings.caches_embeddings) as read:
         first, *others = _load_workers(settings, folders)
     trim_heap()
     embedders = ((first.embedder, folders.embedding), (first.dense, folders.dense))

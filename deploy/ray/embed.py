@@ -23,7 +23,7 @@ from ray.exceptions import RayError
 from app.engine.types import Outputs
 from app.errors import StartupError
 from app.settings.sources import load_settings
-from deploy.ray.blocks import Block, InputError, input_files, list_blocks
+from deploy.ray.blocks import Block, Input, InputError, find_input, list_blocks
 from deploy.ray.worker import BlockEmbedder, Job
 
 _MANIFEST = "_job.json"
@@ -55,13 +55,16 @@ def run(arguments: argparse.Namespace) -> tuple[int, int]:
     Raises `InputError` for input that cannot be read, or an output folder of another job.
     """
     job = _job(arguments)
-    files = input_files(arguments.input)
+    source = find_input(arguments.input)
     blocks = [
         block
-        for file in files
-        for block in list_blocks(file, arguments.block_rows, arguments.block_bytes)
+        for label, path in source.files.items()
+        for block in list_blocks(label, path, arguments.block_rows, arguments.block_bytes)
     ]
-    _claim(Path(job.folder), _manifest(job, files, arguments))
+    _claim(Path(job.folder), _manifest(job, source, arguments))
+    if source.not_read:
+        others = ", ".join(f"{count} {ending}" for ending, count in source.not_read.most_common())
+        print(f"not read, because they are neither JSONL nor Parquet: {others}")
     output = job.output()
     waiting = [block for block in blocks if not output.is_done(block.name)]
     print(f"{len(blocks)} blocks, of which {len(blocks) - len(waiting)} are done already")
@@ -117,9 +120,12 @@ def _claim(folder: Path, manifest: dict[str, Any]) -> None:
         )
 
 
-def _manifest(job: Job, files: list[Path], arguments: argparse.Namespace) -> dict[str, Any]:
-    """What must be the same for a job to be resumed."""
-    states = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in files}
+def _manifest(job: Job, source: Input, arguments: argparse.Namespace) -> dict[str, Any]:
+    """What must be the same for a job to be resumed; the workers add the models' identity to it."""
+    states = {
+        label: [str(path), path.stat().st_size, path.stat().st_mtime_ns]
+        for label, path in source.files.items()
+    }
     own = job.settings
     revisions = [own.model_revision, own.dense_model_revision]
     return {
@@ -133,6 +139,7 @@ def _manifest(job: Job, files: list[Path], arguments: argparse.Namespace) -> dic
             own.qwen_embed_max_length,
             own.pooling,
             own.normalize,
+            own.document_prompt,
             own.dtype,
         ],
         "blocks": [arguments.block_rows, arguments.block_bytes],

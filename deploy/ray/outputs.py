@@ -66,7 +66,7 @@ class ParquetOutput:
         """Implement `Output`."""
         table = pa.Table.from_pylist([_record(row) for row in rows], _SCHEMA)
         target = self._file(block)
-        unfinished = _unfinished(target)
+        unfinished = unfinished_name(target)
         pq.write_table(table, unfinished, compression="zstd")
         _publish(unfinished, target)
 
@@ -114,7 +114,7 @@ class QdrantOutput:
         for start in range(0, len(points), _POINTS_AT_ONCE):
             some = points[start : start + _POINTS_AT_ONCE]
             self._client.upsert(self._collection, some, wait=True)
-        unfinished = _unfinished(self._marker(block))
+        unfinished = unfinished_name(self._marker(block))
         left_out = [{"id": row.id, "error": row.error} for row in rows if row.vectors is None]
         unfinished.write_bytes(orjson.dumps({"points": len(points), "left_out": left_out}))
         _publish(unfinished, self._marker(block))
@@ -160,7 +160,7 @@ def _json(values: dict[str, Any]) -> bytes:
     return orjson.dumps(values, default=str, option=orjson.OPT_NON_STR_KEYS)
 
 
-def _unfinished(target: Path) -> Path:
+def unfinished_name(target: Path) -> Path:
     """A hidden name for the file while it is written, different for each process."""
     return target.with_name(
         f".{target.name}.{os.getpid()}.{np.random.default_rng().integers(2**32)}"

@@ -1,9 +1,12 @@
 """One engine in a Ray actor, which embeds one block after the other."""
 
 import asyncio
+import platform
 import threading
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,19 +14,29 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from app import __version__
 from app.engine import Engine
+from app.engine.options import EmbeddingOptions
 from app.engine.types import Outputs, TextEmbedding
 from app.errors import SmartEmbedderError, UnavailableError
 from app.models.load import load_models
 from app.observability.logs import configure_logs
 from app.settings import Settings
-from deploy.ray.blocks import Block, Row
-from deploy.ray.outputs import EmbeddedRow, Output, ParquetOutput, QdrantOutput
+from deploy.ray.blocks import Block, InputError, Row
+from deploy.ray.outputs import (
+    EmbeddedRow,
+    Output,
+    ParquetOutput,
+    QdrantOutput,
+    unfinished_name,
+)
 
 Result = TypeVar("Result")
 
 # So many that the next ones are tokenised while the device computes.
 _TEXTS_AT_ONCE = 256
+_DOCUMENTS = EmbeddingOptions(input_type="document")
+_MODELS = "_models.json"
 _IN_WORK = 2
 
 
@@ -60,7 +73,48 @@ class BlockEmbedder:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="engine-loop", daemon=True).start()
         self._engine = self._run(_start_engine(job.settings))
+        self._require_the_models_of_the_job()
         self._places = asyncio.Semaphore(_IN_WORK)
+
+    def _require_the_models_of_the_job(self) -> None:
+        """Raise `InputError` where this worker's vectors would not be those of the others.
+
+        The first worker of the job records what it computes with. Weights may be replaced before a
+        job is resumed, and with DTYPE=auto the number format depends on the processor.
+        """
+        file = Path(self._job.folder, _MODELS)
+        own = orjson.dumps(self._models(), option=orjson.OPT_INDENT_2)
+        unfinished = unfinished_name(file)
+        unfinished.write_bytes(own)
+        with suppress(FileExistsError):
+            file.hardlink_to(unfinished)
+        unfinished.unlink()
+        first, mine = orjson.loads(file.read_bytes()), orjson.loads(own)
+        differing = [
+            f"{name} {fact}: {value}, was {first.get(name, {}).get(fact)}"
+            for name, facts in mine.items()
+            for fact, value in facts.items()
+            if first.get(name, {}).get(fact) != value
+        ]
+        if differing:
+            raise InputError(
+                f"on {platform.node()} the models are not those that the job began with "
+                f"({'; '.join(differing)}): give every machine the same, and the same DTYPE, or "
+                "choose another folder to begin anew"
+            )
+
+    def _models(self) -> dict[str, dict[str, str]]:
+        models = self._engine.models
+        assert models is not None  # noqa: S101 - the engine has started
+        return {
+            name: {
+                "model": model.name,
+                "weights": models.fingerprints[model],
+                "dtype": models.dtype_of(model),
+                "version": __version__,
+            }
+            for name, model in (("embedding", models.embedder), ("dense", models.dense_model))
+        }
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -124,6 +178,7 @@ class BlockEmbedder:
                     sparse=outputs.sparse,
                     colbert=outputs.colbert,
                     normalize_dense=True,
+                    options=_DOCUMENTS,
                 )
         except UnavailableError:
             raise  # Not an error of a text: Ray tries the block again elsewhere.
@@ -137,6 +192,6 @@ class BlockEmbedder:
 
 async def _start_engine(settings: Settings) -> Engine:
     configure_logs(settings.log_format, settings.log_level)
-    engine = Engine(settings, load_models)
+    engine = Engine(settings, partial(load_models, with_digests=True))
     await engine.start()
     return engine

@@ -1,6 +1,7 @@
 """The Ray Data job is killed and resumed: no row is missing, and none is there twice."""
 
 import json
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from app.engine.types import Outputs
 from app.models.tasks.m3 import M3Embedder
 from tests.api.conftest import embedder
 from tests.cluster.ray_cluster import BIN, LIMIT, RayCluster, environment, wait_until
+from tests.support.checkpoints import save_m3
 from tests.support.qdrant.process import run_qdrant
 from tests.support.server import REPOSITORY
 
@@ -31,6 +33,7 @@ class EmbedJob:
         self._cluster = cluster
         self.output = folder / "out"
         self._settings = {"EMBEDDING_MODEL": str(model), "RERANKER_MODEL": "none"}
+        self._settings["DTYPE"] = "float32"  # Elsewhere auto means bfloat16, on some processors.
         own = ["--output", str(self.output), "--address", cluster.address, "--id-column", "key"]
         self._command = [BIN / "python", "-m", "deploy.ray.embed", *arguments, *own, *BLOCK]
 
@@ -39,7 +42,7 @@ class EmbedJob:
             return subprocess.Popen(
                 self._command,
                 cwd=REPOSITORY,
-                env=environment(DEVICE="cpu", **self._settings, **settings),
+                env=environment(DEVICE="cpu", **self._settings | settings),
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
@@ -61,8 +64,8 @@ class EmbedJob:
         wait_until(lambda: not self._cluster.embedders(), "no worker is left")
         return len(self.blocks)
 
-    def finish(self, log: Path) -> str:
-        process = self.start(log)
+    def finish(self, log: Path, **settings: str) -> str:
+        process = self.start(log, **settings)
         assert process.wait(LIMIT) == 0, log.read_text()
         return log.read_text()
 
@@ -181,3 +184,50 @@ def test_other_settings_that_change_vectors_are_another_job(
     process = job.start(log, BGE_EMBED_MAX_LENGTH="7")
     assert process.wait(LIMIT) == 1
     assert "holds what another job has made (reading differ)" in log.read_text()
+
+
+def test_a_job_is_not_resumed_with_other_weights(
+    cluster: RayCluster, tiny_m3: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny_m3, tmp_path / "model")
+    source, log = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "job.log"
+    job = EmbedJob(cluster, model, tmp_path, str(source))
+    job.kill_after(1, log)
+    save_m3(tmp_path / "other", layers=1)
+    for file in (tmp_path / "other").iterdir():
+        file.replace(model / file.name)
+    process = job.start(log)
+    assert process.wait(LIMIT) == 1
+    told = log.read_text()
+    assert "The job has stopped: on " in told
+    assert "the models are not those that the job began with (embedding weights: " in told
+
+
+def test_machines_that_compute_in_other_formats_are_not_mixed(
+    cluster: RayCluster, tiny_m3: Path, tmp_path: Path
+) -> None:
+    """What a machine has recorded whose processor computes in bfloat16, which auto means there."""
+    source, log = write_jsonl(tmp_path / "in.jsonl"), tmp_path / "job.log"
+    job = EmbedJob(cluster, tiny_m3, tmp_path, str(source))
+    job.kill_after(1, log)
+    record = job.output / "_models.json"
+    record.write_text(record.read_text().replace("float32", "bfloat16"))
+    process = job.start(log)
+    assert process.wait(LIMIT) == 1
+    assert "(embedding dtype: float32, was bfloat16; " in log.read_text()
+
+
+def test_texts_are_read_as_documents(cluster: RayCluster, tiny_qwen: Path, tmp_path: Path) -> None:
+    vectors = []
+    for name, texts, prompt in (
+        ("plain", "passage: a text", ""),
+        ("prompt", "a text", "passage: "),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        source = folder / "in.jsonl"
+        source.write_text(json.dumps({"text": texts}))
+        job = EmbedJob(cluster, tiny_qwen, folder, str(source), "--kinds", "dense")
+        job.finish(folder / "job.log", DOCUMENT_PROMPT=prompt)
+        vectors.append(pq.read_table(job.output)["dense"][0].as_py())
+    assert vectors[0] == vectors[1]
