@@ -77,7 +77,7 @@ _ROUTERS = (
 )
 _RENDER_THREADS = 2
 _BODIES_IN_MEMORY = 16
-_ANSWERS_IN_MEMORY = 24
+_ANSWERS_IN_MEMORY = 4
 # FastAPI's own telemetry ignores the settings, and sends the messages of errors.
 _NO_TELEMETRY: TelemetryConfig = {
     "auto_configure": False,

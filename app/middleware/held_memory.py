@@ -142,8 +142,8 @@ class ResponseMemory(Memory):
             raise QueueFullError(
                 f"answers in work hold {self._total} bytes, {self._by_client[reservation.client]} "
                 f"of them for this client, and this one needs {size} more; at most "
-                f"{self.max_bytes} are held (MAX_ANSWER_BYTES), and of one client {_SHARE_OF_FREE} "
-                "times what is left free",
+                f"{self.max_bytes} are held, 16 times MAX_BODY_BYTES or 4 times MAX_ANSWER_BYTES, "
+                f"and of one client {_SHARE_OF_FREE} times what is left free",
                 retry_after=1,
             )
         self._add(reservation, size, now)

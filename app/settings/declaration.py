@@ -260,7 +260,8 @@ class DeclaredSettings(BaseModel):
     max_answer_bytes: types.Bytes = Field(
         37_748_736,
         description="bytes that one answer may hold while it is made and read, beside 10 for each "
-        "byte of the body (422, before it is made); answers of 24 times this are held at once",
+        "byte of the body (422, before it is made); four such answers, and at least 16 times "
+        "MAX_BODY_BYTES, are held at once",
     )
 
     api_token: SecretStr | None = Field(

@@ -58,12 +58,13 @@ def open_gate(tmp_path: Path):
 
 @pytest.fixture(scope="session")
 def impatient(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
-    """4 seconds for a request and 4 for taking its answer; 16 MB for all that clients hold."""
+    """4 seconds for a request and 4 for its answer; 16 MB for all bodies, 24 for all answers."""
     settings = {
         "EMBEDDING_MODEL": str(tiny_m3),
         "REQUEST_TIMEOUT": "4",
         "RERANK_GPU_TIMEOUT": "3",
         "MAX_BODY_BYTES": "1000000",
+        "MAX_ANSWER_BYTES": "6000000",
     }
     with run_server(tmp_path_factory.mktemp("impatient"), **settings) as running:
         running.wait_until_healthy()
