@@ -34,7 +34,7 @@ def id_of(passage: str) -> str:
 
 def store(database: lancedb.DBConnection, service: Client, passages: Sequence[str]) -> Table:
     """Make the table where there is none, and put the passages into it."""
-    vectors = service.embed(
+    vectors = service.embed_documents(
         passages, return_sparse=False, return_colbert=True, output_dtype="float16"
     )
     schema = pa.schema(
@@ -62,7 +62,7 @@ def store(database: lancedb.DBConnection, service: Client, passages: Sequence[st
 
 def search(table: Table, service: Client, question: str) -> list[dict]:
     """The best 100 by dense vectors and by words, fused by RRF; the best 20 ranked by ColBERT."""
-    vectors = service.embed([question], return_sparse=False, return_colbert=True)
+    vectors = service.embed_query(question, return_sparse=False, return_colbert=True)
     by_dense = (
         table.search(vectors.dense[0], vector_column_name="dense")
         .distance_type("cosine")

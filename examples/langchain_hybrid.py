@@ -40,11 +40,11 @@ class Dense(Embeddings):
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """One vector for each text."""
-        return self._service.embed(texts, return_sparse=False).dense.tolist()
+        return self._service.embed_documents(texts, return_sparse=False).dense.tolist()
 
     def embed_query(self, text: str) -> list[float]:
         """The vector of a question."""
-        return self.embed_documents([text])[0]
+        return self._service.embed_query(text, return_sparse=False).dense[0].tolist()
 
 
 class Sparse(SparseEmbeddings):

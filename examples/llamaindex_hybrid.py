@@ -38,13 +38,13 @@ class Dense(BaseEmbedding):
     service: Client
 
     def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
-        return self.service.embed(texts, return_sparse=False).dense.tolist()
+        return self.service.embed_documents(texts, return_sparse=False).dense.tolist()
 
     def _get_text_embedding(self, text: str) -> list[float]:
         return self._get_text_embeddings([text])[0]
 
     def _get_query_embedding(self, query: str) -> list[float]:
-        return self._get_text_embeddings([query])[0]
+        return self.service.embed_query(query, return_sparse=False).dense[0].tolist()
 
     async def _aget_query_embedding(self, query: str) -> list[float]:
         return self._get_query_embedding(query)

@@ -59,7 +59,7 @@ def create_collection(qdrant: QdrantClient, dense_width: int, colbert_width: int
 
 def store(qdrant: QdrantClient, service: Client, passages: list[str]) -> None:
     """Each passage, with its vectors of all three kinds."""
-    vectors = service.embed(passages, return_colbert=True)
+    vectors = service.embed_documents(passages, return_colbert=True)
     if not qdrant.collection_exists(COLLECTION):
         create_collection(qdrant, vectors.dense.shape[1], vectors.colbert[0].shape[1])
     qdrant.upsert(
@@ -83,7 +83,7 @@ def store(qdrant: QdrantClient, service: Client, passages: list[str]) -> None:
 
 def search(qdrant: QdrantClient, service: Client, question: str) -> list[models.ScoredPoint]:
     """The best 100 by dense and by sparse vectors, fused by RRF; the best 20 ranked by ColBERT."""
-    vectors = service.embed([question], return_colbert=True)
+    vectors = service.embed_query(question, return_colbert=True)
     found = [
         models.Prefetch(query=vectors.dense[0].tolist(), using="dense", limit=100),
         models.Prefetch(query=as_qdrant(vectors.sparse[0]), using="sparse", limit=100),

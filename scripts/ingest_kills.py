@@ -3,6 +3,7 @@
     python -m scripts.ingest_kills                     100,000 chunks, Qdrant Edge in the ingest
     python -m scripts.ingest_kills --chunks 1000000
     python -m scripts.ingest_kills --server            Qdrant's engine in Python in a process beside
+    python -m scripts.ingest_kills --every 14        kill the ingest every 14 seconds to its end
     python -m scripts.ingest_kills --qdrant http://127.0.0.1:6333    a server of yours
 
 It serves a tiny random checkpoint, starts `smart-embedder ingest`, kills the ingest five times and
@@ -146,13 +147,14 @@ class Trial:
         self.service.process.wait(60)
         self.start_service()
 
-    def start_ingest(self) -> "subprocess.Popen[str]":
+    def start_ingest(self, *more: str) -> "subprocess.Popen[str]":
         """The command as users run it."""
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "smart_embedder_client", "ingest", str(self.source)),
                 *("--url", self.relay.url, "--qdrant", self.address, "--collection", COLLECTION),
                 *("--dataset", DATASET, "--journal", str(self.folder / "journal"), "--json"),
+                *more,
             ],
             env={**os.environ, "PYTHONPATH": str(REPOSITORY / "client" / "src")},
             stdout=subprocess.PIPE,
@@ -186,6 +188,29 @@ class Trial:
         if run.returncode != 0:
             sys.exit(f"the ingest failed: {printed}")
         return time.monotonic() - began
+
+    def load_in_lives_of(self, seconds: float) -> float:
+        """Kill the ingest whenever it is so old, until it ends by itself; how long it took.
+
+        Stops with an error if a life has stored nothing, so that there would be no end.
+        """
+        began, stored = time.monotonic(), 0
+        while True:
+            # Qdrant Edge makes its graph in one step, which may take longer.
+            run = self.start_ingest("--no-index")
+            try:
+                printed, _ = run.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                run.kill()
+                run.communicate(timeout=60)
+            else:
+                if run.returncode != 0:
+                    sys.exit(f"the ingest failed: {printed}")
+                return time.monotonic() - began
+            before, stored = stored, sum(1 for _ in stored_texts(self.address))
+            print(f"{time.monotonic() - began:6.0f} s  killed with {stored} stored", flush=True)
+            if stored == before:
+                sys.exit(f"{seconds:g} seconds stored nothing")
 
     def missing_and_doubled(self) -> tuple[int, int]:
         """How many texts the collection does not have, and how many it has more than once."""
@@ -265,6 +290,12 @@ def main() -> None:
         "--between", type=float, default=15.0, help="the most seconds between kills (%(default)g)"
     )
     parser.add_argument(
+        "--every",
+        type=float,
+        metavar="SECONDS",
+        help="kill the ingest whenever it is so old, instead of at random moments",
+    )
+    parser.add_argument(
         "--seed",
         type=int,
         default=int(time.time()),
@@ -285,7 +316,8 @@ def main() -> None:
         trial.generate()
         trial.start_service()
         try:
-            is_good = report(trial, trial.load())
+            every = arguments.every
+            is_good = report(trial, trial.load_in_lives_of(every) if every else trial.load())
         finally:
             for each in (trial.ingest, trial.service):
                 if each.process is not None:

@@ -1,6 +1,7 @@
 """What the clients return: the numbers of the JSON answers, in numpy's types."""
 
 import itertools
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -9,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from smart_embedder_client import EmbedOptions, RerankOptions, RerankWeights, SmartEmbedderError
 from smart_embedder_client.calls import embed_calls
+from transformers import BertModel
 
 from app.api import schemas
+from tests.support.server import run_server
 from tests.support.texts import varied_texts
+from tests.support.wordpiece import save_colbert
 
 TEXTS = [*varied_texts(6), "", "search " * 40]
 # What changes the JSON answer alone.
@@ -160,6 +164,30 @@ def test_a_list_is_divided_by_its_bytes(with_colbert: bool, most: int, texts: li
 def test_colbert_vectors_are_made_where_they_are_asked_for(client) -> None:
     assert client.embed(["search"]).colbert is None
     assert client.embed(["search"], return_colbert=True).colbert is not None
+
+
+def test_a_model_that_reads_queries_as_any_text_gives_them_the_same_vectors(client) -> None:
+    plain = client.embed(["a river"])
+    for same in (client.embed_query("a river"), client.embed_documents(["a river"])):
+        assert same.dense.tobytes() == plain.dense.tobytes()
+    with pytest.raises(TypeError, match="leave the option out"):
+        client.embed_query("a river", input_type="document")
+
+
+def test_a_model_of_colbert_alone_has_vectors_of_queries_and_of_documents(
+    connect, tmp_path: Path
+) -> None:
+    model = save_colbert(tmp_path / "tiny-colbert", BertModel)
+    with run_server(tmp_path, EMBEDDING_MODEL=str(model), RERANKER_MODEL="none") as server:
+        server.wait_until_healthy()
+        with connect(server.url) as client:
+            query = client.embed_query("a river", return_colbert=True)
+            (document,) = client.embed_documents(["a river"], return_colbert=True).colbert
+            with pytest.raises(SmartEmbedderError, match="set .*return_colbert to true"):
+                client.embed_query("a river")
+    assert (query.dense, query.sparse) == (None, None)
+    # PyLate fills a query up.
+    assert len(query.colbert[0]) > len(document) > 0
 
 
 def test_a_sparse_vector_as_a_dictionary(client, plain) -> None:

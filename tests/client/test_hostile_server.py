@@ -200,7 +200,7 @@ def damaged_file(data: st.DataObject, content: bytes) -> bytes:
 
 @pytest.mark.parametrize("place", range(len(ASKED)))
 @pytest.mark.parametrize("path", [EMBEDDINGS, STREAM])
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_damaged_vectors_are_right_or_an_error(honest, path: str, place: int, data) -> None:
     content = damaged_file(data, honest[path, place].content)
@@ -216,7 +216,7 @@ def test_damaged_vectors_are_right_or_an_error(honest, path: str, place: int, da
 
 
 @pytest.mark.parametrize("path", [RERANK, TOKENIZE, HEALTH])
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_damaged_json_is_right_or_an_error(honest, path: str, data) -> None:
     content = json.dumps(damage(data, honest[path, 0].json())).encode()
@@ -229,7 +229,7 @@ def test_damaged_json_is_right_or_an_error(honest, path: str, data) -> None:
 
 
 @pytest.mark.parametrize("path", [EMBEDDINGS, STREAM, RERANK, TOKENIZE, HEALTH])
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     body=st.binary(max_size=60) | VALUES.map(lambda each: json.dumps(each).encode()),
     status=st.sampled_from([200, 201, 204, 302, 400, 429, 500, 503]),

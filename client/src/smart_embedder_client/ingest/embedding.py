@@ -101,7 +101,7 @@ class Embedder:
 
         async def attempt() -> Embeddings:
             try:
-                return await self._client.embed(texts, priority=BACKGROUND, **options)
+                return await self._client.embed_documents(texts, priority=BACKGROUND, **options)
             except SmartEmbedderError as error:
                 if len(texts) > 1 and (_is_refusal(error) or error.status == _TIMEOUT):
                     raise _FewerMayPassError from error

@@ -70,11 +70,7 @@ def _embed(
         "return_colbert": with_colbert and COLBERT in layout.kinds,
         "output_dtype": layout.datatype or "float32",
     }
-    health = client.health().details
-    # Qwen3-Embedding has an instruction for questions; bge-m3 has none, and refuses the option.
-    if DENSE in layout.kinds and health.get("dense_embedding_model") != health.get("model"):
-        options["input_type"] = "query"
-    answer = client.embed([query], **options)
+    answer = client.embed_query(query, **options)
     _check_model(store, answer.dense_model_name)
     return Vectors(
         None if answer.dense is None else answer.dense[0],
