@@ -169,8 +169,10 @@ _CALLS: dict[str, tuple[str, Callable[[SimpleNamespace], tuple[int, ...]]]] = {
         lambda call: (4 * call.matrix, call.matrix, call.rows),
     ),
     "quantize_rows": (
-        "states kind values scale minimum rows width",
-        lambda call: (call.size * call.matrix, call.matrix, 4 * call.rows, 4 * call.rows),
+        "states kind factors values scale minimum rows width",
+        lambda call: (
+            call.size * call.matrix, 4 * call.width, call.matrix, 4 * call.rows, 4 * call.rows,
+        ),
     ),
     "dequantize_add_norm": (
         "product scale minimum residual sums factors constant weight bias epsilon rows width",

@@ -87,8 +87,11 @@ class Backend(Protocol):
     def clamp(self, states: Tensor, lowest: float, highest: float) -> ClampedValues:
         """Clamp `[T, width]` float32 to a range within 0 to 256, and drop the fractions."""
 
-    def quantize_rows(self, states: Tensor) -> QuantizedRows:
-        """Quantize each row of `[T, width]`, float32 or bfloat16, to 255 steps of its own range."""
+    def quantize_rows(self, states: Tensor, factors: Tensor) -> QuantizedRows:
+        """Quantize each row of `[T, width]`, float32 or bfloat16, to 255 steps of its own range.
+
+        Its channels are multiplied by `factors` `[width]` float32 before.
+        """
 
     def dequantize_add_norm(
         self, product: Tensor, rows: QuantizedRows, residual: Tensor, epilogue: Epilogue

@@ -215,15 +215,15 @@ class NativeBackend(OneDnnBackend):
         )  # fmt: skip
         return ClampedValues(values, outliers)
 
-    def quantize_rows(self, states: Tensor) -> QuantizedRows:
+    def quantize_rows(self, states: Tensor, factors: Tensor) -> QuantizedRows:
         """Implement `Backend`."""
         if states.shape[1] % STEP:
-            return super().quantize_rows(states)
+            return super().quantize_rows(states, factors)
         values = torch.empty_like(states, dtype=torch.uint8)
         scale, minimum = torch.empty(2, len(states), 1)
         self._library.run(
             "quantize_rows",
-            address(states, states.dtype), FORMATS[states.dtype],
+            address(states, states.dtype), FORMATS[states.dtype], address(factors, torch.float32),
             values.data_ptr(), scale.data_ptr(), minimum.data_ptr(), *states.shape,
         )  # fmt: skip
         return QuantizedRows(values, scale, minimum)

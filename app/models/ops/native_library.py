@@ -30,7 +30,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "rotary": [_POINTER] * 2 + [_INT] + [_POINTER] * 2 + [_FLOAT] + [_LONG] * 4,
     "gate": [_POINTER] * 2 + [_INT] + [_LONG] * 2,
     "clamp_rows": [_POINTER] * 3 + [_LONG] * 2 + [_FLOAT] * 2,
-    "quantize_rows": [_POINTER, _INT] + [_POINTER] * 3 + [_LONG] * 2,
+    "quantize_rows": [_POINTER, _INT] + [_POINTER] * 4 + [_LONG] * 2,
     "dequantize_add_norm": [_POINTER] * 9 + [_FLOAT] + [_LONG] * 2,
 }
 # As `Format` in vector.h.

@@ -208,7 +208,8 @@ def _clamp(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
 
 def _quantize_rows(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
     for width in (inputs.shapes.width, inputs.shapes.inner_width):
-        rows = backend.quantize_rows(inputs.normal(inputs.tokens, width))
+        factors = inputs.float32(width).abs()
+        rows = backend.quantize_rows(inputs.normal(inputs.tokens, width), factors)
         yield rows.values * rows.scale + rows.minimum
 
 

@@ -124,9 +124,9 @@ class TorchBackend:
         clamped = states.clamp(lowest, highest)
         return ClampedValues(clamped.to(torch.uint8), (clamped != states).any(1))
 
-    def quantize_rows(self, states: Tensor) -> QuantizedRows:
+    def quantize_rows(self, states: Tensor, factors: Tensor) -> QuantizedRows:
         """Implement `Backend`."""
-        rows = torch.ops.quantized.embedding_bag_byte_prepack(states.float())
+        rows = torch.ops.quantized.embedding_bag_byte_prepack(states * factors)
         width = states.shape[1]
         ranges = rows.view(torch.float32)[:, width // _ROW_ALIGNMENT :]
         scale, minimum = ranges.split(1, dim=1)

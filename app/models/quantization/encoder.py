@@ -1,9 +1,9 @@
 """BERT's and RoBERTa's encoder with every product in 8 bits, made from parameters in float32.
 
-Between the layers the states are float32 in steps of the scale in which the next products read
-them, as `to_steps` gives them: the norm before them does it.
+Between the layers the states are float32 in the steps in which the next products read them, as
+`Steps.take` gives them: the norm before them does it.
 
-The scales are chosen from the range of the states on texts for calibration. Those run through each
+The steps are chosen from the range of the states on texts for calibration. Those run through each
 layer as soon as it is made, so that every weight is read once.
 """
 
@@ -22,9 +22,8 @@ from app.models.ops.backend import Backend
 from app.models.quantization.linear import (
     DynamicLinear,
     StaticLinear,
-    choose_input_scale,
-    norm_to_steps,
-    to_steps,
+    Steps,
+    choose_factors,
 )
 
 
@@ -47,9 +46,9 @@ class QuantizedLayer:
         states = self.from_attended(attended, states)
         return self.from_inner(self.to_inner(states), states)
 
-    def with_output_scale(self, scale: Tensor) -> Self:
-        """The same with the next states in steps of `scale`."""
-        return replace(self, from_inner=self.from_inner.with_output_scale(scale))
+    def with_output_in(self, steps: Steps) -> Self:
+        """The same with the next states in `steps`."""
+        return replace(self, from_inner=self.from_inner.with_output_in(steps))
 
 
 def make_quantized_encoder(
@@ -63,12 +62,13 @@ def make_quantized_encoder(
     with torch.inference_mode():
         states = embeddings(calibration)
         quantized = _quantize_layers(parameters, backend, dtype, calibration, states)
-        scales, layers = zip(*quantized, strict=True)
-    embeddings = replace(embeddings, norm=norm_to_steps(embeddings.norm, scales[0]))
-    scaled = [
-        layer.with_output_scale(scale) for layer, scale in zip(layers[:-1], scales[1:], strict=True)
+        steps, layers = zip(*quantized, strict=True)
+    embeddings = replace(embeddings, norm=steps[0].taken_by(embeddings.norm))
+    joined = [
+        layer.with_output_in(next_steps)
+        for layer, next_steps in zip(layers[:-1], steps[1:], strict=True)
     ]
-    return Encoder([*scaled, layers[-1]], backend.attend, embeddings, dtype)
+    return Encoder([*joined, layers[-1]], backend.attend, embeddings, dtype)
 
 
 def _quantize_layers(
@@ -77,28 +77,28 @@ def _quantize_layers(
     dtype: torch.dtype,
     packed: PackedBatch,
     states: Tensor,
-) -> Iterator[tuple[Tensor, QuantizedLayer]]:
-    """Each layer, whose output has no scale yet, and the scale of its input.
+) -> Iterator[tuple[Steps, QuantizedLayer]]:
+    """Each layer, whose output is in no steps yet, and the steps of its input.
 
     `states` are those of `packed` that the first layer reads.
     """
     config = parameters.config
     for exact in map(parameters.layer, range(config.layers)):
-        input_scale = choose_input_scale(_max_abs(states), exact.projections)
-        project = StaticLinear(exact.projections, input_scale, backend, dtype=dtype)
-        join = DynamicLinear(exact.attended, input_scale, exact.attention_norm, backend)
-        steps = to_steps(states, input_scale)
-        states = join(self_attention(project(steps), config.heads, packed, backend.attend), steps)
+        input_steps = Steps.choose(states, exact.projections)
+        project = StaticLinear(exact.projections, input_steps, backend, dtype=dtype)
+        taken = input_steps.take(states)
+        attended = self_attention(project(taken), config.heads, packed, backend.attend)
+        factors = choose_factors(attended, exact.attended)
+        join = DynamicLinear(exact.attended, factors, input_steps, exact.attention_norm, backend)
+        states = join(attended, taken)
 
-        inner_scale = choose_input_scale(_max_abs(states), [exact.inner])
-        widen = StaticLinear([exact.inner], inner_scale, backend, activation=config.activation)
-        narrow = DynamicLinear(exact.output, inner_scale, exact.output_norm, backend)
-        steps = to_steps(states, inner_scale)
-        states = narrow(widen(steps), steps)
+        inner_steps = Steps.choose(states, [exact.inner])
+        widen = StaticLinear([exact.inner], inner_steps, backend, activation=config.activation)
+        taken = inner_steps.take(states)
+        inner = widen(taken)
+        factors = choose_factors(inner, exact.output)
+        narrow = DynamicLinear(exact.output, factors, inner_steps, exact.output_norm, backend)
+        states = narrow(inner, taken)
 
-        join = join.with_output_scale(inner_scale)
-        yield input_scale, QuantizedLayer(config.heads, project, join, widen, narrow)
-
-
-def _max_abs(states: Tensor) -> Tensor:
-    return states.abs().amax(0)
+        join = join.with_output_in(inner_steps)
+        yield input_steps, QuantizedLayer(config.heads, project, join, widen, narrow)

@@ -353,10 +353,11 @@ def restored(rows: QuantizedRows) -> Tensor:
 @given(**SHAPES)
 @settings(max_examples=30, deadline=None)
 def test_a_row_has_255_steps_of_its_own_range(backend: Backend, dtype, count, width) -> None:
-    states = rows_of_any_size(count, width, dtype)
-    rows = backend.quantize_rows(states)
-    spread = states.float().amax(1, keepdim=True) - states.float().amin(1, keepdim=True)
-    assert ((restored(rows) - states.float()).abs() <= 0.501 * spread / 255 + 1e-6).all()
+    states, factors = rows_of_any_size(count, width, dtype), torch.rand(width) + 0.1
+    rows = backend.quantize_rows(states, factors)
+    wanted = states.float() * factors
+    spread = wanted.amax(1, keepdim=True) - wanted.amin(1, keepdim=True)
+    assert ((restored(rows) - wanted).abs() <= 0.501 * spread / 255 + 1e-6).all()
 
 
 @on_a_cpu
@@ -364,7 +365,8 @@ def test_a_row_has_255_steps_of_its_own_range(backend: Backend, dtype, count, wi
 @pytest.mark.parametrize("fill", [0.0, -0.17, 5.0])
 def test_a_row_of_one_value_is_that_value(backend: Backend, fill: float, width: int) -> None:
     states = torch.full((2, width), fill)
-    torch.testing.assert_close(restored(backend.quantize_rows(states)), states)
+    rows = backend.quantize_rows(states, torch.full((width,), 2.0))
+    torch.testing.assert_close(restored(rows), 2 * states)
 
 
 @on_a_cpu
@@ -372,7 +374,7 @@ def test_a_row_of_one_value_is_that_value(backend: Backend, fill: float, width: 
 @settings(max_examples=30, deadline=None)
 def test_a_product_and_its_residual_are_scaled_added_and_normalised(backend, count, width) -> None:
     states, product, residual = (rows_of_any_size(count, width) for _ in range(3))
-    rows = backend.quantize_rows(states)
+    rows = backend.quantize_rows(states, torch.ones(width))
     sums, scale, constant, weight, bias = torch.randn(5, width)
     norm = LayerNorm(weight, bias, 1e-5)
     exact = product.double() * rows.scale + rows.minimum * sums + residual * scale + constant

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 
@@ -20,6 +21,7 @@ from app.models.tasks.dense import load_dense_embedder
 from app.models.tasks.m3 import M3Embedder, load_m3_embedder
 from tests.support.checkpoints import corpus, save_sentencepiece_tokenizer
 from tests.support.texts import varied_texts
+from tools.demo.checkpoint import build_demo_checkpoint
 
 pytestmark = pytest.mark.skipif(not cpu_has_int8(), reason="needs an x86 processor with AVX2")
 CPU = torch.device("cpu")
@@ -98,6 +100,37 @@ def test_a_model_of_few_positions_is_calibrated(tokenizer_folder, tmp_path) -> N
     exact = states_of(folder, sequences, target())
     actual = states_of(folder, sequences, target(quantized=True))
     assert functional.cosine_similarity(actual, exact).min() > 0.99
+
+
+def demo_with_outliers(folder: Path, size: float) -> Path:
+    """The demo's real weights, of which four neurons and four channels of values are `size` larger.
+
+    What reads them is as much smaller, so that the vectors hardly change.
+    """
+    build_demo_checkpoint(folder)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    read = {"intermediate.dense": "output.dense", "attention.self.value": "attention.output.dense"}
+    for layer in range(6):
+        for maker, reader in read.items():
+            for name in (f"{maker}.weight", f"{maker}.bias"):
+                weights[f"encoder.layer.{layer}.{name}"][7:11] *= size
+            weights[f"encoder.layer.{layer}.{reader}.weight"][:, 7:11] /= size
+    save_file(weights, path, metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize("size", [1.0, 100.0])
+def test_trained_weights_with_outliers_are_as_exact_as_without(size: float, tmp_path: Path) -> None:
+    folder = demo_with_outliers(tmp_path / "demo", size)
+    texts = [text for text in varied_texts(60) if text.strip()]
+    exact, ours = (
+        embed(load_m3_embedder("demo", folder, 512, how), texts)
+        for how in (target(), target(quantized=True))
+    )
+    cosines = np.array([one.dense @ other.dense for one, other in zip(exact, ours, strict=True)])
+    assert cosines.min() > 0.99
+    assert np.median(cosines) > 0.998
 
 
 @pytest.fixture(scope="module")

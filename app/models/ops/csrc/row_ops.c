@@ -50,10 +50,11 @@ void KERNEL(clamp_rows)(
   for_rows(rows, threads, clamp_row, &all);
 }
 
-/* Quantize each row to 255 steps of its own range. */
+/* Quantize each row, its channels multiplied by factors, to 255 steps of its own range. */
 
 typedef struct {
   const void *states;
+  const float *factors;
   uint8_t *values;
   float *scale, *minimum;
   long width;
@@ -65,11 +66,12 @@ enum { AT_ONCE = 16 };
 ALWAYS_INLINE void find_range(
     const Format format, const Quantization *all, long start, float *low, float *high) {
   float lows[AT_ONCE], highs[AT_ONCE];
+  const float *restrict factors = all->factors;
   for (int lane = 0; lane < AT_ONCE; lane++)
-    lows[lane] = highs[lane] = read(format, all->states, start);
-  for (long i = start; i < start + all->width; i += AT_ONCE)
+    lows[lane] = highs[lane] = read(format, all->states, start) * factors[0];
+  for (long i = 0; i < all->width; i += AT_ONCE)
     for (int lane = 0; lane < AT_ONCE; lane++) {
-      float state = read(format, all->states, i + lane);
+      float state = read(format, all->states, start + i + lane) * factors[i + lane];
       lows[lane] = min_float(state, lows[lane]);
       highs[lane] = max_float(state, highs[lane]);
     }
@@ -84,12 +86,14 @@ ALWAYS_INLINE void quantize_row(const Format format, const void *work, long row)
   const Quantization *all = work;
   const long width = all->width, start = row * width;
   const void *states = all->states;
+  const float *restrict factors = all->factors;
   uint8_t *restrict values = all->values + start;
   float low, high;
   find_range(format, all, start, &low, &high);
   float steps_per_one = high > low ? 255 / (high - low) : 0;
   for (long i = 0; i < width; i++)
-    values[i] = (uint8_t)(int)((read(format, states, start + i) - low) * steps_per_one + 0.5f);
+    values[i] = (uint8_t)(int)((read(format, states, start + i) * factors[i] - low) * steps_per_one +
+                               0.5f);
   all->scale[row] = (high - low) / 255;
   all->minimum[row] = low;
 }
@@ -97,10 +101,10 @@ FOR_FORMATS(quantize_row)
 
 /* `width` is a multiple of 16. */
 void KERNEL(quantize_rows)(
-    const void *states, int format, uint8_t *values, float *scale, float *minimum, long rows,
-    long width, int threads) {
+    const void *states, int format, const float *factors, uint8_t *values, float *scale,
+    float *minimum, long rows, long width, int threads) {
   assert(width % AT_ONCE == 0);
-  Quantization all = {states, values, scale, minimum, width};
+  Quantization all = {states, factors, values, scale, minimum, width};
   for_rows(rows, threads, TASK_OF(quantize_row, format), &all);
 }
 
