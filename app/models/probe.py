@@ -1,7 +1,7 @@
 """Warming a model up, and measuring what its forwards cost in time and memory."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,10 @@ import torch
 
 from app.engine.model import Model
 from app.engine.types import Outputs
+from app.errors import InferenceError
 from app.models.device.memory import empty_cuda_cache
 from app.models.device.timing import shortest
+from app.models.device.transfer import never_finite
 from app.models.tasks.device_model import DeviceModel
 from app.models.token_budget import ChosenBudget, Measurement, choose_budget, minimum_tokens
 
@@ -86,8 +88,13 @@ def measure(
 
 
 def warm_up(model: Model, tokens: int = 1024) -> None:
-    """Run a forward, in which kernels are chosen and memory is allocated."""
-    _forward(model, tokens)
+    """Run a forward, in which kernels are chosen and memory is allocated.
+
+    Raises `StartupError` where no sequence has a result of finite numbers.
+    """
+    results = _forward(model, tokens)
+    if results and all(isinstance(each, InferenceError) for each in results):
+        raise never_finite(model.name)
 
 
 def tokens_that_fit(model: Model, device: torch.device) -> int | None:
@@ -131,12 +138,12 @@ def _on_few_layers(model: DeviceModel[Any]) -> tuple[Callable[[int], float], flo
 
 def _forward(
     model: Model, tokens: int, outputs: Outputs = _ALL_KINDS, *, length: int = _SEQUENCE_TOKENS
-) -> None:
-    """Run about `tokens` tokens in sequences of at most `length`."""
+) -> Sequence[object]:
+    """Run about `tokens` tokens in sequences of at most `length`, and return their results."""
     length = min(length, tokens, model.max_length)
     # Random, because a causal model computes common prefixes only once.
     drawn = np.random.default_rng(0).integers(*_TOKENS, (max(1, tokens // length), length))
-    model.launch(list(drawn), [outputs] * len(drawn))()
+    return model.launch(list(drawn), [outputs] * len(drawn))()
 
 
 def _is_cuda(device: torch.device) -> bool:

@@ -19,7 +19,8 @@ class Hub(ThreadingHTTPServer):
 
     While `flowing` is not set, a file stops after `stop_at` bytes. Of the first `cuts` files that
     are larger, the connection is cut there instead. With a `token` the model is gated. Asked as a
-    proxy, it answers for whatever hub is asked through it, and notes which in `hosts`.
+    proxy, it answers for whatever hub is asked through it, and notes which in `hosts`. `tags` are
+    the ETags of files, by name; of others the name itself.
     """
 
     def __init__(self, folder: Path, *, stop_at: int, cuts: int, token: str | None) -> None:
@@ -28,6 +29,7 @@ class Hub(ThreadingHTTPServer):
         self.stop_at = stop_at
         self.cuts = cuts
         self.token = token
+        self.tags: dict[str, str] = {}
         self.hosts: set[str] = set()
         self.flowing = threading.Event()
         self.flowing.set()
@@ -80,7 +82,8 @@ class _Handler(BaseHTTPRequestHandler):
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         start = int(asked[1]) if asked else 0
         body = file.read_bytes()[start:]
-        self._send_head(206 if asked else 200, len(body), file.name)
+        tag = self.server.tags.get(file.name, file.name)
+        self._send_head(206 if asked else 200, len(body), tag)
         if self.command == "GET":
             if asked:
                 self.server.ranges.append(asked[0])

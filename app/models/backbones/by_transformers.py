@@ -35,6 +35,7 @@ from app.models.batch.arrays import to_device
 from app.models.batch.packing import pack
 from app.models.batch.position_ids import PositionScheme
 from app.models.checkpoint.config import read_config
+from app.models.device.transfer import never_finite
 from app.models.ops.proof import TOLERANCES, Proof, try_path, warn_of_refused
 from app.models.ops.proof_cases import ATTENTION, Shapes
 from app.models.target import Target
@@ -176,6 +177,8 @@ class _Trial:
         module, target = self._module, self._target
         own_attention = module.config._attn_implementation  # noqa: SLF001 - it has no public name
         expected = self._alone()
+        if not expected.isfinite().any():
+            raise never_finite(f"in {self._folder}")
         refused: list[Proof] = []
         if can_be_packed(module):
             use_packed_attention(module)

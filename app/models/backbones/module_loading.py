@@ -1,11 +1,13 @@
 """Loading a checkpoint into transformers' module for its family; no code of a checkpoint is run."""
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding
@@ -15,14 +17,18 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPI
 from app.errors import StartupError
 from app.models.architectures.bert_config import require_positions
 from app.models.architectures.transformer import preemption_point
-from app.models.checkpoint.config import read_config
+from app.models.checkpoint.config import read_config, unusable
 from app.models.checkpoint.weights import Weights
 from app.models.target import Target
 
+# Besides what is stored, a module may have an unused pooler, and tables that it computes.
+_MOST_MADE = 1.5
+# Of a model whose layers share their tensors.
+_MOST_LAYERS = 100
 # The errors that transformers raises for files that it cannot use.
 LOADING_ERRORS = (
     OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError,
-    IndexError, SafetensorError,
+    IndexError, SafetensorError, StrictDataclassError,
 )  # fmt: skip
 
 
@@ -39,7 +45,7 @@ def load_module(folder: Path, target: Target) -> Any:
             warnings.simplefilter("ignore")
             module, report = _from_pretrained(folder, target)
     except LOADING_ERRORS as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = " ".join((str(error) or type(error).__name__).split())
         raise StartupError(f"transformers cannot load the model in {folder}: {reason}") from error
     missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
     if missing:
@@ -75,8 +81,17 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     weights = Weights.read(folder)
     encodes = type(config) in MODEL_FOR_TEXT_ENCODING_MAPPING
+    _require_sizes(folder, config, weights)
     with torch.device("meta"):
         described = (AutoModelForTextEncoding if encodes else AutoModel).from_config(config)
+    # Those that are missing would be made, however large they are.
+    needed = sum(each.numel() for each in described.parameters())
+    stored = sum(math.prod(each.shape) for each in weights.tensors.values())
+    if needed > _MOST_MADE * stored:
+        raise StartupError(
+            f"{folder / 'config.json'} describes a model of {needed:,} numbers, and its weights "
+            f"have {stored:,}"
+        )
     # Not by the folder's name: transformers would map the files.
     loaded: tuple[Any, dict[str, Any]] = type(described).from_pretrained(
         None,
@@ -87,6 +102,16 @@ def _from_pretrained(folder: Path, target: Target) -> tuple[Any, dict[str, Any]]
         local_files_only=True,
     )
     return loaded
+
+
+def _require_sizes(folder: Path, config: Any, weights: Weights) -> None:
+    """Raise `StartupError` for sizes of which no model could be made."""
+    for key, value in config.to_dict().items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise unusable(folder, key, value)
+        # Every layer has tensors of its own, unless it is one that is used again and again.
+        if "layers" in key and type(value) is int and value > _MOST_LAYERS + len(weights.tensors):
+            raise unusable(folder, key, value)
 
 
 def _let_short_forwards_run(module: nn.Module) -> None:

@@ -9,6 +9,8 @@ from app.models.checkpoint.reading import read_file
 
 # In the config.json of a demo model: what to tell whoever serves it.
 DEMO_KEY = "smart_embedder_demo"
+# No size of a model and no number of its positions is larger.
+_LARGEST = 2**31
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -45,21 +47,24 @@ def read_optional(path: Path) -> dict[str, Any]:
 def whole_number(
     folder: Path, config: dict[str, Any], key: str, default: int | None = None, *, least: int = 1
 ) -> int:
-    """The number under `key`; raises `StartupError` for any other value, or one below `least`."""
+    """The number under `key`; raises `StartupError` for any other value, or one out of range."""
     value = config.get(key, default)
-    if type(value) is not int or value < least:
+    if type(value) is not int or not least <= value <= _LARGEST:
         raise unusable(folder, key, value)
     return value
 
 
 def number(folder: Path, config: dict[str, Any], key: str, default: float) -> float:
-    """The number under `key`; raises `StartupError` for any other value, or one below 0."""
+    """The number under `key`; raises `StartupError` for any other value, or one not above 0.
+
+    JSON as Python reads it has `NaN` and `Infinity`, which would make every result one of these.
+    """
     value = config.get(key, default)
-    if type(value) not in {int, float} or value < 0:
+    if type(value) not in {int, float} or not 0 < value <= _LARGEST:
         raise unusable(folder, key, value)
     return float(value)
 
 
 def unusable(folder: Path, key: str, value: Any) -> StartupError:
     """The error for a value that cannot be used."""
-    return StartupError(f"{folder / 'config.json'} has no usable {key}: {value}")
+    return StartupError(f"{folder / 'config.json'} has no usable {key}: {value!s:.60}")

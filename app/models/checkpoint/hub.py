@@ -3,7 +3,9 @@
 Every failure becomes a `StartupError` of one sentence that says what to do.
 """
 
+import hashlib
 import os
+import string
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -35,6 +37,8 @@ from app.models.checkpoint.download import follow_download, remove_leftovers
 
 _SECONDS_FOR_THE_HUB = 10.0
 _SECONDS_BETWEEN_TRIES = 1.0
+_GIT_DIGEST = 20  # Bytes.
+_AT_ONCE = 2**22
 _WANTED_FILES = ["*.json", "*.safetensors", "*.bin", "*.pt"]
 _UNWANTED_FOLDERS = ["onnx/*", "openvino/*", "imgs/*"]
 
@@ -108,10 +112,38 @@ def _from_hub(name: str, hub: Hub) -> Path:
         unwanted += [file for file in files if file.endswith(".bin") and "/" not in file]
     wanted = filter_repo_objects(files, allow_patterns=_WANTED_FILES, ignore_patterns=unwanted)
     sizes = {file: files[file] for file in wanted}
-    with follow_download(name, hub.status, sizes, _on_disk(name, info, sizes, hub)) as bar:
+    on_disk = _on_disk(name, info, sizes, hub)
+    with follow_download(name, hub.status, sizes, on_disk) as bar:
         snapshot = Path(find(ignore_patterns=unwanted, tqdm_class=bar))
+    _require_whole(name, snapshot, set(sizes) - on_disk)
     remove_leftovers(snapshot)
     return snapshot
+
+
+def _require_whole(name: str, snapshot: Path, files: Iterable[str]) -> None:
+    """Raise `StartupError` if a file is not what the hub has announced, and remove it.
+
+    The cache calls a file by its ETag, which is a digest: git's of a small file, else SHA-256. The
+    hub's library compares sizes alone.
+    """
+    for file in sorted(files):
+        path = (snapshot / file).resolve()
+        digest = {40: hashlib.sha1, 64: hashlib.sha256}.get(len(path.name))
+        if digest is None or set(path.name) - set(string.hexdigits) or not path.is_file():
+            continue
+        found = digest(usedforsecurity=False)
+        if found.digest_size == _GIT_DIGEST:
+            found.update(f"blob {path.stat().st_size}\0".encode())
+        with path.open("rb") as opened:
+            while part := opened.read(_AT_ONCE):
+                found.update(part)
+        if found.hexdigest() != path.name.lower():
+            (snapshot / file).unlink()
+            path.unlink(missing_ok=True)  # On systems without links it is the same file.
+            raise StartupError(
+                f"{file} of the model {name} did not arrive as the hub has it, and was removed: "
+                "start again to download it"
+            )
 
 
 def _on_disk(name: str, info: ModelInfo, files: Iterable[str], hub: Hub) -> set[str]:

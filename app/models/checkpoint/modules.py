@@ -51,7 +51,7 @@ def _modules(folder: Path, entries: list[Any]) -> Iterator[Module]:
             raise StartupError(f"{path} has a module without a type")
         if kind.partition(".")[0] not in _PACKAGES:
             raise StartupError(f"{path} names {kind}: code of a checkpoint is never run")
-        module_folder = folder / str(entry.get("path") or "")
-        if not module_folder.resolve().is_relative_to(folder.resolve()):
-            raise StartupError(f"{path} names a folder outside the model: {entry['path']}")
-        yield Module(kind.rpartition(".")[2], module_folder)
+        name = str(entry.get("path") or "")
+        if "\0" in name or not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise StartupError(f"{path} names a folder outside the model: {name!r:.200}")
+        yield Module(kind.rpartition(".")[2], folder / name)

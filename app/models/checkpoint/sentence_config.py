@@ -119,7 +119,7 @@ class TextOptions:
             )
         length = texts.get("max_seq_length") or _tokenizer_limit(folder)
         return cls(
-            max_length=length if isinstance(length, int) and length > 0 else None,
+            max_length=length if type(length) is int and length > 0 else None,
             lower_case=bool(texts.get("do_lower_case")),
         )
 

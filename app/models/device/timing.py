@@ -7,7 +7,7 @@ _TRIES = 3
 _LONG_SECONDS = 0.2
 
 
-def shortest(run: Callable[[], None], clock: Callable[[], float] = time.perf_counter) -> float:
+def shortest(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
     """The seconds of the fastest of a few runs, as the first one may compile kernels.
 
     A long run is repeated less often.

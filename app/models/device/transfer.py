@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from app.engine.types import FloatArray
-from app.errors import InferenceError
+from app.errors import InferenceError, StartupError
 
 # In bytes: the alignment of a result in pinned memory, and the smallest buffer.
 _ALIGNMENT = 64
@@ -57,6 +57,14 @@ def start_copies(results: Sequence[DeviceRows]) -> Callable[[], list[HostRows]]:
         ]
 
     return collect
+
+
+def never_finite(model: str) -> StartupError:
+    """The error for a model of which no result is finite."""
+    return StartupError(
+        f"the model {model} computes nothing but numbers that are not finite: its weights or its "
+        "configuration are damaged, or the range of DTYPE is too small for it"
+    )
 
 
 def not_finite() -> InferenceError:

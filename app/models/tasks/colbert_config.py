@@ -17,6 +17,7 @@ from app.models.checkpoint.modules import Module, read_modules, require_known_mo
 from app.models.checkpoint.sentence_config import TextOptions, read_text_config
 
 _STANFORD = "HF_ColBERT"
+_LONGEST = 2**31
 # Those of PyLate, for what its configuration leaves out.
 _QUERY_LENGTH, _DOCUMENT_LENGTH = 32, 180
 _MARKERS = {"query": "[Q] ", "document": "[D] "}
@@ -95,7 +96,7 @@ def _require_unit_vectors(folder: Path, modules: Sequence[Module]) -> None:
 
 
 def _by_pylate(config: Mapping[str, Any]) -> ColbertConfig:
-    query_length = _or_default(config, "query_length", _QUERY_LENGTH)
+    query_length = _length(config, "query_length", _QUERY_LENGTH)
     expands = _or_default(config, "do_query_expansion", True)
     attended = bool(config.get("attend_to_expansion_tokens"))
     return ColbertConfig(
@@ -104,7 +105,7 @@ def _by_pylate(config: Mapping[str, Any]) -> ColbertConfig:
         ),
         document=Reading(
             marker=_or_default(config, "document_prefix", _MARKERS["document"]),
-            length=_or_default(config, "document_length", _DOCUMENT_LENGTH),
+            length=_length(config, "document_length", _DOCUMENT_LENGTH),
         ),
         expansion=Expansion(query_length, attended) if expands else None,
         skipped=_or_default(config, "skiplist_words", list(string.punctuation)),
@@ -113,7 +114,7 @@ def _by_pylate(config: Mapping[str, Any]) -> ColbertConfig:
 
 
 def _by_stanford(metadata: Mapping[str, Any]) -> ColbertConfig:
-    query_length = _or_default(metadata, "query_maxlen", _QUERY_LENGTH)
+    query_length = _length(metadata, "query_maxlen", _QUERY_LENGTH)
     return ColbertConfig(
         query=Reading(
             marker=_or_default(metadata, "query_token_id", _STANFORD_MARKERS["query"]),
@@ -121,7 +122,7 @@ def _by_stanford(metadata: Mapping[str, Any]) -> ColbertConfig:
         ),
         document=Reading(
             marker=_or_default(metadata, "doc_token_id", _STANFORD_MARKERS["document"]),
-            length=_or_default(metadata, "doc_maxlen", _DOCUMENT_LENGTH),
+            length=_length(metadata, "doc_maxlen", _DOCUMENT_LENGTH),
         ),
         expansion=Expansion(query_length, bool(metadata.get("attend_to_mask_tokens"))),
         skipped=list(string.punctuation) if metadata.get("mask_punctuation", True) else [],
@@ -143,10 +144,10 @@ def _by_sentence_transformers(folder: Path, mask: Module) -> ColbertConfig:
     return ColbertConfig(
         query=Reading(
             prompt=prompts.get("query") or "",
-            length=expansion.length if expansion else texts.get("query_length") or longest,
+            length=expansion.length if expansion else _length(texts, "query_length", 0) or longest,
         ),
         document=Reading(
-            prompt=_document_prompt(prompts), length=texts.get("document_length") or longest
+            prompt=_document_prompt(prompts), length=_length(texts, "document_length", 0) or longest
         ),
         expansion=expansion,
         skipped=masks.get("skiplist_words") or [] if "document" in tasks else [],
@@ -166,7 +167,19 @@ def _expansion(folder: Path, config: Mapping[str, Any] | None) -> Expansion | No
         raise StartupError(
             f"{folder} expands queries by the strategy {config.get('strategy')}; known here: fixed"
         )
-    return Expansion(int(config["length"]), bool(config.get("attend")), config.get("token"))
+    return Expansion(
+        _length(config, "length", _QUERY_LENGTH), bool(config.get("attend")), config.get("token")
+    )
+
+
+def _length(config: Mapping[str, Any], key: str, default: int) -> int:
+    """A number of tokens; raises `StartupError` for any other value."""
+    value = config.get(key)
+    if value is None:
+        return default
+    if type(value) is not int or not 0 < value < _LONGEST:
+        raise StartupError(f"the configuration of ColBERT has no usable {key}: {value!s:.60}")
+    return value
 
 
 def _or_default(config: Mapping[str, Any], key: str, default: Any) -> Any:

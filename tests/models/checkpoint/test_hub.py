@@ -3,6 +3,7 @@
 None of these is waited for longer than half a minute, and each is told in one sentence.
 """
 
+import hashlib
 import shutil
 import socket
 import threading
@@ -160,6 +161,31 @@ def test_a_gated_model_is_fetched_with_the_token_and_the_proxy_of_dotenv(
     assert "model_downloaded" in server.log
     assert TOKEN not in server.log
     assert "password" not in server.log
+
+
+def test_a_file_that_is_not_what_the_hub_has_announced_is_no_download(
+    tiny_m3: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny_m3, tmp_path / "model")
+    config, weights = model / "config.json", model / "model.safetensors"
+    content = config.read_bytes()
+    git = hashlib.sha1(b"blob %d\0%b" % (len(content), content), usedforsecurity=False)
+    with run_hub(model) as hub:
+        hub.tags = {
+            config.name: git.hexdigest(),
+            weights.name: hashlib.sha256(weights.read_bytes()).hexdigest(),
+        }
+        settings = {"HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": ""}
+        for wrong in (config, weights):
+            settings["HF_HOME"] = str(tmp_path / wrong.stem)
+            right = wrong.read_bytes()
+            wrong.write_bytes(right[:-1] + b" ")
+            sentence = f"{wrong.name} of the model {MODEL} did not arrive as the hub has it"
+            failing_start(tmp_path, MODEL, sentence, fresh=True, **settings)
+            wrong.write_bytes(right)
+        settings["EMBEDDING_MODEL"] = str(MODEL)
+        with run_server(tmp_path, fresh=True, **settings) as server:
+            server.wait_until_healthy()
 
 
 def test_a_gated_model_without_a_token_says_which_setting_it_needs(

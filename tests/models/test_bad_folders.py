@@ -1,0 +1,166 @@
+"""Folders that hold no model, or one with impossible numbers: one sentence, and no start.
+
+None of them is computed with before that, or memory asked for that nobody has.
+"""
+
+import json
+import shutil
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, DistilBertConfig
+
+from app.errors import StartupError
+from app.models.runtime import load
+from app.settings import Settings
+from tests.support.bad_start import failing_start
+
+NAN = float("nan")
+HUGE = 10**9
+
+
+def change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), "utf-8")
+
+
+@pytest.fixture
+def distilbert(tiny_m3: Path, tmp_path: Path) -> Path:
+    """A model of transformers' own implementation."""
+    folder = tmp_path / "distilbert"
+    torch.manual_seed(0)
+    vocabulary = json.loads((tiny_m3 / "config.json").read_text("utf-8"))["vocab_size"]
+    config = DistilBertConfig(vocab_size=vocabulary, dim=32, n_layers=2, n_heads=2, hidden_dim=64)
+    AutoModel.from_config(config).save_pretrained(folder)
+    shutil.copy(tiny_m3 / "tokenizer.json", folder)
+    return folder
+
+
+def start(folder: Path, **settings: Any) -> None:
+    defaults = {"reranker_model": "none", "device": "cpu", "dtype": "float32"}
+    load(Settings(embedding_model=str(folder), **defaults | settings))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (key, value)
+        for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+        for value in (0, -1, HUGE, 2.0, NAN, True, "64", None)
+    ]
+    + [("layer_norm_eps", value) for value in (0, -1e-5, NAN, float("inf"), True, "1e-5")]
+    + [("max_position_embeddings", 10**30), ("type_vocab_size", HUGE), ("pad_token_id", HUGE)],
+)
+def test_impossible_numbers_of_an_encoder(
+    key: str, value: Any, tiny_m3: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_m3, tmp_path / "model")
+    change(folder / "config.json", **{key: value})
+    with pytest.raises(StartupError) as caught:
+        start(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        (key, value)
+        for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "head_dim")
+        for value in (0, HUGE, NAN, True)
+    ]
+    + [("rms_norm_eps", NAN), ("rope_parameters", {"rope_theta": NAN}), ("vocab_size", HUGE)],
+)
+def test_impossible_numbers_of_a_decoder(
+    key: str, value: Any, tiny_qwen: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_qwen, tmp_path / "model")
+    change(folder / "config.json", **{key: value})
+    with pytest.raises(StartupError):
+        start(folder)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("dim", HUGE), ("hidden_dim", HUGE), ("vocab_size", HUGE), ("n_layers", HUGE), ("dim", "a")],
+)
+def test_impossible_numbers_of_a_model_of_transformers(
+    key: str, value: Any, distilbert: Path
+) -> None:
+    change(distilbert / "config.json", **{key: value})
+    tracemalloc.start()
+    try:
+        with pytest.raises(StartupError):
+            start(distilbert)
+        assert tracemalloc.get_traced_memory()[1] < 100e6
+    finally:
+        tracemalloc.stop()
+
+
+def damage_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    weights = {name: torch.full_like(each, NAN) for name, each in load_file(path).items()}
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("kind", ["tiny_m3", "distilbert"])
+def test_weights_that_are_no_numbers(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(request.getfixturevalue(kind), tmp_path / "model")
+    damage_weights(folder)
+    with pytest.raises(StartupError, match="computes nothing but numbers that are not finite"):
+        start(folder)
+
+
+def nest_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"a":' * 100_000, "utf-8")
+
+
+def nest_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("[" * 100_000, "utf-8")
+
+
+def name_nul(folder: Path) -> None:
+    module = {"type": "sentence_transformers.models.Dense", "path": "2_Dense\0"}
+    (folder / "modules.json").write_text(json.dumps([module]), "utf-8")
+
+
+def ask_for_terabytes(folder: Path) -> None:
+    change(folder / "config.json", hidden_size=HUGE, num_attention_heads=HUGE // 64)
+
+
+def make_epsilon_nan(folder: Path) -> None:
+    change(folder / "config.json", layer_norm_eps=NAN)
+
+
+@pytest.mark.parametrize(
+    ("damage", "sentence"),
+    [
+        (nest_config, "config.json cannot be read: it is nested too deeply"),
+        (nest_tokenizer, "tokenizer.json cannot be read"),
+        (name_nul, "modules.json names a folder outside the model"),
+        (ask_for_terabytes, "has another shape for the tensor"),
+        (make_epsilon_nan, "config.json has no usable layer_norm_eps: nan"),
+    ],
+)
+def test_the_start_ends_with_a_sentence(
+    damage: Callable[[Path], None], sentence: str, tiny_m3: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny_m3, tmp_path / "model")
+    damage(folder)
+    failing_start(tmp_path, folder, sentence)
+
+
+@pytest.mark.parametrize("value", [0, -1, 10**30, NAN, True, "32", [32]])
+def test_impossible_lengths_of_colbert(value: Any, tiny_m3: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_m3, tmp_path / "model")
+    module = {"type": "pylate.models.Dense.Dense", "path": "1_Dense"}
+    (folder / "modules.json").write_text(json.dumps([module]), "utf-8")
+    options = {"query_length": value}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(options), "utf-8")
+    with pytest.raises(StartupError, match="has no usable query_length"):
+        start(folder)
