@@ -91,6 +91,12 @@ class ForeignOriginError(SmartEmbedderError):
     code = "foreign_origin"
 
 
+class NotOperatorError(SmartEmbedderError):
+    """The request is a command, and its token is not the operator's."""
+
+    code = "not_operator"
+
+
 class BodyStalledError(SmartEmbedderError):
     """The request body arrives too slowly, or not at all."""
 

@@ -14,6 +14,8 @@ from app.errors import StartupError
 log = structlog.get_logger(__name__)
 
 DEFAULT_NAME = "default"
+# Of API_TOKENS_FILE: whose token may load and unload models, as API_TOKEN may.
+OPERATOR_NAME = "operator"
 # Two writes within one tick of a file system's clock get the same time; the coarsest clock in use
 # (FAT) ticks every two seconds.
 _CLOCK_TICK_NS = 2_000_000_000

@@ -30,6 +30,7 @@ STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
     errors.BodyTooLargeError: 413,
     errors.UnsupportedMediaError: 415,
     errors.InvalidRequestError: 422,
+    errors.NotOperatorError: 403,
     errors.RateLimitedError: 429,
     errors.ClientGoneError: 499,
     # Clients that send it again by themselves would fail one device after the other.

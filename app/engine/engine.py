@@ -265,6 +265,20 @@ class Engine:
             async with self._further.lease(model, seconds) as leased:
                 yield leased
 
+    async def load(self, model: str) -> None:
+        """Load a model of MODELS, if it is not loaded; raises the errors of `lease`."""
+        async with self.lease(model):
+            pass
+
+    async def unload(self, model: str) -> None:
+        """Unload a model of MODELS after the requests that use it; later ones load it again.
+
+        Raises `UnavailableError` as `embed` does, and where those requests take too long.
+        """
+        self._ready()
+        with self._requests.track():
+            await self._further.unload(model)
+
     def _ready(self) -> LoadedModels:
         if self._closing:
             raise DrainingError("the service is shutting down", retry_after=5)

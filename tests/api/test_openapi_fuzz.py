@@ -23,6 +23,7 @@ OF_A_MODEL = [f"/models/{{model}}{path}" for path in ("", *TEI, "/rerank")]
 READING = ["/", "/health", "/health/ready", "/health/live", "/stats", "/metrics"]
 READING += ["/v1/models", "/v1/models/{model}", "/info", "/ping"]
 READING += ["/models/{model}/info", "/models/{model}/health"]
+COMMANDS = ["/v1/models/{model}/load", "/v1/models/{model}/unload"]
 TOKEN = {"Authorization": "Bearer fuzz"}
 
 
@@ -90,7 +91,7 @@ def asks_in_vain(body: object) -> bool:
 
 def test_these_are_all_the_operations(description) -> None:
     found = {result.ok().path for result in description.get_all_operations()}
-    assert found == {*WORKING, STREAM, *FOREIGN, *OF_A_MODEL, *READING}
+    assert found == {*WORKING, STREAM, *FOREIGN, *OF_A_MODEL, *COMMANDS, *READING}
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode))
@@ -107,7 +108,7 @@ def test_other_apis_are_answered_as_described(description, path: str, mode: Gene
     )
 
 
-@pytest.mark.parametrize("path", OF_A_MODEL)
+@pytest.mark.parametrize("path", [*OF_A_MODEL, *COMMANDS])
 def test_a_model_of_any_name_is_answered_as_described(description, path: str) -> None:
     excluded = [negative_data_rejection, positive_data_acceptance]
     try_out(description[path]["POST"], GenerationMode.POSITIVE, 5, excluded)

@@ -101,6 +101,12 @@ def test_a_model_that_was_never_asked_for_is_not_loaded(several: RunningServer, 
     assert (info.status_code, info.json()["error_type"]) == (503, "Unhealthy")
 
 
+@pytest.mark.parametrize("what", ["load", "unload"])
+def test_without_tokens_nobody_loads_or_unloads_by_command(client, what: str) -> None:
+    refused = client.post(f"/v1/models/other-m3/{what}")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_operator")
+
+
 def test_vectors_of_every_dialect_are_those_of_the_model_alone(client, alone) -> None:
     expected, _ = alone
     native = {"sentences": TEXTS, "model": "dense-model", "normalize_dense": True}

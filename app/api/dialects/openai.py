@@ -9,6 +9,8 @@ from fastapi import APIRouter, Request
 from pydantic import JsonValue
 from starlette.responses import JSONResponse, Response
 
+from app.access.api_tokens import DEFAULT_NAME, OPERATOR_NAME
+from app.api.context import context_of
 from app.api.dialects.fields import DTYPES, value_of
 from app.api.dialects.openai_schemas import (
     OpenAIEmbeddingRequest,
@@ -37,6 +39,7 @@ from app.api.rendering import (
 from app.api.schemas import OPENAI_TEXTS
 from app.engine import EmbeddingOptions
 from app.engine.types import EmbeddingResult, Outputs
+from app.errors import NotOperatorError, UnknownModelError
 from app.vectors.quantization import QuantizedVectors, quantize
 
 router = APIRouter(tags=["OpenAI"], dependencies=[BEARER])
@@ -174,6 +177,44 @@ async def list_models(service: ServiceDep) -> Response:
 async def show_model(model: str, service: ServiceDep) -> Response:
     """The model with that name."""
     return JSONResponse(_describe(model, service.catalogue.find(model), service))
+
+
+_COMMAND: dict[str, Any] = {
+    "response_model": OpenAIModel,
+    "responses": error_responses(401, 403, 404, 503, model=OpenAIError),
+}
+
+
+@router.post("/v1/models/{model:path}/load", summary="Load a model of MODELS now", **_COMMAND)
+async def load_model(model: str, request: Request, service: ServiceDep) -> Response:
+    """Load it, unless it is there, as its first request would; for the operator's token."""
+    key = _commanded(model, request, service)
+    await service.engine.load(key)
+    return JSONResponse(_describe(model, service.catalogue.find(model), service))
+
+
+@router.post("/v1/models/{model:path}/unload", summary="Unload a model of MODELS", **_COMMAND)
+async def unload_model(model: str, request: Request, service: ServiceDep) -> Response:
+    """Unload it after the requests that use it; the next one loads it; for the operator's token."""
+    key = _commanded(model, request, service)
+    await service.engine.unload(key)
+    return JSONResponse(_describe(model, service.catalogue.find(model), service))
+
+
+def _commanded(name: str, request: Request, service: Service) -> str:
+    """The engine's name of a model that the operator may load and unload by command.
+
+    Without a token anybody could take models away from others; with named ones, any client.
+    """
+    if context_of(request.scope).token_name not in {DEFAULT_NAME, OPERATOR_NAME}:
+        raise NotOperatorError(
+            f"only the operator loads and unloads models: send API_TOKEN, or the token that "
+            f"API_TOKENS_FILE names {OPERATOR_NAME}"
+        )
+    model = service.catalogue.find(name)
+    if model.key is None:
+        raise UnknownModelError(f"the model {model.name} is a default model, and always loaded")
+    return model.key
 
 
 def _describe(name: str, model: ServedModel, service: Service) -> dict[str, JsonValue]:

@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import structlog
@@ -30,6 +30,7 @@ from app.errors import (
     ModelTooLargeError,
     SmartEmbedderError,
     StartupError,
+    UnavailableError,
 )
 from app.observability.metrics import Metrics
 from app.settings import Settings
@@ -40,6 +41,8 @@ log = structlog.get_logger(__name__)
 SHARE_FOR_LOADING = 0.9
 # Of the time of a request that waits for another model, what one may serve meanwhile.
 _SHARE_FOR_TURN = 0.25
+# Seconds after which a command that came to nothing may be tried again.
+_PAUSE_OF_COMMANDS = 10
 
 
 class ModelPool:
@@ -119,6 +122,29 @@ class ModelPool:
             model.last_used = time.monotonic()
             self._room.note_end_of_lease()
             self.relieve()
+
+    async def unload(self, name: str) -> None:
+        """Unload it after the requests that use it, also if it is pinned; later ones wait for it.
+
+        Raises `UnavailableError` where it cannot be unloaded within the time of a request.
+        """
+        model = self._models[name]
+        async with AsyncExitStack() as alone:
+            try:
+                async with asyncio.timeout(SHARE_FOR_LOADING * self._request_timeout):
+                    await alone.enter_async_context(self._one_at_a_time)
+                    if model.residence is None:
+                        return
+                    model.gives_way = True
+                    await self._room.wait_until_idle(model)
+            except TimeoutError:
+                raise UnavailableError(
+                    f"the model {name} is still in use, or another one is still being loaded",
+                    retry_after=_PAUSE_OF_COMMANDS,
+                ) from None
+            finally:
+                model.gives_way = False
+            await self._unload(model)
 
     def relieve(self) -> None:
         """After work was done, unload what is idle if too much memory is in use."""

@@ -75,6 +75,14 @@ class ModelRoom:
             else:
                 await self._wait_for_lease_to_end(model, busy)
 
+    async def wait_until_idle(self, model: PooledModel) -> None:
+        """Wait until no request and no batch uses a model that gives way."""
+        while self._is_busy(model):
+            self._lease_ended.clear()
+            # Now and then in any case: a batch whose caller has left ends no lease.
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._lease_ended.wait(), PAUSE)
+
     async def relieve(self) -> None:
         """Unload idle models while more memory is in use than the threshold allows."""
         for memory in self._memory.in_use:

@@ -16,6 +16,7 @@ from app.errors import (
     ModelTooLargeError,
     RerankerDisabledError,
     StartupError,
+    UnavailableError,
     UnhealthyError,
 )
 from app.observability.metrics import Metrics
@@ -506,3 +507,46 @@ def states(engine: Engine) -> list[str]:
 async def test_without_models_there_is_nothing_to_lease_and_no_thread() -> None:
     async with engine_with(FakeLoader()) as engine:
         assert states(engine) == ["ready", "ready"]
+
+
+async def test_a_model_is_unloaded_by_command_after_the_requests_that_use_it() -> None:
+    loader = FakeLoader()
+    (pinned,) = entries("one", pinned=True)
+    async with engine_with(loader, pinned) as engine:
+        await engine.load("one")
+        assert status(engine, "one").state is ModelState.READY
+        model = loader.alive["one"]
+        model.held = True
+        running = asyncio.create_task(vector(engine, "a", "one"))
+        await entered(model)
+        unloading = asyncio.create_task(engine.unload("one"))
+        await asyncio.sleep(0)
+        later = asyncio.create_task(vector(engine, "b", "one"))
+        let_go(model)
+        del model
+        assert await running == A + 1
+        await unloading
+        assert await later == B + 1
+        assert loader.loads == ["one", "one"]
+        await engine.unload("one")
+        await engine.unload("one")
+        assert status(engine, "one").state is ModelState.UNLOADED
+        assert not loader.alive
+
+
+async def test_a_command_that_would_wait_too_long_is_refused_and_the_model_serves_on() -> None:
+    loader = FakeLoader()
+    async with engine_with(
+        loader, *entries("one"), request_timeout=0.2, rerank_gpu_timeout=0.1
+    ) as engine:
+        await engine.load("one")
+        model = loader.alive["one"]
+        model.held = True
+        running = asyncio.create_task(vector(engine, "a", "one"))
+        await entered(model)
+        with pytest.raises(UnavailableError, match="still in use"):
+            await engine.unload("one")
+        let_go(model)
+        assert await running == A + 1
+        assert await vector(engine, "b", "one") == B + 1
+        assert loader.loads == ["one"]
