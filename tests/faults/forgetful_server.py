@@ -22,9 +22,9 @@ class ForgetfulRequest(EmbeddingRequest):
     """A request that cannot be made of some bodies."""
 
     @classmethod
-    def model_validate_json(cls, json_data, **options):
-        _remember(b"parsing" not in json_data)
-        return EmbeddingRequest.model_validate_json(json_data, **options)
+    def model_validate(cls, obj, **options):
+        _remember("parsing" not in obj["sentences"])
+        return EmbeddingRequest.model_validate(obj, **options)
 
 
 class ForgetfulModel:
