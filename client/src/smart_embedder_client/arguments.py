@@ -9,6 +9,7 @@ from smart_embedder_client.calls import (
     TOKEN_VARIABLE,
     URL_VARIABLE,
     address_of,
+    token_of,
 )
 from smart_embedder_client.qdrant.layout import COLBERT, DENSE, SPARSE
 from smart_embedder_client.qdrant.open_store import EDGE, Target
@@ -32,6 +33,7 @@ def _add_service(service: "argparse._ArgumentGroup") -> None:
     )
     service.add_argument(
         "--token",
+        type=_token,
         default=os.environ.get(TOKEN_VARIABLE),
         help=f"the access token ({TOKEN_VARIABLE})",
     )
@@ -95,6 +97,13 @@ def _absolute(address: str) -> str:
 def _address(value: str) -> str:
     try:
         return address_of(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _token(value: str) -> str:
+    try:
+        return token_of(value)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

@@ -130,23 +130,13 @@ class StreamOptions:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The service's address, and how both clients send requests to it.
-
-    Raises:
-        ValueError: The token cannot be sent.
-    """
+    """The service's address, and how both clients send requests to it."""
 
     url: str
     token: str | None
     timeout: float
     max_retries: int
     max_wait: float
-
-    def __post_init__(self) -> None:
-        if self.token is not None and not (self.token.isascii() and self.token.isprintable()):
-            raise ValueError(
-                "the token has a character that no header can have, such as a line end"
-            )
 
     def retries(self, *, resumes: bool = False) -> Retries:
         """The retries of a new request."""
@@ -209,7 +199,15 @@ def service_at(
     if url is None and token is None:
         # It is for the service that the environment names, and for no other.
         token = os.environ.get(TOKEN_VARIABLE)
-    return Service(address_of(url), token, timeout, max_retries, max_wait)
+    checked = None if token is None else token_of(token)
+    return Service(address_of(url), checked, timeout, max_retries, max_wait)
+
+
+def token_of(token: str) -> str:
+    """The token; raises `ValueError`, which does not repeat it, if it cannot be sent."""
+    if token.isascii() and token.isprintable():
+        return token
+    raise ValueError("the token has a character that no header can have, such as a line end")
 
 
 def address_of(url: str | None) -> str:

@@ -165,6 +165,7 @@ def test_a_folder_that_another_process_has_open(runs: Runs) -> None:
         (["--overlap", "-1"], "-1 is less than 0"),
         (["--datatype", "int4"], "invalid choice"),
         (["--url", "localhost:8000"], "the address localhost:8000 does not begin with http://"),
+        (["--token", "secret\n"], "the token has a character that no header can have"),
         (["--url", "http://127.0.0.1/v1"], "has /v1, which OpenAI's clients need"),
     ],
 )
