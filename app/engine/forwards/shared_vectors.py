@@ -107,7 +107,7 @@ class SharedVectors:
             log.warning(
                 "embedding_cache_entry_refused",
                 reason=reason,
-                effect="it counts as missing, and so does every later one of the kind",
+                effect="it counts as missing; later ones are only counted",
                 advice="see who else writes to the Redis of EMBEDDING_CACHE",
             )
 
