@@ -126,12 +126,13 @@ def _problem_of_rows(
     }[kind]
     if rows.shape != wanted:
         return f"{rows.shape} numbers are not the {wanted} of the model"
-    lengths = np.linalg.norm(rows, axis=1)
-    if (lengths == 0).any():
+    if not rows.any(axis=1).all():
         return "a vector is zero"
-    has_unit_length = kind == "colbert" or (kind == "dense" and model.normalizes)
-    if has_unit_length and (np.abs(lengths - 1) > _LENGTH_TOLERANCE).any():
-        return "a vector has not unit length"
+    if kind == "colbert" or (kind == "dense" and model.normalizes):
+        # In float64, in which no square of a float32 overflows.
+        lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
+        if (np.abs(lengths - 1) > _LENGTH_TOLERANCE).any():
+            return "a vector has not unit length"
     return None
 
 
