@@ -219,15 +219,16 @@ def together(
     statuses: Counter[int] = Counter()
 
     def one() -> None:
-        status = 1
-        while status and (status == 1 or (again and time.monotonic() < until)):
+        status, goes_on = 0, True
+        while goes_on:
             with connect(server) as raw:
                 raw.settimeout(PATIENCE)
-                status = ask(raw, content)
-                statuses[status] += 1
-                while status and again and time.monotonic() < until:
+                while goes_on:
                     status = ask(raw, content)
                     statuses[status] += 1
+                    goes_on = again and time.monotonic() < until
+                    if not status:  # The server has closed it.
+                        break
 
     began = time.monotonic()
     threads = [threading.Thread(target=one) for _ in range(connections)]
@@ -523,7 +524,9 @@ def main() -> None:
             with run_server(folder, PYTHONPATH=path, **attack.settings) as server:
                 server.wait_until_healthy()
                 with watched(server, attack.settings) as seen:
+                    until = time.monotonic() + options.seconds
                     attack.run(server, options.seconds)
+                    time.sleep(max(0.0, until - time.monotonic()))
             print(row(attack, seen), flush=True)
 
 
