@@ -13,6 +13,10 @@ from smart_embedder_client.calls import embed_calls
 from transformers import BertModel
 
 from app.api import schemas
+from app.api.formats.answer import VectorOptions
+from app.engine.forwards.forwards import vector_bytes
+from app.engine.types import Outputs, TextEmbedding
+from app.settings import Settings
 from tests.support.server import run_server
 from tests.support.texts import varied_texts
 from tests.support.wordpiece import save_colbert
@@ -148,7 +152,7 @@ def test_a_long_list_is_sent_in_parts_and_answered_as_one(client, plain) -> None
     assert found.usage["prompt_tokens"] > last.usage["prompt_tokens"] + 2000
 
 
-@pytest.mark.parametrize(("with_colbert", "most"), [(False, 524_288), (True, 65_536)])
+@pytest.mark.parametrize(("with_colbert", "most"), [(False, 524_288), (True, 16_384)])
 @given(st.lists(st.sampled_from(["", "river", "\u06de" * 9_000, "a" * 70_000]), max_size=30))
 @settings(max_examples=20)
 def test_a_list_is_divided_by_its_bytes(with_colbert: bool, most: int, texts: list[str]) -> None:
@@ -159,6 +163,42 @@ def test_a_list_is_divided_by_its_bytes(with_colbert: bool, most: int, texts: li
     assert all(size <= most or len(part) == 1 for size, part in zip(sizes, parts, strict=True))
     # No more of them than needed.
     assert all(a + b > most for a, b in itertools.pairwise(sizes))
+
+
+@pytest.mark.parametrize("texts", [["a usual sentence "] * 9000, ["a usual sentence " * 100] * 90])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"return_colbert": True},
+        {"return_colbert": True, "output_dtype": "int8"},
+        {"muvera": "document"},
+        {"return_colbert": True, "muvera": "query"},
+    ],
+)
+def test_no_part_of_a_list_needs_more_memory_than_an_answer_may_hold(texts, options) -> None:
+    outputs = Outputs(True, True, bool(options.get("return_colbert")))
+    wanted = VectorOptions(
+        outputs, options.get("output_dtype", "float32"), muvera=options.get("muvera")
+    )
+    most = Settings.model_fields["max_answer_bytes"].default
+    for _, call in embed_calls(texts, options, None):
+        # A token for each three bytes is a lot, and BGE-M3 is as wide as any usual model.
+        lengths = [len(text) // 3 for text in call.body["sentences"]]
+        size = vector_bytes(_BgeM3(), wanted.needed, lengths)
+        embeddings = [
+            TextEmbedding(
+                dense=np.zeros(1024, np.float32),
+                colbert=np.zeros((length, 1024), np.float32) if wanted.needed.colbert else None,
+            )
+            for length in lengths
+        ]
+        assert size + sum(map(wanted.made_bytes, embeddings)) <= most
+
+
+class _BgeM3:
+    dense_width = colbert_width = 1024
+    states_width = 0
 
 
 def test_colbert_vectors_are_made_where_they_are_asked_for(client) -> None:

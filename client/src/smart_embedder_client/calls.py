@@ -28,9 +28,11 @@ URL_VARIABLE, TOKEN_VARIABLE = "SMART_EMBEDDER_URL", "SMART_EMBEDDER_TOKEN"
 DEFAULT_URL = "http://127.0.0.1:8000"
 _PORTS = range(65_536)
 _CONNECT_SECONDS = 5.0
-# The service takes as many texts in one request; their bytes bound the time of one, and the bytes
-# of its answer, which has some thousand for each byte of a text with ColBERT vectors.
-_MOST_TEXTS, _MOST_BYTES, _MOST_COLBERT_BYTES = 1024, 524_288, 65_536
+# The service takes as many texts in one request; their bytes bound the time of one.
+_MOST_TEXTS, _MOST_BYTES = 1024, 524_288
+# Where a vector of each token is made, its answer may hold no more (MAX_ANSWER_BYTES): a byte of
+# text then makes some thousand, and MUVERA adds 40 KiB for each text.
+_MOST_TOKEN_VECTOR_BYTES, _MOST_MUVERA_TEXTS = 16_384, 64
 # Compression hardly makes vectors smaller, and a compressed answer hides its size.
 _UNCOMPRESSED = {"Accept-Encoding": "identity"}
 
@@ -55,7 +57,7 @@ def embed_calls(
     """The requests for the vectors of `texts`, and how many each is for."""
     options = with_defaults(options)
     headers = {"Accept": safetensors.MEDIA_TYPE} | _priority(priority)
-    for part in _parts(_texts(texts), with_colbert=bool(options["return_colbert"])):
+    for part in _parts(_texts(texts), options):
         most = limits.of_vectors(part, options)
         read = partial(read_embeddings, texts=part, options=options)
         body = {"sentences": part, **options}
@@ -74,13 +76,16 @@ def with_input_type(options: Mapping[str, Any], input_type: str) -> dict[str, An
     return {**options, "input_type": input_type}
 
 
-def _parts(texts: list[str], *, with_colbert: bool) -> Iterator[list[str]]:
+def _parts(texts: list[str], options: Mapping[str, Any]) -> Iterator[list[str]]:
     """The texts in lists that one request takes; at least one."""
-    most_bytes = _MOST_COLBERT_BYTES if with_colbert else _MOST_BYTES
+    with_muvera = options.get("muvera") is not None
+    of_tokens = options["return_colbert"] or with_muvera
+    most_bytes = _MOST_TOKEN_VECTOR_BYTES if of_tokens else _MOST_BYTES
+    most_texts = _MOST_MUVERA_TEXTS if with_muvera else _MOST_TEXTS
     begin = size = 0
     for end, text in enumerate(texts):
         size += len(text.encode("utf-8", "surrogatepass"))
-        if end > begin and (size > most_bytes or end - begin == _MOST_TEXTS):
+        if end > begin and (size > most_bytes or end - begin == most_texts):
             yield texts[begin:end]
             begin, size = end, len(text.encode("utf-8", "surrogatepass"))
     yield texts[begin:]
