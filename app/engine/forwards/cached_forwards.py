@@ -242,7 +242,7 @@ class CachedForwards:
         models = {
             key: request.tasks[each.task].model for each in wanted for key in each.keys.values()
         }
-        found = await self._cache.fetch(models)
+        found = await self._cache.fetch(models, request.reading.answer)
         self._metrics.embedding_cache_hits.labels("redis").inc(len(found))
         computed = await self._compute_missing(request, _without(wanted, found.keys()))
         return replace(computed, entries=found | dict(computed.entries))

@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from app.access import circuit_breaker
+from app.engine.answer_memory import AnswerMemory
 from app.engine.forwards.cached_vectors import CachedVectors, problem_of, read_only
 from app.engine.model import Embedder
 from app.errors import StartupError
@@ -80,24 +81,35 @@ class SharedVectors:
         self._bound_checked = False
         self._has_warned = False
 
-    async def fetch(self, models: Mapping[str, Embedder]) -> dict[str, CachedVectors]:
-        """The entries that Redis has, by the keys of `models`, which made them."""
-        values: dict[str, object] = {}
+    async def fetch(
+        self, models: Mapping[str, Embedder], memory: AnswerMemory
+    ) -> dict[str, CachedVectors]:
+        """The entries that Redis has, by the keys of `models`, which made them.
+
+        `memory` is asked for room for each call's entries before those of the next are fetched;
+        raises as `AnswerMemory.need`.
+        """
+        found: dict[str, CachedVectors] = {}
+        size = 0
         for some in _by_size([*models]):
             names = [_NAMESPACE + key for key in some]
             answer = await self._breaker.call(partial(self._client.mget, names))
             if isinstance(answer, list) and len(answer) == len(some):
-                values |= {key: each for key, each in zip(some, answer, strict=True) if each}
-            elif answer is not None:
-                self._refuse("the answer is no list of values")
+                values = {key: each for key, each in zip(some, answer, strict=True) if each}
+            else:
+                values = {}
+                if answer is not None:
+                    self._refuse("the answer is no list of values")
+            read = await asyncio.to_thread(_decode_all, values, models) if values else {}
+            for key, entry in read.items():
+                if isinstance(entry, str):
+                    self._refuse(entry)
+                else:
+                    found[key] = entry
+                    size += sum(array.nbytes for array in entry.arrays.values())
+            memory.need(size, "the vectors of these texts", "send fewer texts or shorter ones")
         await self._check_bound()
-        if not values:
-            return {}
-        read = await asyncio.to_thread(_decode_all, values, models)
-        for entry in read.values():
-            if isinstance(entry, str):
-                self._refuse(entry)
-        return {key: entry for key, entry in read.items() if isinstance(entry, CachedVectors)}
+        return found
 
     def _refuse(self, reason: str) -> None:
         """Count what cannot be right; tell of the first one only, for there may be many."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from cachetools import LRUCache
 
+from app.engine.answer_memory import AnswerMemory
 from app.engine.forwards.cached_vectors import CachedVectors
 from app.engine.forwards.forwards import Task
 from app.engine.forwards.shared_vectors import SharedVectors
@@ -33,14 +34,17 @@ class VectorCache:
         """The entry in memory."""
         return self._entries.get(key)
 
-    async def fetch(self, models: Mapping[str, Embedder]) -> dict[str, CachedVectors]:
+    async def fetch(
+        self, models: Mapping[str, Embedder], memory: AnswerMemory
+    ) -> dict[str, CachedVectors]:
         """The entries that other processes have shared; keeps them in memory, too.
 
-        `models` maps the key of each that is wanted to the model that makes it.
+        `models` maps the key of each that is wanted to the model that makes it. Raises as
+        `AnswerMemory.need` where `memory` has no room for them.
         """
         if self._shared is None or not models:
             return {}
-        found = await self._shared.fetch(models)
+        found = await self._shared.fetch(models, memory)
         await self._keep(found)
         return found
 

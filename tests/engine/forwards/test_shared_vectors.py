@@ -1,6 +1,7 @@
 """The embedding cache behind two engines that share a real Redis, which may be away."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,9 +12,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from app.engine.answer_memory import AnswerMemory
 from app.engine.forwards import shared_vectors
 from app.engine.forwards.cached_vectors import CachedVectors
 from app.engine.forwards.shared_vectors import MOST_ENTRY_BYTES
+from app.errors import InvalidRequestError
 from app.observability.metrics import Metrics
 from tests.engine.engines import engine_for
 from tests.engine.forwards.test_cached_forwards import KINDS, KindsModel, facts
@@ -117,6 +120,36 @@ async def test_what_is_too_large_to_be_sent_stays_in_memory(redis: RedisServer) 
         await asyncio.gather(*engine._pipelines._cache._shared._writes)
         assert await client_of(engine).dbsize() == KINDS - 1
     assert len(model.batches) == 1
+
+
+@needs_redis
+async def test_no_more_is_fetched_than_an_answer_may_hold(redis: RedisServer) -> None:
+    class Wide(KindsModel):
+        colbert_width = 2**14
+
+        def results(self, sequences):
+            (ids,) = sequences
+            (made,) = super().results(sequences)
+            wide = np.eye(len(ids) - 1, self.colbert_width, dtype=np.float32)
+            return [type(made)(made.dense, made.sparse, wide)]
+
+    texts = [f"a{i}" for i in range(10, 34)]
+    async with replica(redis, Metrics(), Wide()) as first:
+        await client_of(first).flushall()
+        for text in texts:
+            await first.embed([text])
+    async with replica(redis, Metrics(), Wide()) as second:
+        before = await client_of(second).info("stats")
+        small = AnswerMemory(6 * 4 * Wide.colbert_width)
+        with pytest.raises(InvalidRequestError, match=r"tokens need .* this answer may hold"):
+            await second.embed(texts, answer=small)
+        after = await client_of(second).info("stats")
+        of_one_call = 8 * 2 * 4 * Wide.colbert_width
+        assert sent_bytes(after) - sent_bytes(before) < 1.5 * of_one_call
+
+
+def sent_bytes(stats: bytes) -> int:
+    return int(re.search(rb"total_net_output_bytes:(\d+)", stats)[1])
 
 
 @needs_redis
