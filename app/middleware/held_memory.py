@@ -211,6 +211,8 @@ class HeldAnswer(AnswerMemory):
         self._is_rendered = length is not None
         if length is not None:
             self._responses.release(self._reservation)
+        # From now on, and not from when it was begun to be made.
+        self._reservation.progress_at = asyncio.get_running_loop().time()
         self._reservation.evict = self._cut_off
         self._responses.reserve(self._reservation, self.body_bytes if length is None else length)
 

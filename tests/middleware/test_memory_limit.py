@@ -290,3 +290,17 @@ def test_an_answer_is_evicted_only_when_it_waits_to_be_read(clock: Clock) -> Non
     clock.pass_seconds(2)
     answer_of(responses, "b", HELD).need(8 * MIB, *ADVICE)
     assert evicted == ["a"]
+
+
+def test_an_answer_that_took_long_to_make_has_its_time_to_be_read(clock: Clock) -> None:
+    responses, evicted = ResponseMemory(HELD), []
+    answer = HeldAnswer(responses, "a", 12 * MIB, lambda: evicted.append("a"))
+    answer.need(12 * MIB, *ADVICE)
+    clock.pass_seconds(60)
+    answer.begin(None)
+    with pytest.raises(QueueFullError):
+        answer_of(responses, "b", HELD).need(8 * MIB, *ADVICE)
+    assert not evicted
+    clock.pass_seconds(2)
+    answer_of(responses, "b", HELD).need(8 * MIB, *ADVICE)
+    assert evicted == ["a"]
