@@ -25,6 +25,7 @@ _FILE_ERRORS = (
     EOFError,
     ValueError,
     LookupError,
+    OverflowError,
     TypeError,
     AttributeError,
     RuntimeError,
@@ -251,6 +252,9 @@ def _stored(name: str, file: ModelFile, tensor: Tensor) -> StoredTensor | Tensor
     start = stored_at + int(tensor.storage_offset()) * tensor.itemsize
     if tensor.is_contiguous():
         return StoredTensor(name, file, start, tensor.shape, tensor.dtype)
+    # One row may stand for any number of equal ones.
+    if tensor.nbytes > file.size:
+        raise ValueError(f"{file.path.name} describes {name} in a way that cannot be")
     last = sum(step * (size - 1) for step, size in zip(tensor.stride(), tensor.shape, strict=True))
     region = StoredTensor(name, file, start, torch.Size([last + 1]), tensor.dtype)
     return region[...].as_strided(tensor.shape, tensor.stride()).contiguous()

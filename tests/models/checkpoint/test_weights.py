@@ -126,3 +126,18 @@ def test_a_file_of_something_else_is_an_error(tmp_path: Path) -> None:
     torch.save([1, 2, 3], tmp_path / "pytorch_model.bin")
     with pytest.raises(StartupError, match="weights in .* cannot be loaded"):
         Weights.read(tmp_path)
+
+
+@pytest.mark.parametrize("offsets", ["[0, 1e400]", "[-1e400, 4]", "[0, NaN]"])
+def test_offsets_that_are_no_numbers_are_an_error(offsets: str, tmp_path: Path) -> None:
+    header = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": %b}}' % offsets.encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(4)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(StartupError, match="cannot be loaded"):
+        Weights.read(tmp_path)
+
+
+def test_a_tensor_that_is_larger_than_its_file_is_an_error(tmp_path: Path) -> None:
+    torch.save({"a": torch.zeros(1).expand(1000, 1000)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(StartupError, match="describes a in a way that cannot be"):
+        Weights.read(tmp_path)
