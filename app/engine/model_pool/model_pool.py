@@ -136,14 +136,15 @@ class ModelPool:
                     if model.residence is None:
                         return
                     model.gives_way = True
-                    await self._room.wait_until_idle(model)
+                    try:
+                        await self._room.wait_until_idle(model)
+                    finally:
+                        model.gives_way = False
             except TimeoutError:
                 raise UnavailableError(
                     f"the model {name} is still in use, or another one is still being loaded",
                     retry_after=_PAUSE_OF_COMMANDS,
                 ) from None
-            finally:
-                model.gives_way = False
             await self._unload(model)
 
     def relieve(self) -> None:

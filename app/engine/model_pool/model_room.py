@@ -76,8 +76,11 @@ class ModelRoom:
                 await self._wait_for_lease_to_end(model, busy)
 
     async def wait_until_idle(self, model: PooledModel) -> None:
-        """Wait until no request and no batch uses a model that gives way."""
-        while self._is_busy(model):
+        """Wait until no request and no batch uses a model that gives way.
+
+        Requests that have waited for its loading use it before.
+        """
+        while model.is_awaited or self._is_busy(model):
             self._lease_ended.clear()
             # Now and then in any case: a batch whose caller has left ends no lease.
             with suppress(TimeoutError):

@@ -93,6 +93,11 @@ class PooledModel:
         return self.leases > 0 or time.monotonic() < self.promised_until
 
     @property
+    def is_awaited(self) -> bool:
+        """Whether a request that has waited for its loading is about to have it."""
+        return self.leases > self.users and self.loading is None
+
+    @property
     def nbytes(self) -> int:
         """The bytes that it takes of all memories together."""
         return sum(self.needs.values())

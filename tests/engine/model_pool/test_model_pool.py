@@ -550,3 +550,18 @@ async def test_a_command_that_would_wait_too_long_is_refused_and_the_model_serve
         assert await running == A + 1
         assert await vector(engine, "b", "one") == B + 1
         assert loader.loads == ["one"]
+
+
+async def test_requests_that_waited_for_a_model_have_it_before_a_command_unloads_it() -> None:
+    loader = FakeLoader()
+    loader.held = True
+    async with engine_with(loader, *entries("one")) as engine:
+        waiting = [asyncio.create_task(vector(engine, text, "one")) for text in "ab"]
+        await loading(loader)
+        unloading = asyncio.create_task(engine.unload("one"))
+        await asyncio.sleep(0)
+        loader.gate.release()
+        assert await asyncio.gather(*waiting) == [A + 1, B + 1]
+        await unloading
+        assert status(engine, "one").state is ModelState.UNLOADED
+        assert loader.loads == ["one"]
