@@ -67,6 +67,7 @@ def main() -> None:
         "RERANKER_MODEL": "none",
         "REQUEST_TIMEOUT": str(_PATIENCE),
         "GPU_PROCESS_TIMEOUT": str(_PATIENCE - 1),
+        "MAX_ANSWER_BYTES": str(2**31),
         "LOG_FORMAT": "json",
     }
     # Longer than the limit: each is cut to it.

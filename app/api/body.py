@@ -284,8 +284,8 @@ class JsonValueCounter:
     """Counts commas, colons and opening brackets outside strings, chunk by chunk.
 
     `feed` raises `InvalidRequestError` at the chunk that exceeds `max_values`, or `max_outside`
-    bytes outside strings. It costs little more
-    than a search for quotation marks. Whether the text is valid JSON is left to the parser.
+    bytes outside strings. It costs little more than a search for quotation marks. Whether the text
+    is valid JSON is left to the parser.
     """
 
     def __init__(self, max_values: int, max_outside: float = math.inf) -> None:
