@@ -62,8 +62,9 @@ def test_an_unknown_model_type_stops_the_start(tmp_path: Path, broken: Path) -> 
 
 # Python runs a module of this name before anything else.
 BROKEN_LIBRARY = """
-import safetensors.torch
-safetensors.torch.load_file = lambda path: 1 / 0
+import sys
+import huggingface_hub.utils
+sys.modules["huggingface_hub.utils.tqdm"].disable_progress_bars = lambda: 1 / 0
 """
 
 

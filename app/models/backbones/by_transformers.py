@@ -177,7 +177,7 @@ class _Trial:
         module, target = self._module, self._target
         own_attention = module.config._attn_implementation  # noqa: SLF001 - it has no public name
         expected = self._alone()
-        if not expected.isfinite().any():
+        if not expected.cpu().isfinite().any():
             raise never_finite(f"in {self._folder}")
         refused: list[Proof] = []
         if can_be_packed(module):
