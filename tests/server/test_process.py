@@ -62,9 +62,8 @@ def test_an_unknown_model_type_stops_the_start(tmp_path: Path, broken: Path) -> 
 
 # Python runs a module of this name before anything else.
 BROKEN_LIBRARY = """
-import sys
-import huggingface_hub.utils
-sys.modules["huggingface_hub.utils.tqdm"].disable_progress_bars = lambda: 1 / 0
+import importlib
+importlib.import_module("huggingface_hub.utils.tqdm").disable_progress_bars = lambda: 1 / 0
 """
 
 
