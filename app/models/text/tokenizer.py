@@ -37,6 +37,7 @@ log = structlog.get_logger(__name__)
 # makes it hardly faster.
 _REMEMBERED_WORDS = 1000
 _END_IDS = 16
+_OFFSETS_AT_ONCE = 4096
 # What `tokenizer_config.json` may say of the text, besides `tokenizer.json`.
 _READING = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
 # The errors that transformers raises for files of a tokenizer that it cannot use.
@@ -236,7 +237,13 @@ class TextTokenizer:
         for text_slice in self._slicer.slices(text):
             stop_if_given_up()
             encoding = self._tokenizer.encode(text_slice, add_special_tokens=False)
-            offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2) + begin
+            pairs = encoding.offsets
+            offsets = np.empty((len(pairs), 2), dtype=np.int64)
+            # NumPy holds the GIL while it reads a list: the event loop runs between the parts.
+            for start in range(0, len(pairs), _OFFSETS_AT_ONCE):
+                part = slice(start, start + _OFFSETS_AT_ONCE)
+                offsets[part] = pairs[part]
+            offsets += begin
             yield TokenSpans(ids_of(encoding.ids), offsets[:, 0], offsets[:, 1])
             begin += len(text_slice)
 
