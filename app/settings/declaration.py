@@ -120,11 +120,12 @@ class DeclaredSettings(BaseModel):
     )
     https_proxy: SecretStr | None = Field(
         None,
-        description="the proxy through which the hub is asked, such as `http://proxy:3128`; it "
-        "may hold a user and a password, and is never logged",
+        description="the proxy through which the hub is asked, such as `http://proxy:3128`, and an "
+        "`OTLP_ENDPOINT`, too, unless `NO_PROXY` has its host; it may hold a user and a password, "
+        "and is never logged",
     )
     http_proxy: SecretStr | None = Field(
-        None, description="the same for a hub whose address begins with `http://`"
+        None, description="the same for addresses that begin with `http://`"
     )
     no_proxy: str | None = Field(
         None, description="hosts, separated by commas, that are asked without a proxy"
