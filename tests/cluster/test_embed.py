@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from app.engine.types import Outputs
 from app.models.tasks.m3 import M3Embedder
@@ -18,6 +19,9 @@ from tests.cluster.ray_cluster import BIN, LIMIT, RayCluster, environment, wait_
 from tests.support.checkpoints import save_m3
 from tests.support.qdrant.process import run_qdrant
 from tests.support.server import REPOSITORY
+
+# Several waits of up to LIMIT each.
+pytestmark = pytest.mark.timeout(5 * LIMIT)
 
 ROWS = 1500
 # Some 20 rows.

@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import httpx2
+import pytest
 
 from tests.cluster.ray_cluster import LIMIT, RayCluster
 from tests.cluster.serving import ask, serving
 from tests.support.redis_server import needs_redis, run_redis
+
+# The cluster starts, and then the service in it.
+pytestmark = pytest.mark.timeout(5 * LIMIT)
 
 
 @needs_redis

@@ -14,6 +14,9 @@ from tests.cluster.ray_cluster import LIMIT, RayCluster, wait_until
 from tests.cluster.serving import ask, serving
 from tests.support.load_threads import running
 
+# Several waits of up to LIMIT each.
+pytestmark = pytest.mark.timeout(5 * LIMIT)
+
 CLIENTS = 8
 
 

@@ -22,9 +22,12 @@ PASSAGES = 4
 TOKEN = "my-token"
 SECONDS = 180
 
-pytestmark = pytest.mark.skipif(
-    not ENVIRONMENT.is_dir(), reason="scripts/check_examples.sh makes the examples' environment"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not ENVIRONMENT.is_dir(), reason="scripts/check_examples.sh makes the examples' environment"
+    ),
+    pytest.mark.timeout(3 * SECONDS),
+]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,10 @@ from tests.vectors.references import ENVIRONMENT, MISSING
 from tools.demo.checkpoint import package_folder
 from tools.evaluate import __main__ as tool
 
-pytestmark = pytest.mark.skipif(not ENVIRONMENT.is_dir(), reason=MISSING)
+pytestmark = [
+    pytest.mark.skipif(not ENVIRONMENT.is_dir(), reason=MISSING),
+    pytest.mark.timeout(600),  # sentence-transformers loads models, in other processes.
+]
 
 QUESTIONS = REPOSITORY / "tests" / "tools" / "demo" / "questions"
 NLI = {"id2label": {0: "contradiction", 1: "Entailment", 2: "neutral"}}

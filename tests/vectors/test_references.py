@@ -1,6 +1,7 @@
 """MUVERA and pooled vectors beside FastEmbed and PyLate themselves, over wide inputs."""
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -8,6 +9,8 @@ from hypothesis.extra import numpy as arrays
 from app.vectors.muvera import MUVERA_WIDTH, muvera_of
 from app.vectors.pooling import pool
 from tests.vectors.record_references import vectors_of
+
+pytestmark = pytest.mark.timeout(600)  # Hundreds of examples each.
 
 WIDE = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 SIDES = st.sampled_from(["query", "document"])
