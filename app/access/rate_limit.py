@@ -1,23 +1,20 @@
-"""A token bucket for each client, in memory or in a shared Redis, by throttled-py.
+"""A token bucket for each client, in memory, or by throttled-py in a Redis that processes share.
 
 It uses the library's GCRA, which is a token bucket that is refilled continuously; the library's own
-"token bucket" counts in whole seconds, and so admits too few requests and waits too long.
+"token bucket" counts in whole seconds, and so admits too few requests and waits too long. In memory
+the library's GCRA rounds: where the clock stands still between requests, as a coarse one does, the
+last of a burst is refused.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from time import monotonic_ns
 from typing import Protocol
 
 import structlog
-from throttled.asyncio import (
-    BaseStore,
-    MemoryStore,
-    RateLimiterType,
-    RedisStore,
-    Throttled,
-    per_min,
-)
+from throttled.asyncio import RateLimiterType, RedisStore, Throttled, per_min
 from throttled.exceptions import StoreUnavailableError
 
 from app.access import circuit_breaker
@@ -25,7 +22,9 @@ from app.errors import StartupError
 
 NAMESPACE = "smart-embedder"
 
-# About 270 bytes each.
+# A token in nanoseconds divided by the requests a minute, so that a minute refills these requests.
+_TOKEN = 60 * 10**9
+# About 190 bytes each.
 MAX_CLIENTS = 100_000
 # Seconds by which a wait may exceed the time of one token: clocks of Redis may step.
 _CLOCK_TOLERANCE = 1.0
@@ -49,55 +48,54 @@ class Buckets(Protocol):
         ...
 
 
-class StoredBuckets:
-    """Buckets of one size in any of the library's stores; raises the store's errors."""
-
-    def __init__(self, store: BaseStore, requests_per_minute: int, burst: int) -> None:
-        self._throttled = Throttled(
-            using=RateLimiterType.GCRA.value,
-            quota=per_min(requests_per_minute, burst=burst),
-            store=store,
-            key_prefix=NAMESPACE,
-        )
-        self._seconds_to_fill_all_but_one = (burst - 1) * 60 / requests_per_minute
-        # The library would create it at the first request, too late to report a wrong address.
-        self._limiter = self._throttled.limiter
-
-    async def take(self, key: str) -> float:
-        """Take a token: 0, or the seconds until there is one where the bucket is empty."""
-        result = await self._limiter.limit(key)
-        return result.state.retry_after if result.limited else 0.0
-
-    async def peek(self, key: str) -> float:
-        """The seconds until there is a token, 0 where there is one; takes none."""
-        state = await self._limiter.peek(key)
-        # Its retry_after is how long the bucket has been empty.
-        return max(0.0, state.reset_after - self._seconds_to_fill_all_but_one)
-
-
-class MemoryBuckets(StoredBuckets):
+class MemoryBuckets:
     """The buckets of one process, at most `max_clients` of them.
 
     Above that the least recently seen client is forgotten, and so has its whole burst again. With
     the default settings that changes nothing: a bucket is full again after two seconds. A flood
     from more addresses than that passes this limit, but not the queue's; memory stays bounded.
+
+    A bucket is the time at which it will be full again, in the unit of `_TOKEN`: a whole number,
+    so that a burst of 50 is never 49 because 50 intervals were rounded.
     """
 
     def __init__(
         self, requests_per_minute: int, burst: int, max_clients: int = MAX_CLIENTS
     ) -> None:
-        self._store = MemoryStore(options={"MAX_SIZE": max_clients})
-        super().__init__(self._store, requests_per_minute, burst)
+        self._requests_per_minute = requests_per_minute
+        self._depth = (burst - 1) * _TOKEN
+        self._max_clients = max_clients
+        self._full_at: OrderedDict[str, int] = OrderedDict()
 
     def __len__(self) -> int:
-        # The library has no public way to ask for the size.
-        return len(self._store._backend.get_client())  # noqa: SLF001
+        return len(self._full_at)
+
+    async def take(self, key: str) -> float:
+        """Take a token: 0, or the seconds until there is one where the bucket is empty."""
+        return self._wait(key, taken=_TOKEN)
+
+    async def peek(self, key: str) -> float:
+        """The seconds until there is a token, 0 where there is one; takes none."""
+        return self._wait(key, taken=0)
+
+    def _wait(self, key: str, taken: int) -> float:
+        now = monotonic_ns() * self._requests_per_minute
+        full_at = max(now, self._full_at.get(key, now))
+        wait = max(0, full_at - now - self._depth)
+        if wait == 0:
+            full_at += taken
+        if full_at > now:
+            self._full_at[key] = full_at
+            self._full_at.move_to_end(key)
+            if len(self._full_at) > self._max_clients:
+                self._full_at.popitem(last=False)
+        return wait / (self._requests_per_minute * 10**9)
 
     async def close(self) -> None:
         """There is nothing to close."""
 
 
-class SharedBuckets(StoredBuckets):
+class SharedBuckets:
     """Buckets in a Redis that several processes share; while it fails, each process has its own.
 
     The first request connects. `on_error` is called for each failure. Neither the address nor its
@@ -117,7 +115,14 @@ class SharedBuckets(StoredBuckets):
             "SOCKET_CONNECT_TIMEOUT": circuit_breaker.REDIS_TIMEOUT,
         }
         self._store = RedisStore(server=url, options=timeouts)
-        super().__init__(self._store, requests_per_minute, burst)
+        # The library would create it at the first request, too late to report a wrong address.
+        self._limiter = Throttled(
+            using=RateLimiterType.GCRA.value,
+            quota=per_min(requests_per_minute, burst=burst),
+            store=self._store,
+            key_prefix=NAMESPACE,
+        ).limiter
+        self._seconds_to_fill_all_but_one = (burst - 1) * 60 / requests_per_minute
         self._own = MemoryBuckets(requests_per_minute, burst)
         self._longest_wait = 60 / requests_per_minute + _CLOCK_TOLERANCE
         self._on_error = on_error
@@ -132,13 +137,22 @@ class SharedBuckets(StoredBuckets):
 
     async def take(self, key: str) -> float:
         """Take a token: 0, or the seconds until there is one."""
-        wait = self._believed(await self._breaker.call(partial(super().take, key)))
+        wait = self._believed(await self._breaker.call(partial(self._take, key)))
         return await self._own.take(key) if wait is None else wait
 
     async def peek(self, key: str) -> float:
         """The seconds until there is a token; 0 where there is one."""
-        wait = self._believed(await self._breaker.call(partial(super().peek, key)))
+        wait = self._believed(await self._breaker.call(partial(self._peek, key)))
         return await self._own.peek(key) if wait is None else wait
+
+    async def _take(self, key: str) -> float:
+        result = await self._limiter.limit(key)
+        return result.state.retry_after if result.limited else 0.0
+
+    async def _peek(self, key: str) -> float:
+        state = await self._limiter.peek(key)
+        # Its retry_after is how long the bucket has been empty.
+        return max(0.0, state.reset_after - self._seconds_to_fill_all_but_one)
 
     def _believed(self, wait: float | None) -> float | None:
         """The wait, if this bucket can have it; None for any other: who wrote it is not known."""
