@@ -11,6 +11,7 @@ from typing import Self, TypeVar
 from app.engine.active_requests import ActiveRequests
 from app.engine.answer_memory import UNLIMITED, AnswerMemory
 from app.engine.devices.device_pool import DevicePool
+from app.engine.devices.device_threads import DeviceThread, ThreadFactory
 from app.engine.devices.failure import find_failure, start_failure
 from app.engine.loaded_models import LoadedModels, Loader
 from app.engine.model_pool.model_pool import ModelPool
@@ -40,16 +41,23 @@ class Engine:
     """Owns the models, the queue and the device threads.
 
     `start` loads the models; until it returns, and after `close` was called, `embed` refuses with
-    an `UnavailableError`. Usable in-process as an async context manager.
+    an `UnavailableError`. Usable in-process as an async context manager. `make_thread` makes the
+    threads of the devices and of the loader.
     """
 
-    def __init__(self, settings: Settings, loader: Loader, metrics: Metrics | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        loader: Loader,
+        metrics: Metrics | None = None,
+        make_thread: ThreadFactory = DeviceThread,
+    ) -> None:
         self._settings = settings
         self._metrics = metrics or Metrics()
         self._loader = loader
         self._queue = JobQueue()
-        self._devices = DevicePool(settings, self._queue, self._metrics)
-        self._further = ModelPool(settings, self._devices, self._metrics)
+        self._devices = DevicePool(settings, self._queue, self._metrics, make_thread)
+        self._further = ModelPool(settings, self._devices, self._metrics, make_thread)
         self._pipelines = Pipelines(settings, self._queue, self._devices, self._metrics)
         self._models: LoadedModels | None = None
         self._requests = ActiveRequests()

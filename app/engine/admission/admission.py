@@ -1,12 +1,12 @@
 """Admission: tokenize off the event loop, then queue jobs until the device has taken them."""
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from app.engine import clock
 from app.engine.admission.tokenizer_threads import TokenizerThreads
 from app.engine.model import Model
 from app.engine.scheduling.job import Job
@@ -38,9 +38,9 @@ class Admission:
         self, model: Model, call: Callable[[], Tokens], texts: list[str], client: str
     ) -> Tokenized[Tokens]:
         """Run `call`, which tokenises `texts` with the tokenizer of `model`, on another thread."""
-        started = time.perf_counter()
+        started = clock.now()
         value = await self.run_off_loop(call, texts, client)
-        ended = time.perf_counter()
+        ended = clock.now()
         self._metrics.tokenize.observe(ended - started)
         return Tokenized(value, Stage("tokenize", started, ended, model.name))
 
@@ -83,7 +83,7 @@ def _cancel(jobs: Iterable[Job]) -> None:
 
 def timings_of(started: float, *, tokenized: Iterable[Stage], jobs: Iterable[Job]) -> Timings:
     """Seconds in each stage until now; `queue` is all time outside tokenizing and forwards."""
-    total = time.perf_counter() - started
+    total = clock.now() - started
     tokenized, jobs = tuple(tokenized), tuple(jobs)
     tokenize = sum(stage.ended - stage.began for stage in tokenized)
     inference = sum(job.inference_seconds for job in jobs)

@@ -10,7 +10,7 @@ from functools import partial
 import structlog
 
 from app.engine.devices.device_guard import DeviceGuard
-from app.engine.devices.device_threads import DeviceThread, DeviceThreads
+from app.engine.devices.device_threads import DeviceThread, DeviceThreads, ThreadFactory
 from app.engine.devices.executor import DeviceExecutor, consumer_ended
 from app.engine.devices.forward_limit import CPU_SECONDS, GPU_SECONDS, ForwardLimit
 from app.engine.devices.memory import TokenBudget
@@ -58,11 +58,18 @@ class _DeviceWorker:
 class DevicePool:
     """Serves one queue with the devices of the default models and those of MODELS."""
 
-    def __init__(self, settings: Settings, queue: JobQueue, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        queue: JobQueue,
+        metrics: Metrics,
+        make_thread: ThreadFactory = DeviceThread,
+    ) -> None:
         self._settings = settings
         self._queue = queue
         self._metrics = metrics
-        self._first_thread = DeviceThread("device")
+        self._make_thread = make_thread
+        self._first_thread = make_thread("device", None)
         self._workers: list[_DeviceWorker] = []
 
     async def start(self, loader: Loader) -> LoadedModels:
@@ -70,11 +77,11 @@ class DevicePool:
         models = await self._first_thread.run(partial(loader, self._settings))
         if models.prepare_thread is not None:
             await self._first_thread.close(_PATIENCE)
-            self._first_thread = DeviceThread("device", models.prepare_thread)
+            self._first_thread = self._make_thread("device", models.prepare_thread)
         for own in (models, *models.replicas):
             thread = self._first_thread
             if own is not models:
-                thread = DeviceThread(f"device-{len(self._workers)}", own.prepare_thread)
+                thread = self._make_thread(f"device-{len(self._workers)}", own.prepare_thread)
             measured = Measured(own.max_batch_tokens, own.seconds_per_token)
             self._start_worker(thread, own, replicas_of(models, own), measured)
         return models
@@ -99,7 +106,8 @@ class DevicePool:
         found = (worker for worker in self._workers if worker.name == placed_model.device.name)
         worker = next(found, None)
         if worker is None:
-            thread = DeviceThread(f"device-{len(self._workers)}", placed_model.prepare_thread)
+            name = f"device-{len(self._workers)}"
+            thread = self._make_thread(name, placed_model.prepare_thread)
             guard = DeviceGuard(placed_model.free_memory)
             measured = await _measure(placed_model, thread, guard, thoroughly=True)
             worker = self._start_worker(thread, placed_model, {}, measured, is_guest=True)
@@ -211,7 +219,7 @@ class DevicePool:
         is_guest: bool = False,
     ) -> _DeviceWorker:
         name, on_gpu = setup.device.name, setup.device.gpu_available
-        collect = DeviceThread(f"{name}-results") if on_gpu else None
+        collect = self._make_thread(f"{name}-results", None) if on_gpu else None
         threads = DeviceThreads(thread, collect)
         guard, seconds_of = DeviceGuard(setup.free_memory), dict[Model, float]()
         budgets = {model: self._budget(measured) for model in models}

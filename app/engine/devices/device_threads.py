@@ -125,6 +125,10 @@ class DeviceThread:
         self._pending.remove(future)
 
 
+# Makes a thread from its name and its initializer.
+ThreadFactory = Callable[[str, Callable[[], None] | None], DeviceThread]
+
+
 def _answer(future: "Future[Any]", call: Callable[[], Any]) -> None:
     if not future.set_running_or_notify_cancel():
         return

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import structlog
 
+from app.engine import clock
 from app.engine.devices.device_guard import DeviceGuard
 from app.engine.devices.device_threads import DeviceThreads
 from app.engine.devices.forward_limit import DeviceWatchdog, ForwardLimit, ServiceRate, fail_overdue
@@ -206,7 +206,7 @@ class DeviceExecutor:
             self._preemption = None
             self._slots.release()
         elif preemption is not None and preemption.batch is preempted.batch:
-            seconds = time.perf_counter() - in_flight.began if in_flight.began else 0.0
+            seconds = clock.now() - in_flight.began if in_flight.began else 0.0
             preemption.ended(seconds)
 
     async def _run_batch(self, batch: Batch, in_flight: InFlight) -> None:
@@ -254,7 +254,7 @@ class DeviceExecutor:
 
     def _device_seconds(self, in_flight: InFlight) -> float:
         """Seconds that the device worked on this batch alone."""
-        now, preempted = time.perf_counter(), in_flight.preempts
+        now, preempted = clock.now(), in_flight.preempts
         if preempted is None:
             began, self._free_since = max(in_flight.began, self._free_since), now
             return now - began - in_flight.preempted_seconds
@@ -297,7 +297,7 @@ class DeviceExecutor:
         loop = asyncio.get_running_loop()
 
         def launch() -> Callable[[], list[Any]]:
-            in_flight.began = time.perf_counter()
+            in_flight.began = clock.now()
             if in_flight.preempts is not None:
                 loop.call_soon_threadsafe(in_flight.device_free.set)
             collect = self._guard.guard(lambda: batch.launch(model))

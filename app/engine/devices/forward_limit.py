@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from app.engine import clock
 from app.engine.model import Model
 from app.engine.scheduling.batch import Batch
 from app.errors import InferenceTimeoutError
@@ -105,21 +105,21 @@ class DeviceWatchdog:
     def over(self, limit: float) -> Iterator[None]:
         """Watch a forward that may take `limit` seconds from the end of the one before it."""
         if not self._limits:
-            self._since = time.monotonic()
+            self._since = clock.now()
         self._limits.append(limit)
         self._set_alarm()
         try:
             yield
         finally:
             self._limits.remove(limit)
-            self._since = time.monotonic()
+            self._since = clock.now()
             self._set_alarm()
 
     @property
     def stuck_seconds(self) -> float:
         """Seconds since a forward returned, if that is more than twice its limit; else 0."""
         longest = max(self._limits, default=math.inf)
-        away = time.monotonic() - self._since
+        away = clock.now() - self._since
         return away if away > 2 * longest else 0.0
 
     def _set_alarm(self) -> None:
@@ -127,7 +127,7 @@ class DeviceWatchdog:
             self._alarm.cancel()
             self._alarm = None
         if self._limits:
-            left = self._since + 2 * max(self._limits) - time.monotonic()
+            left = self._since + 2 * max(self._limits) - clock.now()
             loop = asyncio.get_running_loop()
             self._alarm = loop.call_later(max(0.0, left) + _CLOCK_TOLERANCE, self._on_stuck)
 
@@ -139,10 +139,10 @@ async def fail_overdue(
 
     The forward itself cannot be stopped and occupies the device until it returns.
     """
-    began = time.perf_counter()
+    began = clock.now()
     order = sorted(range(len(batch.slices)), key=limits.slices.__getitem__)
     for index in order:
-        left = began + limits.slices[index] - time.perf_counter()
+        left = began + limits.slices[index] - clock.now()
         await asyncio.wait({running}, timeout=max(0.0, left))
         if running.done():
             return

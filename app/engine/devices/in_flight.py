@@ -1,9 +1,9 @@
 """A batch that a device works on."""
 
 import asyncio
-import time
 from dataclasses import dataclass, field
 
+from app.engine import clock
 from app.engine.scheduling.batch import Batch
 
 
@@ -30,6 +30,6 @@ class InFlight:
         """Seconds until the device has computed it, about."""
         if not self.began:
             return self.expected_seconds
-        elapsed = time.perf_counter() - max(self.began, device_free_since)
+        elapsed = clock.now() - max(self.began, device_free_since)
         # A forward that takes longer than expected is expected to take half as long again.
         return self.expected_seconds - elapsed if elapsed < self.expected_seconds else elapsed / 2

@@ -1,8 +1,8 @@
 """Which models wait to be loaded, in their order, and how long each has to wait."""
 
 import math
-import time
 
+from app.engine import clock
 from app.engine.model_pool.pooled_model import PooledModel
 
 # Bytes of a model that are loaded in a second, until one has been measured.
@@ -28,7 +28,7 @@ class LoadingQueue:
 
     def expect_room(self, seconds: float) -> None:
         """The first model waits for memory, which others will have left after so many seconds."""
-        self._room_at = time.monotonic() + seconds
+        self._room_at = clock.now() + seconds
 
     def note_room(self) -> None:
         """The first model waits for memory no longer."""
@@ -43,4 +43,4 @@ class LoadingQueue:
         place = self._models.index(model) + 1 if model in self._models else 0
         models = self._models[:place] or [model]
         loading = sum(each.seconds_left(self._bytes_per_second) for each in models)
-        return loading + max(0.0, self._room_at - time.monotonic())
+        return loading + max(0.0, self._room_at - clock.now())

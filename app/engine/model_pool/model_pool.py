@@ -8,15 +8,15 @@ its turn comes. One model is loaded at a time, in a thread that leaves the proce
 
 import asyncio
 import math
-import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 import structlog
 
+from app.engine import clock
 from app.engine.devices.device_pool import DevicePool, device_of_model_failed
-from app.engine.devices.device_threads import DeviceThread
+from app.engine.devices.device_threads import DeviceThread, ThreadFactory
 from app.engine.loaded_models import LoadedModels
 from app.engine.model_pool.loading_queue import LoadingQueue
 from app.engine.model_pool.model_memory import ModelMemory
@@ -48,13 +48,20 @@ _PAUSE_OF_COMMANDS = 10
 class ModelPool:
     """Loads and unloads models beside those that are there always, the `defaults`."""
 
-    def __init__(self, settings: Settings, devices: DevicePool, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        devices: DevicePool,
+        metrics: Metrics,
+        make_thread: ThreadFactory = DeviceThread,
+    ) -> None:
         entries = settings.models or ()
         self._models = {entry.public_name: PooledModel(entry) for entry in entries}
         self._threshold = settings.model_memory_threshold
         self._request_timeout = settings.request_timeout
         self._devices = devices
         self._metrics = metrics
+        self._make_thread = make_thread
         for model in self._models.values():
             metrics.watch_further_model(model.name, partial(getattr, model, "leases"))
         self._one_at_a_time = asyncio.Lock()
@@ -82,7 +89,7 @@ class ModelPool:
         if defaults.loader is None:
             raise StartupError("MODELS is set, and the loader of the models loads no further ones")
         self._defaults, self._loader = defaults, defaults.loader
-        self._thread = DeviceThread("model-loader", defaults.loader.prepare_thread)
+        self._thread = self._make_thread("model-loader", defaults.loader.prepare_thread)
         models = list(self._models.values())
         self._room = ModelRoom(
             ModelMemory(models, defaults.loader, self._threshold),
@@ -119,7 +126,7 @@ class ModelPool:
                 model.users -= 1
         finally:
             model.leases -= 1
-            model.last_used = time.monotonic()
+            model.last_used = clock.now()
             self._room.note_end_of_lease()
             self.relieve()
 
@@ -151,7 +158,7 @@ class ModelPool:
         """After work was done, unload what is idle if too much memory is in use."""
         if self._defaults is None or self._relief is not None:
             return
-        now = time.monotonic()
+        now = clock.now()
         if now < self._looked_at + PAUSE:
             return
         self._looked_at = now

@@ -1,9 +1,9 @@
 """Classification requests: the logits of a classifier's labels for texts or pairs of texts."""
 
-import time
 from dataclasses import dataclass
 from functools import partial
 
+from app.engine import clock
 from app.engine.admission.admission import timings_of
 from app.engine.admission.truncation import text_truncations
 from app.engine.forwards.forwards import TOKEN_ID_BYTES
@@ -37,7 +37,7 @@ class ClassificationPipeline(ScoringPipeline):
         """The logits of every input; raises `InvalidRequestError` where no model has labels."""
         model = _classifier_of(models)
         async with self._limit.hold(request.client):
-            started = time.perf_counter()
+            started = clock.now()
             call = partial(_tokenize, model, request)
             texts = await self._admission.tokenize(model, call, request.texts, request.client)
             side = request.truncation.side

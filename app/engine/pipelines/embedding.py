@@ -1,12 +1,12 @@
 """Embedding requests: split into a task for each model, whose results are merged."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
+from app.engine import clock
 from app.engine.admission.admission import Admission, timings_of
 from app.engine.answer_memory import AnswerMemory
 from app.engine.forwards.forwards import (
@@ -53,7 +53,7 @@ class EmbeddingPipeline:
         answer: AnswerMemory,
     ) -> EmbeddingResult:
         """Embed `texts` with as few models as `outputs` needs; `answer` is asked for room first."""
-        started = time.perf_counter()
+        started = clock.now()
         check_options(models, outputs, options)
         prompt = find_prompt(models, outputs, options)
         tasks = assign_models(models, outputs, texts, prompt, options.input_type)

@@ -1,11 +1,11 @@
 """Rerank requests: scores from a reranker, or from late interaction."""
 
-import time
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
+from app.engine import clock
 from app.engine.admission.admission import timings_of
 from app.engine.admission.truncation import pair_truncations, text_truncations
 from app.engine.forwards.forwards import TOKEN_ID_BYTES, vector_bytes
@@ -104,7 +104,7 @@ class RerankingPipeline(ScoringPipeline):
             return await self._rerank(models.reranker, request)
 
     async def _rerank(self, model: Reranker, request: RerankRequest) -> RerankResult:
-        started = time.perf_counter()
+        started = clock.now()
         call = partial(_tokenize_pairs, model, request)
         pairs = await self._admission.tokenize(model, call, request.texts, request.client)
         truncations = pair_truncations(model, pairs.value, request.truncation.side)
@@ -125,7 +125,7 @@ class RerankingPipeline(ScoringPipeline):
         )
 
     async def _rerank_by_vectors(self, model: Embedder, request: RerankRequest) -> RerankResult:
-        started = time.perf_counter()
+        started = clock.now()
         kinds = replace(model.kinds, states=False)
         request.weights.require_one_of(kinds)
         call = partial(_tokenize_separately, model, request)

@@ -1,12 +1,12 @@
 """The work of one request for one model: a state machine that owns its state."""
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
 from typing import Any
 
+from app.engine import clock
 from app.engine.model import Model
 from app.engine.types import Outputs, TokenSequence
 from app.errors import InferenceError, SmartEmbedderError
@@ -54,7 +54,7 @@ class Job:
     time_limit: float | None = None
     time_spent: float = 0.0
     reduce: Callable[[int, Any], Any] | None = None
-    enqueued_at: float = field(init=False, default_factory=time.perf_counter)
+    enqueued_at: float = field(init=False)
     _state: JobState = field(init=False, default=JobState.WAITING)
     _leave_queue: "Callable[[Job], None] | None" = field(init=False, default=None)
     _virtual_start: float = field(init=False, default=0.0)
@@ -70,6 +70,7 @@ class Job:
     _resolved: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
+        self.enqueued_at = clock.now()
         self._results = [None] * len(self.sequences)
         self._waiting_tokens = sum(map(len, self.sequences))
 
@@ -105,12 +106,12 @@ class Job:
 
     @property
     def first_taken_at(self) -> float | None:
-        """When its first sequence went to the device, by `time.perf_counter`."""
+        """When its first sequence went to the device, by `clock.now`."""
         return self._first_taken_at
 
     @property
     def last_completed_at(self) -> float | None:
-        """When its latest results arrived, by `time.perf_counter`."""
+        """When its latest results arrived, by `clock.now`."""
         return self._last_completed_at
 
     @property
@@ -152,7 +153,7 @@ class Job:
         self._results[start : start + len(results)] = results
         self._finished += len(results)
         self._inference_seconds += seconds
-        self._last_completed_at = time.perf_counter()
+        self._last_completed_at = clock.now()
         error = next((each for each in results if isinstance(each, Exception)), None)
         if error is not None:
             self.fail(error)

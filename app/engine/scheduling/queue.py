@@ -1,11 +1,11 @@
 """The jobs that wait for the device, fair between clients and between each client's jobs."""
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from app.engine import clock
 from app.engine.model import Model
 from app.engine.scheduling.batch import Batch
 from app.engine.scheduling.batcher import Flow, LimitsOf, form_batch
@@ -133,7 +133,7 @@ class JobQueue:
         batch = form_batch(jobs, limits_of)
         self._move_virtual_times(batch)
         self._waiting_tokens -= batch.tokens
-        batch.take(time.perf_counter())
+        batch.take(clock.now())
         self._catch_up()
         return batch
 
