@@ -46,6 +46,7 @@ from app.middleware.request_metrics import MeasureRequests
 from app.middleware.request_tracing import TraceRequests
 from app.middleware.unpack_body import UnpackBody
 from app.models.load import load_models
+from app.observability.loop_watch import LoopWatch, WatchRequests
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
 from app.server.drain import Drain
@@ -110,6 +111,7 @@ def create_app(
     `loader` replaces `load_models`.
     """
     service = _create_service(settings, loader, drain or Drain())
+    watch = LoopWatch(service.metrics.loop_blocked.observe)
     app = FastAPI(
         title="Smart Embedder",
         version=__version__,
@@ -118,8 +120,8 @@ def create_app(
         redoc_url=None,
         redirect_slashes=False,
         telemetry=_NO_TELEMETRY,
-        lifespan=_lifespan(service, on_ready, on_failure),
-        middleware=_middleware(service),
+        lifespan=_lifespan(service, watch, on_ready, on_failure),
+        middleware=[Middleware(WatchRequests, watch=watch), *_middleware(service)],
     )
     app.state.service = service
     for module in _ROUTERS:
@@ -152,7 +154,7 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
 
 
 def _middleware(service: Service) -> list[Middleware]:
-    """What every request passes, from the outermost to the innermost."""
+    """What every request passes but the watch, from the outermost to the innermost."""
     settings = service.settings
     limiter = RateLimiter(
         service.buckets, settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
@@ -206,12 +208,12 @@ def _tokens(settings: Settings) -> ApiTokens:
 
 
 def _lifespan(
-    service: Service, on_ready: OnReady, on_failure: OnFailure
+    service: Service, watch: LoopWatch, on_ready: OnReady, on_failure: OnFailure
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # In the background, so that the port answers while the models are being loaded.
-        start = asyncio.create_task(_start(service, on_ready), name="engine-start")
+        start = asyncio.create_task(_start(service, watch, on_ready), name="engine-start")
         start.add_done_callback(partial(_report_failure, on_failure))
         # Half a second of work, for which the first 404 or the first /docs would wait.
         describe = asyncio.create_task(asyncio.to_thread(app.openapi), name="describe-api")
@@ -228,16 +230,19 @@ def _lifespan(
             if service.tracer is not None:
                 await asyncio.to_thread(service.tracer.close)
             service.render_threads.shutdown(wait=False, cancel_futures=True)
+            await watch.close()
 
     return lifespan
 
 
-async def _start(service: Service, on_ready: OnReady) -> None:
+async def _start(service: Service, watch: LoopWatch, on_ready: OnReady) -> None:
     await service.engine.start()
     models = service.engine.models
     assert models is not None  # noqa: S101 - start has returned
     service.metrics.describe(operations.describe_server(service.settings, models))
     on_ready(models)
+    # Not before, as imports of large libraries hold Python's lock for long.
+    watch.start()
 
 
 def _report_failure(on_failure: OnFailure, start: "asyncio.Task[None]") -> None:

@@ -28,6 +28,7 @@ from app.observability.labels import (
 )
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+_PAUSES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144)
 
@@ -94,6 +95,11 @@ class Metrics:
         self.rate_limit_store_errors = counter(
             "embedder_rate_limit_store_errors_total",
             "Times the rate limit's store did not answer, or not what it can hold",
+        )
+        self.loop_blocked = histogram(
+            "embedder_event_loop_blocked_seconds",
+            "Each time that the event loop did not turn for 10 ms or more",
+            _PAUSES,
         )
         self._start_at_zero()
 
