@@ -1,0 +1,332 @@
+"""The queue over time: whose state is kept, who is woken, and what is handed over."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.engine.scheduling.batch import Batch
+from app.engine.scheduling.batcher import Limits, weight_of
+from app.engine.scheduling.job import Job, Purpose
+from app.engine.scheduling.queue import JobQueue
+from app.engine.types import Outputs
+from app.errors import DeviceFailedError, UnhealthyError
+from tests.engine.fakes import FakeModel
+
+MODEL, OTHER = FakeModel(), FakeModel()
+BUDGET = 16
+
+
+def job(
+    *lengths: int,
+    client: str = "",
+    model: FakeModel = MODEL,
+    urgency: int = 3,
+    purpose: Purpose = Purpose.EMBEDDING,
+) -> Job:
+    sequences = [np.zeros(length, np.int64) for length in lengths]
+    weight, outputs = weight_of(urgency), Outputs(dense=True)
+    return Job(model, sequences, outputs, client=client, weight=weight, purpose=purpose)
+
+
+def queue_of(*jobs: Job) -> JobQueue:
+    queue = JobQueue()
+    for each in jobs:
+        queue.put(each)
+    return queue
+
+
+def take(queue: JobQueue, budget: int = BUDGET, **options) -> Batch:
+    batch = queue.take(lambda _: Limits(budget), **options)
+    assert batch is not None
+    return batch
+
+
+def serves(*models: FakeModel) -> Callable[[FakeModel], bool]:
+    return lambda model: model in models
+
+
+def jobs_of(batch: Batch) -> list[Job]:
+    return [each.job for each in batch.slices]
+
+
+# Shares of clients over time.
+
+
+@pytest.mark.parametrize(("most_of_alices", "length"), [(1, 4), (2, 4), (5, 4), (2, 12)])
+def test_a_client_that_sends_while_its_work_waits_neither_gains_nor_loses(
+    most_of_alices: int, length: int
+) -> None:
+    """Its place in virtual time is that of its work, and not that of a newcomer."""
+    bob = job(*[4] * 4000, client="bob")
+    queue, alices, taken = queue_of(bob), list[Job](), Counter[str]()
+    for _ in range(200):
+        alices = [each for each in alices if each.waiting]
+        for each in [job(*[length] * 3, client="alice") for _ in range(most_of_alices)]:
+            queue.put(each)
+            alices.append(each)
+        taken.update(take(queue).client_tokens)
+    assert taken["bob"] == pytest.approx(1600, abs=2 * BUDGET)
+
+
+def test_a_client_that_leaves_and_comes_back_at_once_gains_nothing() -> None:
+    """What it had beyond its share is remembered for as long as the others have not caught up."""
+    bob = job(*[4] * 4000, client="bob")
+    queue, taken = queue_of(bob), Counter[str]()
+    for _ in range(300):
+        # Large, and gone after one batch.
+        if "alice" not in {each.client for each in queue.jobs}:
+            queue.put(job(64, client="alice"))
+        taken.update(take(queue).client_tokens)
+    assert taken["bob"] == pytest.approx(taken["alice"], abs=2 * 64)
+
+
+def test_who_comes_after_one_has_worked_alone_starts_beside_it() -> None:
+    """Also where that one had more than its share, because its rival left."""
+    alice, bob = job(64, 64, *[4] * 100, client="alice"), job(64, client="bob")
+    queue = queue_of(alice, bob)
+    take(queue)
+    bob.cancel()
+    take(queue)
+    queue.put(carol := job(*[4] * 100, client="carol"))
+    for _ in range(4):
+        take(queue)
+    assert carol.taken == pytest.approx(alice.taken - 2, abs=1)
+
+
+def test_what_is_small_in_a_client_of_much_work_does_not_wait_for_all_of_it() -> None:
+    queue = queue_of(job(*[8] * 1000, client="alice"), job(*[8] * 1000, client="bob"))
+    for _ in range(100):
+        take(queue)
+    queue.put(late := job(8, client="alice"))
+    for _ in range(2):
+        take(queue)
+    assert not late.waiting
+
+
+def test_many_small_ones_of_a_client_leave_its_long_one_its_share() -> None:
+    queue, taken = queue_of(long := job(*[4] * 1000, client="a"), job(*[4] * 5000, client="b")), 0
+    for _ in range(100):
+        if sum(each.client == "a" for each in queue.jobs) < 2:
+            queue.put(job(4, client="a"))
+        taken += take(queue).client_tokens["a"]
+    assert long.taken * 4 == pytest.approx(taken / 2, abs=BUDGET)
+
+
+@given(
+    length=st.integers(1, 30),
+    sizes=st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    budget=st.integers(4, 40),
+)
+def test_clients_that_always_have_work_get_equal_shares_however_they_send_it(
+    length, sizes, budget
+) -> None:
+    """In jobs of any size; of each client, so much waits that it could fill a batch."""
+    queue, taken = JobQueue(), Counter[str]()
+    for _ in range(60):
+        waiting = Counter[str]()
+        for each in queue.jobs:
+            waiting[each.client] += each.waiting_tokens
+        for number, size in enumerate(sizes):
+            client = str(number)
+            while waiting[client] < budget:
+                queue.put(job(*[length] * size, client=client))
+                waiting[client] += length * size
+        taken.update(take(queue, budget).client_tokens)
+    assert max(taken.values()) - min(taken.values()) <= budget + length
+
+
+def test_who_waits_for_nothing_is_forgotten_and_who_waits_is_not() -> None:
+    queue = queue_of(*(job(4, client=str(number)) for number in range(50)))
+    queue.put(job(*[4] * 500, client="stays"))
+    for _ in range(100):
+        take(queue)
+    assert queue._flows.keys() == {"stays"}
+    queue = JobQueue()
+    for number in range(50):  # Of whom none meets another.
+        queue.put(job(4, client=str(number)))
+        take(queue)
+    assert len(queue._flows) <= 1
+
+
+# Who waits, and how much.
+
+
+def test_tokens_that_wait_are_counted_in_and_out() -> None:
+    first, second = job(4, 4, 4), job(5)
+    queue = queue_of(first, second)
+    assert (queue.waiting_tokens, queue.jobs) == (17, [first, second])
+    batch = take(queue, 8)
+    assert queue.waiting_tokens == 17 - batch.tokens
+    queue.hand_over(batch)
+    assert queue.waiting_tokens == 17
+    first.cancel()
+    assert (queue.waiting_tokens, queue.jobs) == (5 + batch.tokens, [second])
+    second.cancel()
+    assert queue.jobs == []
+
+
+CASES = {
+    "nobody": ([], None),
+    "one": ([job(5, 6, 7)], (0, 11)),
+    "of the other purpose": ([job(5, purpose=Purpose.RERANKING)], None),
+    "the shorter": ([job(*[5] * 9), job(5, 5)], (1, 10)),
+    "beside one that is done before": ([job(5, 5, 5, 5), job(3)], (1, 0)),
+    "another client has less": ([job(5, 5, 5, client="a"), job(4, client="b")], (1, 0)),
+    "another client has more": ([job(5, 5, 5, client="a"), job(*[5] * 9, client="b")], (0, 20)),
+    "others of its client": (
+        [job(5, 5, 5, client="a"), job(3, purpose=Purpose.RERANKING, client="a")],
+        (0, 13),
+    ),
+    "many of its client and one of another": (
+        [*(job(*[5] * 9, client="a") for _ in range(3)), job(5, 5, 5, client="b")],
+        (3, 20),
+    ),
+    "other purposes share the device": (
+        [job(5, 5, 5, client="a"), job(*[5] * 9, client="b", purpose=Purpose.RERANKING)],
+        (0, 20),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_whose_last_sequence_is_taken_first_and_what_is_taken_before(case: str) -> None:
+    """Clients share the device equally until then, and so do the jobs of each."""
+    jobs, expected = CASES[case]
+    copies = [
+        job(*map(len, each.sequences), client=each.client, purpose=each.purpose) for each in jobs
+    ]
+    found = queue_of(*copies).next_to_leave(Purpose.EMBEDDING)
+    assert (found and (copies.index(found[0]), found[1])) == expected
+
+
+# Devices.
+
+
+async def test_a_device_that_waits_is_woken_by_what_it_serves_and_by_nothing_else() -> None:
+    queue = JobQueue()
+    waits = asyncio.create_task(queue.consumer(serves(MODEL)).wait())
+    await asyncio.sleep(0)
+    queue.put(job(4, model=OTHER))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waits.done()
+    queue.put(job(4))
+    await asyncio.wait_for(waits, 10)
+
+
+async def test_a_device_that_is_woken_for_what_another_has_taken_waits_on() -> None:
+    queue = JobQueue()
+    consumer = queue.consumer(serves(MODEL))
+    waits = asyncio.create_task(consumer.wait())
+    await asyncio.sleep(0)
+    queue.put(job(4))
+    take(queue)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not waits.done()
+    assert consumer.idle
+    queue.put(job(4))
+    await asyncio.wait_for(waits, 10)
+    assert not consumer.idle
+
+
+async def test_busy_devices_are_told_of_what_arrives_unless_an_idle_one_takes_it() -> None:
+    queue, told = JobQueue(), list[tuple[str, Job]]()
+    busy, unfit, idle = (queue.consumer(serves(*each)) for each in ([MODEL], [OTHER], [MODEL]))
+
+    def listen(name: str) -> Callable[[Job], None]:
+        return lambda job: told.append((name, job))
+
+    with busy.listener(listen("busy")), unfit.listener(listen("unfit")):
+        queue.put(first := job(4))
+        assert told == [("busy", first)]
+        take(queue)
+        waits = asyncio.create_task(idle.wait())
+        await asyncio.sleep(0)
+        queue.put(job(4))
+        await asyncio.wait_for(waits, 10)
+        assert told == [("busy", first)]
+    queue.put(job(4))
+    assert told == [("busy", first)], "nobody listens any more"
+
+
+async def test_each_device_sees_and_takes_the_jobs_of_its_models() -> None:
+    queue = queue_of(first := job(4), second := job(4, model=OTHER), third := job(4))
+    consumer, other = queue.consumer(serves(MODEL)), queue.consumer(serves(OTHER))
+    assert (consumer.jobs, other.jobs) == ([first, third], [second])
+    assert jobs_of(consumer.take(lambda _: Limits(4), [third])) == [third]
+    assert jobs_of(consumer.take(lambda _: Limits(16))) == [first]
+    assert consumer.take(lambda _: Limits(16)) is None
+    assert jobs_of(other.take(lambda _: Limits(16))) == [second]
+
+
+async def test_a_batch_that_is_handed_over_is_the_first_and_wakes_a_device_that_serves_it() -> None:
+    queue = queue_of(job(4))
+    given = replace(take(queue), handed_over=True)
+    takes = queue.consumer(serves(MODEL))
+    waits = [asyncio.create_task(takes.wait())]
+    waits.append(asyncio.create_task(queue.consumer(serves(OTHER)).wait()))
+    await asyncio.sleep(0)
+    takes.hand_over(given)
+    await asyncio.wait_for(waits[0], 10)
+    assert not waits[1].done()
+    waits[1].cancel()
+    queue.put(job(4))
+    assert queue.take(lambda _: Limits(16), serves(OTHER)) is None
+    assert take(queue, among=queue.jobs).slices != given.slices, "what preempts is no such batch"
+    assert take(queue).slices == given.slices
+    assert queue.take(lambda _: Limits(16)) is None
+
+
+async def test_of_a_batch_that_is_handed_over_only_what_someone_waits_for_is_taken() -> None:
+    queue = queue_of(gone := job(4), here := job(4))
+    queue.hand_over(take(queue))
+    gone.cancel()
+    assert jobs_of(take(queue)) == [here]
+    queue = queue_of(gone := job(4))
+    queue.hand_over(take(queue))
+    gone.cancel()
+    assert queue.take(lambda _: Limits(16)) is None
+    assert not queue.has_work(serves(MODEL))
+
+
+# Failures.
+
+
+async def error_of(failed: Job) -> Exception:
+    with pytest.raises(UnhealthyError) as raised:
+        await failed.result()
+    return raised.value
+
+
+async def test_the_jobs_of_a_model_without_devices_fail_wherever_they_wait() -> None:
+    handed = [job(16, model=model) for model in (MODEL, OTHER)]
+    queue = queue_of(*handed)
+    for batch in [take(queue) for _ in handed]:
+        queue.hand_over(batch)
+    queue.put(waiting := job(4))
+    queue.put(other := job(4, model=OTHER))
+    queue.fail(DeviceFailedError("gone"), serves(MODEL))
+    for each in (handed[0], waiting):
+        assert str(await error_of(each)) == "gone"
+    assert queue.waiting_tokens == 16 + 4
+    assert [jobs_of(take(queue)) for _ in range(2)] == [[handed[1]], [other]]
+
+
+async def test_a_closed_queue_fails_what_waits_and_all_that_comes_later() -> None:
+    queue = queue_of(taken := job(16), handed := job(16), waiting := job(4))
+    batch = take(queue)
+    queue.hand_over(take(queue))
+    queue.close(UnhealthyError("closed"))
+    queue.hand_over(batch)
+    queue.put(late := job(4))
+    for each in (taken, handed, waiting, late):
+        assert str(await error_of(each)) == "closed"
+    assert (queue.jobs, queue.waiting_tokens) == ([], 0)
+    assert not queue.has_work(lambda _: True)

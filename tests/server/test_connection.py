@@ -1,0 +1,634 @@
+"""The limits of one connection: how long, how much, and in which order; on a transport in hand."""
+
+import asyncio
+import errno
+import os
+import re
+import socket
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+import orjson
+import pytest
+import uvicorn
+from structlog.testing import capture_logs
+from uvicorn.server import ServerState
+
+from app.server import connection as module
+from app.server.connection import (
+    HEADERS_TIMEOUT,
+    MAX_HEADER_BYTES,
+    MAX_PIPELINED_REQUESTS,
+    BoundedConnection,
+    bounded_connection,
+)
+from app.server.drain import Drain
+from app.server.transport import LINGER_TIMEOUT
+from tests.support.skipped_time import in_skipped_time, now, turns
+
+RESPONSE_TIMEOUT = 30.0
+GET = b"GET /%d HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+def post(length: int, *, path: str = "/", headers: str = "") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\n{headers}Content-Length: {length}\r\n\r\n"
+    return head.encode()
+
+
+class Wire(asyncio.Transport):
+    """The transport of a client that reads `unread` bytes less than were written."""
+
+    def __init__(self, connection: socket.socket | None = None) -> None:
+        super().__init__({"peername": ("192.0.2.1", 7), "socket": connection})
+        self.written = b""
+        self.unread = 0
+        self.ended: str | None = None
+        self.sent_eof = False
+        self.reading = True
+        self.on_close: Callable[[], None] = lambda: None
+
+    def write(self, data: Any) -> None:
+        assert self.ended is None, "nothing may be written to what is closed"
+        self.written += bytes(data)
+
+    def write_eof(self) -> None:
+        self.sent_eof = True
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unread
+
+    def is_closing(self) -> bool:
+        return self.ended is not None
+
+    def close(self) -> None:
+        self._end("closed")
+
+    def abort(self) -> None:
+        self._end("aborted")
+
+    def _end(self, how: str) -> None:
+        if self.ended is None:
+            self.ended = how
+            asyncio.get_running_loop().call_soon(self.on_close)
+
+
+class App:
+    """Records what it is asked; answers once `go` is set, with a length or as a stream."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.states: list[dict[str, Any]] = []
+        self.bodies: list[bytes] = []
+        self.left: list[str] = []
+        self.go = asyncio.Event()
+        self.go.set()
+        self.reads = True
+        self.streams = False
+        self.stream_ends = asyncio.Event()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.paths.append(scope["path"])
+        self.states.append(scope["state"])
+        body, more = b"", self.reads
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.left.append(scope["path"])
+                return
+            body, more = body + message["body"], message["more_body"]
+        self.bodies.append(body)
+        await self.go.wait()
+        headers = [] if self.streams else [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        if self.streams:
+            await send({"type": "http.response.body", "body": b"a", "more_body": True})
+            await self.stream_ends.wait()
+        await send({"type": "http.response.body", "body": b"ok"})
+
+
+class Client:
+    """A connection, its transport, and the app behind it."""
+
+    def __init__(self, connection: socket.socket | None = None, **options: Any) -> None:
+        self.drain, self.app, self.wire = Drain(), App(), Wire(connection)
+        config = uvicorn.Config(
+            self.app, lifespan="off", log_config=None, access_log=False, timeout_keep_alive=75
+        )
+        config.load()
+        self.state = ServerState()
+        protocol = bounded_connection(RESPONSE_TIMEOUT, self.drain)
+        self.protocol: BoundedConnection = protocol(config, self.state, {})
+        self.wire.on_close = lambda: self.protocol.connection_lost(None)
+        self.protocol.connection_made(self.wire)
+        self.began = now()
+
+    async def send(self, data: bytes) -> None:
+        self.protocol.data_received(data)
+        await turns()
+
+    async def ended(self) -> tuple[str, float]:
+        """How the connection ended, and after how many seconds."""
+        while self.wire.ended is None:
+            await asyncio.sleep(0.01)
+        return self.wire.ended, now() - self.began
+
+    @property
+    def statuses(self) -> list[int]:
+        return [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+) ", self.wire.written)]
+
+    @property
+    def error(self) -> dict[str, str]:
+        """The body of the last answer."""
+        content: dict[str, str] = orjson.loads(self.wire.written.rpartition(b"\r\n\r\n")[2])
+        return content
+
+
+# Time.
+
+
+@in_skipped_time
+async def test_a_client_that_sends_nothing_is_disconnected_after_the_time_for_headers() -> None:
+    how, seconds = await Client().ended()
+    assert how == "closed"
+    assert seconds == pytest.approx(HEADERS_TIMEOUT + 0.1, abs=0.05)
+
+
+@in_skipped_time
+async def test_headers_that_come_byte_by_byte_have_no_more_time() -> None:
+    client = Client()
+    for byte in GET % 1:
+        if client.wire.ended is None:
+            await client.send(bytes([byte]))
+            await asyncio.sleep(0.5)
+    how, seconds = await client.ended()
+    assert (how, client.app.paths) == ("closed", [])
+    assert seconds == pytest.approx(HEADERS_TIMEOUT + 0.1, abs=0.6)
+
+
+@in_skipped_time
+async def test_headers_that_are_complete_in_time_are_answered_however_long_that_takes() -> None:
+    client = Client()
+    client.app.go.clear()
+    await client.send(GET % 1)
+    await asyncio.sleep(1000)
+    assert client.wire.ended is None
+    client.app.go.set()
+    await turns()
+    assert client.statuses == [200]
+
+
+@in_skipped_time
+async def test_a_connection_that_was_stopped_reads_what_arrived_before_it_is_found_overdue() -> (
+    None
+):
+    """As a process that was stopped: timers are due before the bytes that came meanwhile."""
+    client = Client()
+    await asyncio.sleep(HEADERS_TIMEOUT + 0.05)
+    await client.send(GET % 1)
+    await asyncio.sleep(1)
+    assert (client.wire.ended, client.statuses) == (None, [200])
+
+
+@in_skipped_time
+async def test_a_kept_connection_has_its_idle_time_and_then_the_time_for_headers() -> None:
+    client = Client()
+    await client.send(GET % 1)
+    while not client.wire.sent_eof:
+        await asyncio.sleep(0.01)
+    assert now() - client.began == pytest.approx(75.1, abs=0.05)
+    client = Client()
+    await client.send(GET % 1)
+    await asyncio.sleep(60)
+    await client.send(b"G")
+    _, seconds = await client.ended()
+    assert seconds == pytest.approx(60 + HEADERS_TIMEOUT + 0.1, abs=0.05)
+
+
+@in_skipped_time
+async def test_headers_of_a_next_request_wait_for_the_one_in_work() -> None:
+    client = Client()
+    client.app.go.clear()
+    await client.send(GET % 1 + b"GET /2")
+    await asyncio.sleep(5 * HEADERS_TIMEOUT)
+    assert client.wire.ended is None
+    client.app.go.set()
+    await turns()
+    how, _ = await client.ended()
+    assert (how, client.statuses) == ("closed", [200])
+
+
+@in_skipped_time
+async def test_a_client_that_never_reads_its_answer_is_cut_off() -> None:
+    client = Client()
+    client.wire.unread = 1
+    with capture_logs() as log:
+        await client.send(GET % 1)
+        how, seconds = await client.ended()
+    assert how == "aborted"
+    assert seconds == pytest.approx(RESPONSE_TIMEOUT, abs=0.05)
+    (warning,) = log
+    assert (warning["event"], warning["seconds"]) == ("answer_not_taken", RESPONSE_TIMEOUT)
+
+
+@in_skipped_time
+async def test_a_client_that_stops_to_read_in_the_middle_is_cut_off() -> None:
+    client = Client()
+    client.app.go.clear()
+    await client.send(GET % 1)
+    client.wire.unread = 100_000
+    client.protocol.pause_writing()
+    client.app.go.set()
+    await turns()
+    how, seconds = await client.ended()
+    assert (how, client.statuses) == ("aborted", [])
+    assert seconds == pytest.approx(RESPONSE_TIMEOUT, abs=0.05)
+
+
+@in_skipped_time
+async def test_a_client_that_has_read_its_answer_is_not_cut_off() -> None:
+    client = Client()
+    client.wire.unread = 1
+    await client.send(GET % 1)
+    client.wire.unread = 0
+    how, seconds = await client.ended()
+    assert how == "closed"
+    assert seconds > RESPONSE_TIMEOUT
+
+
+@in_skipped_time
+async def test_a_next_request_tells_that_the_answer_before_was_read() -> None:
+    client = Client()
+    client.wire.unread = 1
+    await client.send(GET % 1)
+    await asyncio.sleep(RESPONSE_TIMEOUT - 1)
+    await client.send(GET % 2)
+    await asyncio.sleep(RESPONSE_TIMEOUT - 1)
+    assert client.wire.ended is None
+
+
+@in_skipped_time
+async def test_a_client_whose_buffer_is_full_has_read_nothing_whatever_it_sends() -> None:
+    client = Client()
+    client.wire.unread = 1
+    client.protocol.pause_writing()
+    await client.send(GET % 1)
+    await asyncio.sleep(RESPONSE_TIMEOUT - 1)
+    await client.send(GET % 2)
+    how, seconds = await client.ended()
+    assert how == "aborted"
+    assert seconds == pytest.approx(RESPONSE_TIMEOUT, abs=0.05)
+
+
+@in_skipped_time
+async def test_a_stream_has_twice_the_time_and_it_begins_anew_whenever_its_client_reads() -> None:
+    client = Client()
+    client.app.streams = True
+    await client.send(GET % 1)
+    client.wire.unread = 1
+    for _ in range(5):
+        client.protocol.pause_writing()
+        await asyncio.sleep(1.9 * RESPONSE_TIMEOUT)
+        client.protocol.resume_writing()
+    assert client.wire.ended is None
+    client.began = now()
+    client.protocol.pause_writing()
+    how, seconds = await client.ended()
+    assert how == "aborted"
+    assert seconds == pytest.approx(2 * RESPONSE_TIMEOUT, abs=0.05)
+
+
+@in_skipped_time
+async def test_an_answer_of_known_length_has_one_time_for_the_whole() -> None:
+    client = Client()
+    client.app.go.clear()
+    await client.send(GET % 1)
+    client.wire.unread = 1
+    for _ in range(2):
+        client.protocol.pause_writing()
+        await asyncio.sleep(0.6 * RESPONSE_TIMEOUT)
+        client.protocol.resume_writing()
+    how, seconds = await client.ended()
+    assert how == "aborted"
+    assert seconds == pytest.approx(RESPONSE_TIMEOUT, abs=0.3 * RESPONSE_TIMEOUT)
+
+
+@in_skipped_time
+async def test_a_client_that_sends_on_after_its_answer_has_a_moment_to_end_its_body() -> None:
+    client = Client()
+    client.app.reads = False
+    await client.send(post(100) + b"a")
+    assert client.statuses == [200]
+    how, seconds = await client.ended()
+    assert how == "closed"
+    assert seconds == pytest.approx(LINGER_TIMEOUT, abs=0.05)
+    client = Client()
+    client.app.reads = False
+    await client.send(post(100) + b"a")
+    await client.send(b"b" * 99)
+    await asyncio.sleep(LINGER_TIMEOUT + 1)
+    assert client.wire.ended is None
+    await client.send(GET % 2)
+    assert client.app.paths == ["/", "/2"]
+
+
+# Sizes and order.
+
+
+@in_skipped_time
+async def test_requests_are_answered_in_their_order_one_at_a_time() -> None:
+    client = Client()
+    client.app.go.clear()
+    await client.send(b"".join(GET % number for number in range(5)))
+    assert client.app.paths == ["/0"]
+    client.app.go.set()
+    await turns(100)
+    assert client.app.paths == [f"/{number}" for number in range(5)]
+    assert client.statuses == [200] * 5
+
+
+@in_skipped_time
+async def test_only_so_many_requests_are_parsed_ahead_and_the_rest_is_left_to_the_client() -> None:
+    client = Client()
+    client.app.go.clear()
+    await client.send(b"".join(GET % number for number in range(100)))
+    # A small piece more than fills it may be parsed at once.
+    assert MAX_PIPELINED_REQUESTS <= len(client.protocol.pipeline) <= MAX_PIPELINED_REQUESTS + 16
+    assert not client.wire.reading
+    client.app.go.set()
+    await turns(2000)
+    assert client.statuses == [200] * 100
+    assert client.wire.reading
+
+
+@in_skipped_time
+async def test_a_large_body_is_read_as_fast_as_the_app_takes_it() -> None:
+    client = Client()
+    client.app.reads = False
+    client.app.go.clear()
+    await client.send(post(1_000_000))
+    await client.send(b"a" * 65_536)
+    assert client.wire.reading
+    await client.send(b"a")
+    assert not client.wire.reading
+    client = Client()
+    await client.send(post(1_000_000))
+    for _ in range(10):
+        await client.send(b"a" * 100_000)
+        assert client.wire.reading
+    assert [len(body) for body in client.app.bodies] == [1_000_000]
+
+
+@pytest.mark.parametrize("size", [1, 700, 65_000])
+def test_headers_are_limited_however_they_are_cut(size: int) -> None:
+    @in_skipped_time
+    async def send(limit: int) -> None:
+        client = Client()
+        line = b"X-A: " + b"a" * (limit - 40) + b"\r\n"
+        sent = b"GET / HTTP/1.1\r\nHost: a\r\n" + line + b"\r\n"
+        for start in range(0, len(sent), size):
+            if client.wire.ended is None and not client.wire.sent_eof:
+                client.protocol.data_received(sent[start : start + size])
+        await turns()
+        expected = 200 if limit <= MAX_HEADER_BYTES else 431
+        assert client.statuses == [expected]
+        if expected != 200:
+            assert client.error["code"] == "headers_too_large"
+            assert client.wire.sent_eof
+            assert client.app.paths == []
+
+    send(MAX_HEADER_BYTES - 1000)
+    send(MAX_HEADER_BYTES + 2000)
+
+
+@in_skipped_time
+async def test_the_headers_of_each_request_are_limited_and_not_those_of_all_together() -> None:
+    client = Client()
+    large = b"GET / HTTP/1.1\r\nX-A: " + b"a" * 40_000 + b"\r\n\r\n"
+    for _ in range(3):
+        await client.send(large)
+        await client.send(post(50_000) + b"b" * 50_000)
+    assert client.statuses == [200] * 6
+
+
+@in_skipped_time
+async def test_what_is_no_http_is_told_after_the_answers_before_it() -> None:
+    client = Client()
+    client.app.go.clear()
+    await client.send(GET % 1 + GET % 2 + b"what?\r\n\r\n" + GET % 3)
+    assert client.statuses == []
+    client.app.go.set()
+    await turns(50)
+    assert client.statuses == [200, 200, 400]
+    assert client.error["code"] == "malformed_request"
+    assert client.app.paths == ["/1", "/2"]
+    assert client.wire.sent_eof
+    await client.send(GET % 4)
+    assert client.app.paths == ["/1", "/2"]
+
+
+@in_skipped_time
+async def test_a_body_that_cannot_be_parsed_ends_its_own_request() -> None:
+    client = Client()
+    chunked = b"POST /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n"
+    await client.send(chunked + b"zz\r\n")
+    assert (client.app.left, client.statuses) == (["/1"], [400])
+
+
+@in_skipped_time
+async def test_a_request_behind_whose_body_cannot_be_parsed_is_never_begun() -> None:
+    client = Client()
+    client.app.go.clear()
+    chunked = b"POST /2 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+    await client.send(GET % 1 + chunked)
+    client.app.go.set()
+    await turns(50)
+    assert (client.app.paths, client.statuses) == (["/1"], [200, 400])
+
+
+@in_skipped_time
+async def test_an_error_in_the_middle_of_an_answer_is_not_written_into_it() -> None:
+    client = Client()
+    client.app.reads, client.app.streams = False, True
+    chunked = b"POST /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n"
+    await client.send(chunked)
+    await client.send(b"zz\r\n")
+    assert client.statuses == [200]
+    assert client.wire.sent_eof
+
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings, keep-alive\r\nUpgrade: h2c\r\nHTTP2-Settings: a\r\n"
+
+
+@in_skipped_time
+async def test_an_offer_to_upgrade_is_passed_over_and_the_request_is_answered() -> None:
+    client = Client()
+    with_body = b"POST /1 HTTP/1.1\r\nHost: a\r\n" + UPGRADE + b"Content-Length: 3\r\n\r\nabc"
+    await client.send(with_body + GET % 2)
+    assert client.statuses == [200, 200]
+    assert client.app.bodies == [b"abc", b""]
+    assert client.app.paths == ["/1", "/2"]
+
+
+@in_skipped_time
+async def test_it_is_no_proxy() -> None:
+    client = Client()
+    await client.send(b"CONNECT example.org:443 HTTP/1.1\r\nHost: a\r\n\r\n")
+    assert (client.statuses, client.app.paths) == ([400], [])
+    assert client.error["detail"] == "This is no proxy."
+
+
+# The end.
+
+
+@in_skipped_time
+async def test_the_app_can_cut_its_client_off_and_see_that_it_is_going() -> None:
+    client = Client()
+    client.app.go.clear()
+    await client.send(GET % 1)
+    (state,) = client.app.states
+    assert not state["is_closing"]()
+    state["abort_connection"]()
+    assert client.wire.ended == "aborted"
+    assert state["is_closing"]()
+
+
+@in_skipped_time
+async def test_a_request_whose_client_has_gone_is_told_so() -> None:
+    client = Client()
+    await client.send(post(10) + b"abc")
+    client.protocol.connection_lost(None)
+    await turns()
+    assert client.app.left == ["/"]
+    assert not client.state.connections
+
+
+@in_skipped_time
+async def test_nothing_of_a_connection_happens_after_its_end() -> None:
+    client = Client()
+    client.app.go.clear()
+    await client.send(b"".join(GET % number for number in range(100)))
+    client.wire.unread = 1
+    client.protocol.pause_writing()
+    client.protocol.connection_lost(ConnectionResetError())
+    client.app.go.set()
+    with capture_logs() as log:
+        await asyncio.sleep(1000)
+    assert client.app.paths == ["/0"]
+    assert log == []
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Over TCP: only there a system tells that the other side is gone."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        near = socket.create_connection(listener.getsockname())
+        far, _ = listener.accept()
+        return near, far
+
+
+@in_skipped_time
+async def test_a_stream_whose_client_has_left_ends_though_nothing_is_read() -> None:
+    near, far = pair()
+    with near, far:
+        client = Client(connection=near)
+        client.app.streams, client.app.reads = True, False
+        await client.send(post(1_000_000) + b"a" * 70_000)
+        assert not client.wire.reading
+        await asyncio.sleep(100)
+        assert client.wire.ended is None
+        client.began = now()
+        far.close()
+        how, seconds = await client.ended()
+    assert how == "aborted"
+    assert seconds <= 0.6
+
+
+@in_skipped_time
+async def test_a_request_of_known_length_is_computed_on_though_its_client_has_left() -> None:
+    """It shows when the answer is written."""
+    near, far = pair()
+    with near, far:
+        client = Client(connection=near)
+        client.app.reads = False
+        client.app.go.clear()
+        await client.send(post(1_000_000) + b"a" * 70_000)
+        far.close()
+        await asyncio.sleep(10)
+        assert client.wire.ended is None
+
+
+@in_skipped_time
+async def test_while_it_drains_the_last_answer_of_a_connection_closes_it() -> None:
+    client = Client()
+    client.app.go.clear()
+    await client.send(GET % 1 + GET % 2)
+    client.drain.begin()
+    client.protocol.close_after_response()
+    client.app.go.set()
+    await turns(50)
+    heads = client.wire.written.split(b"HTTP/1.1 ")[1:]
+    assert [b"connection: close" in head for head in heads] == [False, True]
+    assert client.wire.sent_eof
+
+
+@in_skipped_time
+async def test_while_it_drains_a_request_that_arrives_closes_with_its_answer() -> None:
+    client = Client()
+    await client.send(GET % 1)
+    client.drain.begin()
+    await client.send(GET % 2)
+    assert [b"connection: close" in head for head in client.wire.written.split(b"HTTP/1.1 ")] == [
+        False,
+        False,
+        True,
+    ]
+
+
+@in_skipped_time
+async def test_at_the_end_idle_connections_close_at_once_and_others_after_their_answer() -> None:
+    idle, busy = Client(), Client()
+    busy.app.go.clear()
+    await busy.send(GET % 1)
+    for client in (idle, busy):
+        client.protocol.shutdown()
+    assert (idle.wire.ended, busy.wire.ended) == ("closed", None)
+    busy.app.go.set()
+    await turns()
+    assert busy.statuses == [200]
+    assert busy.wire.sent_eof
+
+
+@in_skipped_time
+async def test_the_last_descriptor_is_told_of_and_no_other_failure(monkeypatch) -> None:
+    events = []
+    for number in (errno.EMFILE, errno.EBADF, None):
+
+        def dup(descriptor: int, number: int | None = number) -> int:
+            if number is not None:
+                raise OSError(number, os.strerror(number))
+            return os.open(os.devnull, os.O_RDONLY)
+
+        with monkeypatch.context() as patch, socket.socket() as own, capture_logs() as log:
+            patch.setattr(module.os, "dup", dup)
+            Client(connection=own)
+            events.append([each["event"] for each in log])
+    assert events == [["descriptor_limit_reached"], [], []]
+
+
+def test_the_error_of_a_connection_has_the_status_and_says_that_it_closes() -> None:
+    head, _, body = module.error_response(HTTPStatus.BAD_REQUEST, "code", "What.").partition(
+        b"\r\n\r\n"
+    )
+    content = orjson.loads(body)
+    lines = head.decode().split("\r\n")
+    assert lines[0] == "HTTP/1.1 400 Bad Request"
+    assert "connection: close" in lines
+    assert f"content-length: {len(body)}" in lines
+    assert f"x-request-id: {content['request_id']}" in lines
+    assert (content["detail"], content["code"]) == ("What.", "code")
