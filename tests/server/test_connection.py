@@ -6,7 +6,6 @@ import os
 import re
 import socket
 from collections.abc import Callable
-from http import HTTPStatus
 from typing import Any
 
 import orjson
@@ -45,6 +44,7 @@ class Wire(asyncio.Transport):
         self.unread = 0
         self.ended: str | None = None
         self.sent_eof = False
+        self.is_ending, self.has_ended = asyncio.Event(), asyncio.Event()
         self.reading = True
         self.on_close: Callable[[], None] = lambda: None
 
@@ -54,6 +54,7 @@ class Wire(asyncio.Transport):
 
     def write_eof(self) -> None:
         self.sent_eof = True
+        self.is_ending.set()
 
     def pause_reading(self) -> None:
         self.reading = False
@@ -76,6 +77,7 @@ class Wire(asyncio.Transport):
     def _end(self, how: str) -> None:
         if self.ended is None:
             self.ended = how
+            self.has_ended.set()
             asyncio.get_running_loop().call_soon(self.on_close)
 
 
@@ -90,7 +92,7 @@ class App:
         self.go = asyncio.Event()
         self.go.set()
         self.reads = True
-        self.streams = False
+        self.watches = self.streams = False
         self.stream_ends = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -104,6 +106,9 @@ class App:
                 return
             body, more = body + message["body"], message["more_body"]
         self.bodies.append(body)
+        if self.watches and (await receive())["type"] == "http.disconnect":
+            self.left.append(scope["path"])
+            return
         await self.go.wait()
         headers = [] if self.streams else [(b"content-length", b"2")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -135,9 +140,8 @@ class Client:
 
     async def ended(self) -> tuple[str, float]:
         """How the connection ended, and after how many seconds."""
-        while self.wire.ended is None:
-            await asyncio.sleep(0.01)
-        return self.wire.ended, now() - self.began
+        await self.wire.has_ended.wait()
+        return str(self.wire.ended), now() - self.began
 
     @property
     def statuses(self) -> list[int]:
@@ -200,8 +204,7 @@ async def test_a_connection_that_was_stopped_reads_what_arrived_before_it_is_fou
 async def test_a_kept_connection_has_its_idle_time_and_then_the_time_for_headers() -> None:
     client = Client()
     await client.send(GET % 1)
-    while not client.wire.sent_eof:
-        await asyncio.sleep(0.01)
+    await client.wire.is_ending.wait()
     assert now() - client.began == pytest.approx(75.1, abs=0.05)
     client = Client()
     await client.send(GET % 1)
@@ -385,6 +388,21 @@ async def test_a_large_body_is_read_as_fast_as_the_app_takes_it() -> None:
     assert [len(body) for body in client.app.bodies] == [1_000_000]
 
 
+@in_skipped_time
+async def test_a_body_is_parsed_in_few_parts_and_heads_in_small_ones(monkeypatch) -> None:
+    """So that few requests complete within one of them, and a body costs one copy."""
+    client, sizes = Client(), list[int]()
+    parse = client.protocol._parse
+    monkeypatch.setattr(
+        client.protocol, "_parse", lambda chunk: (sizes.append(len(chunk)), parse(chunk))
+    )
+    await client.send(post(900_000) + b"a" * 900_000 + (GET % 1) * 100)
+    assert [len(body) for body in client.app.bodies][:1] == [900_000]
+    assert max(sizes) > 890_000
+    assert len(sizes) < 20
+    assert all(size <= 512 for size in sizes if size < 890_000)
+
+
 @pytest.mark.parametrize("size", [1, 700, 65_000])
 def test_headers_are_limited_however_they_are_cut(size: int) -> None:
     @in_skipped_time
@@ -463,7 +481,9 @@ async def test_an_error_in_the_middle_of_an_answer_is_not_written_into_it() -> N
     assert client.wire.sent_eof
 
 
-UPGRADE = b"Connection: Upgrade, HTTP2-Settings, keep-alive\r\nUpgrade: h2c\r\nHTTP2-Settings: a\r\n"
+UPGRADE = (
+    b"Connection: Upgrade, HTTP2-Settings, keep-alive\r\nUpgrade: h2c\r\nHTTP2-Settings: a\r\n"
+)
 
 
 @in_skipped_time
@@ -507,6 +527,16 @@ async def test_a_request_whose_client_has_gone_is_told_so() -> None:
     await turns()
     assert client.app.left == ["/"]
     assert not client.state.connections
+
+
+@in_skipped_time
+async def test_also_where_another_request_of_the_client_waits_behind_it() -> None:
+    client = Client()
+    client.app.watches = True
+    await client.send(GET % 1 + GET % 2)
+    client.protocol.connection_lost(None)
+    await turns()
+    assert (client.app.paths, client.app.left) == (["/1"], ["/1"])
 
 
 @in_skipped_time
@@ -619,16 +649,3 @@ async def test_the_last_descriptor_is_told_of_and_no_other_failure(monkeypatch) 
             Client(connection=own)
             events.append([each["event"] for each in log])
     assert events == [["descriptor_limit_reached"], [], []]
-
-
-def test_the_error_of_a_connection_has_the_status_and_says_that_it_closes() -> None:
-    head, _, body = module.error_response(HTTPStatus.BAD_REQUEST, "code", "What.").partition(
-        b"\r\n\r\n"
-    )
-    content = orjson.loads(body)
-    lines = head.decode().split("\r\n")
-    assert lines[0] == "HTTP/1.1 400 Bad Request"
-    assert "connection: close" in lines
-    assert f"content-length: {len(body)}" in lines
-    assert f"x-request-id: {content['request_id']}" in lines
-    assert (content["detail"], content["code"]) == ("What.", "code")

@@ -1,0 +1,48 @@
+"""Ports that can be listened on, and the words for those that cannot."""
+
+import socket
+
+import pytest
+
+from app.errors import StartupError
+from app.server.ports import require_port
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "localhost"])
+def test_a_free_port_may_be_listened_on_again_and_again(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        # Its last connection is still remembered, as after a restart.
+        with socket.create_connection(other.getsockname()):
+            other.accept()[0].close()
+    for _ in range(2):
+        require_port(host, port)
+    with socket.create_server((host, port)):
+        pass
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
+def test_a_port_that_is_taken_is_told_of(host: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(StartupError, match=f"port {port} of {host} is taken"):
+            require_port(host, port)
+
+
+def test_the_same_port_of_both_families_is_listened_on_by_one_process() -> None:
+    """As asyncio does: the one of IPv6 does not take that of IPv4."""
+    try:
+        other = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with other:
+        port = other.getsockname()[1]
+        with pytest.raises(StartupError, match="is taken"):
+            require_port("::", port)
+    with socket.create_server(("0.0.0.0", port)):
+        require_port("::", port)
+
+
+def test_an_address_of_another_machine_is_no_port_that_is_taken() -> None:
+    with pytest.raises(StartupError, match="HOST=203.0.113.7 PORT=80 cannot be listened on: "):
+        require_port("203.0.113.7", 80)

@@ -1,0 +1,279 @@
+"""A graceful shutdown in process: real sockets on loopback, and a clock that skips the waiting."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvicorn
+from structlog.testing import capture_logs
+
+from app.server import drain as drain_module
+from app.server import server as module
+from app.server.connection import bounded_connection
+from app.server.drain import Drain
+from app.server.server import DrainingServer
+from tests.support.skipped_time import in_skipped_time, now, turns
+
+TIMEOUT = 30.0
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch) -> None:
+    """The time of a drain is that of the loop."""
+    monkeypatch.setattr(drain_module.time, "monotonic", now)
+
+
+class Service:
+    """A server, and an app that answers after `seconds`, as a stream until the drain, or never."""
+
+    def __init__(self, *, host: str = "127.0.0.1", delay: float = 0.0) -> None:
+        self.drain = Drain()
+        self.seconds = 0.0
+        self.streams = False
+        self.failed: list[float] = []
+        self.entered = asyncio.Event()
+        self._never = asyncio.Event()
+        self.drain.on_timeout(self._time_out)
+        config = uvicorn.Config(
+            self._app,
+            host=host,
+            port=0,
+            http=bounded_connection(90, self.drain),
+            interface="asgi3",
+            proxy_headers=False,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=1000,
+        )
+        self.server = DrainingServer(config, self.drain, TIMEOUT, delay)
+
+    def _time_out(self) -> None:
+        self.failed.append(now())
+        self._never.set()
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.entered.set()
+        with self.drain.track():
+            await receive()
+            if self.seconds > 1000:
+                await self._never.wait()
+            else:
+                await asyncio.sleep(self.seconds)
+            headers = [] if self.streams else [(b"content-length", b"2")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            if self.streams:
+                await self.drain.wait_for_beginning()
+            await send({"type": "http.response.body", "body": b"ok"})
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, port = self.server.url.removeprefix("http://").rsplit(":", 1)
+        return host.strip("[]"), int(port)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["asyncio.Task[None]"]:
+        serving = asyncio.create_task(self.server.serve())
+        while not self.server.started:  # noqa: ASYNC110 - turns, not time
+            await asyncio.sleep(0)
+        try:
+            yield serving
+        finally:
+            self.server.should_exit = True
+            self._never.set()
+            await serving
+
+    async def call(self) -> bytes:
+        """The answer to one request, when the server has closed its connection."""
+        reader, writer = await asyncio.open_connection(*self.address)
+        writer.write(GET)
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+
+async def in_work(service: Service) -> "asyncio.Task[bytes]":
+    """A request that the app has begun."""
+    call = asyncio.create_task(service.call())
+    await service.entered.wait()
+    return call
+
+
+@in_skipped_time
+async def test_a_request_in_work_is_answered_and_then_the_server_ends() -> None:
+    service = Service()
+    service.seconds = 20
+    async with service.running() as serving:
+        call, began = await in_work(service), now()
+        service.server.handle_exit(signal.SIGTERM, None)
+        assert service.drain.begun
+        answer = await call
+        assert answer.endswith(b"ok")
+        assert b"connection: close" in answer
+        await serving
+    assert service.failed == []
+    assert 20 <= now() - began <= 23
+
+
+@in_skipped_time
+async def test_a_request_that_takes_too_long_is_failed_while_there_is_time_to_say_so() -> None:
+    service = Service()
+    service.seconds = 10_000
+    async with service.running() as serving:
+        call, began = await in_work(service), now()
+        service.server.handle_exit(signal.SIGTERM, None)
+        assert (await call).endswith(b"ok")
+        await serving
+    assert [moment - began for moment in service.failed] == [pytest.approx(27, abs=0.2)]
+    assert 27 <= now() - began < TIMEOUT
+
+
+@in_skipped_time
+async def test_a_stream_ends_at_once_when_the_drain_begins() -> None:
+    service = Service()
+    service.streams = True
+    async with service.running() as serving:
+        call, began = await in_work(service), now()
+        await asyncio.sleep(100)
+        assert not call.done()
+        service.server.handle_exit(signal.SIGTERM, None)
+        assert b"ok" in await call
+        await serving
+    assert now() - began < 103
+
+
+@in_skipped_time
+async def test_after_sigterm_it_serves_on_for_the_delay_and_after_an_interrupt_it_does_not() -> (
+    None
+):
+    service = Service(delay=10)
+    async with service.running() as serving:
+        began = now()
+        service.server.handle_exit(signal.SIGTERM, None)
+        await asyncio.sleep(9)
+        assert (service.drain.announced, service.drain.begun) == (True, False)
+        service.seconds = 5
+        answer = await service.call()
+        assert b"connection: close" in answer
+        await serving
+        assert 14 <= now() - began <= 17
+    service = Service(delay=10)
+    async with service.running() as serving:
+        service.server.handle_exit(signal.SIGINT, None)
+        assert service.drain.begun
+        began = now()
+        await serving
+        assert now() - began < 3
+
+
+@in_skipped_time
+async def test_a_client_that_keeps_its_connection_is_waited_for_a_second_and_no_longer() -> None:
+    service = Service()
+    async with service.running() as serving:
+        reader, writer = await asyncio.open_connection(*service.address)
+        writer.write(GET)
+        await reader.readuntil(b"ok")
+        began = now()
+        service.server.handle_exit(signal.SIGTERM, None)
+        await serving
+        assert 1 <= now() - began <= 3
+        assert await reader.read() == b""
+        writer.close()
+
+
+@in_skipped_time
+async def test_the_port_answers_until_every_request_is_done_and_then_is_kept_shut() -> None:
+    service = Service()
+    service.seconds = 10
+    async with service.running() as serving:
+        call = await in_work(service)
+        service.server.handle_exit(signal.SIGTERM, None)
+        await asyncio.sleep(5)
+        late = asyncio.create_task(service.call())
+        assert (await call).endswith(b"ok")
+        assert (await late).endswith(b"ok")
+        address = service.address
+        await serving
+        with pytest.raises(OSError, match="refused|111"):
+            await asyncio.open_connection(*address)
+
+
+@in_skipped_time
+async def test_connections_in_the_backlog_are_accepted_and_new_ones_are_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as late:
+        assert not module._has_backlog(listener)
+        with socket.create_connection(listener.getsockname()):
+            assert module._has_backlog(listener)
+            module._refuse_new_connections(listener)
+            late.settimeout(0.05)
+            with pytest.raises(OSError, match="timed out"):
+                late.connect(listener.getsockname())
+            listener.accept()[0].close()
+        assert not module._has_backlog(listener)
+        assert listener.fileno() > 0
+
+
+def test_where_the_kernel_takes_no_filter_the_backlog_is_shortened(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_DROP_SYN", ((0, 0, 0, 0),))  # It does not return: not allowed.
+    with socket.create_server(("127.0.0.1", 0), backlog=9) as listener:
+        assert not module._drop_syn(listener)
+        module._refuse_new_connections(listener)
+        with socket.create_connection(listener.getsockname()), socket.socket() as late:
+            late.settimeout(0.05)
+            with pytest.raises(OSError, match="timed out"):
+                late.connect(listener.getsockname())
+
+
+@in_skipped_time
+async def test_a_second_signal_ends_the_process_with_its_status(monkeypatch) -> None:
+    class Ended(BaseException):
+        pass
+
+    said = []
+
+    def end(status: int) -> None:
+        raise Ended(status)
+
+    monkeypatch.setattr(os, "write", lambda descriptor, text: said.append((descriptor, text)))
+    monkeypatch.setattr(os, "_exit", end)
+    service = Service(delay=10)
+    service.server.handle_exit(signal.SIGTERM, None)
+    with pytest.raises(Ended, match="130"):
+        service.server.handle_exit(signal.SIGINT, None)
+    assert said == [(2, b"second signal (SIGINT): ended at once\n")]
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]")]
+)
+def test_the_address_that_is_told_can_be_called(host: str, shown: str) -> None:
+    @in_skipped_time
+    async def tell() -> None:
+        service = Service(host=host)
+        with capture_logs() as log:
+            async with service.running():
+                url = service.server.url
+                assert b"200 OK" in await asyncio.wait_for(closing_call(service), 10)
+        port = int(url.rpartition(":")[2])
+        assert url == f"http://{shown}:{port}"
+        assert {"event": "listening", "url": url, "log_level": "info"} in log
+
+    try:
+        tell()
+    except SystemExit:
+        pytest.skip(f"{host} cannot be listened on here")
+
+
+async def closing_call(service: Service) -> bytes:
+    reader, writer = await asyncio.open_connection(*service.address)
+    writer.write(GET.replace(b"Host", b"Connection: close\r\nHost"))
+    answer = await reader.read()
+    writer.close()
+    await turns()
+    return answer
