@@ -66,6 +66,37 @@ async def test_the_wait_is_the_real_one(redis: RedisServer, patient) -> None:
         assert 0 < second < first <= 60
 
 
+async def test_a_look_at_a_bucket_tells_what_all_have_taken_and_takes_nothing(
+    redis: RedisServer, patient
+) -> None:
+    async with shared(redis.url, 1, 2) as one, shared(redis.url, 1, 2) as two:
+        assert [await two.peek("key") for _ in range(5)] == [0] * 5
+        await one.take("key")
+        assert [await two.peek("key") for _ in range(5)] == [0] * 5
+        await one.take("key")
+        wait = await two.peek("key")
+        assert 50 < wait <= 60
+        assert await one.take("key") <= wait
+        assert await two.peek("another") == 0
+        assert (one.errors, two.errors) == (0, 0)
+
+
+async def test_a_bucket_of_which_something_impossible_is_said_is_told_of_once(
+    redis: RedisServer, patient
+) -> None:
+    with capture_logs() as log:
+        async with shared(redis.url, 60, 1) as buckets:
+            client = buckets._store._backend.get_client()
+            for key in ("one", "two"):
+                await client.set(f"smart-embedder:v1:gcra:{key}", "1e300")
+                assert await buckets.take(key) == 0
+                assert 0 < await buckets.peek(key) <= 1
+            assert buckets.errors == 4
+    (warning,) = log
+    assert warning["event"] == "rate_limit_store_not_believed"
+    assert warning["log_level"] == "warning"
+
+
 async def test_a_full_bucket_is_no_longer_kept(redis: RedisServer, patient) -> None:
     async with shared(redis.url, 3600, 120) as buckets:
         await buckets.take("key")
