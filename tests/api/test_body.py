@@ -2,8 +2,9 @@
 
 import difflib
 import json
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -27,7 +28,9 @@ from app.api.endpoints import embeddings
 from app.api.paths import NATIVE_EMBEDDINGS, Dialect
 from app.api.schemas import EmbeddingRequest, RequestModel, RerankBody
 from app.api.streams.lines import StreamLine
-from app.errors import InvalidRequestError, UnsupportedMediaError
+from app.engine.admission.concurrency import LoopTurns
+from app.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
+from app.settings import Settings
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(st.characters(codec="utf-8")),
@@ -233,3 +236,169 @@ def test_a_content_type_of_any_length_is_not_parsed(value: str, monkeypatch) -> 
     monkeypatch.setattr(body, "Message", None)
     with pytest.raises(UnsupportedMediaError, match="at most 1024 are read"):
         body._require_json(Headers({"Content-Type": value}))
+
+
+# Reading, in process.
+
+
+FORMS = (embeddings._OPERATION, openai.EMBEDDINGS)
+
+
+async def read(
+    *parts: bytes,
+    forms: Sequence[Any] = FORMS,
+    most: int = 1000,
+    headers: Sequence[tuple[bytes, bytes]] = ((b"content-type", b"application/json"),),
+    leaves: bool = False,
+) -> tuple[Any, RequestContext]:
+    """The form and the request that are read, and the request's context."""
+    left = list(parts)
+    context = RequestContext("id", "/embeddings/", NATIVE_EMBEDDINGS, "192.0.2.1")
+
+    async def receive() -> dict[str, Any]:
+        if not left:
+            return {"type": "http.disconnect"}
+        part = left.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(left) or leaves}
+
+    scope = {"type": "http", "state": {"context": context}, "headers": list(headers)}
+    return await body.read_body(Request(scope, receive), forms, most, LoopTurns()), context
+
+
+async def refusal(*parts: bytes, **options: Any) -> str:
+    with pytest.raises(InvalidRequestError) as refused:
+        await read(*parts, **options)
+    assert refused.value.problems
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("size", [1, 16_383, 16_384, 300_000])
+async def test_a_body_of_any_size_is_read_as_the_form_whose_field_it_has(size: int) -> None:
+    text = "é\\" * (size // 4 + 1)
+    for form, field in zip(FORMS, ("sentences", "input"), strict=True):
+        content = json.dumps({field: [text], **({"model": "m"} if field == "input" else {})})
+        half = len(content) // 2
+        found, context = await read(content[:half].encode(), content[half:].encode())
+        assert found[0] is form
+        assert getattr(found[1], field) == [text]
+        assert (context.dialects, context.endpoint) == ((form.dialect,), form.endpoint)
+
+
+@pytest.mark.parametrize("padding", [0, 20_000])
+async def test_a_body_of_two_apis_or_of_none_is_refused_with_the_fields_that_tell(padding) -> None:
+    blanks = b" " * padding
+    both = await refusal(b'{"sentences": ["a"], "input": ["b"]}' + blanks)
+    assert "sentences (Smart Embedder) and input (OpenAI): send one of these fields" in both
+    neither = await refusal(b'{"texts": ["a"]}' + blanks)
+    assert "other APIs on this path are told by input (OpenAI)" in neither
+    for no_object in (b'["sentences"]', b"7", b'"input"', b"null"):
+        assert "told by" not in await refusal(no_object + blanks)
+    assert "told by" not in await refusal(b'{"sentences": [1]}' + blanks)
+    assert "told by" not in await refusal(b'{"texts": ["a"]}' + blanks, forms=FORMS[:1])
+
+
+async def test_an_undecided_body_leaves_the_dialects_of_its_path() -> None:
+    context = RequestContext("id", "/embeddings/", NATIVE_EMBEDDINGS, "a", tuple(Dialect))
+    request = Request({"type": "http", "state": {"context": context}})
+    with pytest.raises(InvalidRequestError):
+        body._read({"texts": []}, FORMS, request)
+    assert context.dialects == tuple(Dialect)
+    with pytest.raises(InvalidRequestError):
+        body._read({"texts": []}, FORMS[1:], request)
+    assert context.dialects == (Dialect.OPENAI,), "there is no other"
+
+
+async def test_what_is_no_json_is_refused_with_its_size_and_an_example() -> None:
+    for content in (b'{"sentences": ["a"', b"\xff", b"x" * 20_000):
+        told = await refusal(content)
+        assert f"the body of {len(content)} bytes is no JSON (" in told
+        assert '"sentences"' in told
+    assert (await refusal(b"")).startswith("the body is empty: send {")
+    large = b'["' + b"\\n" * 200_000
+    told = await refusal(large)
+    assert f"the body of {len(large)} bytes is no JSON (EOF while parsing a string)" in told
+    assert "at line" not in told
+
+
+async def test_too_many_values_are_refused_before_the_body_is_whole_and_other_apis_are_advised():
+    parts = [b'{"input": [' + b"1," * 1500, b"never read"]
+    told = await refusal(*parts)
+    assert "more than 1000 values" in told
+    assert "check_embedding_ctx_length=False" not in told, "for this service's own API"
+    assert "check_embedding_ctx_length=False" in await refusal(*parts, forms=FORMS[::-1])
+    assert "bytes beside its texts" in await refusal(b" " * 64_001)
+    assert "no JSON" in await refusal(b" " * 64_000)
+
+
+async def test_a_client_that_leaves_in_the_middle_is_no_bad_request() -> None:
+    with pytest.raises(ClientGoneError):
+        await read(b'{"sentences": [', leaves=True)
+
+
+def test_the_most_values_leave_room_for_a_good_word_about_each_limit() -> None:
+    """Of a text, sixteen: a list of token ids in its place is told of as such."""
+    for sentences, passages in ((5000, 10), (10, 5000)):
+        settings = Settings(max_sentences_per_request=sentences, max_rerank_passages=passages)
+        assert body.max_json_values(settings) == 16 * 5000 + 1024
+    least = Settings(max_sentences_per_request=1, max_rerank_passages=1)
+    # The OpenAI paths take 2,048 texts whatever is set, each of which may be an object.
+    assert body.max_json_values(least) >= 3 * 2048
+
+
+JSON_TYPES = [
+    ("application/json", None),
+    ("Application/JSON ; charset=UTF-8", None),
+    ("application/vnd.api+json", None),
+    ('application/json; charset="us-ascii"', None),
+    ("application/json; charset=latin-1", "the body's charset is latin-1: send JSON in UTF-8"),
+    ("text/json", "the Content-Type is text/json: send JSON, with Content-Type: application/json"),
+    ("application/jsonx", "the Content-Type is application/jsonx"),
+    ("application/xml", "the Content-Type is application/xml"),
+    ("json", "the Content-Type is json"),
+    ("application/json" + " " * 1009, "has 1025 characters, and at most 1024 are read"),
+    ("application/json" + " " * 1008, None),
+]
+
+
+@pytest.mark.parametrize(("value", "told"), JSON_TYPES, ids=lambda case: str(case)[:40])
+def test_the_type_of_a_body_is_json_in_utf_8(value: str, told: str | None) -> None:
+    if told is None:
+        body._require_json(Headers({"content-type": value}))
+        return
+    with pytest.raises(UnsupportedMediaError, match=re.escape(told)):
+        body._require_json(Headers({"content-type": value}))
+
+
+def test_a_type_may_be_missing_unless_a_page_sends_it_and_there_may_be_one() -> None:
+    page = (b"origin", b"https://a")
+    empty = (b"content-type", b" ")
+    for headers in ([], [empty]):
+        body._require_json(Headers(raw=headers))
+        with pytest.raises(UnsupportedMediaError, match="the request has no Content-Type: send"):
+            body._require_json(Headers(raw=[*headers, page]))
+    twice = [(b"content-type", b"application/json")] * 2
+    with pytest.raises(UnsupportedMediaError, match="is application/json, application/json: send"):
+        body._require_json(Headers(raw=twice))
+    assert body.content_type_of(Headers(raw=twice)) == ""
+    assert body.content_type_of(Headers(raw=[])) == ""
+    told = Headers({"content-type": " Text/Plain ; charset=a"})
+    assert body.content_type_of(told) == "text/plain"
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([], None),
+        ([""], None),
+        (["identity, "], None),
+        (["br"], "br"),
+        (["identity", "GZIP"], "GZIP"),
+    ],
+)
+def test_a_body_that_is_still_packed_is_refused(values: list[str], told: str | None) -> None:
+    headers = Headers(raw=[(b"content-encoding", value.encode()) for value in values])
+    if told is None:
+        body._require_json(headers)
+        return
+    with pytest.raises(UnsupportedMediaError, match=f"Content-Encoding is {told}: send it as it"):
+        body._require_json(headers)
