@@ -330,6 +330,12 @@ async def test_too_many_values_are_refused_before_the_body_is_whole_and_other_ap
     assert "no JSON" in await refusal(b" " * 64_000)
 
 
+async def test_what_is_not_declared_as_json_is_not_read() -> None:
+    for headers in ([(b"content-type", b"text/plain")], [(b"content-encoding", b"br")]):
+        with pytest.raises(UnsupportedMediaError):
+            await read(b'{"sentences": ["a"]}', headers=headers)
+
+
 async def test_a_client_that_leaves_in_the_middle_is_no_bad_request() -> None:
     with pytest.raises(ClientGoneError):
         await read(b'{"sentences": [', leaves=True)

@@ -2,13 +2,27 @@
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
+import torch
 
-from app.engine import Engine
-from app.errors import InferenceError, InferenceTimeoutError
+from app.engine import Engine, clock
+from app.engine.scheduling.job import Job, Purpose
+from app.errors import (
+    DeviceCrashedError,
+    DeviceFailedError,
+    DrainingError,
+    InferenceError,
+    InferenceTimeoutError,
+    OutOfMemoryError,
+    UnhealthyError,
+)
 from app.settings import Settings
+from tests.engine.devices.virtual_device import VirtualDevice, numbers
 from tests.engine.fakes import FakeModel, loaded
+from tests.engine.scheduling.test_queue import job
+from tests.support.skipped_time import in_skipped_time, now, turns
 
 
 @pytest.fixture
@@ -126,3 +140,365 @@ async def test_an_abort_reaches_every_batch_on_its_way(model) -> None:
     for _ in range(2):
         model.gate.release()
     await engine.close()
+
+
+# In virtual time.
+
+
+@pytest.fixture
+def skipped(monkeypatch) -> None:
+    """The engine's clock is that of the loop."""
+    monkeypatch.setattr(clock, "now", now)
+
+
+def of(model: FakeModel, *lengths: int, **options) -> Job:
+    return job(*lengths, model=model, **options)
+
+
+@in_skipped_time
+async def test_the_rate_of_a_device_is_that_of_its_forwards(skipped) -> None:
+    async with VirtualDevice(2.0).running() as device:
+        (model,) = device.models
+        assert device.executor.tokens_per_second == 0
+        await device.compute(of(model, 10))
+        assert device.executor.tokens_per_second == pytest.approx(5, rel=0.01)
+        device.thread.seconds = 1.0
+        await device.compute(of(model, 10))
+        assert device.executor.tokens_per_second == pytest.approx(6, rel=0.01), "a running mean"
+
+
+@in_skipped_time
+async def test_until_its_first_forward_it_is_what_was_measured_at_the_start(skipped) -> None:
+    async with VirtualDevice(2.0, seconds_per_token=0.1).running() as device:
+        assert device.executor.tokens_per_second == 10
+        await device.compute(of(device.models[0], 10))
+        assert device.executor.tokens_per_second == pytest.approx(5, rel=0.01)
+
+
+@in_skipped_time
+async def test_a_forward_is_expected_to_take_as_long_as_those_of_its_model(skipped) -> None:
+    """Of two models, one may be ten times as slow; the time that is left is told callers."""
+    async with VirtualDevice(4.0, FakeModel(), FakeModel()).running() as device:
+        slow, quick = device.models
+        assert device.executor.seconds_left == 0
+        await device.compute(of(slow, 8))
+        device.thread.seconds = 1.0
+        await device.compute(of(quick, 8))
+        expected = {slow: 4.0, quick: 1.0}
+        device.thread.seconds = 10.0
+        for model, seconds in expected.items():
+            running = device.put(of(model, 8))
+            await turns()
+            assert device.executor.seconds_left == pytest.approx(seconds, rel=0.01)
+            await asyncio.sleep(seconds / 2)
+            assert device.executor.seconds_left == pytest.approx(seconds / 2, rel=0.01)
+            await asyncio.sleep(seconds / 2 + 2)
+            # Longer than expected: half as long again.
+            assert device.executor.seconds_left == pytest.approx((seconds + 2) / 2, rel=0.01)
+            await running.result()
+        assert device.executor.seconds_left == 0
+
+
+@in_skipped_time
+async def test_a_gpu_takes_another_batch_while_one_is_computed_and_counts_no_second_twice(
+    skipped,
+) -> None:
+    async with VirtualDevice(2.0, gpu=True).running() as device:
+        (model,) = device.models
+        jobs = [device.put(of(model, 10)) for _ in range(3)]
+        await turns(20)
+        assert len(device.executor.batches) == 2
+        began = now()
+        for each in jobs:
+            await each.result()
+        assert now() - began == pytest.approx(6, rel=0.01)
+        assert [each.inference_seconds for each in jobs] == [pytest.approx(2, rel=0.01)] * 3
+        assert device.executor.tokens_per_second == pytest.approx(5, rel=0.01)
+        assert device.executor.batches == []
+
+
+@in_skipped_time
+async def test_the_time_left_of_a_gpu_is_that_of_the_batch_that_ends_first(skipped) -> None:
+    async with VirtualDevice(2.0, gpu=True, budget=8).running() as device:
+        (model,) = device.models
+        await device.compute(of(model, 8))
+        first = device.put(of(model, 8))
+        await turns(20)
+        assert device.executor.seconds_left == 0, "there is room for a second one"
+        await asyncio.sleep(0.5)
+        second = device.put(of(model, 8))
+        await turns(20)
+        assert device.executor.seconds_left == pytest.approx(1.5, rel=0.01)
+        await first.result()
+        await second.result()
+
+
+@in_skipped_time
+async def test_what_arrives_within_the_wait_for_a_batch_shares_it(skipped) -> None:
+    async with VirtualDevice(1.0, batch_wait=0.5).running() as device:
+        (model,) = device.models
+        jobs = [device.put(of(model, 2))]
+        await asyncio.sleep(0.4)
+        jobs.append(device.put(of(model, 3)))
+        await asyncio.sleep(0.2)
+        jobs.append(device.put(of(model, 4)))
+        for each in jobs:
+            await each.result()
+        assert model.batches == [[2, 3], [4]]
+
+
+@in_skipped_time
+async def test_a_forward_is_counted_once_with_its_tokens_texts_and_seconds(skipped) -> None:
+    async with VirtualDevice(2.0).running() as device:
+        (model,) = device.models
+        texts = device.put(of(model, 3, 3))
+        pair = device.put(of(model, 4, purpose=Purpose.RERANKING))
+        for each in (texts, pair):
+            await each.result()
+        value = device.metrics.value
+        assert value("embedder_tokens_processed_total", model="fake") == 10
+        assert value("embedder_batch_tokens_sum") == 10
+        assert value("embedding_batch_size_sum") == 2
+        assert value("embedding_gpu_inference_duration_seconds_sum") == pytest.approx(2, rel=0.01)
+        assert value("rerank_inference_duration_seconds_sum") == pytest.approx(2, rel=0.01)
+        await device.compute(of(model, 4))
+        assert value("rerank_inference_duration_seconds_count") == 1
+        assert value("embedder_queue_wait_seconds_count") == 3
+
+
+@in_skipped_time
+async def test_a_request_waits_once_however_many_batches_it_takes(skipped) -> None:
+    async with VirtualDevice(2.0).running() as device:
+        (model,) = device.models
+        first, second = device.put(of(model, 10, 10)), device.put(of(model, 10))
+        for each in (first, second):
+            await each.result()
+        assert device.metrics.value("embedder_queue_wait_seconds_count") == 2
+        assert device.metrics.value("embedder_queue_wait_seconds_sum") >= 2
+
+
+@in_skipped_time
+async def test_memory_that_ran_out_halves_the_budget_and_forwards_that_fit_restore_it(
+    skipped,
+) -> None:
+    async with VirtualDevice(1.0, budget=1000).running() as device:
+        (model,) = device.models
+        model.failures = [MemoryError(), None, MemoryError()]
+        assert await device.compute(of(model, *[50] * 4)) == [0] * 4
+        # 200 tokens, 100, 100, and two of 50: halved twice, and restored three times.
+        assert model.batches == [[50] * 4, [50] * 2, [50] * 2, [50], [50]]
+        assert device.budgets[model].limits.max_tokens == 50 + 2 * 10
+        assert device.metrics.value("embedder_out_of_memory_splits_total") == 2
+
+
+@in_skipped_time
+async def test_one_text_that_does_not_fit_fails_its_request_alone(skipped) -> None:
+    async with VirtualDevice(1.0).running() as device:
+        (model,) = device.models
+        model.failures = [MemoryError(), MemoryError()]
+        # The first half of both, and then by itself.
+        failing, other = device.put(of(model, 4)), device.put(of(model, 5))
+        with pytest.raises(OutOfMemoryError):
+            await failing.result()
+        assert numbers(await other.result()) == [0]
+        assert model.batches == [[4, 5], [4], [5]]
+
+
+@in_skipped_time
+async def test_what_nobody_waits_for_is_not_computed_in_halves(skipped) -> None:
+    async with VirtualDevice(1.0).running() as device:
+        (model,) = device.models
+        model.failures = [MemoryError()]
+        left, stays = device.put(of(model, 4)), device.put(of(model, 5))
+        await asyncio.sleep(0.5)
+        left.cancel()
+        await stays.result()
+        assert model.batches == [[4, 5], [5]]
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_forward_that_takes_too_long_fails_its_requests_and_the_next_has_its_own_time(
+    gpu: bool, skipped
+) -> None:
+    @in_skipped_time
+    async def overrun() -> None:
+        async with VirtualDevice(5.0, gpu=gpu, fixed=3.0).running() as device:
+            (model,) = device.models
+            began, slow, behind = now(), device.put(of(model, 10)), device.put(of(model, 10))
+            with pytest.raises(InferenceTimeoutError, match="longer than 3 seconds"):
+                await slow.result()
+            assert now() - began == pytest.approx(3, abs=0.01)
+            assert device.executor.stuck_seconds == 0
+            await asyncio.sleep(1)
+            device.thread.seconds = 2.0
+            assert numbers(await behind.result()) == [0]
+            assert now() - began == pytest.approx(7, abs=0.1)
+            assert device.stuck == []
+
+    overrun()
+
+
+@in_skipped_time
+async def test_a_device_that_is_away_for_twice_its_time_is_stuck_until_it_comes_back(
+    skipped,
+) -> None:
+    async with VirtualDevice(100.0, fixed=3.0).running() as device:
+        began = now()
+        with pytest.raises(InferenceTimeoutError):
+            await device.compute(of(device.models[0], 10))
+        await asyncio.sleep(2.9)
+        assert (device.executor.stuck_seconds, device.stuck) == (0, [])
+        await asyncio.sleep(0.2)
+        assert device.stuck == [pytest.approx(began + 6, abs=0.05)]
+        assert device.executor.stuck_seconds == pytest.approx(6.1, abs=0.05)
+        await asyncio.sleep(100)
+        assert device.executor.stuck_seconds == 0
+
+
+@in_skipped_time
+async def test_requests_with_a_time_limit_of_their_own_are_held_to_that(skipped) -> None:
+    async with VirtualDevice(5.0, fixed=30.0).running() as device:
+        (model,) = device.models
+        began = now()
+        own = Job(model, of(model, 4).sequences, of(model, 4).outputs, time_limit=8.0)
+        own.purpose = Purpose.RERANKING
+        device.put(own)
+        usual = device.put(of(model, 4))
+        assert numbers(await usual.result()) == [0]
+        await own.result()
+        assert own.time_left == pytest.approx(3, abs=0.01)
+        late = Job(
+            model, of(model, 4).sequences, of(model, 4).outputs, time_limit=8.0, time_spent=6.0
+        )
+        began = now()
+        with pytest.raises(InferenceTimeoutError, match=r"8 seconds \(RERANK_GPU_TIMEOUT\)"):
+            await device.compute(late)
+        assert now() - began == pytest.approx(2, abs=0.01)
+
+
+def broken(code: int) -> Exception:
+    error = torch.AcceleratorError("CUDA error")
+    error.error_code = code
+    return error
+
+
+@in_skipped_time
+async def test_a_failed_device_takes_no_more_and_gives_its_batch_to_another(skipped) -> None:
+    model = FakeModel()
+    async with VirtualDevice(1.0, model, others=[model]).running() as device:
+        await device.compute(of(model, 5))
+        model.failures = [broken(214)]
+        handed = device.put(of(model, 7))
+        await asyncio.sleep(5)
+        assert (device.executor.failed, len(device.failures)) == (True, 1)
+        assert not handed.resolved
+        given = device.queue.take(lambda _: device.budgets[model].limits)
+        assert given is not None
+        assert (given.handed_over, given.tokens) == (True, 7)
+        assert not device.executor.serves(model)
+        assert device.executor.tokens_per_second == 0, "it does no work any more"
+        device.put(of(model, 3))
+        await asyncio.sleep(5)
+        assert len(model.batches) == 2
+
+
+@pytest.mark.parametrize("case", ["no other", "a crash", "handed over"])
+def test_a_batch_that_may_be_the_cause_or_has_nowhere_to_go_fails(case: str, skipped) -> None:
+    @in_skipped_time
+    async def fail() -> None:
+        model = FakeModel()
+        others = [] if case == "no other" else [model]
+        async with VirtualDevice(1.0, model, others=others).running() as device:
+            model.failures = [broken(719 if case == "a crash" else 214)]
+            failing = of(model, 7)
+            if case == "handed over":
+                device.queue._consumers.clear()  # Nobody takes it before it is handed over.
+                device.put(failing)
+                taken = device.queue.take(lambda _: device.budgets[model].limits)
+                assert taken is not None
+                device.queue._consumers.append(device.executor._queue)
+                device.queue.hand_over(replace(taken, handed_over=True))
+            else:
+                device.put(failing)
+            expected = DeviceCrashedError if case == "a crash" else DeviceFailedError
+            with pytest.raises(expected):
+                await failing.result()
+            assert device.executor.failed
+
+    fail()
+
+
+@in_skipped_time
+async def test_a_batch_that_has_failed_another_device_runs_beside_no_other(skipped) -> None:
+    async with VirtualDevice(2.0, gpu=True).running() as device:
+        (model,) = device.models
+        device.queue._consumers.clear()
+        suspect = device.put(of(model, 10))
+        taken = device.queue.take(lambda _: device.budgets[model].limits)
+        assert taken is not None
+        device.queue._consumers.append(device.executor._queue)
+        before = device.put(of(model, 9))
+        await turns(20)
+        device.queue.hand_over(replace(taken, handed_over=True))
+        after = device.put(of(model, 8))
+        await turns(20)
+        assert model.batches == [[9]]
+        assert len(device.executor.batches) == 2
+        await before.result()
+        await turns(20)
+        assert model.batches == [[9], [10]], "it has the device for itself"
+        await suspect.result()
+        await after.result()
+        assert model.batches == [[9], [10], [8]]
+        assert device.metrics.value("embedder_queue_wait_seconds_count") == 2
+
+
+@in_skipped_time
+async def test_an_abort_fails_what_is_on_the_device(skipped) -> None:
+    async with VirtualDevice(5.0, gpu=True).running() as device:
+        jobs = [device.put(of(device.models[0], 10)) for _ in range(3)]
+        await turns(20)
+        device.executor.abort(DrainingError("over"))
+        for each in jobs[:2]:
+            with pytest.raises(DrainingError):
+                await each.result()
+        assert not jobs[2].resolved
+
+
+@in_skipped_time
+async def test_callers_of_a_consumer_that_ends_unexpectedly_are_told(skipped, monkeypatch) -> None:
+    device = VirtualDevice(5.0)
+
+    def stop(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(device.budgets[device.models[0]], "recover", stop)
+    task = asyncio.create_task(device.executor.run())
+    with pytest.raises(UnhealthyError, match="consumer has ended"):
+        await device.compute(of(device.models[0], 10))
+    (error,) = await asyncio.gather(task, return_exceptions=True)
+    assert isinstance(error, ExceptionGroup)
+    assert device.executor.batches == []
+
+
+@in_skipped_time
+async def test_short_jobs_of_a_long_batch_and_those_that_arrive_run_within_it(skipped) -> None:
+    """They count for neither the rate of the device nor the seconds of the long ones."""
+    async with VirtualDevice(
+        10.0, budget=1000, seconds_per_token=0.05, fixed=1000.0
+    ).running() as device:
+        (model,) = device.models
+        long, own = device.put(of(model, 200, client="a")), device.put(of(model, 5, client="b"))
+        await turns(20)
+        assert sorted(model.batches) == [[5], [200]]
+        await asyncio.sleep(1)
+        assert device.executor.is_using(model)
+        came = device.put(of(model, 7, client="c"))
+        device.thread.seconds = 2.0
+        await came.result()
+        assert not long.resolved or own.resolved
+        await long.result()
+        await turns(20)
+        assert device.executor.batches == []
+        assert sorted(map(tuple, model.batches)) == [(5,), (7,), (200,)]
+        assert not device.executor.is_using(model)

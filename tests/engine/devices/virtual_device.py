@@ -1,0 +1,106 @@
+"""A device in virtual time: its forwards take seconds that a test sets, and nobody waits."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from app.engine.devices.device_guard import DeviceGuard
+from app.engine.devices.device_threads import DeviceThreads
+from app.engine.devices.executor import DeviceExecutor
+from app.engine.devices.forward_limit import ForwardLimit
+from app.engine.devices.memory import TokenBudget
+from app.engine.devices.outcome import outcome_of
+from app.engine.model import Model
+from app.engine.scheduling.job import Job
+from app.engine.scheduling.queue import JobQueue
+from app.errors import DeviceFailedError
+from app.observability.metrics import Metrics
+from tests.engine.fakes import FakeModel
+
+
+class VirtualThread:
+    """One call after the other; a call takes `seconds_of` it, and preempting ones go between."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+        self._lock = asyncio.Lock()
+        self.calls = 0
+
+    async def run(self, call: Callable[[], Any], *, preempts: bool = False) -> Any:
+        if preempts:
+            return await self._run(call)
+        async with self._lock:
+            return await self._run(call)
+
+    async def _run(self, call: Callable[[], Any]) -> Any:
+        self.calls += 1
+        outcome = outcome_of(call)
+        await asyncio.sleep(self.seconds)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    async def close(self, seconds: float) -> None:
+        """It has no thread."""
+
+
+class VirtualDevice:
+    """An executor with its queue; as a GPU it computes one batch while the next is launched."""
+
+    def __init__(
+        self,
+        seconds: float,
+        *models: FakeModel,
+        gpu: bool = False,
+        budget: int = 10,
+        seconds_per_token: float = 0.0,
+        fixed: float | None = None,
+        others: Sequence[Model] = (),
+        batch_wait: float = 0.0,
+    ) -> None:
+        self.models = models or (FakeModel(),)
+        self.queue, self.metrics = JobQueue(), Metrics()
+        # Launching takes no time; a CPU computes in that call.
+        launching = VirtualThread(0.0 if gpu else seconds)
+        collecting = VirtualThread(seconds) if gpu else None
+        self.thread = collecting or launching
+        self.budgets = {model: TokenBudget(budget) for model in self.models}
+        self.stuck: list[float] = []
+        self.failures: list[DeviceFailedError] = []
+        self.executor = DeviceExecutor(
+            self.queue,
+            DeviceThreads(launching, collecting),  # type: ignore[arg-type]
+            self.budgets,
+            ForwardLimit(fixed, 30.0, seconds_per_token),
+            self.metrics,
+            guard=DeviceGuard(lambda: None),
+            models={model: model for model in self.models},
+            batch_wait=batch_wait,
+            on_stuck=lambda: self.stuck.append(asyncio.get_running_loop().time()),
+            on_failed=self.failures.append,
+            has_others=lambda model: model in others,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["VirtualDevice"]:
+        task = asyncio.create_task(self.executor.run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+    def put(self, job: Job) -> Job:
+        self.queue.put(job)
+        return job
+
+    async def compute(self, job: Job) -> list[int]:
+        """Let it be computed; its results as numbers."""
+        return numbers(await self.put(job).result())
+
+
+def numbers(results: Sequence[Any]) -> list[int]:
+    return [int(np.asarray(each.dense)[0]) for each in results]
