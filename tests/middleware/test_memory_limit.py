@@ -304,3 +304,81 @@ def test_an_answer_that_took_long_to_make_has_its_time_to_be_read(clock: Clock) 
     clock.pass_seconds(2)
     answer_of(responses, "b", HELD).need(8 * MIB, *ADVICE)
     assert evicted == ["a"]
+
+
+def test_one_large_body_has_no_more_of_the_memory_than_many_small_ones(clock: Clock) -> None:
+    bodies = BodyMemory(HELD)
+    with pytest.raises(QueueFullError, match="hold 0 bytes, 0 of them from this client"):
+        take(bodies, 1, "a", size=12 * MIB + 1)
+    take(bodies, 1, "a", size=12 * MIB)
+
+
+def test_an_upload_that_goes_on_is_not_evicted_and_one_that_stalls_is(clock: Clock) -> None:
+    bodies, uploads = BodyMemory(HELD), [Reader("a"), Reader("b")]
+    for each in uploads:
+        bodies.reserve(each, 6 * MIB)
+    for _ in range(3):
+        clock.pass_seconds(0.9)
+        bodies.reserve(uploads[0], 16_384)
+        bodies.reserve(uploads[1], 16)
+    bodies.reserve(Reservation("c", None), 6 * MIB)
+    assert [each.evicted for each in uploads] == [False, True]
+
+
+def test_a_client_over_its_share_loses_its_own_stalled_requests_and_nobody_elses(
+    clock: Clock,
+) -> None:
+    bodies = BodyMemory(HELD)
+    own, other = Reader("a"), Reader("b")
+    bodies.reserve(own, 6 * MIB)
+    bodies.reserve(other, MIB)
+    clock.pass_seconds(2)
+    bodies.reserve(Reservation("a", None), 6 * MIB)
+    assert (own.evicted, other.evicted) == (True, False)
+
+
+def test_an_answer_that_is_read_while_it_is_rendered_is_not_evicted(clock: Clock) -> None:
+    responses, evicted = ResponseMemory(HELD), []
+    answers = [
+        HeldAnswer(responses, name, 12 * MIB, lambda name=name: evicted.append(name))
+        for name in "ab"
+    ]
+    for answer in answers:
+        answer.need(6 * MIB, *ADVICE)
+        answer.begin(None)
+    for _ in range(3):
+        clock.pass_seconds(0.9)
+        answers[0].sent(16_384)
+    answer_of(responses, "c", HELD).need(6 * MIB, *ADVICE)
+    assert evicted == ["b"]
+
+
+def test_answers_that_are_too_many_are_looked_at_once_a_second_until_they_fit(
+    clock: Clock,
+) -> None:
+    responses = ResponseMemory(HELD)
+    readers = [Reader(name) for name in "abcd"]
+    for each in readers:
+        responses.reserve(each, 6 * MIB)
+    assert len(clock.later) == 1
+    clock.pass_seconds(1)
+    assert [each.evicted for each in readers].count(True) == 2
+    assert clock.later == []
+    responses.reserve(Reader("e"), 17 * MIB)
+    assert len(clock.later) == 1, "from now on it is looked at again"
+
+
+async def test_a_request_in_work_cannot_be_cut_off_where_the_server_has_no_way_to() -> None:
+    limit = limited(read_whole)
+    exchange = limit._exchange(scope(), receiving(10), send)
+    await exchange.receive()
+    await exchange.send({"type": "http.response.start", "headers": []})
+    assert exchange._answer._reservation.evict is None
+    exchange.release()
+    aborted = []
+    exchange = limit._exchange(scope(abort=lambda: aborted.append(1)), receiving(10), send)
+    await exchange.receive()
+    await exchange.send({"type": "http.response.start", "headers": []})
+    exchange._answer._reservation.evict()
+    assert aborted == [1]
+    exchange.release()

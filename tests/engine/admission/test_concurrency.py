@@ -1,11 +1,15 @@
 """Permits, divided fairly between the clients that want them."""
 
 import asyncio
+from collections.abc import Generator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from app.engine.admission.concurrency import ConcurrencyLimit, FairSemaphore
+from app.engine.admission.concurrency import ConcurrencyLimit, FairSemaphore, LoopTurns
 from app.errors import QueueFullError
+from tests.support.skipped_time import in_skipped_time, now, turns
 
 
 def limit_of(capacity: int, acquire_timeout: float = 0.01) -> ConcurrencyLimit:
@@ -136,3 +140,128 @@ async def test_a_permit_handed_to_someone_who_is_cancelled_in_the_same_moment_is
         await waiting
     assert permits.held == 0
     assert permits.try_acquire("c")
+
+
+@in_skipped_time
+async def test_a_refusal_comes_when_the_time_is_over_and_not_before() -> None:
+    limit, began = limit_of(1, acquire_timeout=5), now()
+    (held,) = await holders(limit, "a")
+    with pytest.raises(QueueFullError):
+        await Holder(limit, "a").task
+    assert now() - began == pytest.approx(5, abs=0.01)
+    assert (limit.held, limit.held_by("a"), limit.held_by("b")) == (1, 1, 0)
+    await held.let_go()
+    assert (limit.held, limit.held_by("a")) == (0, 0)
+
+
+async def test_a_permit_that_was_taken_over_is_given_back_once() -> None:
+    limit = limit_of(2)
+    alices = await holders(limit, "aa")
+    (bob,) = await holders(limit, "b")
+    with pytest.raises(QueueFullError):
+        await alices[1].task
+    assert (limit.held, limit.held_by("a"), limit.held_by("b")) == (2, 1, 1)
+    await alices[0].let_go()
+    await bob.let_go()
+    assert limit.held == 0
+    for each in await holders(limit, "cc"):
+        await each.let_go()
+
+
+@given(
+    capacity=st.integers(1, 4),
+    steps=st.lists(st.tuples(st.sampled_from(["acquire", "cancel", "release"]), st.integers(0, 5))),
+)
+async def test_no_permit_is_lost_or_given_twice_and_nobody_waits_beside_a_free_one(
+    capacity, steps
+) -> None:
+    permits = FairSemaphore(capacity)
+    waiting: list[tuple[str, asyncio.Task[None]]] = []
+    holding: list[str] = []
+    for step, number in steps:
+        if step == "acquire":
+            client = "abc"[number % 3]
+            waiting.append((client, asyncio.create_task(permits.acquire(client))))
+        elif step == "cancel" and waiting:
+            waiting[number % len(waiting)][1].cancel()
+        elif step == "release" and holding:
+            permits.release(holding.pop(number % len(holding)))
+        await turns(4)
+        holding += [client for client, task in waiting if task.done() and not task.cancelled()]
+        waiting = [each for each in waiting if not each[1].done()]
+        assert permits.held == len(holding) <= capacity
+        assert not waiting or permits.held == capacity
+        assert {client: permits.held_by(client) for client in "abc"} == {
+            client: holding.count(client) for client in "abc"
+        }
+    for _, task in waiting:
+        task.cancel()
+    await turns(4)
+    assert not permits._waiters, "who leaves leaves no trace"
+
+
+async def test_clients_that_hold_equally_many_alternate() -> None:
+    permits, order = FairSemaphore(1), list[str]()
+
+    async def work(client: str) -> None:
+        await permits.acquire(client)
+        order.append(client)
+        await asyncio.sleep(0)
+        permits.release(client)
+
+    await permits.acquire("c")
+    tasks = [asyncio.create_task(work(client)) for client in "aaabbb"]
+    await turns()
+    permits.release("c")
+    await asyncio.gather(*tasks)
+    assert order == list("ababab")
+
+
+async def test_work_in_turns_lets_everybody_else_run_between_its_steps() -> None:
+    turns_of, order = LoopTurns(), list[str]()
+
+    def steps(name: str, count: int) -> Generator[None, None, str]:
+        for _ in range(count):
+            order.append(name)
+            yield
+        return name
+
+    async def others() -> None:
+        for _ in range(20):
+            order.append(".")
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(others())
+    names = await asyncio.gather(
+        turns_of.run("x", steps("a", 3)),
+        turns_of.run("x", steps("b", 3)),
+        turns_of.run("y", steps("c", 3)),
+    )
+    await running
+    assert names == ["a", "b", "c"]
+    told = "".join(order)
+    assert all(pair not in told for pair in ("ab", "aa", "bb", "ba", "ac", "ca", "cc", "bc", "cb"))
+    # Clients alternate: that one has two requests gives it no more turns.
+    assert "".join(told.split("."))[:4].count("c") == 2
+
+
+async def test_a_step_that_fails_or_is_cancelled_gives_its_turn_back() -> None:
+    turns_of = LoopTurns()
+
+    def fails() -> Generator[None, None, None]:
+        yield
+        raise ZeroDivisionError
+
+    def endless() -> Generator[None, None, None]:
+        while True:
+            yield
+
+    with pytest.raises(ZeroDivisionError):
+        await turns_of.run("a", fails())
+    cancelled = asyncio.create_task(turns_of.run("a", endless()))
+    await turns()
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    async with turns_of.turn("b"):
+        pass
