@@ -1,12 +1,14 @@
 """bge-m3 as its own reranker, against FlagEmbedding's `compute_score` on the same files."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from FlagEmbedding import BGEM3FlagModel
 
 from app.engine import Engine, FusionWeights, RerankRequest
 from app.engine.pipelines.late_interaction import score
-from app.engine.types import PartScores, TextEmbedding
+from app.engine.types import Outputs, PartScores, SparseVector, TextEmbedding
 from app.errors import InvalidRequestError
 from app.models.load import load_models
 from app.settings import Settings
@@ -76,3 +78,39 @@ def test_products_are_made_for_some_query_vectors_at_a_time(monkeypatch, most: i
     monkeypatch.setattr("app.engine.pipelines.late_interaction._MOST_PRODUCTS", most)
     parts = score(TextEmbedding(colbert=query), TextEmbedding(colbert=passage)).colbert
     assert parts == pytest.approx(whole, abs=1e-6)
+
+
+def sparse_of(**weights: float) -> SparseVector:
+    return SparseVector(
+        np.array([int(name[1:]) for name in weights]), np.float32([*weights.values()])
+    )
+
+
+def test_each_kind_that_both_have_gives_its_score() -> None:
+    query = TextEmbedding(
+        np.float32([1, 2]), sparse_of(_1=2, _5=3, _9=1), np.float32([[1, 0], [0, 1]])
+    )
+    passage = TextEmbedding(
+        np.float32([3, -1]), sparse_of(_2=5, _5=4, _9=0.5), np.float32([[0.5, 0.25], [0.75, 0]])
+    )
+    assert score(query, passage) == PartScores(dense=1.0, sparse=12.5, colbert=0.5)
+    assert score(query, replace(passage, sparse=None)).sparse is None
+    assert score(replace(query, colbert=None), passage).colbert is None
+    assert score(query, replace(passage, sparse=sparse_of(_3=1))).sparse == 0
+
+
+def test_a_kind_that_is_not_made_does_not_count_in_the_mean() -> None:
+    weights = FusionWeights(1, 2, 5)
+    assert weights.fuse(PartScores(0.8, None, 0.2)) == pytest.approx((0.8 + 1.0) / 6)
+    assert weights.fuse(PartScores(None, 0.4, None)) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("weights", "fits"), [((0, 1, 0), True), ((1, 0, 0), False), ((1, 1, 0), True)]
+)
+def test_one_of_the_kinds_that_are_made_must_have_a_weight(weights, fits: bool) -> None:
+    if fits:
+        FusionWeights(*weights).require_one_of(Outputs(sparse=True, colbert=True))
+    else:
+        with pytest.raises(InvalidRequestError, match="one of the weights must be above 0"):
+            FusionWeights(*weights).require_one_of(Outputs(sparse=True, colbert=True))

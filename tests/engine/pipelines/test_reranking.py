@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.engine import Engine, RerankRequest
 from app.engine.answer_memory import AnswerMemory
+from app.engine.pipelines.reranking import _groups
 from app.engine.types import Outputs, SparseVector, TextEmbedding
 from app.errors import (
     EmptyInputError,
@@ -299,3 +302,61 @@ async def test_many_queries_are_taken_in_groups_whose_vectors_are_let_go() -> No
         assert max(alive) <= 4
         with pytest.raises(InvalidRequestError, match="send fewer texts or shorter ones"):
             await engine.rerank(replace(request, answer=AnswerMemory(4000)))
+
+
+@given(st.lists(st.integers(0, 20), max_size=12), st.integers(1, 30))
+def test_groups_of_queries_hold_what_they_may_and_none_could_take_the_next(sizes, most) -> None:
+    groups = _groups(sizes, most)
+    assert [index for group in groups for index in group] == list(range(len(sizes)))
+    held = [sum(sizes[index] for index in group) for group in groups]
+    assert all(size <= most or len(group) == 1 for size, group in zip(held, groups, strict=True))
+    following = [sizes[group[0]] for group in groups[1:]]
+    assert all(size + after > most for size, after in zip(held, following, strict=False))
+
+
+@pytest.mark.parametrize("interacting", [False, True])
+async def test_a_query_for_each_passage_scores_them_as_alone(interacting: bool) -> None:
+    """Each distinct query is tokenised once, and counts its tokens once."""
+    passages, queries = ["aaa", "b", "cc", "dddd"], ["x", "yy", "x", "zzz"]
+    by_vectors, by_pairs = interacting_engine(InteractingModel()), engine_for(FakeReranker())
+    async with by_vectors if interacting else by_pairs as engine:
+        together = await engine.rerank(RerankRequest(queries, passages))
+        alone = [
+            (await engine.rerank(RerankRequest(query, [passage]))).scores[0]
+            for query, passage in zip(queries, passages, strict=True)
+        ]
+    assert together.scores == alone
+    assert together.tokens == (16 if interacting else 14)
+
+
+@pytest.mark.parametrize(
+    ("queries", "passages", "error"),
+    [
+        (["q"], ["a", "b"], InvalidRequestError),
+        (["q", "r", "s"], ["a", "b"], InvalidRequestError),
+        (["q", " "], ["a", "b"], EmptyInputError),
+        ([], [], EmptyInputError),
+    ],
+)
+async def test_there_is_one_query_or_one_for_each_passage_and_none_is_blank(
+    queries, passages, error
+) -> None:
+    async with engine_for(FakeReranker()) as engine:
+        with pytest.raises(error):
+            await engine.rerank(RerankRequest(queries, passages))
+
+
+async def test_a_model_that_cannot_score_says_why() -> None:
+    reranker = FakeReranker()
+    reranker.refusal = "it has three labels"
+    async with engine_for(reranker) as engine:
+        with pytest.raises(RerankerDisabledError, match="it has three labels"):
+            await engine.rerank(RerankRequest("q", ["a"]))
+
+
+async def test_scores_are_computed_only_where_their_tokens_may_be_held() -> None:
+    held = AnswerMemory(8 * (1 + 3 + 2))
+    async with engine_for(FakeReranker()) as engine:
+        await engine.rerank(RerankRequest("q", ["aaa", "bb"], answer=held))
+        with pytest.raises(InvalidRequestError, match="these 7 tokens need 56 bytes"):
+            await engine.rerank(RerankRequest("q", ["aaa", "bbb"], answer=held))
