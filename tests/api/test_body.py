@@ -408,3 +408,21 @@ def test_a_body_that_is_still_packed_is_refused(values: list[str], told: str | N
         return
     with pytest.raises(UnsupportedMediaError, match=f"Content-Encoding is {told}: send it as it"):
         body._require_json(headers)
+
+
+def test_many_short_texts_are_parsed_some_at_a_time(monkeypatch) -> None:
+    most = []
+    monkeypatch.setattr(
+        body, "from_json", lambda part: most.append(part.count(b",")) or from_json(part)
+    )
+    content = json.dumps({"sentences": ["é"] * 10_000}, ensure_ascii=False).encode()
+    value, steps = parse(content)
+    assert value == {"sentences": ["é"] * 10_000}
+    # The rest holds a number for each of them, which is parsed in no time.
+    assert sorted(most)[-2] < 1000
+    assert steps > 10
+
+
+@pytest.mark.parametrize("content", [b'"a\\n"', b'""', b"7", b'["\\\\"]', b'{"\\"": ""}'])
+def test_a_value_of_any_kind_is_parsed_in_steps(content: bytes) -> None:
+    assert parse(content)[0] == from_json(content)

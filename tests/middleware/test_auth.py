@@ -7,12 +7,14 @@ import pytest
 from app.access.api_tokens import ApiTokens
 from app.access.rate_limit import MemoryBuckets
 from app.middleware.auth import RequireToken
-from app.middleware.rate_limit import RateLimiter
+from app.middleware.rate_limit import LimitRate, RateLimiter
 from tests.middleware.exchange import Inner, exchange, header
 
 
-def checked(inner: Any, token: str | None = "own", *, protect_metrics: bool = False) -> Any:
-    limiter = RateLimiter(MemoryBuckets(60, 100), 60, 100)
+def checked(
+    inner: Any, token: str | None = "own", *, protect_metrics: bool = False, burst: int = 100
+) -> Any:
+    limiter = RateLimiter(MemoryBuckets(1, burst), 1, burst)
     return RequireToken(inner, ApiTokens(token, None), limiter, protect_metrics=protect_metrics)
 
 
@@ -98,3 +100,15 @@ async def test_what_is_no_http_needs_none() -> None:
 
     await checked(inner)({"type": "lifespan"}, receive, send)
     assert inner.called
+
+
+async def test_who_has_used_up_its_work_has_no_tries_for_a_token_either() -> None:
+    """And the other way round: the longer of both waits is told."""
+    inner = Inner()
+    limited = checked(inner, burst=1)
+    limiter = limited._limiter
+    context, _ = await exchange(LimitRate(inner, limiter))
+    assert context.error_code is None
+    context, sent = await exchange(limited, headers=[(b"authorization", b"Bearer wrong")])
+    assert (sent[0]["status"], context.error_code) == (429, "rate_limited")
+    assert header(sent, b"retry-after") == b"60"

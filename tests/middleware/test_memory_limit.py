@@ -382,3 +382,22 @@ async def test_a_request_in_work_cannot_be_cut_off_where_the_server_has_no_way_t
     exchange._answer._reservation.evict()
     assert aborted == [1]
     exchange.release()
+
+
+async def test_an_answer_is_refused_and_held_through_the_context_of_its_request() -> None:
+    asked = []
+
+    async def answer(scope, receive, _send) -> None:
+        await read_whole(scope, receive, _send)
+        memory = scope["state"]["context"].answer
+        asked.append(memory.allowed)
+        memory.need(memory.allowed, *ADVICE)
+        with pytest.raises(QueueFullError):
+            answer_of(limit.responses, "another", HELD).need(14 * MIB, *ADVICE)
+        with pytest.raises(InvalidRequestError):
+            memory.need(memory.allowed + 1, *ADVICE)
+
+    limit = limited(answer, answer_bytes=4 * MIB)
+    await limit(scope(), receiving(1000), send)
+    assert asked == [4 * MIB + 10 * 1000]
+    answer_of(limit.responses, "another", HELD).need(12 * MIB, *ADVICE)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from app.api.context import RequestContext
 from app.api.paths import EMBEDDING_STREAM
 from app.engine.admission.concurrency import LoopTurns
-from app.errors import InvalidRequestError
+from app.errors import BodyTooLargeError, InvalidRequestError
 from app.middleware import unpack_body
 from app.middleware.unpack_body import UnpackBody
+from tests.middleware.exchange import Inner, exchange
 
 EMPTY = gzip.compress(b"", mtime=0)
 TINY = gzip.compress(b" ", mtime=0)
@@ -108,3 +109,49 @@ async def test_a_body_of_empty_members_is_refused(messages) -> None:
 
 async def test_empty_members_between_others_are_no_fault() -> None:
     assert await unpack((EMPTY * 900 + TINY) * 3 + EMPTY) != []
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"identity, GZIP ,"])
+async def test_what_is_unpacked_no_longer_says_that_it_is_packed_or_how_long(encoding) -> None:
+    inner, packed = Inner(), gzip.compress(b"text")
+    headers = [(b"content-encoding", encoding), (b"content-length", b"%d" % len(packed))]
+    await exchange(UnpackBody(inner, 100, LoopTurns()), packed, headers=[*headers, (b"a", b"b")])
+    assert inner.scope["headers"] == [(b"a", b"b")]
+    assert inner.body == b"text"
+
+
+@pytest.mark.parametrize("encoding", [b"br", b"identity", b"gzip, gzip"])
+async def test_what_is_packed_otherwise_is_left_as_it_is(encoding: bytes) -> None:
+    inner, headers = Inner(), [(b"content-encoding", encoding)]
+    await exchange(UnpackBody(inner, 100, LoopTurns()), b"text", headers=headers)
+    assert (inner.scope["headers"], inner.body) == (headers, b"text")
+
+
+@pytest.mark.parametrize(
+    ("size", "path", "refused"),
+    [(100, "/rerank", False), (101, "/rerank", True), (101, "/embeddings/stream", False)],
+)
+async def test_a_body_may_unpack_to_what_a_body_may_hold_and_a_stream_to_anything(
+    size: int, path: str, refused: bool
+) -> None:
+    inner, headers = Inner(), [(b"content-encoding", b"gzip")]
+    request = exchange(
+        UnpackBody(inner, 100, LoopTurns()), gzip.compress(b"a" * size), path=path, headers=headers
+    )
+    if refused:
+        with pytest.raises(BodyTooLargeError, match="the unpacked body is larger than 100 bytes"):
+            await request
+    else:
+        await request
+        assert inner.body == b"a" * size
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(EMPTY[:-1], "ends too early"), (b"", "ends too early"), (b"what is this", "header")],
+)
+async def test_a_body_that_is_no_gzip_is_refused_with_the_reason(content, reason) -> None:
+    with pytest.raises(InvalidRequestError, match=reason):
+        await exchange(
+            UnpackBody(Inner(), 100, LoopTurns()), content, headers=[(b"content-encoding", b"gzip")]
+        )
