@@ -1,7 +1,9 @@
 """A failed start ends with one clear sentence and a non-zero status."""
 
+import io
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -9,7 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
+from app.errors import StartupError
+from app.server import process
+from app.settings import Settings
+from tests.engine.fakes import FakeModel, loaded
 from tests.support.bad_start import failing_start, run_to_the_end
 from tests.support.nvidia_driver import install_driver
 from tests.support.server import REPOSITORY, run_server
@@ -230,3 +237,147 @@ def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+# In process.
+
+
+class Ended(BaseException):
+    """The process would have ended with this status."""
+
+
+@pytest.fixture
+def ends(monkeypatch) -> None:
+    def end(status: int) -> None:
+        raise Ended(status)
+
+    monkeypatch.setattr(process.sys, "exit", end)
+    monkeypatch.setattr(process.os, "_exit", lambda status: end(-1 - status))
+
+
+@pytest.fixture
+def kept_signals():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [(0, 0), (1, 1), (KeyboardInterrupt(), 0), (StartupError("no"), 1)],
+    ids=lambda case: type(case).__name__,
+)
+def test_the_status_of_the_process_is_that_of_its_start(
+    outcome, status, monkeypatch, ends, kept_signals, capsys
+) -> None:
+    def serve(settings: Settings, _create_app: object) -> int:
+        assert settings.port == 7
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    said = []
+    monkeypatch.setattr(process, "serve", serve)
+    monkeypatch.setattr(process, "load_settings", lambda _: Settings(port=7, log_level="error"))
+    monkeypatch.setattr(process, "configure_logs", lambda *how: said.append(how))
+    monkeypatch.setattr(process, "require_port", lambda *where: said.append(where))
+    monkeypatch.setattr(process, "collect_rarely", lambda: said.append("rarely"))
+    monkeypatch.setattr(process.threading, "active_count", lambda: 1)
+    with pytest.raises(Ended, match=f"^{status}$"):
+        process.run(None, ["--port", "7"])
+    assert said == ["rarely", ("console", "error"), ("127.0.0.1", 7)]
+    printed = capsys.readouterr().err
+    assert printed == ("Smart Embedder cannot start: no\n" if status and outcome != 1 else "")
+    assert callable(signal.getsignal(signal.SIGTERM)), "process 1 of a container would ignore it"
+
+
+@pytest.mark.parametrize(("threads", "status"), [(1, "3"), (2, "-4")])
+def test_threads_that_may_never_end_are_not_waited_for(threads, status, monkeypatch, ends) -> None:
+    monkeypatch.setattr(process.threading, "active_count", lambda: threads)
+    monkeypatch.setattr(process.logging, "shutdown", lambda: None)
+    with pytest.raises(Ended, match=f"^{status}$"):
+        process._exit(3)
+
+
+def test_output_that_nobody_takes_is_dropped_once(tmp_path: Path) -> None:
+    process._flush(None)
+    process._flush(io.StringIO())
+    reads, writes = os.pipe()
+    os.close(reads)
+    with os.fdopen(writes, "w") as stream:
+        stream.write("x" * 10)
+        process._flush(stream)
+        stream.flush()
+
+
+@pytest.mark.parametrize("tokens", [{}, {"api_token": "secret"}])
+@pytest.mark.parametrize("ui", [False, True])
+def test_the_example_asks_for_a_token_where_one_is_needed_and_tells_none(
+    tokens, ui, capsys
+) -> None:
+    process._print_example("http://a:1", Settings(ui=ui, **tokens))
+    printed = capsys.readouterr().out
+    assert "curl -s http://a:1/embeddings/" in printed
+    assert ("See it: http://a:1/ui" in printed) == ui
+    assert ("Bearer $API_TOKEN" in printed) == ("Requests need a token" in printed) == bool(tokens)
+    assert "secret" not in printed
+
+
+class StartedServer:
+    """Runs until it is told to end; what comes of the start is told while it runs."""
+
+    url = "http://a:1"
+
+    def __init__(self, *arguments: object) -> None:
+        self.arguments = arguments
+        self.should_exit = False
+        self.started = True
+
+    def run(self) -> None:
+        self.when_running()
+
+
+@pytest.mark.parametrize(
+    ("case", "status", "events"),
+    [
+        ("ready", 0, ["Server ready to accept requests"]),
+        ("failed", 1, ["start_failed"]),
+        ("never started", 1, []),
+    ],
+)
+def test_a_start_that_failed_ends_the_server_and_is_told_last(
+    case, status, events, monkeypatch, capsys
+) -> None:
+    servers, told = [], {}
+
+    def make_server(*arguments: object) -> StartedServer:
+        servers.append(StartedServer(*arguments))
+        servers[0].started = case != "never started"
+        servers[0].when_running = when_running
+        return servers[0]
+
+    def create_app(_settings: Settings, **callbacks: object) -> str:
+        told.update(callbacks)
+        return "app"
+
+    def when_running() -> None:
+        if case == "ready":
+            told["on_ready"](loaded(FakeModel()))
+        elif case == "failed":
+            told["on_failure"](StartupError("the folder is not there"))
+            assert servers[0].should_exit
+            assert log == []
+
+    monkeypatch.setattr(process, "DrainingServer", make_server)
+    monkeypatch.setattr(process, "freeze_startup_objects", lambda: None)
+    settings = Settings(log_format="json", shutdown_timeout=20, shutdown_delay=3)
+    with capture_logs() as log:
+        assert process.serve(settings, create_app) == status
+    assert [each["event"] for each in log] == events
+    config, drain, *limits = servers[0].arguments
+    assert limits == [20, 3]
+    assert drain is told["drain"]
+    assert capsys.readouterr().out == "", "an example would be no JSON"
+    assert (config.app, config.timeout_keep_alive, config.access_log) == ("app", 75, False)
+    assert not config.server_header
+    assert not config.proxy_headers

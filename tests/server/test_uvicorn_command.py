@@ -5,7 +5,12 @@ import signal
 from pathlib import Path
 
 import pytest
+import uvicorn
+from structlog.testing import capture_logs
 
+from app.errors import StartupError
+from app.server import uvicorn_command
+from app.server.uvicorn_command import exit_on_startup_error, stop_uvicorn
 from tests.support.bad_start import run_to_the_end
 from tests.support.server import run_server
 
@@ -55,3 +60,31 @@ def test_a_wrong_setting_ends_uvicorn_with_one_sentence(tmp_path: Path, name: st
     assert status == 1
     assert output.startswith(f"Smart Embedder cannot start: {name}=/absent ")
     assert output.count("\n") == 1
+
+
+def test_an_app_that_cannot_be_created_is_one_sentence_and_a_status() -> None:
+    with pytest.raises(SystemExit) as ended, exit_on_startup_error():
+        raise StartupError("PORT is taken")
+    assert ended.value.code == "Smart Embedder cannot start: PORT is taken"
+    with pytest.raises(ZeroDivisionError), exit_on_startup_error():
+        raise ZeroDivisionError
+
+
+def test_a_failed_start_ends_uvicorn_and_no_other_server(monkeypatch) -> None:
+    registered, ended = [], []
+    monkeypatch.setattr(uvicorn_command.atexit, "register", lambda *call: registered.append(call))
+    monkeypatch.setattr(uvicorn_command.os, "_exit", ended.append)
+    error = StartupError("the folder is not there")
+    with capture_logs() as log:
+        stop_uvicorn(error)
+    assert [each["event"] for each in log] == ["start_failed"], "it goes on, and is unhealthy"
+    assert registered == []
+    server = uvicorn.Server(uvicorn.Config(lambda: None))
+    with server.capture_signals(), capture_logs() as log:
+        stop_uvicorn(error)
+    assert server.should_exit
+    assert log == [], "the reason is the last line"
+    ((call, *arguments),) = registered
+    with capture_logs() as log:
+        call(*arguments)
+    assert ([each["event"] for each in log], ended) == (["start_failed"], [1])

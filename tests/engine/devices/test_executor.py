@@ -481,24 +481,55 @@ async def test_callers_of_a_consumer_that_ends_unexpectedly_are_told(skipped, mo
     assert device.executor.batches == []
 
 
+def preemptible() -> VirtualDevice:
+    """A CPU, on which 200 tokens take ten seconds."""
+    return VirtualDevice(10.0, budget=1000, seconds_per_token=0.05, fixed=1000.0)
+
+
 @in_skipped_time
-async def test_short_jobs_of_a_long_batch_and_those_that_arrive_run_within_it(skipped) -> None:
-    """They count for neither the rate of the device nor the seconds of the long ones."""
-    async with VirtualDevice(
-        10.0, budget=1000, seconds_per_token=0.05, fixed=1000.0
-    ).running() as device:
+async def test_a_short_job_that_arrives_runs_within_a_long_forward_and_at_no_cost_to_it(
+    skipped,
+) -> None:
+    """It counts for neither the rate of the device nor the seconds of the long one."""
+    async with preemptible().running() as device:
         (model,) = device.models
+        long = device.put(of(model, 200, client="a"))
+        await asyncio.sleep(1)
+        assert device.executor.is_using(model)
+        device.thread.seconds = 2.0
+        came = device.put(of(model, 7, client="b"))
+        waits = device.put(of(model, 8, client="c"))
+        await came.result()
+        assert now() == pytest.approx(1003, abs=0.1)
+        await waits.result()
+        assert not long.resolved
+        await long.result()
+        assert now() == pytest.approx(1010, abs=0.1)
+        assert model.batches == [[200], [7], [8]]
+        assert long.inference_seconds == pytest.approx(10 - 2 - 2, abs=0.1)
+        assert came.inference_seconds == pytest.approx(2, abs=0.1)
+        assert device.executor.tokens_per_second == pytest.approx(200 / 6, rel=0.05)
+        assert device.executor.batches == []
+        assert not device.executor.is_using(model)
+
+
+@in_skipped_time
+async def test_short_jobs_of_a_long_batch_do_not_wait_for_its_end(skipped) -> None:
+    async with preemptible().running() as device:
+        (model,) = device.models
+        device.thread.seconds = 4.0
         long, own = device.put(of(model, 200, client="a")), device.put(of(model, 5, client="b"))
         await turns(20)
         assert sorted(model.batches) == [[5], [200]]
-        await asyncio.sleep(1)
-        assert device.executor.is_using(model)
-        came = device.put(of(model, 7, client="c"))
-        device.thread.seconds = 2.0
-        await came.result()
-        assert not long.resolved or own.resolved
+        await own.result()
         await long.result()
+
+
+@in_skipped_time
+async def test_on_a_gpu_nothing_runs_within_another_forward(skipped) -> None:
+    async with VirtualDevice(10.0, gpu=True, budget=1000, seconds_per_token=0.05).running() as gpu:
+        (model,) = gpu.models
+        gpu.put(of(model, 200, client="a"))
+        gpu.put(of(model, 5, client="b"))
         await turns(20)
-        assert device.executor.batches == []
-        assert sorted(map(tuple, model.batches)) == [(5,), (7,), (200,)]
-        assert not device.executor.is_using(model)
+        assert [sorted(batch) for batch in model.batches] == [[5, 200]]
