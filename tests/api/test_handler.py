@@ -1,5 +1,6 @@
 """The shared path of a request: any schema, any rendering."""
 
+import asyncio
 from typing import ClassVar
 
 import orjson
@@ -9,9 +10,10 @@ from httpx2 import ASGITransport, AsyncClient
 from starlette import datastructures
 
 from app.api.errors import install_error_handlers
-from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.handler import Call, Operation, ServiceDep, cancel_on_disconnect, respond, urgency_of
 from app.api.paths import NATIVE_EMBEDDINGS, Dialect
 from app.api.schemas import RequestModel
+from app.errors import ClientGoneError
 from app.main import create_app
 from app.middleware.context import ProvideContext
 from app.settings import Settings
@@ -77,3 +79,86 @@ async def test_no_endpoint_parses_a_query_that_it_does_not_read(monkeypatch) -> 
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     assert "more than 100 options" in answer.json()["detail"]
     assert max((len(query) for query, *_ in parsed), default=0) == 0
+
+
+class Client:
+    """One that leaves when told to, and what the service has asked about it."""
+
+    def __init__(self) -> None:
+        self.leaves, self.waits = asyncio.Event(), asyncio.Event()
+        self.asked = 0
+        self.request = Request({"type": "http", "headers": []}, self.receive)
+
+    async def receive(self) -> dict[str, object]:
+        self.asked += 1
+        if self.asked == 1:  # What is left of a body, which nobody reads any more.
+            return {"type": "http.request", "body": b"", "more_body": False}
+        self.waits.set()
+        await self.leaves.wait()
+        return {"type": "http.disconnect"}
+
+
+async def test_when_the_client_leaves_its_work_ends_before_the_error_is_told() -> None:
+    client, ended = Client(), []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("work")
+
+    answer = asyncio.ensure_future(cancel_on_disconnect(client.request, work()))
+    await client.waits.wait()
+    assert not answer.done()
+    client.leaves.set()
+    with pytest.raises(ClientGoneError):
+        await answer
+    assert ended == ["work"]
+
+
+@pytest.mark.parametrize("error", [None, ValueError("its own")])
+async def test_work_that_ends_first_is_the_answer_and_nobody_listens_on(error) -> None:
+    client = Client()
+
+    async def work() -> str:
+        await client.waits.wait()
+        if error:
+            raise error
+        return "done"
+
+    answer = asyncio.ensure_future(cancel_on_disconnect(client.request, work()))
+    (outcome,) = await asyncio.gather(answer, return_exceptions=True)
+    assert outcome == (error or "done")
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_request_that_is_given_up_takes_its_work_with_it() -> None:
+    client, ended = Client(), []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("work")
+
+    answer = asyncio.ensure_future(cancel_on_disconnect(client.request, work()))
+    await client.waits.wait()
+    answer.cancel()
+    await asyncio.gather(answer, return_exceptions=True)
+    assert answer.cancelled()
+    assert ended == ["work"]
+
+
+@pytest.mark.parametrize(
+    ("header", "urgency"),
+    [
+        (None, 5), ("", 5), ("u=0", 0), ("u=7", 7), ("u=8", 5), ("u=-1", 5), ("i, u=2;a=b", 2),
+        ("u", 5), ("u=?1", 5), ("u=1.5", 5), ('u="1"', 5), ("u=(1 2)", 5), ("u=1, u=4", 4),
+        ("u=\xe4", 5), ("x=3", 5), (",", 5),
+    ],
+)  # fmt: skip
+def test_only_a_whole_urgency_of_rfc_9218_counts(header, urgency) -> None:
+    headers = [] if header is None else [(b"priority", header.encode("latin-1"))]
+    assert urgency_of(Request({"type": "http", "headers": headers}), 5) == urgency

@@ -1,0 +1,1 @@
+"""Programs for whoever changes the service: `python -m scripts.NAME`."""

@@ -1,0 +1,287 @@
+"""How many small faults does the suite notice? The faults are those of `scripts.mutants`.
+
+    python -m scripts.test_lines --folder /tmp/mutation --jobs 2
+    python -m scripts.mutate run --folder /tmp/mutation --seed 1 --count 300
+    python -m scripts.mutate report /tmp/mutation/1.jsonl
+
+Each fault is planted in a copy of the working tree, never in the tree itself. First the tests that
+mirror the file look for it (tests/api/test_body*.py for app/api/body.py; where there are none, the
+files of tests/api), then the others that run its lines, the quickest first, as many as take
+`--seconds`. Kinds of faults are drawn with the weight of the square root of how many there are, and
+the faults of a kind at random; the same seed draws the same from the same sources. Results are
+appended to FOLDER/SEED.jsonl, and a run goes on where the last one stopped: without the notes of
+`scripts.test_lines` only a module's own test files are asked, and a later run asks the others.
+
+How tests are run against a fault, and what counts as a hang, says `scripts.mutant_runs`. A failure
+of a test with a server, or after a time in which this run got no processor, must happen twice; and
+what failed is run without any fault at the end: a test that fails there, too, has noticed nothing.
+
+Needs the tests' environment on Linux, and coverage.py for the first command.
+"""
+
+import argparse
+import difflib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from scripts.mutant_runs import Ended, Runner
+from scripts.mutants import Mutant, draw, mutants_below
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true", "GOMP_SPINCOUNT": "2000"}
+# Everything that these import, but what is in the tree, is imported once for all runs.
+WARM_UP = ("tests/api/test_rendering.py", "tests/models/tasks/test_m3.py")
+IN_THE_TREE = {"app", "benchmark", "benchmarks", "scripts", "tests", "tools", "__main__"}
+IMPORTED = """
+import sys, pytest
+pytest.main(["-q", *sys.argv[1:]])
+import app.main, app.models.runtime, app.models.model_loader, app.server.process
+print("imported:", *sys.modules)
+"""
+
+
+class Lines:
+    """Which tests run which lines: what `scripts.test_lines` wrote, for the present sources."""
+
+    def __init__(self, folder: Path) -> None:
+        notes = [json.loads(path.read_text()) for path in sorted(folder.glob("lines-*.json"))]
+        self.known = bool(notes)
+        self.seconds: dict[str, float] = {}
+        self.with_server: set[str] = set()
+        self._failing: set[str] = set()
+        for each in notes:
+            self.seconds |= each["seconds"]
+            self.with_server.update(each["with_server"])
+            self._failing.update(each["failed"])
+        self._notes = notes
+
+    def cost(self, test: str) -> tuple[bool, str, float]:
+        """By it tests are sorted: the quick ones first, those of a file together."""
+        return test in self.with_server, test.partition("::")[0], self.seconds.get(test, 0.0)
+
+    def tests_of(self, mutant: Mutant) -> set[str]:
+        """Those that run its statement; where that runs on import, all that run any of its file."""
+        tests: set[str] = set()
+        for notes in self._notes:
+            of_file = notes["lines"].get(mutant.file, {})
+            then = _then(notes["sources"].get(mutant.file, ""), (ROOT / mutant.file).read_text())
+            lines = [str(then.get(line)) for line in range(mutant.first, mutant.last + 1)]
+            known = [of_file[line] for line in lines if line in of_file]
+            if known and not any(known):
+                known = list(of_file.values())
+            tests.update(notes["tests"][number] for numbers in known for number in numbers)
+        return tests - self._failing
+
+
+@cache
+def _then(then: str, now: str) -> dict[int, int]:
+    """For each line that has stayed: its number then by its number now."""
+    matcher = difflib.SequenceMatcher(None, then.splitlines(), now.splitlines(), autojunk=False)
+    return {
+        block.b + step + 1: block.a + step + 1
+        for block in matcher.get_matching_blocks()
+        for step in range(block.size)
+    }
+
+
+def mirrored_files(file: str) -> list[str]:
+    """The test files of a module; where it has none of its own, those of its folder."""
+    folder = Path("tests", *Path(file).parts[1:-1])
+    found = [each.name for each in (ROOT / folder).glob("test_*.py")]
+    own = [each for each in found if _is_of(each, file)]
+    return [str(folder / name) for name in sorted(own or found)]
+
+
+def has_own_tests(file: str) -> bool:
+    """Whether a module has a test file of its own."""
+    return any(_is_of(Path(each).name, file) for each in mirrored_files(file))
+
+
+def _is_of(test_file: str, file: str) -> bool:
+    stem = f"test_{Path(file).stem}"
+    return test_file == f"{stem}.py" or test_file.startswith(f"{stem}_")
+
+
+def quickest(tests: set[str], lines: Lines, seconds: float) -> list[str]:
+    """As many as take so long: in turns one of each file, the quickest first."""
+    files: dict[str, list[str]] = defaultdict(list)
+    for test in sorted(tests, key=lambda each: lines.seconds[each]):
+        files[test.partition("::")[0]].append(test)
+    turns = sorted(
+        (turn, lines.seconds[test], test)
+        for members in files.values()
+        for turn, test in enumerate(members)
+    )
+    chosen: list[str] = []
+    for _, took, test in turns:
+        if seconds - took >= 0:
+            chosen.append(test)
+            seconds -= took
+    # The tests of a file together: they share what is set up for them.
+    order = list(dict.fromkeys(test.partition("::")[0] for test in chosen))
+    return sorted(chosen, key=lambda test: order.index(test.partition("::")[0]))
+
+
+@dataclass
+class Search:
+    """Looks for the tests that notice faults, and writes down which do."""
+
+    runner: Runner
+    lines: Lines
+    target: Path
+    limit: float
+
+    def examine(self, mutants: list[Mutant]) -> None:
+        """Find out, for those that can be planted now and are not known yet."""
+        for mutant in mutants:
+            before = self.known().get(mutant.name)
+            if before and (before["by"] != "nobody" or before["others_asked"] >= self.lines.known):
+                continue
+            if self.runner.items and not self.runner.can_plant(mutant):
+                continue
+            if not self.lines.known and not has_own_tests(mutant.file):
+                continue
+            found = {"name": mutant.name} | asdict(mutant) | self._ask(mutant, not before)
+            with self.target.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+            print(f"{found['by']:8} {found['seconds']:6} {mutant.name}", file=sys.stderr)
+
+    def known(self) -> dict[str, dict[str, Any]]:
+        """What was found before."""
+        return {each["name"]: each for each in results([self.target])}
+
+    def _ask(self, mutant: Mutant, mirrored: bool) -> dict[str, Any]:
+        """The mirrored tests, unless they have been asked before; then others."""
+        lines, own = self.lines, mirrored_files(mutant.file)
+        running = lines.tests_of(mutant)
+        new = {test for test in self.runner.collected if test not in lines.seconds}
+        nearest = {test for test in running | new if test.partition("::")[0] in own}
+        others = running - nearest
+        local = quickest(others - lines.with_server, lines, self.limit)
+        servers = quickest(others & lines.with_server, lines, self.limit)
+        started, by, ended = time.monotonic(), "nobody", Ended()
+        if mirrored:
+            ended = self.runner.notices(mutant, sorted(nearest, key=lines.cost))
+            by = "mirrored" if ended.test else by
+        for tests in (local, servers):
+            if not ended.test:
+                ended = self.runner.notices(mutant, tests)
+                by = "others" if ended.test else by
+        return {
+            "by": by,
+            "hung": ended.hung,
+            "test": ended.test,
+            "running": len(running),
+            "left_out": len(others) - len(local) - len(servers),
+            "others_asked": lines.known,
+            "seconds": round(time.monotonic() - started, 1),
+        }
+
+    def verify(self, mutants: list[Mutant]) -> None:
+        """Ask again about faults that a test has noticed which fails without one."""
+        known = self.known()
+        noticed = {each["test"] for each in known.values() if each["test"] in self.runner.items}
+        self.runner.bad |= self.runner.failing(sorted(noticed))
+        again = {name for name, each in known.items() if each["test"] in self.runner.bad}
+        if again:
+            print(f"fail without a fault: {sorted(self.runner.bad)}", file=sys.stderr)
+            kept = [json.dumps(each) + "\n" for name, each in known.items() if name not in again]
+            self.target.write_text("".join(kept))
+            self.examine(mutants)
+
+
+def import_once(known: Path) -> None:
+    """Import what is not in the tree: the runs are copies of this process."""
+    if not known.exists():
+        command = [sys.executable, "-c", IMPORTED, *WARM_UP]
+        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        known.write_text(done.stdout.rpartition("imported:")[2])
+    for name in known.read_text().split():
+        if name.partition(".")[0] not in IN_THE_TREE:
+            with suppress(ImportError):
+                import_module(name)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Draw faults and look which of them are noticed."""
+    target = arguments.folder / f"{arguments.seed}.jsonl"
+    target.touch()
+    drawn = draw(mutants_below(ROOT, arguments.only), arguments.seed, arguments.count)
+    lines = Lines(arguments.folder)
+    os.environ.update(ENVIRONMENT)
+    import_once(arguments.folder / "imported")
+    job = next((job for job in range(1, arguments.jobs) if not os.fork()), 0)
+    drawn = drawn[job :: arguments.jobs]
+    runner = Runner(ROOT, arguments.folder / f"job-{job}", lines.seconds, lines.with_server)
+    search = Search(runner, lines, target, arguments.seconds)
+
+    def work() -> None:
+        search.examine(drawn)
+        search.verify(drawn)
+
+    runner.with_all_collected(work)
+    # What is left runs when app is imported.
+    search.examine(drawn)
+
+
+def results(paths: list[Path]) -> list[dict[str, Any]]:
+    """What runs have found: of each fault what was found last."""
+    lines = [line for path in paths for line in path.read_text().splitlines()]
+    return list({each["name"]: each for each in map(json.loads, lines)}.values())
+
+
+def table(found: list[dict[str, Any]]) -> Iterator[str]:
+    """A report: shares for each folder, and what nobody noticed."""
+    folders: dict[str, Counter[str]] = defaultdict(Counter)
+    for each in found:
+        folder = "/".join(Path(each["file"]).parts[:3][: -1 if each["file"].count("/") < 3 else 3])
+        for name in (folder, "all"):
+            folders[name].update((each["by"], "hung" if each["hung"] else "", "drawn"))
+    yield "| folder | drawn | by the mirrored files | by all | of which hung |"
+    yield "|---|---|---|---|---|"
+    for name in [*sorted(set(folders) - {"all"}), "all"]:
+        count = folders[name]
+        drawn, mirrored = count["drawn"], count["mirrored"]
+        caught = mirrored + count["others"]
+        shares = f"{mirrored} ({mirrored / drawn:.0%}) | {caught} ({caught / drawn:.0%})"
+        yield f"| {name} | {drawn} | {shares} | {count['hung']} |"
+    yield ""
+    for each in sorted(found, key=lambda each: (each["file"], each["line"])):
+        if each["by"] == "nobody":
+            tests = f"{each['running']} tests run it, {each['left_out']} were left out"
+            yield f"- {each['name']} ({tests})"
+
+
+def main() -> None:
+    """Run, or report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    running = commands.add_parser("run")
+    running.add_argument("--folder", type=Path, required=True, help="that of scripts.test_lines")
+    running.add_argument("--seed", type=int, default=1)
+    running.add_argument("--count", type=int, default=100)
+    running.add_argument("--only", default="app", help="a folder or a file of app/")
+    running.add_argument("--jobs", type=int, default=1)
+    running.add_argument("--seconds", type=float, default=60.0, help="for each stage of the others")
+    reporting = commands.add_parser("report")
+    reporting.add_argument("results", type=Path, nargs="+")
+    arguments = parser.parse_args()
+    if arguments.command == "run":
+        run(arguments)
+    else:
+        print("\n".join(table(results(arguments.results))))
+
+
+if __name__ == "__main__":
+    main()
