@@ -1,22 +1,34 @@
 """Several devices behind one queue: each works by itself, and answers as the first would."""
 
 import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 
-from app.engine import Engine
-from app.engine.loaded_models import LoadedModels
+from app.engine import Engine, clock
+from app.engine.devices.device_pool import DevicePool
+from app.engine.loaded_models import LoadedModels, Measured, PlacedModel, PlacedModels
+from app.engine.scheduling.job import Purpose
+from app.engine.scheduling.queue import JobQueue
 from app.errors import (
     DeviceCrashedError,
     DeviceFailedError,
+    DrainingError,
     InferenceError,
     InferenceTimeoutError,
+    OutOfMemoryError,
     UnhealthyError,
 )
+from app.observability.metrics import Metrics
 from app.settings import Settings
+from tests.engine.devices.virtual_device import VirtualThread
 from tests.engine.fakes import FakeModel, loaded
+from tests.engine.scheduling.test_queue import job
+from tests.support.skipped_time import in_skipped_time, now, turns
 
 
 def two_devices(first: FakeModel, second: FakeModel) -> LoadedModels:
@@ -305,3 +317,234 @@ async def test_too_little_memory_is_no_failed_device_whatever_class_its_error_ha
         result = await engine.embed(["aaa", "bbb"])
         assert engine.failed_devices == []
     assert [each.dense[0] for each in result.embeddings] == [3 * ord("a"), 3 * ord("b")]
+
+
+# In virtual time.
+
+
+@pytest.fixture
+def skipped(monkeypatch) -> None:
+    """The engine's clock is that of the loop."""
+    monkeypatch.setattr(clock, "now", now)
+
+
+class VirtualPool(DevicePool):
+    """Its threads are those of the loop; `seconds` are those of a forward on each device."""
+
+    def __init__(self, seconds: float = 1.0, **settings: object) -> None:
+        self.queue, self.seconds = JobQueue(), seconds
+        self.threads: dict[str, VirtualThread] = {}
+        super().__init__(Settings(**settings), self.queue, Metrics(), self._make)
+
+    def _make(self, name: str, prepare: object) -> VirtualThread:
+        self.threads[name] = VirtualThread()
+        if callable(prepare):
+            prepare()
+        return self.threads[name]
+
+    @asynccontextmanager
+    async def started(self, models: LoadedModels):
+        await self.start(lambda _: models)
+        for thread in self.threads.values():
+            thread.seconds = self.seconds
+        yield self
+        await self.close(1)
+
+
+def slow(models: LoadedModels, seconds_per_token: float = 0.1) -> LoadedModels:
+    return replace(models, seconds_per_token=seconds_per_token)
+
+
+def reranks(*lengths: int, client: str = "", model: FakeModel):
+    return job(*lengths, client=client, model=model, purpose=Purpose.RERANKING)
+
+
+@in_skipped_time
+async def test_a_place_is_free_when_the_last_of_a_request_is_taken(skipped) -> None:
+    """Ten tokens a second and ten in a forward; what fits beside the last one is taken with it."""
+    model = FakeModel()
+    async with VirtualPool(10.0).started(slow(loaded(model), 0.099)) as pool:
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == 1
+        pool.queue.put(job(10, model=model, client="a"))
+        await turns()
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == 1, "a second of the forward is left"
+        pool.queue.put(job(5, 10, 10, 10, model=model, client="a"))
+        # 25 tokens before the last, which fills a forward of its own.
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == 4
+        assert pool.seconds_to_place(Purpose.RERANKING) == 1
+        pool.queue.put(job(5, 10, 10, 10, 2, model=model, client="b"))
+        # As much of the other's is taken meanwhile; nothing changes where that has less.
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == 6
+        pool.queue.put(reranks(30, client="c", model=model))
+        assert pool.seconds_to_place(Purpose.RERANKING) == 4, "the scores of all 30, and a second"
+
+
+@in_skipped_time
+async def test_who_waits_for_scores_waits_for_the_forward_that_makes_them(skipped) -> None:
+    model = FakeModel()
+    async with VirtualPool(100.0).started(slow(loaded(model), 2.0)) as pool:
+        pool.queue.put(reranks(8, model=model))
+        pool.queue.put(reranks(10, 10, 10, client="b", model=model))
+        await turns()
+        assert pool.seconds_to_place(Purpose.RERANKING) == pytest.approx(16, abs=1)
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == pytest.approx(16, abs=1)
+
+
+@in_skipped_time
+async def test_devices_that_have_failed_promise_nothing(skipped) -> None:
+    first, second = FakeModel(), FakeModel()
+    models = replace(slow(named("first", first)), replicas=(slow(named("second", second)),))
+    async with VirtualPool().started(models) as pool:
+        first.failures.append(broken_memory())
+        second.failures.append(None)
+        jobs = [job(10, model=first) for _ in range(2)]
+        for each in jobs:
+            pool.queue.put(each)
+        for each in jobs:
+            await each.result()
+        assert (pool.failed, pool.all_failed, pool.ended) == (["first"], False, False)
+        assert pool.serves(first), "by its replica"
+        assert not pool.is_using(first)
+        pool.queue.put(job(10, 10, 10, 10, model=first))
+        await turns()
+        assert pool.is_using(first)
+        # One device of ten tokens a second, and not two.
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == pytest.approx(3, abs=1)
+
+
+def placed(model: FakeModel, device: str, measured: list[str]) -> PlacedModels:
+    def measure(thoroughly: bool) -> Iterator[Measured | None]:
+        measured.append(f"{device} {'thoroughly' if thoroughly else 'in short'}")
+        yield None
+        yield Measured(20, 0.5)
+
+    info = replace(loaded(model).device, name=device)
+    prepared = PlacedModel(model, info, measure, gc.collect, lambda: measured.append("prepared"))
+    return PlacedModels((prepared,), lambda: None)
+
+
+@in_skipped_time
+async def test_a_further_model_is_measured_and_served_on_its_device_until_it_is_removed(
+    skipped,
+) -> None:
+    default, model, told = FakeModel(), FakeModel(), list[str]()
+    model.name = "further"
+    async with VirtualPool(max_batch_sequences=3).started(named("cpu", default)) as pool:
+        assert not pool.serves(model)
+        key = await pool.add(placed(model, "cpu", told), thoroughly=False)
+        assert (key, told) == (model, ["cpu in short"])
+        assert pool.token_budgets("further") == {"cpu": 20}
+        assert pool.token_budgets("fake") == {"cpu": 10}
+        pool.queue.put(asked := job(2, 2, 2, 2, model=model))
+        await asked.result()
+        assert [len(batch) for batch in model.batches] == [3, 1]
+        pool.remove(model)
+        assert not pool.serves(model)
+        assert pool.token_budgets("further") == {}
+        assert pool.serves(default)
+
+
+@in_skipped_time
+async def test_a_device_for_further_models_alone_is_no_device_of_the_service(skipped) -> None:
+    default, model, told = FakeModel(), FakeModel(), list[str]()
+    async with VirtualPool().started(named("cpu", default)) as pool:
+        await pool.add(placed(model, "other", told), thoroughly=False)
+        assert told == ["prepared", "other thoroughly"], "nobody else waits there"
+        model.failures.append(broken_memory())
+        pool.queue.put(fails := job(2, model=model))
+        waits = job(2, model=model)
+        pool.queue.put(waits)
+        for each in (fails, waits):
+            with pytest.raises(UnhealthyError):
+                await each.result()
+        assert (pool.failed, pool.all_failed, pool.ended) == (["other"], False, False)
+        pool.queue.put(serves := job(2, model=default))
+        await serves.result()
+        default.failures.append(broken_memory())
+        pool.queue.put(last := job(2, model=default))
+        with pytest.raises(UnhealthyError):
+            await last.result()
+        assert pool.all_failed
+        pool.queue.put(late := job(2, model=default))
+        with pytest.raises(UnhealthyError, match="every device has failed"):
+            await late.result()
+
+
+@in_skipped_time
+async def test_a_model_whose_first_forward_fails_leaves_nothing_behind(skipped) -> None:
+    model = FakeModel()
+
+    def measure(_thoroughly: bool) -> Iterator[Measured | None]:
+        yield None
+        raise MemoryError
+
+    whole = placed(model, "cpu", [])
+    broken = replace(whole, models=(replace(whole.models[0], measure=measure),))
+    async with VirtualPool().started(named("cpu", FakeModel())) as pool:
+        with pytest.raises(OutOfMemoryError):
+            await pool.add(broken, thoroughly=True)
+        assert not pool.serves(model)
+
+
+@in_skipped_time
+async def test_who_waits_for_a_stuck_device_is_told_and_who_has_another_is_not(skipped) -> None:
+    first, second = FakeModel(), FakeModel()
+    models = replace(named("first", first), replicas=(named("second", second),))
+    pool = VirtualPool(100.0, gpu_process_timeout=3)
+    async with pool.started(models):
+        for client in "ab":
+            pool.queue.put(job(10, model=first, client=client))
+            await turns()
+        pool.queue.put(waits := job(10, model=first, client="c"))
+        await asyncio.sleep(5)
+        assert (pool.stuck_seconds, waits.resolved) == (0, False)
+        await asyncio.sleep(2)
+        assert pool.stuck_seconds == pytest.approx(7, abs=0.1)
+        with pytest.raises(UnhealthyError, match="does not come back from a forward"):
+            await waits.result()
+        for thread in pool.threads.values():
+            thread.seconds = 1.0
+        pool.queue.put(late := job(10, model=first, client="c"))
+        await asyncio.sleep(100)
+        assert pool.stuck_seconds == 0
+        assert first.batches + second.batches == [[10]] * 3
+        assert late.resolved
+
+
+@in_skipped_time
+async def test_one_stuck_device_of_two_fails_nobody_who_waits(skipped) -> None:
+    first, second = FakeModel(), FakeModel()
+    models = replace(named("first", first), replicas=(named("second", second),))
+    async with VirtualPool(1.0, gpu_process_timeout=3).started(models) as pool:
+        pool.threads["device"].seconds = 100.0
+        pool.queue.put(job(10, model=first, client="a"))
+        await turns()
+        jobs = [job(10, model=first, client="b") for _ in range(20)]
+        for each in jobs:
+            pool.queue.put(each)
+        for each in jobs:
+            await each.result()
+        assert len(first.batches + second.batches) == 21
+        assert pool.stuck_seconds > 0
+
+
+@in_skipped_time
+async def test_an_abort_fails_what_waits_what_is_computed_and_what_comes_later(skipped) -> None:
+    model = FakeModel()
+    async with VirtualPool(5.0).started(loaded(model)) as pool:
+        jobs = [job(10, model=model) for _ in range(3)]
+        for each in jobs[:2]:
+            pool.queue.put(each)
+        await turns()
+        pool.abort(DrainingError("over"))
+        pool.queue.put(jobs[2])
+        for each in jobs:
+            with pytest.raises(DrainingError):
+                await each.result()
+
+
+@in_skipped_time
+async def test_a_pool_that_never_started_is_closed_too(skipped) -> None:
+    await VirtualPool().close(1)
+    assert not VirtualPool().all_failed
+    assert VirtualPool().seconds_to_place(Purpose.EMBEDDING) == 1
