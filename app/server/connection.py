@@ -61,7 +61,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._active_cycle: RequestResponseCycle | None = None
         self._error_response: bytes | None = None
         self._read_buffer = bytearray()
-        self._in_message = False
+        self._in_message = self._in_head = False
         self._bytes_outside_body = 0
         self._body_remaining = 0
         self._warn_if_out_of_descriptors()
@@ -95,14 +95,20 @@ class BoundedConnection(HttpToolsProtocol):
         super().on_message_begin()
         self.scope["state"]["abort_connection"] = self._lingering.abort
         self.scope["state"]["is_closing"] = self._lingering.is_closing
-        self._in_message = True
+        self._in_message = self._in_head = True
         self._body_remaining = 0
         self._start_headers_timer()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header; trailers, which come after the body, are not read and never become headers."""
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The headers are complete, so the client has read the response before."""
         if self.parser.should_upgrade():
             return  # They are parsed again, without the upgrade.
+        self._in_head = False
         self._headers_timer.cancel()
         self._body_timer.cancel()
         self._bytes_outside_body = 0

@@ -1,6 +1,6 @@
 """What is no HTTP is refused in the one shape, in its turn, and logged now and then.
 
-Sent 311: 3 answered, 308 refused, 0 lost.
+Sent 312: 4 answered, 308 refused, 0 lost.
 """
 
 import json
@@ -58,3 +58,14 @@ def test_headers_under_the_limit_pass(server) -> None:
     with connect(server) as raw:
         raw.sendall(LIVE[:-2] + b"X-Long: " + b"x" * 64_000 + b"\r\n\r\n")
         assert next(read_answers(raw))[0] == 200
+
+
+def test_what_follows_a_body_never_becomes_a_header(server) -> None:
+    """A proxy that looks at the headers sees no trailers, or drops them."""
+    chunked = LIVE[:-2].replace(b"GET", b"HEAD") + b"Transfer-Encoding: chunked\r\n\r\n"
+    with connect(server) as raw:
+        raw.sendall(chunked + b"0\r\nX-Request-ID: trailer\r\n\r\n")
+        answer = raw.recv(65_536).lower()
+    assert answer.startswith(b"http/1.1 200")
+    assert b"\r\nx-request-id: " in answer
+    assert b"trailer" not in answer
