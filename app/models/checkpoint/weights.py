@@ -215,19 +215,25 @@ def _in_safetensors(path: Path) -> Iterator[tuple[str, StoredTensor]]:
     if length > _LONGEST_HEADER:
         raise ValueError(f"{path.name} is no file of safetensors")
     header = json.loads(file.read(_BYTES_OF_LENGTH, length))
-    content = _BYTES_OF_LENGTH + length
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        dtype, shape = _STORED_DTYPES.get(entry["dtype"]), torch.Size(entry["shape"])
-        start, end = (content + int(each) for each in entry["data_offsets"])
+    content = end_of_last = _BYTES_OF_LENGTH + length
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    # As the format demands, each byte is of one tensor.
+    for name, entry in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
+        dtype = _STORED_DTYPES.get(entry["dtype"])
         if dtype is None:
             raise ValueError(f"{path.name} has {name} in {entry['dtype']}, which is not known here")
-        if end - start != math.prod(shape) * dtype.itemsize or start < content:
+        is_whole = all(type(each) is int for each in (*entry["shape"], *entry["data_offsets"]))
+        shape = torch.Size(entry["shape"])
+        start, end = (content + each for each in entry["data_offsets"])
+        size = math.prod(shape) * dtype.itemsize
+        if not is_whole or min(shape, default=0) < 0 or (start, end - start) != (end_of_last, size):
             raise ValueError(f"{path.name} describes {name} in a way that cannot be")
         if end > file.size:
             raise ValueError(f"{path.name} ends before its tensor {name} does")
+        end_of_last = end
         yield name, StoredTensor(name, file, start, shape, dtype)
+    if end_of_last != file.size:
+        raise ValueError(f"{path.name} has {file.size - end_of_last} bytes that are of no tensor")
 
 
 def _in_pytorch_file(path: Path) -> Iterator[tuple[str, StoredTensor | Tensor]]:

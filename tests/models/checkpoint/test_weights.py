@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load, save_file
 
 from app.errors import StartupError
 from app.models.checkpoint.weights import Weights
@@ -140,4 +141,31 @@ def test_offsets_that_are_no_numbers_are_an_error(offsets: str, tmp_path: Path) 
 def test_a_tensor_that_is_larger_than_its_file_is_an_error(tmp_path: Path) -> None:
     torch.save({"a": torch.zeros(1).expand(1000, 1000)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(StartupError, match="describes a in a way that cannot be"):
+        Weights.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "size", "reason"),
+    [
+        ({"a": ([1], [0, 4])}, 5, "has 1 bytes that are of no tensor"),
+        ({"a": ([1], [4, 8])}, 8, "describes a in a way that cannot be"),
+        ({"a": ([1], [0, 4]), "b": ([1], [0, 4])}, 4, "describes b in a way that cannot be"),
+        ({"a": ([1], [0.0, 4])}, 4, "describes a in a way that cannot be"),
+        ({"a": ([True], [0, 4])}, 4, "describes a in a way that cannot be"),
+        ({"a": ([-1, -1], [0, 4])}, 4, "describes a in a way that cannot be"),
+    ],
+)
+def test_each_byte_of_a_file_is_of_one_tensor(tensors, size: int, reason, tmp_path: Path) -> None:
+    """As safetensors' own library demands."""
+    header = json.dumps(
+        {
+            name: {"dtype": "F32", "shape": shape, "data_offsets": offsets}
+            for name, (shape, offsets) in tensors.items()
+        }
+    ).encode()
+    content = len(header).to_bytes(8, "little") + header + bytes(size)
+    with pytest.raises(SafetensorError):
+        load(content)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(StartupError, match=reason):
         Weights.read(tmp_path)
