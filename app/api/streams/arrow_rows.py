@@ -35,8 +35,12 @@ _MOST_WITHOUT_ROWS = 250
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column: `first` is the index of its first buffer, `dtype` that of offsets or numbers."""
+    """A column: `node` and `first` are the indices of its field node and of its first buffer.
 
+    `dtype` is that of its offsets or numbers.
+    """
+
+    node: int
     first: int
     dtype: str
     is_text: bool
@@ -132,13 +136,14 @@ def _columns_of(schema: FlatTable) -> dict[str, _Column]:
         if name not in {"text", "id"} or name in columns or field.table(4) or about is None:
             raise _wrong_columns()
         if kind in {_UTF8, _LARGE_UTF8}:
-            columns[name] = _Column(first, "<i4" if kind == _UTF8 else "<i8", is_text=True)
+            dtype = "<i4" if kind == _UTF8 else "<i8"
+            columns[name] = _Column(len(columns), first, dtype, is_text=True)
             first += 3
             continue
         key = about.number(0, "<i"), about.number(1, "<B")
         if kind != _INT or key not in _INTEGERS or name == "text":
             raise _wrong_columns()
-        columns[name] = _Column(first, _INTEGERS[key], is_text=False)
+        columns[name] = _Column(len(columns), first, _INTEGERS[key], is_text=False)
         first += 2
     if "text" not in columns:
         raise _wrong_columns()
@@ -165,8 +170,11 @@ class _Rows:
             message.body[start : start + length] if start >= 0 and length >= 0 else None
             for start, length in message.header.pairs(2, _MOST_BUFFERS)
         ]
-        self._texts = _Values(columns["text"], buffers, self._count)
-        self._ids = _Values(columns["id"], buffers, self._count) if "id" in columns else None
+        values = {
+            name: _Values(column, message.header, buffers, self._count)
+            for name, column in columns.items()
+        }
+        self._texts, self._ids = values["text"], values.get("id")
         self._taken = 0
         self._bytes_of_a_row = len(message.body) / max(self._count, 1)
 
@@ -208,7 +216,16 @@ class _Rows:
 class _Values:
     """The values of one column of a record batch; raises `ValueError` for short buffers."""
 
-    def __init__(self, column: _Column, buffers: list[memoryview | None], count: int) -> None:
+    def __init__(
+        self,
+        column: _Column,
+        batch: FlatTable,
+        buffers: list[memoryview | None],
+        count: int,
+    ) -> None:
+        nodes = batch.pairs(1, column.node + 1)[column.node :]
+        if [length for length, _ in nodes] != [count]:
+            raise ValueError("a column has another number of rows than its batch")
         validity, numbers, *rest = buffers[column.first : column.first + 2 + column.is_text]
         if numbers is None or (column.is_text and not rest):
             raise ValueError("a buffer is missing")
@@ -218,7 +235,8 @@ class _Values:
         self._numbers = np.frombuffer(numbers, column.dtype, length)
         if count and self._data is not None:
             _check_offsets(self._numbers, len(self._data))
-        self._valid = _bits(validity, count)
+        # As Arrow's own libraries read it: what the bits say counts only where there are nulls.
+        self._valid = _bits(validity, count) if nodes[0][1] else None
 
     def get(self, row: int) -> int | str | None:
         """A value; raises `UnicodeDecodeError`."""

@@ -1,6 +1,7 @@
 """Arrow in: the rows that pyarrow writes; whatever else arrives is an error, and never a crash."""
 
 import io
+import struct
 
 import pyarrow as pa
 import pytest
@@ -152,3 +153,28 @@ def test_damaged_bytes_are_rows_or_an_error(changes) -> None:
     except SmartEmbedderError:
         return
     assert all(isinstance(line.text, str) for line in lines)
+
+
+def with_node(length: int, nulls: int) -> bytes:
+    """A stream of a text and of none, whose column says how many it has, and how many are null."""
+    table = pa.table({"text": ["a", None]})
+    content = stream_of(table)
+    node = struct.pack("<qq", 2, 1)
+    assert content.count(node) == 1
+    return content.replace(node, struct.pack("<qq", length, nulls))
+
+
+def test_without_nulls_each_row_has_its_text_whatever_the_bits_say() -> None:
+    """As Arrow's own libraries read it."""
+    content = with_node(2, 0)
+    expected = pa.ipc.open_stream(content).read_all().column("text").to_pylist()
+    _, lines = read(content)
+    assert [line.text for line in lines] == expected == ["a", ""]
+    assert not any(line.error for line in lines)
+    assert str(read(with_node(2, 1))[1][1].error) == "the field text is null: send a string"
+
+
+@pytest.mark.parametrize("length", [1, 3, -1])
+def test_a_column_of_another_length_than_its_batch_is_refused(length: int) -> None:
+    with pytest.raises(InvalidRequestError, match="another number of rows than its batch"):
+        read(with_node(length, 1))
