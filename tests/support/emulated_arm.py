@@ -4,6 +4,7 @@ The compiler's package and qemu-user are all that is needed.
 """
 
 import ctypes
+import os
 import shutil
 import struct
 import subprocess
@@ -24,6 +25,8 @@ QEMU = shutil.which("qemu-aarch64")
 # The least processors of qemu 7.2 that have them.
 _PROCESSORS = {"neon_matrix": "max", "neon_dot": "neoverse-n1"}
 _SOURCE = Path(__file__).with_name("arm_emulator.c")
+# Flags with which the kernels check themselves, for scripts/check_sanitizers.sh.
+_CHECKS = os.environ.get("ARM_KERNEL_CHECKS", "").split()
 _NAMES = [f"{name}_{each.name}" for each in AARCH64.sets for name in _ARGUMENTS]
 _KERNELS = " ".join(f"K({name})" for name in _NAMES)
 _OPTIONS = ["-std=gnu17", "-O2", "-ffreestanding", f"-I{FOLDER}", f"-DKERNELS={_KERNELS}"]
@@ -52,7 +55,7 @@ def build(program: Path) -> None:
 
 def _compiler(folder: Path, library: str) -> Compiler:
     return Compiler(
-        folder / "compiler", folder, replace(AARCH64, target=f"aarch64-linux-{library}")
+        folder / "compiler", folder, replace(AARCH64, target=f"aarch64-linux-{library}"), _CHECKS
     )
 
 

@@ -1,6 +1,7 @@
 """The CUDA kernels on a CPU, compiled as C++: what they compute, not how fast."""
 
 import ctypes
+import os
 import shutil
 import subprocess
 from functools import cache
@@ -13,6 +14,8 @@ from torch import Tensor
 from app.models.ops.cuda_kernels import _MACROS, SOURCE, _type_of
 
 CAN_EMULATE = bool(shutil.which("g++") and torch.cpu.get_capabilities().get("avx2"))
+# Flags with which they check themselves, for scripts/check_sanitizers.sh.
+_CHECKS = os.environ.get("CUDA_KERNEL_CHECKS", "").split()
 _EMULATOR = Path(__file__).with_name("cuda_emulator.cpp")
 
 
@@ -37,7 +40,7 @@ def _library(dtype: torch.dtype) -> ctypes.CDLL:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "kernels.so"
         subprocess.run(
-            ["g++", "-O1", "-mf16c", "-shared", "-fPIC", *defined, _EMULATOR, "-o", path],
+            ["g++", "-O1", "-mf16c", "-shared", "-fPIC", *_CHECKS, *defined, _EMULATOR, "-o", path],
             check=True,
         )
         return ctypes.CDLL(str(path))

@@ -15,7 +15,7 @@ import platform
 import subprocess
 import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,8 +36,10 @@ _COMPILE = (
     *("-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"),
     "-freciprocal-math",
 )
+_CHECKED = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
+_STRIP = "-s"
 # PyTorch brings the threads.
-_LINK = ("-shared", "-s", "-Wl,-z,undefs", "-lm")
+_LINK = ("-shared", _STRIP, "-Wl,-z,undefs", "-lm")
 # The other sources are compiled once for each set of instructions.
 _SHARED_SOURCE = "scratch.c"
 _COMPILER = FOLDER.parent / "requirements-kernels.txt"
@@ -99,10 +101,21 @@ def build(architecture: Architecture) -> None:
 
 
 class Compiler:
-    """The package ziglang in `package`; what it writes goes to `folder`."""
+    """The package ziglang in `package`; what it writes goes to `folder`.
 
-    def __init__(self, package: Path, folder: Path, architecture: Architecture) -> None:
+    With `checks`, which are flags of sanitizers, what it makes stops at the first error and knows
+    its lines. No path of the service has any: see scripts/check_sanitizers.sh.
+    """
+
+    def __init__(
+        self,
+        package: Path,
+        folder: Path,
+        architecture: Architecture,
+        checks: Sequence[str] = (),
+    ) -> None:
         self.architecture = architecture
+        self.checks = [*_CHECKED, *checks] if checks else []
         self._package = package
         self._folder = folder
         caches = {f"ZIG_{kind}_CACHE_DIR": str(folder / "cache") for kind in ("GLOBAL", "LOCAL")}
@@ -125,7 +138,7 @@ class Compiler:
         for source in sorted(FOLDER.glob("*.c")):
             for each in sets[-1:] if source.name == _SHARED_SOURCE else sets:
                 compiled = str(self._folder / f"{source.stem}-{each.name}.o")
-                flags = [*self.architecture.flags, *_flags_of(each)]
+                flags = [*self.architecture.flags, *_flags_of(each), *self.checks]
                 yield compiled, [*flags, "-c", str(source), "-o", compiled]
 
     def run(self, *arguments: str) -> None:
@@ -141,7 +154,8 @@ def make_library(compiler: Compiler) -> None:
     # Beside its place, so that it comes there in one step.
     temporary = library.with_suffix(f".{os.getpid()}")
     try:
-        compiler.run(*_LINK, *objects, "-o", str(temporary))
+        link = [flag for flag in _LINK if flag != _STRIP or not compiler.checks]
+        compiler.run(*link, *objects, "-o", str(temporary))
         temporary.replace(library)
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Runs the tests of the kernels with AddressSanitizer and UndefinedBehaviorSanitizer, and fuzzes the
+# parsers of what clients, Redis and model hubs send with coverage feedback. Any report ends it.
+#
+#   scripts/check_sanitizers.sh [--seconds N] [FOLDER]
+#
+# It needs g++, whose AddressSanitizer it takes, and for the kernels for ARM qemu-user. The kernels
+# take five minutes on two cores, and the fuzzing N seconds, an hour by default, shared by the
+# targets. FOLDER, by default build/fuzzing, keeps their inputs for the next run.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+seconds=3600
+if [[ "${1:-}" == --seconds ]]; then seconds=$2; shift 2; fi
+folder=$(realpath --canonicalize-missing "${1:-build/fuzzing}")
+mkdir -p "$folder"
+scripts/test_environment.sh .venv-tests
+scripts/pinned_environment.sh .venv-fuzz requirements-fuzz.txt
+export PATH="$PWD/.venv-tests/bin:$PATH" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true
+say() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
+
+# In a copy of the checkout, so that no service can load the library.
+checkout=$(mktemp --directory)
+trap 'rm -rf "$checkout"' EXIT
+git ls-files -z --cached --others --exclude-standard \
+  | tar --create --null --files-from=- | tar --extract --directory="$checkout"
+
+# The interpreter itself leaks what it made at its start, so that leaks are not looked for. libstdc++
+# is loaded first, because AddressSanitizer looks for its exceptions before PyTorch brings them.
+checked() {
+  env LD_PRELOAD="$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libstdc++.so.6)" \
+    ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:abort_on_error=1 PYTHONMALLOC=malloc \
+    CUDA_KERNEL_CHECKS="-g -fsanitize=address,undefined -fno-sanitize-recover=all" "$@"
+}
+
+say "the kernels, with checks"
+(cd "$checkout" && python - <<'PY'
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from app.models.ops.build import Compiler, make_library
+from app.models.ops.instruction_sets import architecture_here
+
+# The compiler's own driver drops AddressSanitizer, for which it brings no library.
+checks = ("-Xclang", "-fsanitize=address", "-fsanitize=undefined")
+with TemporaryDirectory() as temporary:
+    folder = Path(temporary)
+    compiler = Compiler(folder / "compiler", folder, architecture_here(), checks)
+    compiler.fetch()
+    make_library(compiler)
+PY
+)
+
+say "what is wrong is reported"
+for fault in address undefined; do
+  if (cd "$checkout" && checked python -m tests.support.kernel_faults "$fault" 2> "$folder/fault.log"); then
+    echo "nothing has reported a wrong call of a kernel ($fault)" >&2
+    exit 1
+  fi
+  grep --max-count=1 --extended-regexp 'ERROR: AddressSanitizer|panic:' "$folder/fault.log"
+done
+
+say "the tests of the kernels, and of those for CUDA on a CPU"
+(cd "$checkout" && checked python -m pytest -q -rs tests/models/ops tests/models/quantization \
+  --deselect tests/models/ops/test_build.py --ignore tests/models/ops/test_arm.py)
+
+say "the kernels for ARM on an emulated processor"
+(cd "$checkout" && ARM_KERNEL_CHECKS="-fsanitize=undefined -fsanitize-trap=undefined" \
+  python -m pytest -q -rs tests/models/ops/test_arm.py)
+
+say "the parsers"
+atheris=$(.venv-fuzz/bin/python -c 'import atheris, pathlib; print(pathlib.Path(atheris.__file__).parents[1])')
+PYTHONPATH=$atheris:client/src python -m tests.fuzzing.campaign "$folder" --seconds "$seconds"
+say "no report"

@@ -1,0 +1,126 @@
+"""What the targets share: how an input is cut into pieces, and what a refusal and its work may be.
+
+An input is CONTROL bytes, which decide where it is cut and how it is asked for, and its content.
+"""
+
+import itertools
+import random
+import sys
+import tracemalloc
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+CONTROL = 2
+# Of the inputs, one in so many is measured: that takes ten times as long as to read it.
+_MEASURED = 64
+_LONGEST_SENTENCE = 2500
+# As the contract says, below its 50 MiB.
+_BYTES_PER_BYTE, _BYTES_BESIDE = 20, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A parser: `seeds` are inputs to begin with, and `check` raises for one that is read wrongly.
+
+    `longest` is in bytes.
+    """
+
+    seeds: Callable[[], Iterator[bytes]]
+    check: Callable[[bytes], None]
+    longest: int = 4096
+
+
+def seeds_of(contents: Iterable[bytes]) -> Iterator[bytes]:
+    """Inputs with these contents, each in two ways."""
+    for content in contents:
+        yield bytes(CONTROL) + content
+        yield zlib.crc32(content).to_bytes(4, "little")[:CONTROL] + content
+
+
+def read_input(data: bytes) -> tuple[random.Random, bytes]:
+    """What is drawn by the first bytes, and the content."""
+    return random.Random(data[:CONTROL]), data[CONTROL:]
+
+
+def cut(content: bytes, chance: random.Random) -> list[bytes]:
+    """The content in pieces: whole, byte by byte, or in any sizes."""
+    size = chance.choice([len(content) + 1, 1, 7, 100, 1000])
+    pieces = []
+    while content:
+        length = 1 + chance.randrange(size)
+        pieces.append(content[:length])
+        content = content[length:]
+    return pieces
+
+
+def result_of(steps: Generator[Any, Any, Any]) -> Any:
+    """What a generator returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def check_sentence(error: Exception) -> None:
+    """One line of a bounded length, which can be sent."""
+    sentence = str(error)
+    assert sentence, repr(error)
+    assert sentence.isprintable(), repr(sentence)
+    assert len(sentence.encode()) <= _LONGEST_SENTENCE, sentence[:300]
+
+
+@contextmanager
+def linear(content: bytes, calls_per_byte: float, calls_beside: int = 20_000) -> Iterator[None]:
+    """Fail where reading the content takes more calls, of Python or C, or more memory than it may.
+
+    Under instrumentation a branch is a call, too.
+    """
+    if zlib.crc32(content) % _MEASURED:
+        yield
+        return
+    calls = itertools.count()
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        if event in {"call", "c_call"}:
+            next(calls)
+
+    tracemalloc.start()
+    sys.setprofile(count)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    made = next(calls)
+    assert made <= calls_beside + calls_per_byte * len(content), f"{made} calls"
+    assert peak <= _BYTES_BESIDE + _BYTES_PER_BYTE * len(content), f"{peak} bytes"
+
+
+def outcome(read: Callable[[], Any], *refusals: type[Exception]) -> tuple[Any, Exception | None]:
+    """What is read, or the refusal."""
+    try:
+        return read(), None
+    except refusals as error:
+        return None, error
+
+
+def count_plainly(content: bytes) -> tuple[int, int]:
+    """Commas, colons and opening brackets outside strings, and all bytes there."""
+    values = outside = 0
+    in_string = is_escaped = False
+    for byte in content:
+        if is_escaped:
+            is_escaped = False
+        elif byte == ord('"'):
+            in_string = not in_string
+        elif in_string:
+            is_escaped = byte == ord("\\")
+        else:
+            outside += 1
+            values += byte in b",:[{"
+    return values, outside

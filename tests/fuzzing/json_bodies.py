@@ -1,0 +1,108 @@
+"""Bodies in JSON: what Python's own parser reads, in every dialect."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+from pydantic_core import from_json
+
+import app.main  # noqa: F401 - every dialect has its requests
+from app.api import body
+from app.api.body import JsonValueCounter, parse_in_steps, parse_json, validate
+from app.api.schemas import RequestModel
+from app.errors import InvalidRequestError
+from tests.fuzzing.inputs import (
+    Target,
+    check_sentence,
+    count_plainly,
+    cut,
+    linear,
+    outcome,
+    read_input,
+    result_of,
+    seeds_of,
+)
+
+# In pydantic's parser and in orjson's.
+_LEAST_DEPTH_REFUSED = 200
+
+
+def _schemas(base: type[RequestModel] = RequestModel) -> Iterator[type[RequestModel]]:
+    for each in base.__subclasses__():
+        if each.__module__.startswith("app.") and hasattr(each, "example"):
+            yield each
+        yield from _schemas(each)
+
+
+SCHEMAS = sorted(set(_schemas()), key=lambda each: (each.__module__, each.__qualname__))
+_SPECIAL = [
+    b'{"sentences": ["a\\u00e9", "\\ud83d\\ude00", "\\\\\\""], "return_dense": true}',
+    b'{"query": "q", "passages": [{"text": "a"}], "top_n": 1e3, "weights": {"dense": -0.5}}',
+    b'{"sentences": ["' + b"\\\\" * 30 + b'\\ud83d\\ude00"]}',
+    b'{"sentences": ["' + "é字\U0001f600".encode() * 8 + b'"]}',
+    b'[[1, 2.5, -3e7, NaN, Infinity], {"a": {"b": null}}, ' + b"9" * 40 + b"]",
+    b"[" * 50 + b"]" * 50,
+    b'{"a": 1, "a": 2, "": "\\u0000"}',
+]
+
+
+def seeds() -> Iterator[bytes]:
+    """Examples of every dialect."""
+    examples = [json.dumps(dict(each.example)).encode() for each in SCHEMAS]
+    return seeds_of([*dict.fromkeys(examples), *_SPECIAL])
+
+
+def check(data: bytes) -> None:
+    """What is parsed in steps, counted and validated is what the text says."""
+    chance, content = read_input(data)
+    value, refused = outcome(lambda: from_json(content), ValueError)
+    # So that some bytes are many parts.
+    small_parts = patch.multiple(body, _STEP_BYTES=24, _STEP_STRINGS=3)
+    with small_parts, linear(content, calls_per_byte=40):
+        stepped, refused_in_steps = outcome(
+            lambda: result_of(parse_in_steps(bytearray(content))), ValueError
+        )
+    assert (refused is None) == (refused_in_steps is None), (refused, refused_in_steps)
+    plain, refused_by_python = outcome(
+        lambda: json.loads(content.decode()), ValueError, RecursionError
+    )
+    if refused is None:
+        assert refused_by_python is None, refused_by_python
+        assert repr(value) == repr(stepped) == repr(plain)
+        _check_count(content, cut(content, chance), chance.randrange(40), chance.randrange(200))
+    elif refused_by_python is None:
+        assert _has_what_pydantic_refuses(plain, content), refused
+    _check_schema(content, chance.choice(SCHEMAS))
+
+
+def _has_what_pydantic_refuses(value: Any, content: bytes) -> bool:
+    """A lone surrogate, many levels, or a number without end."""
+    structure = content.count(b"[") + content.count(b"{")
+    text = repr(value)
+    return structure >= _LEAST_DEPTH_REFUSED or "\\ud" in text or len(content) > 4000
+
+
+def _check_count(content: bytes, pieces: list[bytes], values: int, outside: int) -> None:
+    """The counter refuses what has too many values or bytes outside strings, and nothing else."""
+    counter = JsonValueCounter(values, outside)
+    with linear(content, calls_per_byte=40):
+        _, refused = outcome(lambda: [counter.feed(piece) for piece in pieces], InvalidRequestError)
+    found_values, found_outside = count_plainly(content)
+    # Quotation marks are outside as little as inside.
+    assert (refused is not None) == (found_values > values or found_outside > outside), refused
+    if refused is not None:
+        check_sentence(refused)
+
+
+def _check_schema(content: bytes, schema: type[RequestModel]) -> None:
+    with linear(content, calls_per_byte=60):
+        _, refused = outcome(
+            lambda: validate(parse_json(content, schema), schema), InvalidRequestError
+        )
+    if isinstance(refused, InvalidRequestError):
+        check_sentence(refused)
+        json.dumps(refused.problems, ensure_ascii=False).encode()
+
+
+TARGETS = {"bodies": Target(seeds, check, 1500)}

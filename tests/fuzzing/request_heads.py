@@ -1,0 +1,255 @@
+"""Heads and bodies of HTTP/1.1, fed to the real connection through a transport in memory.
+
+What reaches the app is what h11 makes of the same bytes, however they are cut.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.server import ServerState
+
+from app.server.connection import MAX_HEADER_BYTES, bounded_connection
+from app.server.drain import Drain
+from tests.fuzzing.inputs import Target, cut, linear, read_input, seeds_of
+
+_AN_HOUR = 3600.0
+_RESPONSE_SECONDS = 30.0
+_REQUEST_ID = re.compile(rb"[0-9a-f]{32}")
+# Its method, path with query, headers and body.
+Request = tuple[bytes, bytes, list[tuple[bytes, bytes]], bytes]
+
+
+class VirtualTime(asyncio.SelectorEventLoop):
+    """A loop whose clock stands still until it is moved."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        """As told."""
+        return self.now
+
+    def turn(self) -> None:
+        """Run what is ready, once."""
+        self.call_soon(self.stop)
+        self.run_forever()
+
+    def rest(self) -> None:
+        """Run what is ready, until nothing is."""
+        self.turn()
+        while self._ready:
+            self.turn()
+
+    def pass_time(self) -> None:
+        """Run every timer, also those that timers start."""
+        for _ in range(4):
+            self.now += _AN_HOUR
+            self.rest()
+
+
+class Wire(asyncio.Transport):
+    """What a socket's transport does, in memory: all that is written is taken at once."""
+
+    def __init__(self, loop: VirtualTime, protocol: asyncio.Protocol) -> None:
+        super().__init__()
+        self._loop, self._protocol = loop, protocol
+        self.sent = bytearray()
+        self.is_reading = True
+        self.has_ended = self.is_lost = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.has_ended, "something is written after the end"
+        if not self.is_lost:
+            self.sent += data
+
+    def write_eof(self) -> None:
+        self.has_ended = True
+
+    def close(self) -> None:
+        if not self.is_lost:
+            self.is_lost = True
+            self._loop.call_soon(self._protocol.connection_lost, None)
+
+    def abort(self) -> None:
+        self.close()
+
+    def is_closing(self) -> bool:
+        return self.is_lost
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("192.0.2.1", 80) if name in {"peername", "sockname"} else default
+
+
+class Faults(logging.Handler):
+    """What uvicorn logs as errors."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(self.format(record))
+
+
+def seeds() -> Iterator[bytes]:
+    """Requests of every kind, alone and after each other."""
+    get = b"GET /health?a=%20b HTTP/1.1\r\nHost: x\r\n\r\n"
+    post = b"POST /rerank HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\n\r\nhello"
+    chunked = (
+        b"POST /a HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b'3\r\nabc\r\n5;x="y"\r\nhello\r\n0\r\nTrailer: t\r\n\r\n'
+    )
+    upgrade = (
+        b"GET /ui HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, Upgrade\r\nUpgrade: h2c\r\n"
+        b"HTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n"
+    )
+    expect = b"POST /b HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}"
+    old = b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"
+    head = b"HEAD / HTTP/1.1\r\nHost: x\r\nConnection: close\r\nAccept: */*;q=0.5\r\n\r\n"
+    connect = b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n"
+    both = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
+    folded = b"GET / HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n"
+    contents = [
+        get,
+        post,
+        chunked,
+        upgrade,
+        expect,
+        old,
+        head,
+        connect,
+        both + b"0\r\n\r\n",
+        folded,
+    ]
+    return seeds_of(
+        [
+            *contents,
+            get * 20,
+            post + upgrade + chunked + get,
+            b"\r\n" + get + b"x",
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        ]
+    )
+
+
+def check(data: bytes) -> None:
+    """No fault; the requests do not depend on the cuts, and are those of h11."""
+    chance, content = read_input(data)
+    with linear(content, calls_per_byte=60, calls_beside=100_000):
+        whole, answered = _serve([content] if content else [])
+    with linear(content, calls_per_byte=1500, calls_beside=100_000):
+        in_pieces, answered_in_pieces = _serve(cut(content, chance))
+    assert whole == in_pieces
+    assert _REQUEST_ID.sub(b"", answered) == _REQUEST_ID.sub(b"", answered_in_pieces)
+    expected = read_plainly(content)
+    for request, reference in zip(whole, expected, strict=False):
+        assert request == reference
+    if len(expected) > len(whole):
+        # It was refused, and that was said.
+        assert answered.rpartition(b"HTTP/1.1 ")[2][:3] in {b"400", b"431"}, answered[-300:]
+
+
+def _serve(pieces: list[bytes]) -> tuple[list[Request], bytes]:
+    """The requests that reached the app whole, and what was answered."""
+    requests: list[Request] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers, body, more = list(scope["headers"]), b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body, more = body + message["body"], message["more_body"]
+        assert scope["headers"] == headers, "trailers are no headers"
+        query = scope["query_string"]
+        target = scope["raw_path"] + (b"?" + query if query else b"")
+        requests.append((scope["method"].encode(), target, _plain_headers(headers), body))
+        length = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 200, "headers": length})
+        await send({"type": "http.response.body", "body": b"ok"})
+
+    http = bounded_connection(_RESPONSE_SECONDS, Drain())
+    http.log = SimpleNamespace(warning=lambda *_, **__: None)
+    config = uvicorn.Config(app, http=http, ws="none", lifespan="off", log_config=None)
+    config.load()
+    with closing(VirtualTime()) as loop:
+        answered = _converse(http(config, ServerState(), {}, loop), loop, pieces)
+    return requests, answered
+
+
+def _converse(connection: Any, loop: VirtualTime, pieces: list[bytes]) -> bytes:
+    """What is answered to the pieces; fails on any fault, and where anything is left behind."""
+    faults = Faults()
+    connection.logger = logging.getLogger(__name__)
+    connection.logger.handlers, connection.logger.propagate = [faults], False
+    loop.set_exception_handler(lambda _, context: faults.found.append(repr(context)))
+    wire = Wire(loop, connection)
+    connection.connection_made(wire)
+    for piece in pieces:
+        if not wire.is_reading:
+            loop.rest()
+        assert wire.is_reading or wire.is_lost, "reading is never resumed"
+        if wire.is_lost:
+            break
+        connection.data_received(piece)
+        loop.turn()
+    loop.rest()
+    answered = bytes(wire.sent)
+    wire.close()
+    loop.pass_time()
+    assert not faults.found, faults.found[0]
+    assert not connection.tasks, "a request is in work when its connection is gone"
+    assert not connection.connections
+    return answered
+
+
+def _plain_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Those that an offer to change the protocol does not concern."""
+    changed = {b"upgrade", b"http2-settings", b"connection"}
+    return [(name, value.strip(b" \t")) for name, value in headers if name not in changed]
+
+
+def read_plainly(content: bytes) -> list[Request]:
+    """The requests that h11 reads, up to the first that it refuses."""
+    connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
+    connection.receive_data(content)
+    requests: list[Request] = []
+    while True:
+        head, body = None, b""
+        try:
+            while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+                if event in (h11.NEED_DATA, h11.PAUSED) or isinstance(event, h11.ConnectionClosed):
+                    return requests
+                if isinstance(event, h11.Data):
+                    body += bytes(event.data)
+                else:
+                    head = event
+        except h11.RemoteProtocolError:
+            return requests
+        if head.method == b"CONNECT" or head.http_version not in {b"1.0", b"1.1"}:
+            return requests
+        headers = [(bytes(name), bytes(value)) for name, value in head.headers]
+        requests.append((head.method, head.target, _plain_headers(headers), body))
+        connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+        connection.send(h11.EndOfMessage())
+        if connection.our_state is not h11.DONE:
+            return requests
+        connection.start_next_cycle()
+
+
+TARGETS = {"heads": Target(seeds, check)}

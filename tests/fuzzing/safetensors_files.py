@@ -1,0 +1,243 @@
+"""Files of safetensors: checkpoints, entries of the cache, and answers that the client reads."""
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+import numpy as np
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from smart_embedder_client import SmartEmbedderError, limits
+from smart_embedder_client import safetensors as client_format
+from smart_embedder_client.errors import MALFORMED
+from smart_embedder_client.records import RecordReader
+
+from app.engine.forwards import shared_vectors
+from app.engine.forwards.cached_vectors import CachedVectors, join
+from app.errors import StartupError
+from app.models.checkpoint.weights import Weights, count_parameters
+from tests.fuzzing.inputs import Target, check_sentence, cut, linear, outcome, read_input, seeds_of
+
+_ENTRY_KINDS = ("dense", "sparse", "colbert", "states")
+_WIDTH = 4
+_MODEL = SimpleNamespace(
+    dense_width=_WIDTH, colbert_width=_WIDTH, states_width=_WIDTH, normalizes=True,
+    colbert_tokens=lambda ids: range(len(ids) - 1),
+)  # fmt: skip
+_TEXTS = [(7, "the river"), ("b", "")]
+_OPTIONS = {"return_colbert": True}
+
+
+def file_of(tensors: dict[str, torch.Tensor], told: object = None) -> bytes:
+    """As the package writes it, with the service's metadata."""
+    metadata = None if told is None else {client_format.METADATA_KEY: json.dumps(told)}
+    return safetensors.torch.save(tensors, metadata)
+
+
+def _tensors() -> dict[str, torch.Tensor]:
+    return {
+        "dense.weight": torch.arange(6.0).view(2, 3),
+        "LayerNorm.gamma": torch.ones(3, dtype=torch.bfloat16),
+        "half": torch.rand(2).half(),
+        "bytes": torch.ones(3, 1, dtype=torch.int8),
+        "none": torch.empty(0, 5),
+        "one": torch.tensor(1.5, dtype=torch.float64),
+    }
+
+
+def read_plainly(content: bytes) -> dict[str, torch.Tensor] | None:
+    """What the package reads; None where it refuses."""
+    tensors, _ = outcome(
+        lambda: safetensors.torch.load(content), SafetensorError, KeyError, ValueError, RuntimeError
+    )
+    return tensors
+
+
+def checkpoint_seeds() -> Iterator[bytes]:
+    """Checkpoints, and some that cannot be."""
+    whole = file_of(_tensors())
+    overlapping = {
+        "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+        "b": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+    }
+    text = json.dumps(overlapping).encode()
+    return seeds_of(
+        [whole, whole[:-1], whole + b"\0", len(text).to_bytes(8, "little") + text + bytes(4)]
+    )
+
+
+def check_checkpoint(data: bytes) -> None:
+    """Its tensors are those of the package, and whatever it refuses is refused."""
+    with TemporaryDirectory() as folder:
+        _check_checkpoint(Path(folder), read_input(data)[1])
+
+
+def _check_checkpoint(folder: Path, content: bytes) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    with linear(content, calls_per_byte=60):
+        weights, refused = outcome(lambda: Weights.read(folder), StartupError)
+    expected = read_plainly(content)
+    if refused is not None:
+        check_sentence(refused)
+        assert count_parameters(folder) == 0
+        assert expected is None or _has_unknown_type(content), refused
+        return
+    assert expected is not None, "the package refuses it"
+    assert len(weights.tensors) == len({_modern(name) for name in expected})
+    for name, tensor in expected.items():
+        found, refused = outcome(lambda: weights.get(_modern(name), *tensor.shape), StartupError)  # noqa: B023
+        if refused is not None:
+            check_sentence(refused)
+            assert not tensor.is_floating_point() or tensor.dtype.itemsize == 1, refused
+            continue
+        assert found.dtype is tensor.dtype
+        if list(map(_modern, expected)).count(_modern(name)) == 1:
+            assert _bytes(found) == _bytes(tensor)
+
+
+def _modern(name: str) -> str:
+    gamma, beta = "LayerNorm.gamma", "LayerNorm.beta"
+    return name.replace(gamma, "LayerNorm.weight").replace(beta, "LayerNorm.bias")
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _has_unknown_type(content: bytes) -> bool:
+    known = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
+    known |= {"F8_E4M3", "F8_E5M2"}
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return any(each["dtype"] not in known for name, each in header.items() if name[:2] != "__")
+
+
+def _entries() -> Iterator[tuple[str, CachedVectors]]:
+    ids = np.array([5, 6, 7], np.int32)
+    unit = np.array([0.6, 0.0, 0.8, 0.0], np.float32)
+    arrays = {
+        "dense": {"dense": unit},
+        "sparse": {"indices": np.array([3, 9]), "values": np.array([0.5, 0.25], np.float32)},
+        "colbert": {"colbert": np.stack([unit, -unit])},
+        "states": {"states": np.stack([unit, unit * 2, unit * 3])},
+    }
+    for kind in _ENTRY_KINDS:
+        yield kind, CachedVectors(ids, 3, True, arrays[kind])
+
+
+def entry_seeds() -> Iterator[bytes]:
+    """An entry of each kind, for itself and for the others."""
+    for number, own in enumerate(_ENTRY_KINDS):
+        for kind, entry in _entries():
+            yield bytes([number, 0]) + shared_vectors._encode(entry)
+            if kind == own:
+                zeros = {name: array * 0 for name, array in entry.arrays.items()}
+                yield bytes([number, 0]) + shared_vectors._encode(replace(entry, arrays=zeros))
+
+
+def check_entry(data: bytes) -> None:
+    """What the cache believes has the numbers that the package reads, and can be vectors."""
+    kind, content = _ENTRY_KINDS[(data[:1] or b"\0")[0] % len(_ENTRY_KINDS)], data[2:]
+    with linear(content, calls_per_byte=60):
+        entry = shared_vectors._decode(content, kind, _MODEL)
+    if isinstance(entry, str):
+        check_sentence(ValueError(entry))
+        return
+    expected = {name: tensor.tolist() for name, tensor in read_plainly(content).items()}
+    assert expected.pop("ids") == entry.ids.tolist()
+    assert expected.pop("length") == [entry.original_tokens, int(entry.exact)] or entry.exact
+    assert expected == {name: array.tolist() for name, array in entry.arrays.items()}
+    text, _ = join({kind: entry})
+    assert text.original_tokens >= len(text.ids)
+    assert all(token >= 0 for token in entry.ids.tolist())
+    rows = next(iter(expected.values()))
+    if kind == "sparse":
+        indices, values = entry.arrays["indices"].tolist(), entry.arrays["values"].tolist()
+        assert len(indices) == len(values)
+        assert indices == sorted(set(indices))
+        assert all(0 < value < math.inf for value in values)
+        return
+    rows = [rows] if kind == "dense" else rows
+    assert len(rows) == {"dense": 1, "colbert": len(text.ids) - 1, "states": len(text.ids)}[kind]
+    for row in rows:
+        assert len(row) == _WIDTH
+        assert all(map(math.isfinite, row))
+        assert any(row)
+        assert kind == "states" or abs(math.hypot(*row) - 1) < 0.011
+
+
+def answer_seeds() -> Iterator[bytes]:
+    """Answers as the service makes them, of whole lists and of a stream."""
+    told = {"output_dtype": "float32", "records": [{"id": 0}, {"id": 1, "warnings": []}]}
+    unit = torch.tensor([[0.6, 0.8], [1.0, 0.0]])
+    tensors = {
+        "dense": unit,
+        "sparse_offsets": torch.tensor([0, 1, 1]),
+        "sparse_indices": torch.tensor([5], dtype=torch.uint32),
+        "sparse_values": torch.tensor([0.5]),
+        "colbert_offsets": torch.tensor([0, 2, 3]),
+        "colbert": torch.cat([unit, unit[:1]]),
+    }
+    refused = {"output_dtype": "float32", "records": [
+        {"id": 0, "error": {"detail": "no", "code": "timeout", "status": 504, "retry_after": 2}},
+        {"error": {"detail": "no", "code": "c", "status": 503}},
+    ]}  # fmt: skip
+    half = {
+        name: each.bfloat16() if each.dtype is torch.float32 else each
+        for name, each in tensors.items()
+    }
+    contents = [
+        file_of(tensors, told),
+        file_of({}, refused),
+        file_of(half, told | {"output_dtype": "bfloat16"}),
+    ]
+    return seeds_of([*contents, contents[1] + contents[0], file_of(_tensors(), told)])
+
+
+def check_answer(data: bytes) -> None:
+    """What the Python client reads is what the package reads; a stream does not depend on cuts."""
+    chance, content = read_input(data)
+    most = limits.of_vectors([text for _, text in _TEXTS], _OPTIONS)
+    with linear(content, calls_per_byte=60):
+        read, refused = outcome(lambda: client_format.read(content, most), *MALFORMED)
+    size, _ = outcome(lambda: client_format.size_of(content, most), *MALFORMED)
+    if refused is None:
+        assert size == len(content)
+        expected = read_plainly(content)
+        assert expected is not None, "the package refuses it"
+        assert read[0].keys() == expected.keys()
+        for name, array in read[0].items():
+            _check_array(array, expected[name])
+    records = [_records(pieces) for pieces in ([content], cut(content, chance))]
+    assert records[0] == records[1]
+
+
+def _check_array(array: np.ndarray, tensor: torch.Tensor) -> None:
+    assert not array.flags.writeable
+    tensor = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+    assert array.shape == tuple(tensor.shape)
+    assert array.tobytes() == _bytes(tensor)
+
+
+def _records(pieces: list[bytes]) -> list[str]:
+    reader, found = RecordReader(_TEXTS, _OPTIONS), []
+    try:
+        for piece in pieces:
+            for record in reader.feed(piece):
+                assert (record.id, record.text) == _TEXTS[len(found)]
+                assert record.error is not None or record.dense is not None
+                found.append(repr(record))
+    except (*MALFORMED, SmartEmbedderError) as error:
+        found.append(type(error).__name__)
+    return found
+
+
+TARGETS = {
+    "checkpoints": Target(checkpoint_seeds, check_checkpoint),
+    "entries": Target(entry_seeds, check_entry),
+    "answers": Target(answer_seeds, check_answer),
+}

@@ -1,0 +1,21 @@
+"""The parsers that are fuzzed, each by itself: a target imports nothing that it does not need."""
+
+import importlib
+
+from tests.fuzzing.inputs import Target
+
+MODULES = {
+    "heads": "request_heads",
+    "lines": "stream_lines",
+    "bodies": "json_bodies",
+    "arrow": "arrow_streams",
+    "gzip": "gzip_bodies",
+    "checkpoints": "safetensors_files",
+    "entries": "safetensors_files",
+    "answers": "safetensors_files",
+}
+
+
+def load(name: str) -> Target:
+    """The target of that name."""
+    return importlib.import_module(f"tests.fuzzing.{MODULES[name]}").TARGETS[name]

@@ -1,0 +1,29 @@
+"""Calls a kernel wrongly, for scripts/check_sanitizers.sh: that has to end this process.
+
+python -m tests.support.kernel_faults address|undefined
+"""
+
+import sys
+
+import torch
+
+from tests.support.native import LIBRARIES
+
+FLOAT32 = 0
+
+
+def main(fault: str) -> None:
+    states, output = torch.zeros(2, 64), torch.zeros(2, 32)
+    addresses = states.data_ptr(), output.data_ptr()
+    library = LIBRARIES[0]
+    # Within the memory first: that is no fault.
+    library.run("gate", *addresses, FLOAT32, 2, 32)
+    if fault == "address":
+        library.run("gate", *addresses, FLOAT32, 3, 32)
+    else:
+        shape = 2**63 - 1, 16, 64, 64
+        library.run("gemm", *addresses[:1] * 2, None, *addresses, FLOAT32, FLOAT32, *shape, 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
