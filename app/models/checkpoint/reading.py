@@ -6,14 +6,14 @@ short or removed. While one is being read, a change of it ends the loading.
 
 import hashlib
 import os
+import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from app.errors import StartupError
 from app.models.checkpoint.heap import trim_heap
@@ -27,16 +27,6 @@ _LARGEST = 2**29
 _TRIM_AFTER = 2**28
 
 _current: ContextVar["Reading | None"] = ContextVar("reading", default=None)
-
-
-class Digest(Protocol):
-    """A digest of hashlib's."""
-
-    def update(self, content: memoryview | bytes, /) -> None:
-        """Add content."""
-
-    def hexdigest(self) -> str:
-        """The digest so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +131,24 @@ class ModelFile:
         """
         done = 0
         while done < len(buffer):
-            with self._lock:
-                self.opened.seek(start + done)
-                count = self.opened.readinto(buffer[done : done + AT_ONCE])
+            count = self._read_part(buffer[done : done + AT_ONCE], start + done)
             if not count:
                 raise _changed(self.path)
             done += count
-        self._read_since_trim += len(buffer)
-        if self._read_since_trim > _TRIM_AFTER:
-            self._read_since_trim = 0
+        with self._lock:
+            self._read_since_trim += len(buffer)
+            trims = self._read_since_trim > _TRIM_AFTER
+            if trims:
+                self._read_since_trim = 0
+        if trims:
             trim_heap()
+
+    def _read_part(self, buffer: memoryview, start: int) -> int:
+        if sys.platform != "win32":
+            return os.preadv(self.opened.fileno(), [buffer], start)
+        with self._lock:  # Threads share the file's position.
+            self.opened.seek(start)
+            return self.opened.readinto(buffer) or 0
 
     def read(self, start: int, length: int) -> bytes:
         """So many bytes; raises `EOFError` where the file has fewer."""
@@ -160,22 +158,23 @@ class ModelFile:
         self.read_into(memoryview(content), start)
         return bytes(content)
 
-    def new_digest(self) -> Digest | None:
-        """For what is read of it, where that is wanted."""
+    def digest(self, content: memoryview | bytes) -> str:
+        """The digest of a part, empty where none is wanted."""
         wanted = self._reading is not None and self._reading.with_digests
-        return hashlib.sha256() if wanted else None
+        return hashlib.sha256(content).hexdigest() if wanted else ""
 
-    def note_content(self, part: str, digest: Digest | None) -> None:
-        """Note the digest of a part that was read."""
-        if self._reading is not None and digest is not None:
-            self._reading.note_content(self.path, part, digest.hexdigest())
+    def note_content(self, what: str, digests: Sequence[str]) -> None:
+        """Note the digests of all parts of what was read of it."""
+        if self._reading is not None and self._reading.with_digests:
+            digest = hashlib.sha256("".join(digests).encode()).hexdigest()
+            self._reading.note_content(self.path, what, digest)
 
     def note_all(self) -> None:
         """Read all of it once more, for its digest."""
-        if (digest := self.new_digest()) is not None:
-            for start in range(0, self.size, AT_ONCE):
-                digest.update(self.read(start, min(AT_ONCE, self.size - start)))
-            self.note_content("", digest)
+        if self._reading is not None and self._reading.with_digests:
+            starts = range(0, self.size, AT_ONCE)
+            parts = (self.read(start, min(AT_ONCE, self.size - start)) for start in starts)
+            self.note_content("", [self.digest(part) for part in parts])
 
 
 def read_file(path: Path) -> bytes:
@@ -184,9 +183,7 @@ def read_file(path: Path) -> bytes:
     if file.size > _LARGEST:
         raise OSError(f"it has {file.size:,} bytes, and at most {_LARGEST:,} are read")
     content = file.read(0, file.size)
-    if (digest := file.new_digest()) is not None:
-        digest.update(content)
-        file.note_content("", digest)
+    file.note_content("", [file.digest(content)])
     return content
 
 

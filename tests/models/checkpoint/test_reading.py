@@ -3,6 +3,8 @@
 import contextlib
 import os
 import shutil
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
@@ -83,9 +85,32 @@ def test_a_tensor_of_several_parts_is_read_and_rounded_as_one(
     assert torch.equal(weights.row("table", ROWS - 1, ROWS, WIDTH), expected[-1])
 
 
-def test_the_digest_is_that_of_the_file_whatever_it_is_rounded_to(folder: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="threads take turns there")
+def test_several_threads_read_one_tensor_at_once(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    expected = load_file(folder / "model.safetensors")["table"]
+    weights = Weights.read(folder)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    met, preadv, readers = threading.Barrier(3, timeout=30), os.preadv, set()
+
+    def meet_and_read(*arguments) -> int:
+        if threading.get_ident() not in readers:
+            readers.add(threading.get_ident())
+            met.wait()
+        return preadv(*arguments)
+
+    monkeypatch.setattr(os, "preadv", meet_and_read)
+    assert torch.equal(weights.get("table", ROWS, WIDTH), expected)
+    assert len(readers) == 3
+
+
+def test_the_digest_is_that_of_the_file_whoever_reads_it_and_whatever_it_is_rounded_to(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
     prints = set()
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype, threads in (torch.float32, 1), (torch.float32, 3), (torch.bfloat16, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         with reading(with_digests=True) as read:
             Weights.read(folder).get("table", ROWS, WIDTH, dtype=dtype)
         prints.add(read.fingerprint(folder))
