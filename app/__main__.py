@@ -3,6 +3,7 @@
 import sys
 from importlib import metadata
 
+from app.server.garbage import collect_rarely
 from app.settings.flags import parse_flags
 
 # The entry points of commands: the client's package adds ingest and search.
@@ -16,6 +17,7 @@ def main() -> None:
         _run_command(arguments[0])
     if {"-h", "--help"} & {*arguments}:
         parse_flags(["--help"])  # Exits; importing the service takes longer.
+    collect_rarely()  # As `run` does, too late for the imports.
     from app.main import create_app  # noqa: PLC0415 - see above
     from app.server.process import run  # noqa: PLC0415
 

@@ -1,12 +1,14 @@
 """Builds the ASGI app from its parts; `uvicorn app.main:app` serves it, too."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
 from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
@@ -50,6 +52,7 @@ from app.observability.loop_watch import LoopWatch, WatchRequests
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
 from app.server.drain import Drain
+from app.server.garbage import freeze_startup_objects
 from app.server.startup_log import log_failure, log_ready
 from app.server.uvicorn_command import (
     exit_on_startup_error,
@@ -93,7 +96,11 @@ def __getattr__(name: str) -> FastAPI:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with exit_on_startup_error():
-        app = create_app(load_settings_and_configure_logs(), on_failure=stop_uvicorn)
+        app = create_app(
+            load_settings_and_configure_logs(),
+            on_settled=freeze_startup_objects,
+            on_failure=stop_uvicorn,
+        )
     globals()["app"] = app
     return app
 
@@ -104,11 +111,13 @@ def create_app(
     loader: Loader | None = None,
     drain: Drain | None = None,
     on_ready: OnReady = log_ready,
+    on_settled: Callable[[], None] = lambda: None,
     on_failure: OnFailure = log_failure,
 ) -> FastAPI:
     """Create the service as an ASGI app; its lifespan loads the models in the background.
 
-    `loader` replaces `load_models`.
+    `loader` replaces `load_models`. `on_settled` is called soon after `on_ready`, when nothing is
+    left to do that only the start does.
     """
     service = _create_service(settings, loader, drain or Drain())
     watch = LoopWatch(service.metrics.loop_blocked.observe)
@@ -116,11 +125,12 @@ def create_app(
         title="Smart Embedder",
         version=__version__,
         openapi_tags=list(TAGS),
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         telemetry=_NO_TELEMETRY,
-        lifespan=_lifespan(service, watch, on_ready, on_failure),
+        lifespan=_lifespan(service, watch, on_ready, on_settled, on_failure),
         middleware=[Middleware(WatchRequests, watch=watch), *_middleware(service)],
     )
     app.state.service = service
@@ -131,6 +141,8 @@ def create_app(
         install_ui(app)
     install_openapi(app, service)
     install_error_handlers(app)
+    # Or the first request would do it, on the event loop, for all routes before its own.
+    deque(iter_route_contexts(app.routes), maxlen=0)
     return app
 
 
@@ -208,21 +220,23 @@ def _tokens(settings: Settings) -> ApiTokens:
 
 
 def _lifespan(
-    service: Service, watch: LoopWatch, on_ready: OnReady, on_failure: OnFailure
+    service: Service,
+    watch: LoopWatch,
+    on_ready: OnReady,
+    on_settled: Callable[[], None],
+    on_failure: OnFailure,
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         # In the background, so that the port answers while the models are being loaded.
-        start = asyncio.create_task(_start(service, watch, on_ready), name="engine-start")
+        work = _start(app, service, watch, on_ready, on_settled)
+        start = asyncio.create_task(work, name="start")
         start.add_done_callback(partial(_report_failure, on_failure))
-        # Half a second of work, for which the first 404 or the first /docs would wait.
-        describe = asyncio.create_task(asyncio.to_thread(app.openapi), name="describe-api")
         try:
             yield
         finally:
             start.cancel()
             await asyncio.wait({start})
-            await describe
             # The drain is over: no client waits for the work that is left on the device.
             service.engine.abort()
             await service.engine.close()
@@ -235,7 +249,13 @@ def _lifespan(
     return lifespan
 
 
-async def _start(service: Service, watch: LoopWatch, on_ready: OnReady) -> None:
+async def _start(
+    app: FastAPI,
+    service: Service,
+    watch: LoopWatch,
+    on_ready: OnReady,
+    on_settled: Callable[[], None],
+) -> None:
     await service.engine.start()
     models = service.engine.models
     assert models is not None  # noqa: S101 - start has returned
@@ -243,6 +263,10 @@ async def _start(service: Service, watch: LoopWatch, on_ready: OnReady) -> None:
     on_ready(models)
     # Not before, as imports of large libraries hold Python's lock for long.
     watch.start()
+    # A third of a second of Python, for which the first /docs would wait. It would take that time
+    # from the start, which is mostly imports.
+    await asyncio.to_thread(app.openapi)
+    on_settled()
 
 
 def _report_failure(on_failure: OnFailure, start: "asyncio.Task[None]") -> None:

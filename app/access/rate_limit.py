@@ -14,8 +14,6 @@ from time import monotonic_ns
 from typing import Protocol
 
 import structlog
-from throttled.asyncio import RateLimiterType, RedisStore, Throttled, per_min
-from throttled.exceptions import StoreUnavailableError
 
 from app.access import circuit_breaker
 from app.errors import StartupError
@@ -110,6 +108,15 @@ class SharedBuckets:
                 "RATE_LIMIT_STORE names a Redis, and the package redis is not installed: "
                 "pip install 'smart-embedder[cluster]'"
             )
+        # Half of what the service's own modules and FastAPI cost at the start.
+        from throttled.asyncio import (  # noqa: PLC0415
+            RateLimiterType,
+            RedisStore,
+            Throttled,
+            per_min,
+        )
+        from throttled.exceptions import StoreUnavailableError  # noqa: PLC0415
+
         timeouts = {
             "SOCKET_TIMEOUT": circuit_breaker.REDIS_TIMEOUT,
             "SOCKET_CONNECT_TIMEOUT": circuit_breaker.REDIS_TIMEOUT,

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import structlog
 from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute, iter_route_contexts
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
@@ -131,11 +132,10 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
 
 def _known_paths(app: FastAPI) -> dict[str, list[str]]:
     """The methods of each path that the API's description names."""
-    described = app.openapi_schema or app.openapi()  # Cached after the first call.
-    known = {
-        path: [method.upper() for method in operations]
-        for path, operations in described["paths"].items()
-    }
+    known: dict[str, list[str]] = {}
+    for route in iter_route_contexts(app.routes):
+        if isinstance(route.original_route, APIRoute) and route.include_in_schema:
+            known.setdefault(route.path_format or "", []).extend(sorted(route.methods or ()))
     return {
         path: [*methods, "HEAD"] if "GET" in methods else methods for path, methods in known.items()
     }

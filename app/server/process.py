@@ -38,9 +38,13 @@ class CreateApp(Protocol):
         *,
         drain: Drain,
         on_ready: Callable[[LoadedModels], None],
+        on_settled: Callable[[], None],
         on_failure: Callable[[Exception], None],
     ) -> ASGIApp:
-        """Create the app; its lifespan calls `on_ready` or `on_failure` when the start is over."""
+        """Create the app; its lifespan calls `on_ready` or `on_failure` when the start is over.
+
+        It calls `on_settled` when nothing is left to do that only the start does.
+        """
 
 
 def run(create_app: CreateApp, arguments: Sequence[str] = ()) -> None:
@@ -68,7 +72,6 @@ def serve(settings: Settings, create_app: CreateApp) -> int:
     failures: list[Exception] = []
 
     def on_ready(models: LoadedModels) -> None:
-        freeze_startup_objects()
         log_ready(models, server.url)
         if settings.log_format == "console":
             _print_example(server.url, settings)
@@ -78,7 +81,13 @@ def serve(settings: Settings, create_app: CreateApp) -> int:
         server.should_exit = True
 
     drain = Drain()
-    app = create_app(settings, drain=drain, on_ready=on_ready, on_failure=on_failure)
+    app = create_app(
+        settings,
+        drain=drain,
+        on_ready=on_ready,
+        on_settled=freeze_startup_objects,
+        on_failure=on_failure,
+    )
     server = DrainingServer(
         _uvicorn_config(app, settings, drain),
         drain,

@@ -217,14 +217,14 @@ def test_an_address_that_is_not_this_machines_stops_the_start(host: str, tmp_pat
 
 
 def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
-    """It imports no torch, reads no environment and starts no thread."""
+    """It imports no torch and no client of Redis, reads no environment and starts no thread."""
     script = (
         "import sys, threading, os\n"
         "os.environ['PORT'] = 'not a port'\n"
         "import app.server.process, app.settings.declaration, app.engine\n"
         "from app.main import create_app\n"
         "assert 'app' not in vars(sys.modules['app.main'])\n"
-        "assert 'torch' not in sys.modules\n"
+        "assert not {'torch', 'redis', 'throttled'} & {*sys.modules}\n"
         "assert threading.active_count() == 1\n"
         "import app.models.runtime\n"
         "assert 'transformers' not in sys.modules\n"
@@ -237,6 +237,36 @@ def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+COUNT_FULL_COLLECTIONS = """
+import atexit
+import gc
+from app.__main__ import main
+
+full = 0
+
+def count(phase, info):
+    global full
+    full += phase == "stop" and info["generation"] == 2
+
+gc.callbacks.append(count)
+atexit.register(lambda: print("full collections:", full))
+main()
+"""
+
+
+def test_no_import_of_the_service_is_held_up_by_full_collections(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT_FULL_COLLECTIONS],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(REPOSITORY), "PORT": "no port"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Smart Embedder cannot start: PORT" in done.stderr
+    assert done.stdout == "full collections: 0\n"
 
 
 # In process.
@@ -348,7 +378,7 @@ class StartedServer:
 def test_a_start_that_failed_ends_the_server_and_is_told_last(
     case, status, events, monkeypatch, capsys
 ) -> None:
-    servers, told = [], {}
+    servers, told, frozen = [], {}, []
 
     def make_server(*arguments: object) -> StartedServer:
         servers.append(StartedServer(*arguments))
@@ -363,13 +393,16 @@ def test_a_start_that_failed_ends_the_server_and_is_told_last(
     def when_running() -> None:
         if case == "ready":
             told["on_ready"](loaded(FakeModel()))
+            assert not frozen
+            told["on_settled"]()
+            assert frozen
         elif case == "failed":
             told["on_failure"](StartupError("the folder is not there"))
             assert servers[0].should_exit
             assert log == []
 
     monkeypatch.setattr(process, "DrainingServer", make_server)
-    monkeypatch.setattr(process, "freeze_startup_objects", lambda: None)
+    monkeypatch.setattr(process, "freeze_startup_objects", lambda: frozen.append(True))
     settings = Settings(log_format="json", shutdown_timeout=20, shutdown_delay=3)
     with capture_logs() as log:
         assert process.serve(settings, create_app) == status
