@@ -110,7 +110,7 @@ def find_prompt(models: LoadedModels, outputs: Outputs, options: EmbeddingOption
         return next(
             (model.prompts[each] for each in names if each in model.prompts), model.default_prompt
         )
-    if models.dense is not None and not outputs.dense:
+    if models.dense is not None and not (outputs.dense or outputs.states):
         raise InvalidRequestError(
             f"the option {given[0]} has no effect without dense vectors: it is for {model.name}, "
             "which makes these alone"

@@ -135,6 +135,12 @@ def test_what_would_change_the_numbers_and_cannot_be_had_is_an_error(client, ful
     assert raw == [answer["data"][0]["embeddings"]["dense"]]
 
 
+def test_a_prompt_is_read_where_the_dense_model_gives_its_states(full) -> None:
+    tokens = post(full, "/tokenize", inputs=TEXTS, prompt_name="query")
+    states = post(full, "/embed_all", inputs=TEXTS, prompt_name="query")
+    assert list(map(len, states)) == list(map(len, tokens))
+
+
 def test_a_prompt_and_fewer_dimensions_are_the_native_ones(full) -> None:
     options = {"prompt_name": "query", "dimensions": 32}
     kinds = {"return_sparse": False, "return_colbert": False}
