@@ -1,10 +1,14 @@
-"""A minute of mixed traffic: is every answer the one that an idle server gives to that request?
+"""Is every answer right that the description knows, and is it the same under mixed traffic?
 
     python -m scripts.oracle --seconds 60 --dtype float32
 
-For each configuration of models it asks every request once on the idle server, then sends them in
-random order from 24 clients, with malformed ones and clients that leave in between. It prints a row
-for each configuration, and fails where an answer is wrong, refused or lost.
+The first part asks servers for every operation of their /openapi.json with every option, value and
+format, and compares the answers with transformers' on the same checkpoints, or expects a refusal.
+It fails where something of the description has no rule that says what is true.
+
+The second part is a minute of traffic for each configuration of models. It asks every request once
+on an idle server, then sends them in random order from 24 clients, with malformed ones and clients
+that leave in between. It fails where an answer is wrong, refused or lost.
 """
 
 import argparse
@@ -16,9 +20,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import torch
+import transformers
+
 from app.models.device.choose import cpu_has_int8
 from tests.oracle.answers import TOLERANCES, Comparison
-from tests.oracle.configurations import Configuration, configurations, save_checkpoints
+from tests.oracle.asking import ask_everything
+from tests.oracle.configurations import (
+    Configuration,
+    configurations,
+    described_servers,
+    save_checkpoints,
+)
+from tests.oracle.described import without_rule
 from tests.oracle.traffic import Traffic, ask_idle
 from tests.support.server import RunningServer, run_server
 
@@ -26,6 +40,7 @@ MOST_SHOWN = 20
 MODELS = ("bge", "qwen", "late-interaction", "several")
 # They have models that are refused in int8.
 _NOT_IN_INT8 = ("qwen", "several")
+_PARTS = ("description", "traffic")
 _COLUMNS = "Models            Sent  Equal Refused  Left  Lost Wrong   Texts Unasked  Difference"
 
 
@@ -58,7 +73,31 @@ def row(name: str, traffic: Traffic) -> str:
     return f"{name:16}{outcomes}{texts}{found.largest:12.1e}  {found.farthest}"
 
 
-def run(options: argparse.Namespace, scratch: Path) -> bool:
+def run_described(scratch: Path) -> bool:
+    """Whether every answer was the one that transformers gives, and everything has a rule."""
+    # Other processes use the cores, and forwards are small.
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    held = True
+    print("Models            Asked Answers Refused Wrong  Seconds")
+    for name, (settings, load) in described_servers(scratch).items():
+        with run_server(scratch, **settings | {"DTYPE": "float32"}) as server:
+            server.wait_until_healthy()
+            description, served = server.get("/openapi.json").json(), load()
+            missing, began = without_rule(description), time.monotonic()
+            with server.client() as client:
+                outcome = ask_everything(client, description, served)
+        seconds, answers = time.monotonic() - began, outcome.answers.total()
+        asked, wrong = answers + outcome.refusals + len(outcome.wrong), len(outcome.wrong)
+        counts = f"{asked:6}{answers:8}{outcome.refusals:8}{wrong:6}{seconds:9.0f}"
+        print(f"{name:17}{counts}", flush=True)
+        for fault in (*missing, *outcome.wrong[:MOST_SHOWN]):
+            print(f"  {fault}")
+        held = held and not missing and not outcome.wrong
+    return held
+
+
+def run_traffic(options: argparse.Namespace, scratch: Path) -> bool:
     """Whether every configuration held."""
     held = True
     print(_COLUMNS)
@@ -80,9 +119,20 @@ def run(options: argparse.Namespace, scratch: Path) -> bool:
     return held
 
 
+def run(options: argparse.Namespace, scratch: Path) -> bool:
+    """Whether all parts held."""
+    parts = {"description": lambda: run_described(scratch)}
+    parts["traffic"] = lambda: run_traffic(options, scratch)
+    held = [parts[name]() for name in options.parts]
+    return all(held)
+
+
 def parse_options() -> argparse.Namespace:
     """The command line; int8 only where it runs, and without the models that are refused in it."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--parts", nargs="+", choices=_PARTS, default=_PARTS, help="what is done (both)"
+    )
     parser.add_argument(
         "--seconds", type=float, default=60, help="seconds of traffic for each server (%(default)g)"
     )

@@ -3,14 +3,11 @@
 import base64
 import gc
 import io
-from typing import Any
 
-import msgpack
 import numpy as np
 import orjson
 import pyarrow as pa
 import pytest
-import safetensors
 
 from app.api.formats import arrow
 from app.api.formats import msgpack as msgpack_format
@@ -18,18 +15,13 @@ from app.api.formats import safetensors as safetensors_format
 from app.api.formats.answer import VectorOptions
 from app.engine.types import Outputs
 from benchmarks.formats import answer_of
+from tests.support.formats import ARROW, MSGPACK, SAFETENSORS, Item, decode, from_json
 from tests.support.texts import varied_texts
 
 TEXTS = [*varied_texts(6), "", "search " * 40]
-ARROW, MSGPACK, SAFETENSORS = (
-    *("application/vnd.apache.arrow.stream", "application/msgpack"),
-    "application/vnd.safetensors",
-)
 BINARY = [ARROW, MSGPACK, SAFETENSORS]
 TYPES = ["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
 MUVERA = {"muvera": "document"}
-
-Item = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -44,104 +36,6 @@ def ask(client, accept: str = "application/json", sentences: list[str] = TEXTS, 
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == accept
     return answer.content
-
-
-def decode(accept: str, content: bytes) -> tuple[list[Item], Item]:
-    """The arrays of each text, without the kinds that are null, and what else is told."""
-    items, told = DECODERS[accept](content)
-    return [{name: each for name, each in item.items() if each is not None} for item in items], told
-
-
-def from_arrow(content: bytes) -> tuple[list[Item], Item]:
-    table = pa.ipc.open_stream(content).read_all()
-    table.validate(full=True)
-    assert table["id"].to_pylist() == list(range(len(table)))
-    items: list[Item] = [{} for _ in range(len(table))]
-    for name in table.column_names[1:]:
-        for item, value in zip(items, table[name], strict=True):
-            item[name] = arrow_value(value)
-    return items, orjson.loads(table.schema.metadata[b"smart-embedder"])
-
-
-def arrow_value(value: pa.Scalar) -> Any:
-    if pa.types.is_floating(value.type):
-        return np.float32(value.as_py())
-    inner = value.values
-    if pa.types.is_struct(inner.type):
-        return {
-            "indices": inner.field("index").to_numpy(),
-            "values": inner.field("value").to_numpy(),
-        }
-    if pa.types.is_string(inner.type):
-        return inner.to_pylist()
-    if pa.types.is_fixed_size_list(inner.type):
-        return inner.flatten().to_numpy().reshape(-1, inner.type.list_size)
-    return inner.to_numpy()
-
-
-def from_msgpack(content: bytes) -> tuple[list[Item], Item]:
-    def as_array(found: dict[Any, Any]) -> Any:
-        if b"nd" not in found:
-            return found
-        return np.frombuffer(found[b"data"], found[b"type"]).reshape(found[b"shape"])
-
-    answer = msgpack.unpackb(content, object_hook=as_array, strict_map_key=False)
-    items = answer.pop("data")
-    assert [item["id"] for item in items] == list(range(len(items)))
-    return [with_tokens(item) for item in items], answer
-
-
-def with_tokens(item: Item) -> Item:
-    tokens = {f"{kind}_tokens": each for kind, each in item.get("tokens", {}).items()}
-    return item["embeddings"] | tokens
-
-
-def from_safetensors(content: bytes) -> tuple[list[Item], Item]:
-    tensors = dict(safetensors.deserialize(content))
-    arrays = {name: tensor_array(each) for name, each in tensors.items()}
-    told = orjson.loads(
-        orjson.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"][
-            "smart-embedder"
-        ]
-    )
-    count = len(arrays.get("dense", arrays.get("muvera", arrays.get("colbert_offsets", [])[1:])))
-    items: list[Item] = []
-    for i in range(count):
-        item = {
-            name: arrays[name][i] for name in ("dense", "dense_scale", "muvera") if name in arrays
-        }
-        if "sparse_values" in arrays:
-            part = slice(*arrays["sparse_offsets"][i : i + 2])
-            item["sparse"] = {
-                kind: arrays[f"sparse_{kind}"][part] for kind in ("indices", "values")
-            }
-        for name in ("colbert", "colbert_scale"):
-            if name in arrays:
-                item[name] = arrays[name][slice(*arrays["colbert_offsets"][i : i + 2])]
-        if "tokens" in told:
-            item |= {f"{kind}_tokens": each for kind, each in told["tokens"][i].items()}
-        items.append(item)
-    told.pop("tokens", None)
-    return items, told
-
-
-def tensor_array(tensor: Item) -> np.ndarray:
-    names = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1", "U8": "u1", "I64": "<i8"}
-    kind = names.get(tensor["dtype"], "<u4")
-    return np.frombuffer(tensor["data"], kind).reshape(tensor["shape"])
-
-
-def from_json(content: bytes) -> tuple[list[Item], Item]:
-    answer = orjson.loads(content)
-    return [with_tokens(item) for item in answer.pop("data")], answer
-
-
-DECODERS = {
-    ARROW: from_arrow,
-    MSGPACK: from_msgpack,
-    SAFETENSORS: from_safetensors,
-    "application/json": from_json,
-}
 
 
 def as_arrays(item: Item) -> Item:

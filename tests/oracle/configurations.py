@@ -1,12 +1,15 @@
 """The servers that the oracle asks: which models, and which rerank options have an effect there."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 from tests.oracle.cases import KINDS, Body, Case, draw_cases
+from tests.oracle.rules import Served
 from tests.oracle.several import draw_several, save_several
+from tests.oracle.truth import M3, BgeReranker, Qwen, QwenReranker
 from tests.support.checkpoints import save_m3, save_qwen, save_reranker
 
 INSTRUCTION = "Find the passage that names a river."
@@ -92,6 +95,36 @@ def configurations(checkpoints: Checkpoints) -> dict[str, Configuration]:
                 "EMBEDDING_CACHE_BYTES": "400000",
             },
         ),
+    }
+
+
+PROMPTS = {"query": "search: ", "document": "passage ", "clustering": "winter "}
+
+
+def described_servers(
+    folder: Path,
+) -> dict[str, tuple[dict[str, str], Callable[[], Served]]]:
+    """For the questions of the description: settings, and the same models as the truth has them.
+
+    The limits are below the longest texts, and the model of bge-m3's kind has prompts.
+    """
+    m3, reranker = save_m3(folder / "prompted-m3"), save_reranker(folder / "described-reranker")
+    qwen, asked = save_qwen(folder / "dense-qwen"), save_qwen(folder / "asked-qwen")
+    (m3 / "config_sentence_transformers.json").write_text(json.dumps({"prompts": PROMPTS}))
+    limits = {"BGE_EMBED_MAX_LENGTH": "32", "BGE_RERANK_MAX_LENGTH": "32"}
+    limits |= {"QWEN_EMBED_MAX_LENGTH": "100", "QWEN_RERANK_MAX_LENGTH": "400"}
+    settings = limits | {"EMBEDDING_MODEL": str(m3)}
+    of_qwen = {"DENSE_EMBEDDING_MODEL": str(qwen), "RERANKER_MODEL": str(asked)}
+    return {
+        "bge": (
+            settings | {"RERANKER_MODEL": str(reranker)},
+            lambda: Served(M3(m3, 32), None, BgeReranker(reranker, 32)),
+        ),
+        "qwen": (
+            settings | of_qwen,
+            lambda: Served(M3(m3, 32), Qwen(qwen, 100), QwenReranker(asked, 400)),
+        ),
+        "late-interaction": (settings, lambda: Served(M3(m3, 32), None, None)),
     }
 
 

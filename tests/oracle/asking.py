@@ -1,0 +1,298 @@
+"""Asks a server every question of the description, and compares each answer with the truth."""
+
+import base64
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+import msgpack
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from tests.oracle.described import RULES, Question, Schema, questions
+from tests.oracle.rules import Served
+from tests.oracle.truth import RefusedError
+from tests.oracle.vector_rules import Encoded
+from tests.support.formats import (
+    ARROW,
+    MSGPACK,
+    NDJSON,
+    SAFETENSORS,
+    Item,
+    arrow_value,
+    decode,
+    from_safetensors,
+)
+
+# Of numbers in float32: absolute, or relative to a vector's largest above 1.
+TOLERANCE = 1e-5
+_REFUSALS = {400, 413, 422, 424}
+_KINDS = ("dense", "sparse", "colbert", "muvera", "dense_scale", "colbert_scale")
+_ROUNDED = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of all questions: `answers` and `refusals` agreed with the truth."""
+
+    answers: Counter[str] = field(default_factory=Counter)
+    refusals: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+def ask_everything(
+    client: httpx2.Client, description: Schema, served: Served, *, every: int = 1
+) -> Outcome:
+    """Ask every question, or only one in `every`."""
+    outcome = Outcome()
+    for number, question in enumerate(questions(description)):
+        if number % every:
+            continue
+        expected = _expected(served, question)
+        response = _send(client, question, served)
+        faults = list(_faults(question, expected, response))
+        if faults:
+            outcome.wrong.append(f"{question}: {'; '.join(faults[:3])}")
+        elif expected is None:
+            outcome.refusals += 1
+        else:
+            outcome.answers[question.operation.answer] += 1
+    return outcome
+
+
+def _expected(served: Served, question: Question) -> Any:
+    """The answer; None for a refusal."""
+    if question.is_refused:
+        return None
+    try:
+        return RULES[question.operation.answer].expect(served, question)
+    except RefusedError:
+        return None
+
+
+def _send(client: httpx2.Client, question: Question, served: Served) -> httpx2.Response:
+    rule = RULES[question.operation.answer]
+    model = served.ranking_model if rule.of_reranker else served.dense_model
+    if question.operation.answer == "SparseVectors":
+        model = served.m3
+    path = question.operation.path.replace("{model}", model.name)
+    headers = {"Content-Type": question.reads, "Accept": question.writes}
+    if not question.operation.in_query:
+        return client.post(path, content=orjson.dumps(question.body), headers=headers)
+    options = dict(question.body)
+    content = _lines(question.reads, options.pop("text"))
+    query = {name: _in_query(each) for name, each in options.items() if each is not None}
+    return client.post(path, content=content, params=query, headers=headers)
+
+
+def _in_query(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _lines(media_type: str, texts: list[str]) -> bytes:
+    if media_type == ARROW:
+        target = io.BytesIO()
+        table = pa.table({"id": [_id(n) for n in range(len(texts))], "text": texts})
+        with pa.ipc.new_stream(target, table.schema) as writer:
+            writer.write_table(table)
+        return target.getvalue()
+    lines = ({"id": _id(number), "text": text} for number, text in enumerate(texts))
+    return b"".join(orjson.dumps(line) + b"\n" for line in lines)
+
+
+def _id(number: int) -> str:
+    return f"line {number}"
+
+
+def _faults(question: Question, expected: Any, response: httpx2.Response) -> Iterator[str]:
+    if expected is None:
+        if response.status_code not in _REFUSALS:
+            yield f"{response.status_code} and no refusal"
+        return
+    if response.status_code != 200:
+        yield f"{response.status_code} {response.text[:200]}"
+        return
+    if response.headers["content-type"].partition(";")[0] != question.writes:
+        yield f"the type is {response.headers['content-type']}"
+        return
+    dtype = str(question.body.get("output_dtype") or "float32")
+    actual = _read(question, response.content)
+    # Of one text before another's or of one model: neither is promised.
+    for side in (expected, actual):
+        if isinstance(side, dict) and question.operation.answer != "RerankResponse":
+            side.get("warnings", []).sort(key=_place_of)
+    unread = RULES[question.operation.answer].unread
+    yield from _compare("", expected, actual, unread, _ROUNDED.get(dtype, 0.0))
+
+
+def _place_of(warning: Item) -> tuple[int, str]:
+    return warning["target"]["index"], warning["details"]["model"]
+
+
+def _read(question: Question, content: bytes) -> Any:
+    """The answer in the form of the expected one."""
+    answer = question.operation.answer
+    if answer == "binary":
+        return [_record(each) for each in _records(question.writes, content)]
+    if answer == "EmbeddingResponse|Base64Response":
+        items, told = decode(question.writes, content)
+        return told | {"data": [{"vectors": _vectors(each)} for each in items]}
+    found = orjson.loads(content)
+    if answer == "RerankResponse":
+        found["warnings"] = [each["target"]["pointer"] for each in found["warnings"]]
+    return found
+
+
+def _records(media_type: str, content: bytes) -> Iterator[Item]:
+    """The records of a stream, each with its vectors beside its other fields."""
+    if media_type == NDJSON:
+        records = [orjson.loads(line) for line in content.splitlines()]
+    elif media_type == MSGPACK:
+        records = list(msgpack.Unpacker(io.BytesIO(content), strict_map_key=False, object_hook=_nd))
+    elif media_type == ARROW:
+        yield from _rows(content)
+        return
+    else:
+        assert media_type == SAFETENSORS
+        yield from _of_files(content)
+        return
+    for record in records:
+        tokens = {f"{kind}_tokens": each for kind, each in record.pop("tokens", {}).items()}
+        yield record | record.pop("embeddings", {}) | tokens
+
+
+def _nd(found: dict[Any, Any]) -> Any:
+    if b"nd" not in found:
+        return found
+    return np.frombuffer(found[b"data"], found[b"type"]).reshape(found[b"shape"])
+
+
+def _rows(content: bytes) -> Iterator[Item]:
+    table = pa.ipc.open_stream(content).read_all()
+    for place in range(len(table)):
+        row: Item = {}
+        for name in table.column_names:
+            cell = table[name][place]
+            if not cell.is_valid:
+                continue
+            is_list = pa.types.is_list(cell.type) or pa.types.is_fixed_size_list(cell.type)
+            row[name] = arrow_value(cell) if is_list or name == "dense_scale" else cell.as_py()
+        for name in ("warnings", "error"):
+            if name in row:
+                row[name] = json.loads(row[name])
+        yield row
+
+
+def _of_files(content: bytes) -> Iterator[Item]:
+    while content:
+        start = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:start])
+        header.pop("__metadata__")
+        end = start + max((each["data_offsets"][1] for each in header.values()), default=0)
+        items, told = from_safetensors(content[:end])
+        vectors = iter(items)
+        for record in told["records"]:
+            tokens = {f"{kind}_tokens": each for kind, each in record.pop("tokens", {}).items()}
+            yield record | tokens | ({} if "error" in record else next(vectors, {}))
+        content = content[end:]
+
+
+def _record(found: Item) -> Item:
+    """A record of a stream, as the rule expects it."""
+    if "error" in found:
+        return {"id": found["id"], "error": True}
+    record: Item = {"id": found["id"], "vectors": _vectors(found)}
+    if found.get("warnings"):
+        record["warnings"] = [each["details"] for each in found["warnings"]]
+    return record
+
+
+def _vectors(item: Item) -> Item:
+    """The arrays of a text, however they were written."""
+    found: Item = {}
+    for name, each in item.items():
+        if each is None:
+            continue
+        if name == "sparse":
+            found[name] = _sparse(each)
+        elif name in _KINDS:
+            found[name] = _numbers(each)
+        elif name.endswith("_tokens"):
+            found[name] = _strings(each)
+    return found
+
+
+def _sparse(found: Any) -> dict[int, float]:
+    if found.keys() == {"indices", "values"}:
+        pairs = (_numbers(found[name]).tolist() for name in ("indices", "values"))
+        return dict(zip(*pairs, strict=True))
+    return {int(token): weight for token, weight in found.items()}
+
+
+def _strings(found: Any) -> list[str]:
+    if isinstance(found, dict):
+        return [found[token] for token in sorted(found, key=int)]
+    return list(found)
+
+
+def _numbers(found: Any) -> Any:
+    """An array, also of bytes in base64; bfloat16 is the upper half of float32's bits."""
+    if isinstance(found, dict):
+        raw = np.frombuffer(
+            base64.b64decode(found["data"]), found["dtype"].replace("bfloat16", "<u2")
+        )
+        found = raw.reshape(found["shape"])
+    values = np.asarray(found)
+    if values.dtype == np.uint16:
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    return values
+
+
+def _compare(
+    place: str, expected: Any, actual: Any, unread: frozenset[str], rounded: float
+) -> Iterator[str]:
+    """What is different; numbers may be so by rounding."""
+    match expected:
+        case Encoded():
+            read = expected.read(actual)
+            yield from _compare_numbers(place, expected.values, read, rounded)
+        case np.ndarray() | np.generic():
+            yield from _compare_numbers(place, expected, actual, rounded)
+        case dict() if isinstance(actual, dict) and place.endswith("/vectors/sparse"):
+            tokens = sorted({*expected, *actual})
+            left, right = (
+                np.array([side.get(token, 0.0) for token in tokens]) for side in (expected, actual)
+            )
+            yield from _compare_numbers(place, left, right, 0.0)
+        case dict() if isinstance(actual, dict):
+            if wrong := {*expected} ^ ({*actual} - unread):
+                yield f"{place} has {sorted(map(str, wrong))} on one side only"
+                return
+            for name, each in expected.items():
+                yield from _compare(f"{place}/{name}", each, actual[name], unread, rounded)
+        case list() if isinstance(actual, list) and len(actual) == len(expected):
+            for number, (one, other) in enumerate(zip(expected, actual, strict=True)):
+                yield from _compare(f"{place}/{number}", one, other, unread, rounded)
+        case _ if expected != actual or isinstance(expected, bool) != isinstance(actual, bool):
+            yield f"{place} is {str(actual)[:60]} and not {str(expected)[:60]}"
+
+
+def _compare_numbers(place: str, expected: Any, actual: Any, rounded: float) -> Iterator[str]:
+    is_whole = np.asarray(actual).dtype.kind in "iu" and not place.endswith("_scale")
+    left, right = (np.asarray(side, np.float64) for side in (expected, actual))
+    if left.shape != right.shape:
+        yield f"{place} has the shape {right.shape} and not {left.shape}"
+        return
+    if not left.size:
+        return
+    # What lies between two whole numbers may be rounded to either.
+    tolerance = 1.0 if is_whole else max(TOLERANCE, rounded) * max(1.0, float(np.abs(left).max()))
+    apart = float(np.abs(left - right).max())
+    # Not the other way round: NaN is smaller than nothing.
+    if not apart <= tolerance:
+        yield f"{place} differs by {apart:.2e}"

@@ -1,0 +1,207 @@
+"""The requests that the OpenAPI description knows: every operation, format and option.
+
+An operation has a rule (`tests.oracle.rules`) by the name of its answer's schema, so that a new
+path with a known answer is asked by itself. Whatever of the description no rule knows is listed by
+`without_rule`, which must be empty.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.oracle.rules import Body, Rule
+from tests.oracle.score_rules import SCORE_RULES
+from tests.oracle.vector_rules import VECTOR_RULES
+
+Schema = dict[str, Any]
+RULES = VECTOR_RULES | SCORE_RULES
+_REFUSED = "Refused."
+_FREE = object()
+# Nothing computes these: by method and path, with the reason.
+WITHOUT_TRUTH = {
+    "GET /": "the service's version and addresses",
+    "GET /health": "the state of the process",
+    "GET /health/live": "the state of the process",
+    "GET /health/ready": "the state of the process",
+    "GET /stats": "counters of the process",
+    "GET /metrics": "counters of the process",
+    "GET /ping": "the state of the process",
+    "GET /models/{model}/health": "the state of the process",
+    "GET /info": "the settings in force",
+    "GET /models/{model}/info": "the settings in force",
+    "GET /v1/models": "the settings in force",
+    "GET /v1/models/{model}": "the settings in force",
+    "POST /v1/models/{model}/load": "a command",
+    "POST /v1/models/{model}/unload": "a command",
+}
+# Parameters of requests that change when an answer comes, and not what it is.
+_NOT_OF_THE_ANSWER = {"Priority", "model"}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A method and a path: the schema of its answer, its formats and its options."""
+
+    name: str
+    answer: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    options: dict[str, Schema]
+    in_query: bool
+
+    @property
+    def path(self) -> str:
+        return self.name.partition(" ")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A request: what is sent, in which format, and in which format the answer is wanted."""
+
+    operation: Operation
+    body: Body
+    reads: str
+    writes: str
+    options: Body
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it has a value of an option that the description calls refused."""
+        schemas = self.operation.options
+        return any(
+            schemas[name].get("description") == _REFUSED and value is not None
+            for name, value in self.options.items()
+        )
+
+    def __str__(self) -> str:
+        formats = f"{self.reads.partition('/')[2]} to {self.writes.partition('/')[2]}"
+        return f"{self.operation.name} ({formats}) {json.dumps(self.options)[:100]}"
+
+
+def operations(description: Schema) -> Iterator[Operation]:
+    """All of them."""
+    for path, methods in description["paths"].items():
+        for method, about in methods.items():
+            body = about.get("requestBody", {}).get("content", {})
+            query = [each for each in about.get("parameters", []) if each["in"] == "query"]
+            answer: Schema = about["responses"].get("200", {}).get("content", {})
+            schema: Schema = next((each.get("schema", {}) for each in answer.values()), {})
+            options: dict[str, Schema] = {each["name"]: each["schema"] for each in query}
+            for content in body.values():
+                options |= dict(_options_of(content["schema"]))
+            # What another header or parameter would change, no rule knows.
+            others = (each["name"] for each in about.get("parameters", []) if each not in query)
+            options |= {name: {} for name in others if name not in _NOT_OF_THE_ANSWER}
+            yield Operation(
+                f"{method.upper()} {path}",
+                _name(schema),
+                tuple(body),
+                tuple(answer),
+                options,
+                bool(query),
+            )
+
+
+def _options_of(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """The fields of a body; those of an object that may be left out as `object.field`."""
+    required = schema.get("required", ())
+    for name, about in schema.get("properties", {}).items():
+        members = [each for each in about.get("anyOf", [about]) if "properties" in each]
+        if not members or name in required:
+            yield name, about
+            continue
+        yield from ((f"{name}.{inner}", each) for inner, each in _options_of(members[0]))
+
+
+def _as_body(options: Body) -> Body:
+    body: Body = {}
+    for name, value in options.items():
+        outer, _, inner = name.partition(".")
+        body[outer] = {inner: value} if inner else value
+    return body
+
+
+def _name(schema: Schema) -> str:
+    """The name of an answer's schema, or the format of one that is not JSON."""
+    if "$ref" in schema:
+        return str(schema["$ref"]).rpartition("/")[2]
+    if "anyOf" in schema:
+        return "|".join(map(_name, schema["anyOf"]))
+    return str(schema.get("format", schema.get("type", "")))
+
+
+def without_rule(description: Schema) -> list[str]:
+    """What the description knows and no rule does, and what rules know and the description not."""
+    missing: list[str] = []
+    known = set()
+    for operation in operations(description):
+        known.add(operation.name)
+        rule = RULES.get(operation.answer)
+        if operation.name in WITHOUT_TRUTH:
+            continue
+        if rule is None:
+            missing.append(f"{operation.name}: no rule for the answer {operation.answer!r}")
+            continue
+        formats = {*operation.reads, *operation.writes}
+        missing += [f"{operation.name}: {each}" for each in formats - {*rule.formats}]
+        missing += [f"{operation.name}: {each}" for each in _unknown_options(operation, rule)]
+    missing += [f"{name}: is not in the description" for name in WITHOUT_TRUTH.keys() - known]
+    return sorted(missing)
+
+
+def _unknown_options(operation: Operation, rule: Rule) -> Iterator[str]:
+    for name, schema in operation.options.items():
+        if name in rule.texts or schema.get("description") == _REFUSED:
+            continue
+        if name not in rule.options:
+            yield f"the option {name}"
+            continue
+        for value in _documented(schema):
+            if value is not _FREE and value not in (None, *rule.options[name]):
+                yield f"the value {value!r} of the option {name}"
+
+
+def _documented(schema: Schema) -> list[Any]:
+    """The values that a schema lists; `_FREE` for those that it only describes."""
+    if "anyOf" in schema:
+        return [value for each in schema["anyOf"] for value in _documented(each)]
+    if "enum" in schema:
+        return list(schema["enum"])
+    if "const" in schema:
+        return [schema["const"]]
+    if schema.get("type") == "boolean":
+        return [True, False]
+    if schema.get("type") == "array":
+        return [value if value is _FREE else [value] for value in _documented(schema["items"])]
+    return [None] if schema.get("type") == "null" else [_FREE]
+
+
+def questions(description: Schema) -> Iterator[Question]:
+    """Every operation with each value of each option, in each format, for short and long texts."""
+    for operation in operations(description):
+        if operation.name in WITHOUT_TRUTH:
+            continue
+        rule = RULES[operation.answer]
+        for reads in operation.reads:
+            for writes in operation.writes:
+                for options in _all_options(operation, rule):
+                    for texts in rule.bodies:
+                        yield Question(operation, texts | _as_body(options), reads, writes, options)
+
+
+def _all_options(operation: Operation, rule: Rule) -> Iterator[Body]:
+    yield {}
+    for name, schema in operation.options.items():
+        if name in rule.texts:
+            continue
+        if schema.get("description") == _REFUSED:
+            yield {name: {"not": "done"}}
+            yield {name: None}
+            continue
+        nullable = None in _documented(schema)
+        for value in (*rule.options[name], *([None] if nullable else [])):
+            yield {name: value}
+    for together in rule.together:
+        if together.keys() <= operation.options.keys():
+            yield together

@@ -1,0 +1,142 @@
+"""The oracle knows what is true of everything that the description knows, and says where not."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.main import create_app
+from app.settings import Settings
+from tests.oracle.asking import ask_everything
+from tests.oracle.described import WITHOUT_TRUTH, operations, questions, without_rule
+from tests.oracle.rules import Served
+from tests.oracle.truth import M3
+
+# Of the thousands of questions, which scripts/oracle.py asks all.
+EVERY = 19
+
+
+@pytest.fixture(scope="module")
+def description() -> dict[str, Any]:
+    return create_app(Settings()).openapi()
+
+
+@pytest.fixture
+def changed(description):
+    return copy.deepcopy(description)
+
+
+def test_everything_in_the_description_has_a_rule_or_a_reason(description) -> None:
+    assert without_rule(description) == []
+    asked = {each.operation.name for each in questions(description)}
+    assert asked | WITHOUT_TRUTH.keys() == {each.name for each in operations(description)}
+    assert all(WITHOUT_TRUTH.values())
+
+
+def body_of(description, path: str) -> dict[str, Any]:
+    content = description["paths"][path]["post"]["requestBody"]["content"]
+    return content["application/json"]["schema"]["properties"]
+
+
+def formats_of(description, path: str) -> dict[str, Any]:
+    return description["paths"][path]["post"]["responses"]["200"]["content"]
+
+
+def add_route(description) -> None:
+    route = copy.deepcopy(description["paths"]["/rerank"])
+    formats = route["post"]["responses"]["200"]["content"]
+    formats["application/json"]["schema"] = {"$ref": "#/components/schemas/Summary"}
+    description["paths"]["/summarize"] = route
+
+
+def add_option(description) -> None:
+    body_of(description, "/v1/embeddings")["sharpen"] = {"type": "boolean"}
+
+
+def add_value(description) -> None:
+    body_of(description, "/embeddings/")["output_dtype"]["enum"].append("int4")
+
+
+def add_nested_option(description) -> None:
+    weights = body_of(description, "/rerank")["weights"]["anyOf"][0]["properties"]
+    weights["lexical"] = {"type": "number"}
+
+
+def add_query(description) -> None:
+    parameter = {"name": "sharpen", "in": "query", "schema": {"type": "boolean"}}
+    description["paths"]["/embed"]["post"]["parameters"].append(parameter)
+
+
+def add_header(description) -> None:
+    parameter = {"name": "Sharpen", "in": "header", "schema": {"type": "boolean"}}
+    description["paths"]["/embed"]["post"]["parameters"].append(parameter)
+
+
+def add_format(description) -> None:
+    formats_of(description, "/embeddings/")["application/cbor"] = {"schema": {"type": "string"}}
+
+
+def add_read_format(description) -> None:
+    content = description["paths"]["/embeddings/stream"]["post"]["requestBody"]["content"]
+    content["text/csv"] = {"schema": {"type": "string"}}
+
+
+def remove_route(description) -> None:
+    del description["paths"]["/ping"]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (add_route, "POST /summarize: no rule for the answer 'Summary'"),
+        (add_option, "POST /v1/embeddings: the option sharpen"),
+        (add_value, "POST /embeddings/: the value 'int4' of the option output_dtype"),
+        (add_nested_option, "POST /rerank: the option weights.lexical"),
+        (add_query, "POST /embed: the option sharpen"),
+        (add_header, "POST /embed: the option Sharpen"),
+        (add_format, "POST /embeddings/: application/cbor"),
+        (add_read_format, "POST /embeddings/stream: text/csv"),
+        (remove_route, "GET /ping: is not in the description"),
+    ],
+)
+def test_what_no_rule_knows_is_named(changed, change: Callable[..., None], named: str) -> None:
+    change(changed)
+    assert without_rule(changed) == [named]
+
+
+def test_a_new_path_with_a_known_answer_is_asked_by_itself(changed) -> None:
+    changed["paths"]["/v3/embed"] = changed["paths"]["/v2/embed"]
+    assert without_rule(changed) == []
+    asked = [each.options for each in questions(changed) if each.operation.path == "/v3/embed"]
+    assert {"truncate": "START"} in asked
+    assert {"images": {"not": "done"}} in asked
+
+
+def test_answers_are_those_of_transformers(server, tiny_m3: Path) -> None:
+    truth = Served(M3(tiny_m3, 8192), None, None)
+    found = server.get("/openapi.json").json()
+    with server.client() as client:
+        outcome = ask_everything(client, found, truth, every=EVERY)
+    assert outcome.wrong == []
+    assert outcome.answers.total() > 100
+    assert outcome.refusals > 20
+
+
+def test_an_answer_that_is_not_true_is_named(server, tiny_m3: Path) -> None:
+    truth = Served(M3(tiny_m3, 8192), None, None)
+    plain = truth.m3.vectors
+
+    def slightly_wrong(text: str, how: Any) -> Any:
+        vectors = plain(text, how)
+        return dataclasses.replace(vectors, sparse={**vectors.sparse, 5: 0.001})
+
+    truth.m3.vectors = slightly_wrong
+    found = server.get("/openapi.json").json()
+    found["paths"] = {path: found["paths"][path] for path in ("/embed_sparse", "/embed")}
+    with server.client() as client:
+        outcome = ask_everything(client, found, truth)
+    assert {each.partition(" (")[0] for each in outcome.wrong} == {"POST /embed_sparse"}
+    assert outcome.answers["Vectors"] > 5

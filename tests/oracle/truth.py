@@ -1,0 +1,259 @@
+"""What the models compute, by transformers' modules on the same checkpoints: one text at a time.
+
+Nothing of the service's forwards, tokenisation or truncation is used. Pooling of ColBERT vectors
+and MUVERA are the service's own, applied to these vectors; tests/vectors compares them with PyLate
+and FastEmbed.
+"""
+
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
+from app.vectors.muvera import MuveraSide, muvera_of
+from app.vectors.pooling import pool
+
+Numbers = np.ndarray
+_PROMPTS = "config_sentence_transformers.json"
+
+
+class RefusedError(Exception):
+    """The service cannot do what is asked for, and has to say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a text is read: what stands before it, and where and whether it is cut."""
+
+    prompt: str = ""
+    truncate: bool = True
+    side: str = "right"
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """The tokens that a model reads of a text; `original` counts them before it was cut."""
+
+    read: list[int]
+    original: int
+    limit: int
+
+
+class Checkpoint:
+    """A folder's tokenizer and weights, in float32."""
+
+    def __init__(self, folder: Path, kind: Any, limit: int) -> None:
+        self.folder, self.limit = folder, limit
+        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.tokenizer.no_truncation()
+        self.model = kind.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager"
+        ).eval()
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    def id_of(self, token: str) -> int:
+        found = self.tokenizer.token_to_id(token)
+        assert found is not None
+        return found
+
+    def plain(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def read(self, text: str, frame: tuple[list[int], list[int]], how: Reading) -> Ids:
+        """The tokens of a text behind its prompt, which stays where the beginning is cut."""
+        found = self.tokenizer.encode(how.prompt + text, add_special_tokens=False)
+        within = len(how.prompt.rstrip())
+        stays = sum(start < within for start, _ in found.offsets)
+        return self.cut(found.ids, frame, how, stays)
+
+    def cut(
+        self, ids: list[int], frame: tuple[list[int], list[int]], how: Reading, stays: int = 0
+    ) -> Ids:
+        """The tokens within the limit; the first that `stays` are never cut."""
+        before, after = frame
+        room = self.limit - len(before) - len(after)
+        room = room if how.most is None else min(room, how.most)
+        if len(ids) > room and not how.truncate:
+            raise RefusedError
+        first = room if how.side == "right" else stays
+        kept = ids if len(ids) <= room else [*ids[:first], *ids[len(ids) - room + first :]]
+        framed = len(before) + len(after)
+        return Ids([*before, *kept, *after], len(ids) + framed, room + framed)
+
+    def output(self, ids: list[int]) -> Any:
+        with torch.inference_mode():
+            return self.model(input_ids=torch.tensor([ids]))
+
+
+@dataclass(frozen=True, slots=True)
+class Vectors:
+    """Those of one text; `states` are the last layer's, of each token."""
+
+    ids: Ids
+    dense: Numbers
+    raw: Numbers
+    states: Numbers
+    sparse: dict[int, float] = field(default_factory=dict)
+    colbert: Numbers = field(default_factory=lambda: np.empty((0, 0)))
+    colbert_ids: tuple[int, ...] = ()
+
+
+class M3(Checkpoint):
+    """bge-m3's shape: XLM-RoBERTa, and a linear layer for each further kind."""
+
+    begin: ClassVar[list[int]] = [0]
+    end: ClassVar[list[int]] = [2]
+    special = (0, 1, 2, 3)
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        super().__init__(folder, AutoModel, limit)
+        configured = folder / _PROMPTS
+        self.prompts: dict[str, str] = (
+            json.loads(configured.read_text("utf-8"))["prompts"] if configured.exists() else {}
+        )
+        self._heads = {
+            kind: torch.load(folder / f"{kind}_linear.pt") for kind in ("sparse", "colbert")
+        }
+        # One text is read in many ways, and each of them many times.
+        self.vectors = lru_cache(1000)(self._vectors)
+
+    def _head(self, kind: str, states: torch.Tensor) -> torch.Tensor:
+        weights = {name: each.float() for name, each in self._heads[kind].items()}
+        return torch.nn.functional.linear(states, weights["weight"], weights["bias"])
+
+    def _vectors(self, text: str, how: Reading) -> Vectors:
+        ids = self.read(text, (self.begin, self.end), how)
+        states = self.output(ids.read).last_hidden_state[0]
+        weights = self._head("sparse", states).relu()[:, 0].tolist()
+        sparse: dict[int, float] = {}
+        for token, weight in zip(ids.read, weights, strict=True):
+            if token not in self.special and weight > sparse.get(token, 0.0):
+                sparse[token] = weight
+        return Vectors(
+            ids,
+            unit(states[0].numpy()),
+            unit(states[0].numpy()),
+            states.numpy(),
+            sparse,
+            unit(self._head("colbert", states[1:]).numpy()),
+            tuple(ids.read[1:]),
+        )
+
+
+class Qwen(Checkpoint):
+    """Qwen3-Embedding's: the state of the last token."""
+
+    # The model card's, for a folder without sentence-transformers' configuration.
+    begin: ClassVar[list[int]] = []
+    prompts: ClassVar[dict[str, str]] = {
+        "query": f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:",
+        "document": "",
+    }
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        super().__init__(folder, AutoModel, limit)
+        self.end: list[int] = [self.id_of("<|endoftext|>")]
+        self.vectors = lru_cache(1000)(self._vectors)
+
+    def _vectors(self, text: str, how: Reading) -> Vectors:
+        ids = self.read(text, (self.begin, self.end), how)
+        states = self.output(ids.read).last_hidden_state[0].numpy()
+        return Vectors(ids, unit(states[-1]), states[-1], states)
+
+
+class BgeReranker(Checkpoint):
+    """A cross-encoder with one label."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        super().__init__(folder, AutoModelForSequenceClassification, limit)
+
+    def logit(
+        self, query: str, passage: str | None, how: Reading, _: str | None
+    ) -> tuple[float, Ids]:
+        """Its logit, and the tokens of the pair."""
+        asked = self.plain(query)
+        if passage is None:
+            ids = self.cut(asked, ([0], [2]), how)
+        else:
+            ids = self.cut(self.plain(passage), ([0, *asked, 2, 2], [2]), how)
+        return self.output(ids.read).logits[0, 0].item(), ids
+
+
+class QwenReranker(Checkpoint):
+    """Yes or no, by a causal model."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        super().__init__(folder, AutoModelForCausalLM, limit)
+        self._answers = [self.id_of(word) for word in ("yes", "no")]
+
+    def logit(
+        self, query: str, passage: str | None, how: Reading, instruction: str | None
+    ) -> tuple[float, Ids]:
+        """The logarithm of the odds of yes, and the tokens of the prompt."""
+        task = DEFAULT_INSTRUCTION if instruction is None else instruction
+        head = self.plain(f"<Instruct>: {task}\n<Query>: {query}\n<Document>:")
+        frame = ([*self.plain(PREFIX), *head], self.plain(SUFFIX))
+        ids = self.cut(self.plain(f" {passage}"), frame, how)
+        yes, no = self.output(ids.read).logits[0, -1, self._answers].double().tolist()
+        return yes - no, ids
+
+
+def unit(vectors: Numbers) -> Numbers:
+    """Scaled to unit length along the last axis."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return np.asarray(vectors / np.maximum(lengths, 1e-12))
+
+
+def sigmoid(value: float) -> float:
+    return float(1 / (1 + np.exp(-value)))
+
+
+def quantized(vectors: Numbers, dtype: str) -> tuple[Numbers, Numbers | None]:
+    """The values of `dtype`, as numbers, and the scales of 8 bits."""
+    if dtype in {"int8", "uint8"}:
+        largest = np.maximum(np.abs(vectors).max(axis=-1, keepdims=True), 1e-12)
+        values = np.rint(vectors / largest * 127) + (128 if dtype == "uint8" else 0)
+        return values, largest[..., 0] / 127
+    if dtype in {"binary", "ubinary"}:
+        bits = np.packbits(vectors > 0, axis=-1).astype(np.int64)
+        return bits - (128 if dtype == "binary" else 0), None
+    if dtype in {"float16", "bfloat16"}:
+        return torch.tensor(vectors).to(getattr(torch, dtype)).float().numpy(), None
+    if dtype == "float32":
+        return vectors, None
+    raise KeyError(dtype)
+
+
+def pooled(vectors: Numbers, factor: int | None) -> Numbers:
+    """Fewer ColBERT vectors."""
+    return vectors if factor is None else pool(vectors.astype(np.float32), factor)
+
+
+def muvera(vectors: Numbers, side: MuveraSide) -> Numbers:
+    """One vector for all of a text's."""
+    return muvera_of(vectors.shape[1]).encode(vectors.astype(np.float32), side)
+
+
+def fused(
+    query: Vectors, passage: Vectors, weights: dict[str, float]
+) -> tuple[float, dict[str, float]]:
+    """Late interaction: the weighted mean of three scores, and the scores."""
+    lexical = (query.sparse.get(token, 0.0) * each for token, each in passage.sparse.items())
+    parts = {
+        "dense": float(query.dense @ passage.dense),
+        "sparse": sum(lexical),
+        "colbert": float((query.colbert @ passage.colbert.T).max(axis=1).mean()),
+    }
+    total = sum(weights.values())
+    return sum(weights[kind] * part for kind, part in parts.items()) / total, parts

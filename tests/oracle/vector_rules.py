@@ -1,0 +1,580 @@
+"""The rules of the truth for vectors: the service's own shape, OpenAI's, Cohere's and TEI's."""
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tests.oracle.rules import (
+    BOTH,
+    CUTS,
+    LONG,
+    PROMPT,
+    SHORT,
+    SIDES,
+    Body,
+    Rule,
+    Served,
+    first,
+    reading,
+    texts_of,
+    usage,
+    warning,
+)
+from tests.oracle.truth import (
+    M3,
+    Ids,
+    Qwen,
+    Reading,
+    RefusedError,
+    Vectors,
+    muvera,
+    pooled,
+    quantized,
+    unit,
+)
+from tests.support.formats import ARROW, JSON, MSGPACK, NDJSON, SAFETENSORS
+
+_DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary")
+_TYPES = ("float", "base64", "int8", "uint8", "binary", "ubinary")
+# What a text is for, and the names of the prompts for it; of those, the tests' models have some.
+_QUERIES = ("query", "search_query", "retrieval.query", "code.query", "qa.query")
+_DOCUMENTS = ("document", "passage", "search_document", "retrieval.passage", "code.passage")
+_TASKS = (*_QUERIES, *_DOCUMENTS, "classification", "clustering", "text-matching", "text")
+
+
+def _dense(served: Served, text: str, how: Reading, *, normalize: bool, width: int | None) -> Any:
+    found = served.dense_model.vectors(text, how)
+    if width is not None:
+        return _shortened(served, found, width, normalize=normalize)
+    return found.dense if normalize else found.raw
+
+
+def _shortened(served: Served, found: Vectors, width: int, *, normalize: bool) -> Any:
+    full = len(found.raw)
+    # Qwen3-Embedding was trained for 32 and more.
+    if width > full or (width < full and (served.dense is None or width < 32)):
+        raise RefusedError
+    return unit(found.raw[:width]) if normalize else found.raw[:width]
+
+
+# Vectors, in the service's own shape.
+
+
+def _own_vectors(served: Served, body: Body, texts: list[str], field_name: str) -> Iterator[Body]:
+    """Of each text the vectors, the tokens, and the warnings with the tokens that were read."""
+    kinds = [kind for kind in ("dense", "sparse", "colbert") if body.get(f"return_{kind}", True)]
+    if not kinds and not body.get("muvera"):
+        raise RefusedError
+    made = _own_options(body, kinds)
+    dtype, factor = made
+    prompt = _own_prompt(served, body, kinds)
+    for index, text in enumerate(texts):
+        how = reading(body, prompt)
+        item: Body = {}
+        read: list[tuple[str, Ids]] = []
+        if "dense" in kinds:
+            normalize, width = body.get("normalize_dense", False), body.get("dimensions")
+            dense = _dense(served, text, how, normalize=normalize or width is not None, width=width)
+            item["dense"], item["dense_scale"] = quantized(dense, dtype)
+            read.append((served.dense_model.name, served.dense_model.vectors(text, how).ids))
+        others = reading(body, "" if served.dense else prompt)
+        if {*kinds} - {"dense"} or body.get("muvera"):
+            found = served.m3.vectors(text, others)
+            if served.dense is not None or "dense" not in kinds:
+                read.append((served.m3.name, found.ids))
+            if "sparse" in kinds:
+                item["sparse"] = found.sparse
+            if "colbert" in kinds:
+                vectors = pooled(found.colbert, factor)
+                item["colbert"], item["colbert_scale"] = quantized(vectors, dtype)
+            if body.get("muvera"):
+                item["muvera"] = muvera(found.colbert, body["muvera"])
+            if body.get("return_tokens"):
+                item |= _strings(served.m3, found, kinds)
+        side = how.side
+        yield {
+            "vectors": {name: each for name, each in item.items() if each is not None},
+            "tokens": sum(len(ids.read) for _, ids in read),
+            "warnings": [
+                warning(name, field_name, index, ids, side)
+                for name, ids in read
+                if ids.original > ids.limit
+            ],
+        }
+
+
+def _own_options(body: Body, kinds: list[str]) -> tuple[str, int | None]:
+    dtype, factor = body.get("output_dtype", "float32"), body.get("colbert_pool_factor")
+    if dtype != "float32" and not {"dense", "colbert"} & {*kinds}:
+        raise RefusedError
+    if factor is not None and "colbert" not in kinds:
+        raise RefusedError
+    of_queries = "query" in {body.get("input_type"), body.get("muvera")}
+    if factor is not None and (of_queries or body.get("return_tokens")):
+        raise RefusedError
+    return dtype, factor
+
+
+def _own_prompt(served: Served, body: Body, kinds: list[str]) -> str:
+    given = [body[name] for name in ("prompt", "prompt_name") if body.get(name) is not None]
+    if given and served.dense is not None and "dense" not in kinds:
+        raise RefusedError
+    if body.get("prompt") is not None:
+        return str(body["prompt"])
+    kind = body.get("input_type")
+    return served.prompt(body.get("prompt_name")) or (served.prompt_for(kind) if kind else "")
+
+
+def _strings(model: M3, found: Vectors, kinds: list[str]) -> Body:
+    named = model.tokenizer.id_to_token
+    strings: Body = {}
+    if "sparse" in kinds:
+        strings["sparse_tokens"] = [named(token) for token in sorted(found.sparse)]
+    if "colbert" in kinds:
+        strings["colbert_tokens"] = [named(token) for token in found.colbert_ids]
+    return strings
+
+
+def _own_names(served: Served) -> Body:
+    dense, m3 = served.dense_model.name, served.m3.name
+    names = dict.fromkeys(("model_name", "dense_model_name"), dense)
+    return names | dict.fromkeys(("sparse_model_name", "colbert_model_name"), m3)
+
+
+def _check_numbers(body: Body, is_json: bool) -> None:
+    in_base64 = body.get("encoding") == "base64"
+    if is_json and not in_base64 and body.get("output_dtype") in {"float16", "bfloat16"}:
+        raise RefusedError
+    if in_base64 and not is_json:
+        raise RefusedError
+
+
+def _embeddings(served: Served, question: Any) -> Body:
+    body = question.body
+    _check_numbers(body, question.writes == JSON)
+    found = list(_own_vectors(served, body, body["sentences"], "sentences"))
+    answer = _own_names(served) | {
+        "data": [{"vectors": each["vectors"]} for each in found],
+        "usage": usage(sum(each["tokens"] for each in found)),
+        "warnings": [warning for each in found for warning in each["warnings"]],
+    }
+    dtype = body.get("output_dtype", "float32")
+    plain = question.writes == JSON and dtype == "float32" and body.get("encoding") != "base64"
+    return answer if plain else answer | {"output_dtype": dtype}
+
+
+def _stream(served: Served, question: Any) -> list[Body]:
+    """A record for each line; one that cannot be answered has an error."""
+    body = question.body
+    _check_numbers(body, question.writes == NDJSON)
+    records: list[Body] = []
+    for text in body["text"]:
+        try:
+            (found,) = _own_vectors(served, body, [text], "text")
+        except RefusedError:
+            # An option is refused for the whole stream, and a text in its place.
+            next(iter(_own_vectors(served, body, ["bread"], "text")))
+            records.append({"id": f"line {len(records)}", "error": True})
+            continue
+        record = {"id": f"line {len(records)}", "vectors": found["vectors"]}
+        if found["warnings"]:
+            record["warnings"] = [each["details"] for each in found["warnings"]]
+        records.append(record)
+    return records
+
+
+_OWN_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "return_dense": BOTH,
+    "return_sparse": BOTH,
+    "return_colbert": BOTH,
+    "normalize_dense": BOTH,
+    "sparse_as_indices": BOTH,
+    "dimensions": (32, 48, 64, 8, 65),
+    "truncate": BOTH,
+    "truncation_side": SIDES,
+    "prompt": (PROMPT,),
+    "prompt_name": ("query", "document", "clustering", "unknown"),
+    "input_type": ("query", "document"),
+    "return_tokens": BOTH,
+    "output_dtype": _DTYPES,
+    "colbert_pool_factor": (2, 3),
+    "muvera": ("query", "document"),
+    "encoding": ("float", "base64"),
+    "model": (),
+}
+_OWN_TOGETHER: tuple[Body, ...] = (
+    *({"output_dtype": dtype, "encoding": "base64"} for dtype in _DTYPES),
+    {"return_dense": False, "return_sparse": False, "return_colbert": False},
+    {"return_colbert": False, "muvera": "document"},
+    {"return_tokens": True, "sparse_as_indices": True},
+    {"return_tokens": True, "encoding": "base64"},
+    {"dimensions": 32, "normalize_dense": True, "output_dtype": "int8"},
+    {"prompt": PROMPT, "truncation_side": "left"},
+    {"truncate": False, "truncation_side": "left"},
+    {"colbert_pool_factor": 2, "input_type": "query"},
+    {"colbert_pool_factor": 2, "muvera": "document", "output_dtype": "uint8"},
+    {"colbert_pool_factor": 2, "return_tokens": True},
+    {"return_dense": False, "prompt": PROMPT},
+    {"return_dense": False, "return_colbert": False, "output_dtype": "int8"},
+)
+
+# Vectors, as OpenAI and Cohere have them.
+
+
+def _task_prompt(served: Served, task: str | None, kind: str | None = None) -> str:
+    if task is None and kind is None:
+        return ""
+    kind = "query" if task in _QUERIES else "document" if task in _DOCUMENTS else kind
+    names = {"text-matching": ("text-matching", "STS")}.get(str(task), (str(task),))
+    return served.prompt_for(*names, *([kind] if kind else []))
+
+
+def _as_type(vector: Any, kind: str, *, in_base64: bool = False) -> Any:
+    dtype = "float32" if kind in {"float", "base64"} else kind
+    values, _ = quantized(vector, dtype)
+    if kind == "base64" or in_base64:
+        return Encoded(np.asarray(values), dtype)
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Numbers that are raw bytes in base64, of a type."""
+
+    values: Any
+    dtype: str
+
+    def read(self, text: str) -> Any:
+        kinds = {"float32": "<f4", "int8": "i1", "binary": "i1", "uint8": "u1", "ubinary": "u1"}
+        return np.frombuffer(base64.b64decode(text), kinds[self.dtype])
+
+
+def _listed(value: Any) -> list[str]:
+    return (
+        [] if value is None else list(dict.fromkeys(value)) if isinstance(value, list) else [value]
+    )
+
+
+def _openai_types(body: Body) -> tuple[list[str], bool, bool]:
+    """The types that are wanted, whether in base64, and whether each by its name."""
+    formats, types = _listed(body.get("encoding_format")), _listed(body.get("embedding_type"))
+    named = formats if len(formats) > 1 else types if len(types) > 1 else None
+    if named is not None:
+        if body.get("return_colbert"):
+            raise RefusedError
+        return named, False, True
+    in_base64 = "base64" in formats + types
+    numbers = [each for each in (*types, body.get("output_dtype"), *formats) if each is not None]
+    numbers = [each for each in numbers if each != "base64"] or ["float"]
+    return numbers[:1], in_base64, False
+
+
+def _openai(served: Served, question: Any) -> Body:
+    body = question.body
+    task = first(body, "input_type", "task", "task_type")
+    factor, side = body.get("colbert_pool_factor"), body.get("muvera")
+    if task is not None and task not in _TASKS:
+        raise RefusedError
+    if factor is not None and (not body.get("return_colbert") or "query" in {side, task}):
+        raise RefusedError
+    prompt = body.get("prompt") or served.prompt(body.get("prompt_name"))
+    how = reading(body, prompt or _task_prompt(served, task))
+    plain = how if served.dense is None else replace(how, prompt="")
+    beside = any(body.get(name) for name in ("return_sparse", "return_colbert", "muvera"))
+    data, tokens, warnings = [], 0, []
+    for index, text in enumerate(texts_of(body["input"])):
+        item = {"object": "embedding", "index": index} | _openai_dense(served, body, text, how)
+        read = [(served.dense_model.name, served.dense_model.vectors(text, how).ids)]
+        if beside:
+            found = served.m3.vectors(text, plain)
+            item |= _openai_beside(body, found)
+            read += [] if served.dense is None else [(served.m3.name, found.ids)]
+        data.append(item)
+        tokens += sum(len(ids.read) for _, ids in read)
+        warnings += [
+            warning(name, "input", index, ids, how.side)
+            for name, ids in read
+            if ids.original > ids.limit
+        ]
+    answer: Body = {"object": "list", "data": data, "usage": usage(tokens)}
+    answer["model"] = served.dense_model.name
+    return answer | ({"warnings": warnings} if warnings else {})
+
+
+def _openai_dense(served: Served, body: Body, text: str, how: Reading) -> Body:
+    normalize = first(body, "normalize", "normalized", "use_activation") is not False
+    width = first(body, "dimensions", "output_dimension", "dimensionality")
+    dense = _dense(served, text, how, normalize=normalize, width=width)
+    kinds, in_base64, by_name = _openai_types(body)
+    item: Body = {"embedding": _as_type(dense, kinds[0], in_base64=in_base64)}
+    if by_name:
+        item["embedding"] = {each: _as_type(dense, each) for each in kinds}
+    if {"int8", "uint8"} & {*kinds}:
+        item["scale"] = np.asarray(quantized(dense, "int8")[1])
+    return item
+
+
+def _openai_beside(body: Body, found: Vectors) -> Body:
+    """What stands beside the embedding: the other kinds of vectors."""
+    (kind, *_), in_base64, _ = _openai_types(body)
+    dtype = "float32" if kind in {"float", "base64"} else kind
+    item: Body = {}
+    if body.get("return_sparse"):
+        item["sparse"] = _as_indices(found.sparse)
+    if body.get("return_colbert"):
+        vectors = pooled(found.colbert, body.get("colbert_pool_factor"))
+        values, scales = quantized(vectors, dtype)
+        item["colbert"] = [Encoded(row, dtype) for row in values] if in_base64 else values
+        if scales is not None:
+            item["colbert_scale"] = scales
+    if body.get("muvera"):
+        made = muvera(found.colbert, body["muvera"])
+        item["muvera"] = Encoded(made, "float32") if in_base64 else made
+    return item
+
+
+def _as_indices(sparse: dict[int, float]) -> Body:
+    ids = sorted(sparse)
+    return {"indices": ids, "values": np.array([sparse[each] for each in ids])}
+
+
+_OPENAI_TYPES = (*_TYPES, ["float", "int8"], *([each] for each in _TYPES), list(_TYPES))
+_OPENAI_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "encoding_format": _OPENAI_TYPES,
+    "embedding_type": _OPENAI_TYPES,
+    "output_dtype": ("float", "int8", "uint8", "binary", "ubinary"),
+    **dict.fromkeys(("dimensions", "output_dimension", "dimensionality"), (32, 64, 8, 65)),
+    **dict.fromkeys(("input_type", "task", "task_type"), (*_TASKS, "unknown")),
+    "prompt": (PROMPT,),
+    "prompt_name": ("query", "clustering", "unknown"),
+    "truncate": CUTS,
+    "truncation": BOTH,
+    "truncation_strategy": CUTS,
+    "truncation_side": SIDES,
+    **dict.fromkeys(("normalize", "normalized", "use_activation"), BOTH),
+    "return_sparse": BOTH,
+    "return_colbert": BOTH,
+    "colbert_pool_factor": (2,),
+    "muvera": ("query", "document"),
+    "model": (),
+}
+_OPENAI_TOGETHER: tuple[Body, ...] = (
+    *({"output_dtype": kind, "return_colbert": True} for kind in ("int8", "uint8", "binary")),
+    *({"encoding_format": "base64", "output_dtype": kind} for kind in ("int8", "ubinary")),
+    {"return_colbert": True, "colbert_pool_factor": 2, "return_sparse": True},
+    {"dimensions": 32, "normalize": False},
+    {"return_colbert": True, "return_sparse": True, "prompt": PROMPT},
+    {"embedding_type": ["float", "int8"], "return_colbert": True},
+)
+
+
+def _cohere(served: Served, question: Any) -> Body:
+    body = question.body
+    if body.get("images") or (body.get("inputs") and "texts" in body):
+        raise RefusedError
+    texts = body.get("texts") or [each["content"][0]["text"] for each in body["inputs"]]
+    types = _listed(body.get("embedding_types"))
+    prompt = _task_prompt(served, body.get("input_type") or "search_document", "document")
+    how = reading(body, prompt)
+    width = body.get("output_dimension")
+    dense = [_dense(served, text, how, normalize=True, width=width) for text in texts]
+    tokens = sum(len(served.dense_model.vectors(text, how).ids.read) for text in texts)
+    is_v1 = "/v1/" in question.operation.path
+    embeddings: Any = {
+        kind: [_as_type(vector, kind) for vector in dense] for kind in types or ["float"]
+    }
+    if is_v1 and not types:
+        embeddings = dense
+    return {
+        "embeddings": embeddings,
+        "texts": texts,
+        "meta": {
+            "api_version": {"version": "1" if is_v1 else "2"},
+            "billed_units": {"input_tokens": tokens},
+        },
+        "response_type": "embeddings_floats" if is_v1 and not types else "embeddings_by_type",
+    }
+
+
+# Vectors, as text-embeddings-inference has them.
+
+
+def _tei_reading(served: Served, body: Body) -> Reading:
+    return reading(body, served.prompt(body.get("prompt_name")), cut=False)
+
+
+def _tei_dense(served: Served, question: Any) -> list[Any]:
+    body = question.body
+    how, normalize = _tei_reading(served, body), body.get("normalize") is not False
+    width = body.get("dimensions")
+    texts = texts_of(body["inputs"])
+    return [_dense(served, text, how, normalize=normalize, width=width) for text in texts]
+
+
+def _embedding_server(served: Served, question: Any) -> Body:
+    how = _tei_reading(served, question.body)
+    texts = texts_of(question.body["inputs"])
+    data = [
+        {"embedding": vector, "index": index}
+        for index, vector in enumerate(_tei_dense(served, question))
+    ]
+    tokens = sum(len(served.dense_model.vectors(text, how).ids.read) for text in texts)
+    return {"data": data, "usage": usage(tokens)}
+
+
+def _tei_states(served: Served, question: Any) -> list[Any]:
+    how = _tei_reading(served, question.body)
+    model = served.dense_model
+    return [model.vectors(text, how).states for text in texts_of(question.body["inputs"])]
+
+
+def _tei_sparse(served: Served, question: Any) -> list[Any]:
+    body = question.body
+    how = reading(body, served.prompt(body.get("prompt_name"), served.m3), cut=False)
+    return [
+        [{"index": token, "value": np.asarray(weight)} for token, weight in sorted(sparse.items())]
+        for sparse in (served.m3.vectors(text, how).sparse for text in texts_of(body["inputs"]))
+    ]
+
+
+def _similarities(served: Served, question: Any) -> Any:
+    inputs, parameters = question.body["inputs"], question.body.get("parameters") or {}
+    how = _tei_reading(served, parameters)
+    texts = (inputs["source_sentence"], *inputs["sentences"])
+    source, *others = (_dense(served, text, how, normalize=True, width=None) for text in texts)
+    return np.array([source @ each for each in others])
+
+
+_TEI_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "truncate": BOTH,
+    "truncation_direction": SIDES,
+    "prompt_name": ("query", "clustering", "unknown"),
+}
+_TEI_TOGETHER: tuple[Body, ...] = (
+    {"truncate": True, "truncation_direction": "left"},
+    {"truncate": True, "truncation_direction": "right"},
+)
+
+
+def _tokens(served: Served, question: Any) -> list[Any]:
+    body = question.body
+    model = served.dense_model
+    prompt = served.prompt(body.get("prompt_name"))
+    answer = []
+    for text in texts_of(body["inputs"]):
+        whole = prompt + text
+        found = model.tokenizer.encode(whole, add_special_tokens=False)
+        plain = [
+            {"id": token, "text": whole[start:stop], "special": False, "start": start, "stop": stop}
+            for token, (start, stop) in zip(found.ids, found.offsets, strict=True)
+        ]
+        before, after = (model.begin, model.end)
+        if body.get("add_special_tokens") is False:
+            before = after = []
+        answer.append([*_special(model, before), *plain, *_special(model, after)])
+    return answer
+
+
+def _special(model: M3 | Qwen, ids: list[int]) -> list[Body]:
+    nowhere = {"special": True, "start": None, "stop": None}
+    return [{"id": each, "text": model.tokenizer.id_to_token(each)} | nowhere for each in ids]
+
+
+def _decoded(served: Served, question: Any) -> list[str]:
+    skip = question.body.get("skip_special_tokens") is not False
+    ids = question.body["ids"]
+    lists = ids if isinstance(ids[0], list) else [ids]
+    tokenizer = served.dense_model.tokenizer
+    return [tokenizer.decode(each, skip_special_tokens=skip) for each in lists]
+
+
+_INPUTS: tuple[Body, ...] = ({"inputs": SHORT}, {"inputs": LONG}, {"inputs": SHORT[0]})
+VECTOR_RULES: dict[str, Rule] = {
+    "EmbeddingResponse|Base64Response": Rule(
+        ("sentences",),
+        ({"sentences": SHORT}, {"sentences": LONG}),
+        _OWN_OPTIONS,
+        _embeddings,
+        frozenset({"processing_time_ms", "timings_ms", "message"}),
+        _OWN_TOGETHER,
+        (JSON, ARROW, MSGPACK, SAFETENSORS),
+    ),
+    "binary": Rule(
+        ("text", "id"),
+        ({"text": SHORT}, {"text": LONG}),
+        _OWN_OPTIONS,
+        _stream,
+        frozenset(),
+        _OWN_TOGETHER,
+        (NDJSON, ARROW, MSGPACK, SAFETENSORS),
+    ),
+    "OpenAIEmbeddings": Rule(
+        ("input",),
+        (
+            {"input": SHORT},
+            {"input": LONG},
+            {"input": SHORT[0]},
+            {"input": [{"text": SHORT[0]}, SHORT[1]]},
+        ),
+        _OPENAI_OPTIONS,
+        _openai,
+        frozenset({"message"}),
+        _OPENAI_TOGETHER,
+    ),
+    "CohereEmbeddings": Rule(
+        ("texts",),
+        ({"texts": SHORT}, {"texts": LONG}),
+        {
+            "input_type": ("search_document", "search_query", "classification", "clustering"),
+            "embedding_types": (*([each] for each in _TYPES), list(_TYPES)),
+            "output_dimension": (32, 64, 8, 65),
+            "truncate": ("NONE", "START", "END"),
+            "inputs": ([{"content": [{"type": "text", "text": "river"}]}],),
+            "max_tokens": (1, 3, 100),
+            "model": (),
+        },
+        _cohere,
+        frozenset({"id"}),
+        ({"input_type": "search_query", "truncate": "START"},),
+    ),
+    "Vectors": Rule(
+        ("inputs",),
+        _INPUTS,
+        _TEI_OPTIONS | {"normalize": BOTH, "dimensions": (32, 64, 8, 65)},
+        _tei_dense,
+        together=_TEI_TOGETHER,
+    ),
+    "EmbeddingServerResponse": Rule(
+        ("inputs",),
+        _INPUTS,
+        _TEI_OPTIONS | {"normalize": BOTH, "dimensions": (32, 64, 8, 65)},
+        _embedding_server,
+        frozenset({"timings"}),
+        _TEI_TOGETHER,
+    ),
+    "TokenVectors": Rule(("inputs",), _INPUTS, _TEI_OPTIONS, _tei_states, together=_TEI_TOGETHER),
+    "SparseVectors": Rule(("inputs",), _INPUTS, _TEI_OPTIONS, _tei_sparse, together=_TEI_TOGETHER),
+    "Similarities": Rule(
+        ("inputs",),
+        tuple(
+            {"inputs": {"source_sentence": "river", "sentences": texts}} for texts in (SHORT, LONG)
+        ),
+        {f"parameters.{name}": values for name, values in _TEI_OPTIONS.items()},
+        _similarities,
+    ),
+    "Tokens": Rule(
+        ("inputs",),
+        _INPUTS,
+        {"add_special_tokens": BOTH, "prompt_name": ("query", "unknown")},
+        _tokens,
+    ),
+    "Texts": Rule(
+        ("ids",),
+        ({"ids": [[0, 49, 7, 2], [5, 6]]}, {"ids": [49, 7]}),
+        {"skip_special_tokens": BOTH},
+        _decoded,
+    ),
+}
