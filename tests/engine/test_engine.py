@@ -8,6 +8,7 @@ import pytest
 
 from app.engine import Engine
 from app.engine.answer_memory import AnswerMemory
+from app.engine.pipelines.classification import ClassificationRequest
 from app.engine.types import Outputs, SparseVector, TextEmbedding
 from app.errors import (
     EmptyInputError,
@@ -69,6 +70,8 @@ async def test_no_texts_is_an_error() -> None:
     async with engine_for(FakeModel()) as engine:
         with pytest.raises(EmptyInputError):
             await engine.embed([])
+        with pytest.raises(EmptyInputError):
+            await engine.classify(ClassificationRequest(inputs=[]))
 
 
 async def test_a_request_whose_colbert_vectors_would_fill_the_memory_is_refused() -> None:

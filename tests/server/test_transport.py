@@ -52,6 +52,9 @@ async def test_a_lingering_close_sends_the_end_and_reads_on_for_a_while() -> Non
     transport = LingeringTransport(wire, asyncio.get_running_loop())
     transport.pause_reading()
     assert not wire.reading
+    transport.resume_reading()
+    assert wire.reading
+    transport.pause_reading()
     transport.write(b"answer")
     transport.close()
     assert (wire.sent_eof, wire.reading, wire.ended) == (True, True, None)

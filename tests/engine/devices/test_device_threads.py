@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from app.engine.devices.device_threads import DeviceThread, run_preempting_call
+from app.engine.devices.device_threads import DeviceThread, DeviceThreads, run_preempting_call
 from app.errors import InferenceError
 
 
@@ -96,3 +96,84 @@ async def test_no_other_thread_runs_what_preempts(thread) -> None:
     waits.set()
     assert await preempting == 7
     await held
+
+
+class Calls:
+    """Launches, and collects what was launched; knows on which threads."""
+
+    def __init__(self) -> None:
+        self.threads: list[str] = []
+        self.gate = threading.Event()
+
+    def launch(self):
+        self.threads.append(threading.current_thread().name)
+        return self.collect
+
+    def collect(self) -> int:
+        self.threads.append(threading.current_thread().name)
+        self.gate.wait()
+        return 7
+
+
+async def test_a_gpu_launches_on_one_thread_and_collects_on_another() -> None:
+    threads = DeviceThreads(DeviceThread("launches"), DeviceThread("collects"))
+    assert (threads.preemptible, threads.most_batches) == (False, 2)
+    calls, launched = Calls(), asyncio.Event()
+    computing = asyncio.create_task(threads.compute(calls.launch, launched))
+    await asyncio.wait_for(launched.wait(), 60)
+    assert not computing.done()
+    calls.gate.set()
+    assert await computing == 7
+    assert calls.threads == ["launches", "collects"]
+    await threads.close(10)
+    assert threads.launching._thread is threads.collecting._thread is None
+
+
+async def test_a_cpu_computes_on_one_thread_and_another_call_may_come_between() -> None:
+    threads = DeviceThreads(DeviceThread("computes"))
+    assert (threads.preemptible, threads.most_batches) == (True, 1)
+    calls, launched = Calls(), asyncio.Event()
+    calls.gate.set()
+    assert await threads.compute(calls.launch, launched) == 7
+    assert calls.threads == ["computes"] * 2
+    assert not launched.is_set(), "it is launched when it is done"
+    within = Calls()
+    within.gate.set()
+    inner = asyncio.create_task(threads.compute(within.launch, launched, preempts=True))
+    assert await inner == 7
+    await threads.close(10)
+
+
+async def test_calls_that_were_to_preempt_end_with_their_thread() -> None:
+    thread, waits = DeviceThread("device"), threading.Event()
+
+    def ends() -> None:
+        waits.wait()
+        sys.exit()
+
+    held = asyncio.create_task(thread.run(ends))
+    preempting = asyncio.create_task(thread.run(lambda: 7, preempts=True))
+    while len(thread._pending) < 2:  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
+    waits.set()
+    for call in (held, preempting):
+        with pytest.raises(InferenceError):
+            await call
+    assert not await thread.run(run_preempting_call), "it was answered"
+    await thread.close(10)
+
+
+async def test_a_call_whose_caller_has_left_before_it_began_is_not_run() -> None:
+    thread, waits, ran = DeviceThread("device"), threading.Event(), list[int]()
+    held = asyncio.create_task(thread.run(waits.wait))
+    left = asyncio.create_task(thread.run(lambda: ran.append(1)))
+    while len(thread._pending) < 2:  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.wait({left})
+    waits.set()
+    await held
+    assert await thread.run(lambda: 7) == 7
+    assert ran == []
+    assert not thread._pending
+    await thread.close(10)
