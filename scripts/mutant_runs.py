@@ -67,6 +67,7 @@ class Runner:
     bad: set[str] = field(default_factory=set)
     items: dict[str, pytest.Item] = field(default_factory=dict)
     _functions: dict[tuple[str, str, int], list[FunctionType]] = field(default_factory=dict)
+    _originals: dict[str, bytes] = field(default_factory=dict)
     _chosen: set[str] | None = None
     _failed: bool = False
     _work: Callable[[], None] = lambda: None
@@ -140,6 +141,12 @@ class Runner:
         if self._chosen is not None:
             items[:] = [each for each in items if each.nodeid in self._chosen]
 
+    def original(self, mutant: Mutant) -> bytes:
+        """Its file without the fault."""
+        if mutant.file not in self._originals:
+            self._originals[mutant.file] = (self.root / mutant.file).read_bytes()
+        return self._originals[mutant.file]
+
     def can_plant(self, mutant: Mutant) -> bool:
         """Whether the fault can be planted in a process that has imported its module."""
         return self._patches(mutant) is not None
@@ -149,8 +156,9 @@ class Runner:
         path = str(self.root / mutant.file)
         if mutant.module not in sys.modules:
             return []
-        changed = mutant.applied_to((self.source / mutant.file).read_bytes())
-        found = _outermost_function(ast.parse((self.source / mutant.file).read_bytes()), mutant)
+        original = self.original(mutant)
+        changed = mutant.applied_to(original)
+        found = _outermost_function(ast.parse(original), mutant)
         if found is None:
             return None
         code = _code_of(compile(changed, path, "exec"), *found)
@@ -161,7 +169,7 @@ class Runner:
 
     def notices(self, mutant: Mutant, tests: Iterable[str]) -> Ended:
         """The first of the tests that fails with the fault, and again where that is doubtful."""
-        path, source = self.root / mutant.file, (self.source / mutant.file).read_bytes()
+        path, source = self.root / mutant.file, self.original(mutant)
         path.write_bytes(mutant.applied_to(source))
         try:
             while "::" in (ended := self.run(tests, mutant)).test:

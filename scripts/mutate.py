@@ -5,12 +5,13 @@
     python -m scripts.mutate report /tmp/mutation/1.jsonl
 
 Each fault is planted in a copy of the working tree, never in the tree itself. First the tests that
-mirror the file look for it (tests/api/test_body*.py for app/api/body.py; where there are none, the
-files of tests/api), then the others that run its lines, the quickest first, as many as take
-`--seconds`. Kinds of faults are drawn with the weight of the square root of how many there are, and
-the faults of a kind at random; the same seed draws the same from the same sources. Results are
-appended to FOLDER/SEED.jsonl, and a run goes on where the last one stopped: without the notes of
-`scripts.test_lines` only a module's own test files are asked, and a later run asks the others.
+mirror the file look for it: of tests/api/test_body*.py for app/api/body.py, or where there is no
+such file of tests/api, those that run the line; then the others that run it. Of each the quickest
+are asked, as many as take `--seconds`. Kinds of faults are drawn with the weight of the square root
+of how many there are, and the faults of a kind at random; the same seed draws the same from the
+same sources. Results are appended to FOLDER/SEED.jsonl, and a run goes on where the last one
+stopped: without the notes of `scripts.test_lines` only a module's own test files are asked, and
+`--without-servers` no tests that start one; a later run asks those.
 
 How tests are run against a fault, and what counts as a hang, says `scripts.mutant_runs`. A failure
 of a test with a server, or after a time in which this run got no processor, must happen twice; and
@@ -70,12 +71,15 @@ class Lines:
         """By it tests are sorted: the quick ones first, those of a file together."""
         return test in self.with_server, test.partition("::")[0], self.seconds.get(test, 0.0)
 
-    def tests_of(self, mutant: Mutant) -> set[str]:
-        """Those that run its statement; where that runs on import, all that run any of its file."""
+    def tests_of(self, mutant: Mutant, now: str) -> set[str]:
+        """Those that run its statement, in the file as it is `now`.
+
+        Where it runs on import, all that run any of the file.
+        """
         tests: set[str] = set()
         for notes in self._notes:
             of_file = notes["lines"].get(mutant.file, {})
-            then = _then(notes["sources"].get(mutant.file, ""), (ROOT / mutant.file).read_text())
+            then = _then(notes["sources"].get(mutant.file, ""), now)
             lines = [str(then.get(line)) for line in range(mutant.first, mutant.last + 1)]
             known = [of_file[line] for line in lines if line in of_file]
             if known and not any(known):
@@ -96,30 +100,33 @@ def _then(then: str, now: str) -> dict[int, int]:
 
 
 def mirrored_files(file: str) -> list[str]:
-    """The test files of a module; where it has none of its own, those of its folder."""
+    """The test files of a module; where it has none of its own, those of its folder.
+
+    A folder's are tests/api/formats/test_*.py, or tests/api/test_formats.py.
+    """
     folder = Path("tests", *Path(file).parts[1:-1])
-    found = [each.name for each in (ROOT / folder).glob("test_*.py")]
-    own = [each for each in found if _is_of(each, file)]
-    return [str(folder / name) for name in sorted(own or found)]
+    found = [*(ROOT / folder).glob("test_*.py"), ROOT / folder.parent / f"test_{folder.name}.py"]
+    names = sorted(str(each.relative_to(ROOT)) for each in found if each.exists())
+    return [each for each in names if _is_of(each, file)] or names
 
 
 def has_own_tests(file: str) -> bool:
     """Whether a module has a test file of its own."""
-    return any(_is_of(Path(each).name, file) for each in mirrored_files(file))
+    return any(_is_of(each, file) for each in mirrored_files(file))
 
 
 def _is_of(test_file: str, file: str) -> bool:
-    stem = f"test_{Path(file).stem}"
-    return test_file == f"{stem}.py" or test_file.startswith(f"{stem}_")
+    own, name = f"test_{Path(file).stem}", Path(test_file).stem
+    return name == own or name.startswith(f"{own}_")
 
 
 def quickest(tests: set[str], lines: Lines, seconds: float) -> list[str]:
     """As many as take so long: in turns one of each file, the quickest first."""
     files: dict[str, list[str]] = defaultdict(list)
-    for test in sorted(tests, key=lambda each: lines.seconds[each]):
+    for test in sorted(tests, key=lambda each: lines.seconds.get(each, 0.0)):
         files[test.partition("::")[0]].append(test)
     turns = sorted(
-        (turn, lines.seconds[test], test)
+        (turn, lines.seconds.get(test, 0.0), test)
         for members in files.values()
         for turn, test in enumerate(members)
     )
@@ -141,18 +148,20 @@ class Search:
     lines: Lines
     target: Path
     limit: float
+    servers: bool
 
     def examine(self, mutants: list[Mutant]) -> None:
         """Find out, for those that can be planted now and are not known yet."""
         for mutant in mutants:
             before = self.known().get(mutant.name)
-            if before and (before["by"] != "nobody" or before["others_asked"] >= self.lines.known):
+            all_asked = self.servers and self.lines.known
+            if before and (before["by"] != "nobody" or before["all_asked"] >= all_asked):
                 continue
             if self.runner.items and not self.runner.can_plant(mutant):
                 continue
             if not self.lines.known and not has_own_tests(mutant.file):
                 continue
-            found = {"name": mutant.name} | asdict(mutant) | self._ask(mutant, not before)
+            found = {"name": mutant.name} | asdict(mutant) | self._ask(mutant, bool(before))
             with self.target.open("a") as file:
                 file.write(json.dumps(found) + "\n")
             print(f"{found['by']:8} {found['seconds']:6} {mutant.name}", file=sys.stderr)
@@ -161,30 +170,30 @@ class Search:
         """What was found before."""
         return {each["name"]: each for each in results([self.target])}
 
-    def _ask(self, mutant: Mutant, mirrored: bool) -> dict[str, Any]:
-        """The mirrored tests, unless they have been asked before; then others."""
+    def _ask(self, mutant: Mutant, again: bool) -> dict[str, Any]:
+        """The mirrored tests, then others; `again` only those that were not asked before."""
         lines, own = self.lines, mirrored_files(mutant.file)
-        running = lines.tests_of(mutant)
+        running = lines.tests_of(mutant, self.runner.original(mutant).decode())
         new = {test for test in self.runner.collected if test not in lines.seconds}
-        nearest = {test for test in running | new if test.partition("::")[0] in own}
-        others = running - nearest
-        local = quickest(others - lines.with_server, lines, self.limit)
-        servers = quickest(others & lines.with_server, lines, self.limit)
-        started, by, ended = time.monotonic(), "nobody", Ended()
-        if mirrored:
-            ended = self.runner.notices(mutant, sorted(nearest, key=lines.cost))
-            by = "mirrored" if ended.test else by
-        for tests in (local, servers):
-            if not ended.test:
-                ended = self.runner.notices(mutant, tests)
-                by = "others" if ended.test else by
+        mirrored = {test for test in running | new if test.partition("::")[0] in own}
+        stages = []
+        for servers in (False, True)[: 2 if self.servers else 1]:
+            for by, tests in (("mirrored", mirrored), ("others", running - mirrored)):
+                kind = {each for each in tests if (each in lines.with_server) == servers}
+                stages.append((by, quickest(kind, lines, self.limit)))
+        stages.sort(key=lambda stage: stage[0])  # The mirrored first, of each the servers last.
+        started, found = time.monotonic(), ("nobody", Ended())
+        for by, asked in stages:
+            if not found[1].test and not (again and asked and asked[0] not in lines.with_server):
+                ended = self.runner.notices(mutant, asked)
+                found = (by, ended) if ended.test else found
         return {
-            "by": by,
-            "hung": ended.hung,
-            "test": ended.test,
-            "running": len(running),
-            "left_out": len(others) - len(local) - len(servers),
-            "others_asked": lines.known,
+            "by": found[0],
+            "hung": found[1].hung,
+            "test": found[1].test,
+            "running": len(running | mirrored),
+            "left_out": len(running | mirrored) - sum(len(asked) for _, asked in stages),
+            "all_asked": self.servers and lines.known,
             "seconds": round(time.monotonic() - started, 1),
         }
 
@@ -224,7 +233,7 @@ def run(arguments: argparse.Namespace) -> None:
     job = next((job for job in range(1, arguments.jobs) if not os.fork()), 0)
     drawn = drawn[job :: arguments.jobs]
     runner = Runner(ROOT, arguments.folder / f"job-{job}", lines.seconds, lines.with_server)
-    search = Search(runner, lines, target, arguments.seconds)
+    search = Search(runner, lines, target, arguments.seconds, not arguments.without_servers)
 
     def work() -> None:
         search.examine(drawn)
@@ -273,7 +282,8 @@ def main() -> None:
     running.add_argument("--count", type=int, default=100)
     running.add_argument("--only", default="app", help="a folder or a file of app/")
     running.add_argument("--jobs", type=int, default=1)
-    running.add_argument("--seconds", type=float, default=60.0, help="for each stage of the others")
+    running.add_argument("--seconds", type=float, default=60.0, help="for the tests of each stage")
+    running.add_argument("--without-servers", action="store_true", help="a later run asks those")
     reporting = commands.add_parser("report")
     reporting.add_argument("results", type=Path, nargs="+")
     arguments = parser.parse_args()

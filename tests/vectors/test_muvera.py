@@ -23,6 +23,17 @@ def test_no_vectors_are_all_zeros() -> None:
     assert not muvera_of(16).encode(np.zeros((0, 16), np.float32), "document").any()
 
 
+@pytest.mark.parametrize("width", [1, 8, 15])
+def test_vectors_that_are_narrow_are_not_projected(width) -> None:
+    """Every repetition's sums are those of the vectors themselves, with zeros beside them."""
+    vectors = vectors_of(30, width)
+    cells = Muvera(width).encode(vectors, "query").reshape(-1, 32, 16)
+    np.testing.assert_allclose(
+        cells.sum(axis=1)[:, :width], np.tile(vectors.sum(axis=0), (20, 1)), atol=1e-4
+    )
+    assert not cells[..., width:].any()
+
+
 @given(st.integers(1, 40), st.sampled_from(["query", "document"]))
 def test_an_encoder_made_anew_is_the_same(tokens, side) -> None:
     vectors = vectors_of(tokens, 16)

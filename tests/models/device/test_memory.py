@@ -9,6 +9,7 @@ import pytest
 import structlog
 import torch
 
+from app.models.device import memory
 from app.models.device.memory import (
     capturing,
     control_group_usage,
@@ -75,6 +76,20 @@ def test_without_a_limit_there_is_no_group_to_count(tmp_path: Path, membership: 
 def test_no_more_than_the_machine_has_is_in_use() -> None:
     usage = memory_usage(torch.device("cpu"))
     assert 0 < usage.used < usage.total <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize("membership", ["v2"], indirect=True)
+@pytest.mark.parametrize(("bytes_more", "counts"), [(-1, True), (0, False), (1, False)])
+def test_a_group_counts_where_its_limit_is_below_what_the_machine_has(
+    tmp_path, membership, monkeypatch, bytes_more, counts
+) -> None:
+    limit = psutil.virtual_memory().total + bytes_more
+    group(tmp_path / "service" / "one", memory_max=f"{limit}\n", memory_stat="anon 7\n")
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "MEMBERSHIP", membership)
+    usage = memory_usage(torch.device("cpu"))
+    assert (usage.used == 7, usage.total == limit) == (counts, counts or not bytes_more)
+    assert 0 < usage.own < psutil.Process().memory_info().rss + (1 << 28)
 
 
 class Allocator:

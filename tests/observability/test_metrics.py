@@ -1,0 +1,126 @@
+"""The metrics of one service: each series from the start, and each gauge what it watches."""
+
+import pytest
+
+from app import __version__
+from app.observability.labels import (
+    CACHE_SOURCES,
+    EMBEDDING_ENDPOINTS,
+    REJECTION_REASONS,
+    STATUSES,
+)
+from app.observability.metrics import Metrics
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+def samples(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
+    """The values of a series by the values of its labels."""
+    return {
+        tuple(sample.labels.values()): sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def test_every_label_has_a_series_at_zero_from_the_start(metrics) -> None:
+    for name, labels in {
+        "embedding_requests_total": {(s, e) for s in STATUSES for e in EMBEDDING_ENDPOINTS},
+        "rerank_requests_total": {(each,) for each in STATUSES},
+        "embedding_requests_rejected_total": {(each,) for each in REJECTION_REASONS},
+        "rerank_requests_rejected_total": {(each,) for each in REJECTION_REASONS},
+        "embedding_request_duration_seconds_count": {(each,) for each in EMBEDDING_ENDPOINTS},
+        "embedder_cache_hits_total": {(each,) for each in CACHE_SOURCES},
+        "embedder_cache_misses_total": {()},
+        "embedder_abandoned_requests_total": {()},
+    }.items():
+        assert samples(metrics, name) == dict.fromkeys(labels, 0), name
+    assert samples(metrics, "embedder_build_info") == {(__version__,): 1}
+
+
+def test_two_services_in_one_process_count_for_themselves(metrics) -> None:
+    metrics.sentences.inc(3)
+    assert metrics.value("embedding_sentences_processed_total") == 3
+    assert Metrics().value("embedding_sentences_processed_total") == 0
+    assert metrics.value("no_such_series", a="b") == 0
+
+
+def test_an_endpoint_counts_under_its_own_labels(metrics) -> None:
+    first, second, *_ = EMBEDDING_ENDPOINTS
+    status, other, *_ = STATUSES
+    endpoint, rerank = metrics.embedding_endpoint(second), metrics.rerank_endpoint()
+    assert set(endpoint.requests) == set(rerank.requests) == set(STATUSES)
+    assert set(endpoint.rejected) == set(rerank.rejected) == set(REJECTION_REASONS)
+    endpoint.requests[status].inc()
+    rerank.requests[other].inc(2)
+    endpoint.rejected[REJECTION_REASONS[0]].inc(3)
+    rerank.rejected[REJECTION_REASONS[1]].inc(4)
+    endpoint.duration.observe(0.2)
+    rerank.duration.observe(0.4)
+    endpoint.active.inc(5)
+    rerank.active.inc(6)
+    value = metrics.value
+    assert value("embedding_requests_total", status=status, endpoint=second) == 1
+    assert value("embedding_requests_total", status=status, endpoint=first) == 0
+    assert value("rerank_requests_total", status=other) == 2
+    assert value("embedding_requests_rejected_total", reason=REJECTION_REASONS[0]) == 3
+    assert value("rerank_requests_rejected_total", reason=REJECTION_REASONS[1]) == 4
+    assert value("embedding_request_duration_seconds_sum", endpoint=second) == 0.2
+    assert value("rerank_request_duration_seconds_sum") == 0.4
+    assert (value("embedding_active_requests"), value("rerank_active_requests")) == (5, 6)
+    assert metrics.total(metrics.embedding_requests) == 1
+    assert metrics.total(metrics.embedding_rejected) == 3
+
+
+def test_gauges_read_what_they_watch_whenever_they_are_scraped(metrics) -> None:
+    now = {"waiting": 1, "bytes": 2, "entries": 3, "stuck": 4.5, "memory": 10}
+    metrics.watch_queue(lambda: now["waiting"])
+    metrics.watch_embedding_cache(lambda: now["bytes"], lambda: now["entries"])
+    metrics.watch_device(lambda: now["stuck"])
+    metrics.watch_memory(lambda kind: now["memory"] + len(kind))
+    metrics.set_capacities(embedding=7, rerank=8)
+
+    def read() -> list[float]:
+        names = ("embedding_queue_size", "embedder_cache_bytes", "embedder_cache_entries")
+        return [metrics.value(each) for each in (*names, "embedder_device_stuck_seconds")]
+
+    assert read() == [1, 2, 3, 4.5]
+    now |= {"waiting": 5, "stuck": 0.0, "memory": 20}
+    assert read() == [5, 2, 3, 0]
+    for kind in ("allocated", "reserved", "free", "total"):
+        assert metrics.value(f"gpu_memory_{kind}_bytes") == 20 + len(kind)
+    for kind in ("allocated", "reserved"):
+        assert metrics.value(f"embedding_gpu_memory_{kind}_bytes") == 20 + len(kind)
+    assert metrics.value("embedder_embedding_queue_capacity") == 7
+    assert metrics.value("embedder_rerank_queue_capacity") == 8
+
+
+def test_a_model_is_in_one_state_and_has_its_series(metrics) -> None:
+    states = ["loading", "loaded"]
+    metrics.watch_models(["a", "b"], ("loading", "loaded", "failed"), lambda i: states[i])
+    metrics.start_models(["a"])
+    metrics.watch_further_model("b", lambda: 3)
+    found = samples(metrics, "embedder_model_state")
+    assert {labels for labels, value in found.items() if value} == {
+        ("a", "loading"),
+        ("b", "loaded"),
+    }
+    assert len(found) == 6
+    states[0] = "failed"
+    assert metrics.value("embedder_model_state", model="a", state="failed") == 1
+    assert metrics.value("embedder_model_state", model="a", state="loading") == 0
+    assert samples(metrics, "embedder_tokens_processed_total") == {("a",): 0, ("b",): 0}
+    assert samples(metrics, "embedder_model_requests") == {("b",): 3}
+    loads = {("b", "success"): 0, ("b", "failure"): 0}
+    assert samples(metrics, "embedder_model_loads_total") == loads
+    assert samples(metrics, "embedder_model_unloads_total") == {("b",): 0}
+    assert samples(metrics, "embedder_model_replacements_total") == {("b",): 0}
+
+
+def test_what_is_scraped_holds_the_facts_that_were_told(metrics) -> None:
+    metrics.describe({"model": "bge-m3", "limit": "8"})
+    assert b'embedding_server_info{limit="8",model="bge-m3"} 1.0' in metrics.render()
