@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.engine.options import EmbeddingOptions, TruncationOptions
+from app.engine.forwards.cached_forwards import (
+    _MUCH_MORE,
+    _SHORT_CHARACTERS,
+    CachedForwards,
+    _Request,
+    _SharedWork,
+)
+from app.engine.forwards.forwards import Reading
+from app.engine.options import CUT_AT_END, EmbeddingOptions, TruncationOptions
 from app.engine.types import SparseVector, TextEmbedding
 from app.errors import InferenceError, TextTooLongError
 from app.observability.metrics import Metrics
@@ -329,3 +337,64 @@ async def test_the_service_is_drained_while_requests_wait_for_each_other() -> No
     results = await asyncio.gather(held, *same)
     await closing
     assert np.array_equal(results[1].embeddings[0].dense, results[3].embeddings[0].dense)
+
+
+class Waiting:
+    """Forwards of which only the number of each client's requests is asked."""
+
+    def __init__(self, **requests: int) -> None:
+        self._requests = requests
+
+    def waiting_requests(self, client: str) -> int:
+        return self._requests.get(client, 0)
+
+
+def request_of(characters: int, *, urgency: int = 3, client: str = "a") -> _Request:
+    return _Request([], Reading(CUT_AT_END, urgency, client), characters)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "waiting", "joins"),
+    [
+        (request_of(10), request_of(10), 1, True),
+        # Up to a few sentences, or several times as much, end at about the same time.
+        (request_of(10), request_of(_SHORT_CHARACTERS), 1, True),
+        (request_of(10), request_of(_SHORT_CHARACTERS + 1), 1, False),
+        (request_of(10_000), request_of(_MUCH_MORE * 10_000), 1, True),
+        (request_of(10_000), request_of(_MUCH_MORE * 10_000 + 1), 1, False),
+        (request_of(10, urgency=3), request_of(10, urgency=2), 1, True),
+        (request_of(10, urgency=2), request_of(10, urgency=3), 1, False),
+        # Among many requests of another client, its turn may come late.
+        (request_of(10), request_of(10, client="b"), 1, True),
+        (request_of(10), request_of(10, client="b"), 2, False),
+        (request_of(10), request_of(10), 2, True),
+    ],
+)
+async def test_work_is_joined_where_it_ends_no_later_than_its_own_would(
+    own, other, waiting, joins
+) -> None:
+    forwards = CachedForwards(Waiting(a=waiting, b=waiting), None, None, Metrics())  # type: ignore[arg-type]
+    never = asyncio.create_task(asyncio.Event().wait())
+    work = _SharedWork(other, never)
+    forwards._in_flight["key"] = work
+    assert (forwards._work_to_join("key", own) is work) == joins
+    assert forwards._work_to_join("another", own) is None
+    async with work.used():
+        pass
+    assert work.abandoned
+    assert never.cancelled()
+    assert forwards._work_to_join("key", own) is None
+
+
+async def test_shared_work_ends_with_the_last_who_waits_for_it() -> None:
+    work = _SharedWork(request_of(1), asyncio.create_task(asyncio.Event().wait()))
+    async with work.used():
+        async with work.used():
+            pass
+        assert not work.abandoned
+    assert work.abandoned
+    done = asyncio.create_task(asyncio.sleep(0))
+    work = _SharedWork(request_of(1), done)
+    async with work.used():
+        await work.result()
+    assert not work.abandoned
