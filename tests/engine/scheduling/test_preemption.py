@@ -22,9 +22,8 @@ LONG, SHORT, LESS_SHORT = "l" * 96, "s" * 12, "m" * 13
 
 
 @pytest.fixture
-def model(monkeypatch) -> PartedModel:
+def model() -> PartedModel:
     """Each of the two parts of a forward waits at the gate; a token counts as a second."""
-    monkeypatch.setattr(ServiceRate, "observe", lambda *_: None)
     made = PartedModel()
     made.held = True
     return made
@@ -159,7 +158,9 @@ async def test_short_requests_that_come_during_another_run_together_after_it(mod
     assert model.batches == [[96], [6], [3, 3]]
 
 
-async def test_one_that_is_in_the_same_batch_goes_before_it(model) -> None:
+async def test_one_that_is_in_the_same_batch_goes_before_it(model, monkeypatch) -> None:
+    # By the forward before, which is let go at once, a token would take no time.
+    monkeypatch.setattr(ServiceRate, "observe", lambda *_: None)
     async with engine_of(model) as engine:
         before = request(engine, SHORT)
         await entered(model)
