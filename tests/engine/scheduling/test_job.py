@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from app.engine import clock
 from app.engine.scheduling.batch import Batch
 from app.engine.scheduling.batcher import Limits
 from app.engine.scheduling.job import Job, JobState
@@ -72,6 +73,54 @@ def test_the_time_that_was_spent_before_counts_against_the_limit() -> None:
     made.complete(0, ["a"], 15.0)
     assert made.time_left == 25.0
     assert job(1).time_left is None
+
+
+def test_what_is_taken_of_it_moves_its_place_by_the_tokens_and_its_weight() -> None:
+    made, left = job(4, 6, 2, weight=2.0), list[Job]()
+    assert (made.waiting_tokens, made.taken, made.virtual_start) == (12, 0, 0)
+    made.enter(100.0, left.append)
+    made.take(2, 7.0)
+    assert (made.waiting_tokens, made.taken, made.virtual_start) == (2, 2, 105)
+    assert (made.waiting, left, made.first_taken_at) == (True, [], 7)
+    made.take(1, 9.0)
+    assert (made.waiting, left, made.first_taken_at) == (False, [made], 7)
+    assert (made.state, made.virtual_start) == (JobState.TAKEN, 106)
+    made.fail(InferenceError("late"))
+    assert left == [made], "it has left once"
+
+
+async def test_its_caller_is_told_how_it_ended_and_the_cause_stays_inside() -> None:
+    cancelled, failed, refused = job(1), job(1), job(1)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled.result()
+    await cancelled.dequeued()
+    failed.fail(ZeroDivisionError("secret"))
+    with pytest.raises(InferenceError, match="^the model failed on this request$") as raised:
+        await failed.result()
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+    shared = UnhealthyError("gone", retry_after=30)
+    refused.fail(shared)
+    with pytest.raises(UnhealthyError, match="gone") as raised:
+        await refused.dequeued()
+    assert raised.value is not shared, "it would collect the tracebacks of all callers"
+    assert raised.value.retry_after == 30
+
+
+async def test_when_its_results_came_is_known_after_they_are_forgotten(monkeypatch) -> None:
+    made = job(1, 1)
+    made.reduce = lambda _index, result: result
+    made.take(2, 3.0)
+    for moment, start in ((5.0, 1), (8.0, 0)):
+        monkeypatch.setattr(clock, "now", lambda moment=moment: moment)
+        assert not made.resolved
+        made.complete(start, ["a"], 2.0)
+    assert made.state is JobState.COMPLETED
+    assert (made.last_completed_at, made.inference_seconds) == (8, 4)
+    assert await made.result() == ["a", "a"]
+    made.forget()
+    assert await made.result() == []
+    assert (made.reduce, made.last_completed_at) == (None, 8)
 
 
 class Lifetimes(RuleBasedStateMachine):
