@@ -144,7 +144,14 @@ async def test_only_the_changes_are_logged_with_their_effect() -> None:
         store.error = OSError()
         store.error.__cause__ = ValueError("the reason")
         await store.call()
+        store.error = None
+        await asyncio.sleep(REDIS_PAUSE + 0.01)
+        await store.call()
+        store.error = OSError("refused")
+        await store.call()
     assert [(each["event"], each["log_level"], each["effect"]) for each in log] == [
+        ("cache_gone", "warning", "slower"),
+        ("cache_back", "info", "as before"),
         ("cache_gone", "warning", "slower"),
         ("cache_back", "info", "as before"),
         ("cache_gone", "warning", "slower"),
@@ -152,4 +159,5 @@ async def test_only_the_changes_are_logged_with_their_effect() -> None:
     assert [each["reason"] for each in log if "reason" in each] == [
         "no answer in 0.25 s",
         "the reason",
+        "refused",
     ]

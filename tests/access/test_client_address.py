@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.access import client_address as module
-from app.access.client_address import client_address, network_key, parse_address, unmapped
+from app.access.client_address import (
+    client_address,
+    forwarded_prefix,
+    network_key,
+    parse_address,
+    unmapped,
+)
 
 PROXIES = (ip_network("10.0.0.0/8"), ip_network("fd00::/8"))
 
@@ -144,3 +150,23 @@ def test_commas_without_end_are_not_looked_at(monkeypatch) -> None:
     monkeypatch.setattr(module, "_is_trusted", counted)
     assert str(client_address("10.0.0.1", "," * 65_000, ())) == "10.0.0.1"
     assert looked_at <= 100
+
+
+@pytest.mark.parametrize(
+    ("peer", "sent", "believed"),
+    [
+        ("10.0.0.1", "/embed", "/embed"),
+        ("10.0.0.1", " /a/b-c.d~e/ ", "/a/b-c.d~e"),
+        ("10.0.0.1", "", ""),
+        ("10.0.0.1", "/", ""),
+        ("10.0.0.1", "embed", ""),
+        ("10.0.0.1", "//other.example", ""),
+        ("10.0.0.1", "/a b", ""),
+        ("10.0.0.1", "/a?b", ""),
+        ("203.0.113.1", "/embed", ""),
+        ("", "/embed", ""),
+    ],
+)
+def test_a_path_that_is_one_is_believed_from_a_trusted_proxy(peer, sent, believed) -> None:
+    """It stands in links and scripts of pages."""
+    assert forwarded_prefix(peer, sent, PROXIES) == believed

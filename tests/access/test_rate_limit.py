@@ -152,3 +152,24 @@ def test_a_redis_without_its_package_stops_the_start(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "redis", None)
     with pytest.raises(StartupError, match=r"the package redis is not installed: pip install"):
         SharedBuckets("redis://localhost", 1, 1, on_error=lambda: None)
+
+
+async def test_a_look_leaves_no_trace_of_a_client() -> None:
+    buckets = MemoryBuckets(60, 2)
+    assert [await buckets.peek(key) for key in "abc"] == [0, 0, 0]
+    assert len(buckets) == 0
+    await buckets.take("a")
+    await buckets.close()
+    assert len(buckets) == 1
+
+
+@pytest.mark.parametrize(
+    ("wait", "believed"),
+    [(None, True), (0.0, True), (1.9, True), (2.1, False), (-0.1, False), (float("nan"), False)],
+)
+def test_a_shared_bucket_is_believed_a_wait_that_it_can_have(wait, believed: bool) -> None:
+    """Of sixty requests a minute, a second, and one more because clocks step."""
+    errors = list[int]()
+    buckets = SharedBuckets("redis://localhost", 60, 9, on_error=lambda: errors.append(1))
+    assert buckets._believed(wait) == (wait if believed else None)
+    assert len(errors) == (not believed)
