@@ -1,0 +1,762 @@
+"""Requests by grammar: each is composed of productions, and one of them grows.
+
+The OpenAPI description gives paths, methods, bodies, formats and parameters. HTTP, JSON, Unicode,
+the content encodings and Arrow give what a client may write beyond it. `draw` gives shapes, each a
+function from a size to a request of about so many bytes; the same seed gives the same shapes.
+"""
+
+import gzip
+import itertools
+import json
+import random
+import struct
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from backports import zstd
+
+KIB = 1024
+# The server reads 64 KiB of a head.
+LARGEST_HEAD = 65_000
+_ENVELOPE = 600
+_HOLE = "\ue000"
+_HOLE_JSON, _HOLE_MEMBER = f'"{_HOLE}"'.encode(), f'"{_HOLE}": 0'.encode()
+# As many texts as one request may have, about.
+_FEW, _MANY = 20, 1000
+
+Json = Any
+Write = Callable[[int], bytes]
+Named = tuple[str, Write]
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """A production that writes at most so many bytes; `name` tells what they are."""
+
+    name: str
+    write: Write
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """Content as it is sent, and how many bytes it has unpacked."""
+
+    content: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A whole request as it is sent; `size` is that of its body, unpacked."""
+
+    content: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A request that grows up to `limit` bytes."""
+
+    family: str
+    name: str
+    limit: int
+    make: Callable[[int], Asked]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A method and a path, and what the description says of them.
+
+    `path` may hold names in braces. `kinds` are the types of its body with their schemas, `formats`
+    those of its answer, `query` the names of its parameters.
+    """
+
+    method: str
+    path: str
+    kinds: dict[str, Json] = field(default_factory=dict)
+    formats: tuple[str, ...] = ()
+    query: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.method} {self.path}"
+
+
+def targets(description: Json) -> list[Target]:
+    """Every operation of an OpenAPI description."""
+    return [
+        Target(
+            method.upper(),
+            path,
+            {
+                kind: content["schema"]
+                for kind, content in operation.get("requestBody", {}).get("content", {}).items()
+            },
+            tuple(operation["responses"].get("200", {}).get("content", ())),
+            tuple(
+                each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"
+            ),
+        )
+        for path, operations in description["paths"].items()
+        for method, operation in operations.items()
+    ]
+
+
+# ---- units, which are repeated
+
+
+def characters(rng: random.Random) -> list[str]:
+    """Those that normalisation makes longest, one of each category of Unicode, and some words."""
+    every = [chr(code) for code in range(0x20, 0x30000)]
+    kinds: dict[str, list[str]] = {}
+    for each in every:
+        kinds.setdefault(unicodedata.category(each), []).append(each)
+    for kind in ("Cs", "Cn", "Co"):  # Surrogates, and what is not assigned.
+        kinds.pop(kind, None)
+
+    def growth(each: str) -> float:
+        return len(unicodedata.normalize("NFKC", each)) / len(each.encode())
+
+    longest = sorted(itertools.chain(*kinds.values()), key=growth, reverse=True)[:3]
+    drawn = [rng.choice(kind) for kind in kinds.values()]
+    return [*longest, "a ", "a", *drawn, *(rng.choice(drawn) + rng.choice(drawn) for _ in range(8))]
+
+
+def repeat(unit: str | bytes) -> Fill:
+    """The unit, again and again."""
+    raw = unit.encode() if isinstance(unit, str) else unit
+    return Fill(f"{_short(unit)}...", lambda size: raw * max(1, size // len(raw)))
+
+
+def _short(unit: str | bytes) -> str:
+    text = ascii(unit if isinstance(unit, str) else unit.decode("latin-1"))
+    return text if len(text) <= 30 else f"{text[:20]}..{text[-8:]}"
+
+
+# ---- JSON
+
+_ATOMS = ("null", "0", "-1.5e300", "true", '""', '"x"', "[]", "{}", "[[]]", '{"a":0}', '"\\u0000"')
+_TOKENS = ("{", "}", "[", "]", ",", ":", '"', "\\", "0", "-", "e", "null", "{}", "[]", " ", "\t")
+
+
+def string(unit: str, *, escaped: bool) -> Fill:
+    """A string of the unit, as UTF-8 or in escapes."""
+    raw = json.dumps(unit, ensure_ascii=escaped)[1:-1].encode()
+    if escaped:
+        raw = "".join(f"\\u{code:04x}" for code in _utf16(unit)).encode()
+    repeated = repeat(raw).write
+    return Fill(f"string of {_short(raw)}", lambda size: b'"' + repeated(size - 2) + b'"')
+
+
+def _utf16(text: str) -> Iterator[int]:
+    raw = text.encode("utf-16-le")
+    return (code for (code,) in struct.iter_unpack("<H", raw))
+
+
+def array(item: bytes) -> Fill:
+    """A list of one item, again and again."""
+
+    def write(size: int) -> bytes:
+        return (
+            b"[" + (item + b",") * (max(0, size - len(item) - 2) // (len(item) + 1)) + item + b"]"
+        )
+
+    return Fill(f"list of {_short(item)}", write)
+
+
+def members(stem: str, value: str, *, distinct: bool) -> Fill:
+    """Members of an object, with names that begin with `stem` or are all the same."""
+
+    def write(size: int) -> bytes:
+        one = f'"{stem}00000":{value},'
+        count = max(1, size // len(one.encode()))
+        if not distinct:
+            return (one * count)[:-1].encode()
+        return ",".join(f'"{stem}{i:05x}":{value}' for i in range(count)).encode()
+
+    return Fill(f"{'' if distinct else 'the same '}names {_short(stem)}: {value}", write)
+
+
+def nested(opening: str, inner: str, closing: str) -> Fill:
+    """Brackets within brackets."""
+
+    def write(size: int) -> bytes:
+        depth = max(1, (size - len(inner)) // len(opening + closing))
+        return (opening * depth + inner + closing * depth).encode()
+
+    return Fill(f"nested {opening}", write)
+
+
+def around(opening: str, unit: str, closing: str) -> Fill:
+    """The unit, again and again, between a beginning and an end."""
+    repeated = repeat(unit).write
+    return Fill(
+        f"{_short(opening)} {_short(unit)}... {_short(closing)}",
+        lambda size: opening.encode() + repeated(size) + closing.encode(),
+    )
+
+
+def wild_values(rng: random.Random) -> list[Fill]:
+    """Values of any type, whatever the schema says."""
+    digits = (
+        around("", "9", ""),
+        around("0.", "0", "1"),
+        around("1e", "9", ""),
+        around("-", "1", ""),
+    )
+    return [
+        *digits,
+        *(array(atom.encode()) for atom in _ATOMS),
+        *(nested(*each) for each in (("[", "", "]"), ('{"a":', "0", "}"), ("[[],", "0", "]"))),
+        *(around("{", each, "}") for each in ('"a":0,', ",", '"":')),
+        around("", " ", "0"),
+        around('"', rng.choice(_TOKENS), '"'),
+        _object(members("f", rng.choice(_ATOMS), distinct=True)),
+        _object(members("f", rng.choice(_ATOMS), distinct=False)),
+    ]
+
+
+def _object(inner: Fill) -> Fill:
+    return Fill(f"object of {inner.name}", lambda size: b"{" + inner.write(size - 2) + b"}")
+
+
+def misspelt(name: str, rng: random.Random) -> str:
+    """A name with a letter changed."""
+    at = rng.randrange(len(name))
+    return name[:at] + rng.choice("abcdefghijklmnopqrstuvwxyz_") + name[at + 1 :]
+
+
+def examples(schema: Json) -> list[Json]:
+    """A valid value for each branch of a schema."""
+    for key in ("anyOf", "oneOf"):
+        if key in schema:
+            return [value for branch in schema[key] for value in examples(branch)]
+    if "enum" in schema or "const" in schema:
+        return [schema.get("const", schema.get("enum", [""])[0])]
+    kind = schema.get("type")
+    if kind == "array":
+        return [[value] for value in examples(schema.get("items", {}))]
+    if kind == "object":
+        fields, required = schema.get("properties", {}), schema.get("required", ())
+        drawn = itertools.product(*(examples(fields[name]) for name in required))
+        return [dict(zip(required, values, strict=True)) for values in drawn]
+    number = max(1, schema.get("minimum", 1))
+    simple = {"integer": number, "number": number, "boolean": True, "null": None}
+    return [simple.get(kind, "a word")]
+
+
+def spliced(value: Json, fill: Fill, hole: bytes = _HOLE_JSON) -> Write:
+    """JSON of a value whose holes are filled, each with its share."""
+    parts = json.dumps(value, ensure_ascii=False).encode().split(hole)
+
+    def write(size: int) -> bytes:
+        left = size - sum(map(len, parts)) - len(parts)
+        return fill.write(max(1, left // max(1, len(parts) - 1))).join(parts)
+
+    return write
+
+
+def with_texts(value: Json, count: int) -> Json:
+    """The value with a hole for every text, and so many of what a list holds."""
+    match value:
+        case str():
+            return _HOLE
+        case list():
+            return [with_texts(value[0], 1)] * count
+        case dict():
+            return {name: with_texts(each, count) for name, each in value.items()}
+    return value
+
+
+def with_lists(value: Json) -> tuple[Json, Json]:
+    """The value with a hole for every list, and what an item was."""
+    match value:
+        case list():
+            return _HOLE, value[0]
+        case dict():
+            found = {name: with_lists(each) for name, each in value.items()}
+            items = [item for _, item in found.values() if item is not None]
+            return {name: each for name, (each, _) in found.items()}, items[0] if items else None
+    return value, None
+
+
+def admits(schema: Json, kind: str) -> bool:
+    """Whether a schema takes values of a type."""
+    branches = [*schema.get("anyOf", ()), *schema.get("oneOf", ())]
+    return schema.get("type") == kind or any(admits(each, kind) for each in branches)
+
+
+def valid_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iterator[Named]:
+    """Bodies that a schema describes, growing in their texts or in the number of them."""
+    texts = [units[0], "a ", *rng.sample(units, 2)]
+    for body in examples(schema):
+        shown = _short(json.dumps(body))
+        for unit, count in itertools.product(texts, (1, _FEW, _MANY)):
+            fill, holed = string(unit, escaped=rng.random() < 0.5), with_texts(body, count)
+            is_usual = count < _MANY or unit in texts[:2]
+            if is_usual and _HOLE in json.dumps(holed, ensure_ascii=False):
+                yield f"{count} x {fill.name} in {shown}", spliced(holed, fill)
+        holed, item = with_lists(body)
+        if item is not None:
+            fill = array(json.dumps(item).encode())
+            yield f"{fill.name} in {shown}", spliced(holed, fill)
+
+
+def other_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iterator[Named]:
+    """Bodies with a field, or a name, that grows, whether or not the schema has it so."""
+    fields, body = schema.get("properties", {}), examples(schema)[0]
+    for name, about in fields.items():
+        fills = [rng.choice(wild_values(rng))]
+        if admits(about, "string") or not about.keys() & {"type", "anyOf"}:
+            fills.append(string(rng.choice(units), escaped=rng.random() < 0.5))
+        if admits(about, "array"):
+            fills += [array(b'"x"'), array(rng.choice(_ATOMS).encode())]
+        for fill in fills:
+            yield f"{name} = {fill.name}", spliced(body | {name: _HOLE}, fill)
+    for fill in (*rng.sample(wild_values(rng), 6), string(rng.choice(units), escaped=False)):
+        yield f"an unknown field = {fill.name}", spliced(body | {"unknown": _HOLE}, fill)
+    stems = [misspelt(rng.choice([*fields, "text"]), rng), "\u0130" + rng.choice(units).strip(), ""]
+    escaped = [json.dumps(each)[1:-1] for each in stems]
+    for stem, distinct in itertools.product(escaped, (True, False)):
+        fill = members(stem, rng.choice(_ATOMS), distinct=distinct)
+        yield fill.name, spliced(body | {_HOLE: 0}, fill, _HOLE_MEMBER)
+    for fill in rng.sample(wild_values(rng), 4):
+        yield f"nothing but {fill.name}", fill.write
+
+
+def json_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iterator[Named]:
+    """Bodies that a schema describes, and others, each growing in one place."""
+    yield from valid_values(schema, rng, units)
+    yield from other_values(schema, rng, units)
+
+
+def junk(valid: bytes, separator: str) -> Iterator[Named]:
+    """Tokens again and again, alone, before and behind something valid."""
+    for token, end in itertools.product((*_TOKENS, "\x00", "\u00e9"), {"", separator}):
+        fill = repeat(token + end)
+        yield fill.name, fill.write
+    for token in (" ", "\n", "\ufeff", "0,"):
+        before, behind = around("", token, valid.decode()), around(valid.decode(), token, "")
+        yield f"{_short(token)}... before a body", before.write
+        yield f"{_short(token)}... behind a body", behind.write
+
+
+# ---- lines of a stream
+
+
+def lines(schema: Json, rng: random.Random, units: Sequence[str]) -> Iterator[Named]:
+    """Lines of JSON: one that grows, or so many bytes of them again and again; and no lines."""
+    for name, write in json_values(schema, rng, units):
+        yield f"a line: {name}", write
+        length = rng.choice((200, 3000, 60_000))
+        line = write(length) + b"\n"
+        yield f"lines of {len(line)} bytes: {name}", repeat(line).write
+    yield from junk(b'"a"\n', "\n")
+
+
+# ---- Arrow
+
+
+def _arrow(batches: Sequence[pa.RecordBatch]) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def _batch(columns: dict[str, Json], metadata: dict[str, str] | None = None) -> pa.RecordBatch:
+    arrays = [each if isinstance(each, pa.Array) else pa.array(each) for each in columns.values()]
+    fields = [pa.field(name, a.type) for name, a in zip(columns, arrays, strict=True)]
+    return pa.record_batch(arrays, schema=pa.schema(fields, metadata=metadata))
+
+
+def arrow_messages(rng: random.Random, units: Sequence[str]) -> Iterator[Named]:
+    """Streams of Arrow that grow in rows, texts, messages, columns, names or metadata."""
+    one = {"text": ["a"], "id": [1]}
+    none = {"text": pa.array([], pa.string())}
+    unit = rng.choice(units)
+    makes: dict[str, Write] = {
+        "one text": lambda n: _arrow([_batch({"text": [unit * (n // len(unit.encode()))]})]),
+        "rows of a word": lambda n: _arrow([_batch({"text": ["a "] * (n // 6)})]),
+        "rows of nothing": lambda n: _arrow([_batch({"text": [""] * (n // 4)})]),
+        "rows of null": lambda n: _arrow(
+            [_batch({"text": pa.array([None] * (n // 4), pa.string())})]
+        ),
+        "long ids": lambda n: _arrow([_batch({"text": ["a"], "id": ["x" * n]})]),
+        "batches of a row": lambda n: _repeated_batches(one, n),
+        "batches of no row": lambda n: _repeated_batches(none, n),
+        "columns": lambda n: _arrow([_batch({f"c{i:04x}": ["a"] for i in range(n // 200 + 1)})]),
+        "a long name": lambda n: _arrow([_batch(one | {"n" * n: ["a"]})]),
+        "metadata": lambda n: _arrow([_batch(one, {f"k{i:04x}": "" for i in range(n // 40 + 1)})]),
+        "nested lists": lambda n: _arrow([_batch({"text": [[["a"] * (n // 6)]]})]),
+        "a dictionary": lambda n: _arrow(
+            [_batch({"text": pa.array(["a", "b"] * (n // 8)).dictionary_encode()})]
+        ),
+        "schemas": lambda n: repeat(_arrow([_batch(none)])[:-8]).write(n),
+        "frames": repeat(struct.pack("<Ii", 0xFFFFFFFF, 8) + bytes(8)).write,
+    }
+    yield from makes.items()
+    for _ in range(8):
+        name, make = rng.choice(list(makes.items()))
+        yield f"{name}, damaged", partial(_damaged, make, rng.randrange(1 << 30))
+
+
+def _repeated_batches(columns: dict[str, Json], size: int) -> bytes:
+    whole, end = _arrow([_batch(columns)]), _arrow([_batch(columns), _batch(columns)])
+    message = end[len(whole) - 8 : -8]
+    return whole[:-8] + message * (size // len(message)) + whole[-8:]
+
+
+def _damaged(make: Write, seed: int, size: int) -> bytes:
+    """Some bytes of the first messages are others."""
+    rng, content = random.Random(seed), bytearray(make(size))
+    for _ in range(3):
+        content[rng.randrange(8, min(len(content), 600))] = rng.choice((0, 1, 127, 255))
+    return bytes(content)
+
+
+# ---- encodings of a body: from a write of the content to a body
+
+
+def encodings(write: Write) -> Iterator[tuple[str, str, Callable[[int], Body]]]:
+    """Content-Encoding and body, growing in the content or in what a format has around it."""
+    packers: dict[str, Callable[[bytes], bytes]] = {
+        "gzip": partial(gzip.compress, compresslevel=6, mtime=0),
+        "deflate": zlib.compress,
+        "zstd": zstd.compress,
+        "br": bytes,  # Nothing packs it here.
+    }
+    for name, pack in packers.items():
+        yield f"whole in {name}", name, partial(_packed, pack, write)
+        for inner in (b"", b" ", b"[" * 64):
+            yield f"members of {name} with {_short(inner)}", name, partial(_members, pack, inner)
+    twice = packers["gzip"]
+    yield "gzip within gzip", "gzip, gzip", partial(_packed, lambda c: twice(twice(c)), write)
+    yield "blocks of gzip with nothing", "gzip", lambda n: Body(_empty_blocks(n), 0)
+    yield "a long name in gzip", "gzip", lambda n: Body(_named(write(100), n), 100)
+    yield "gzip and then junk", "gzip", lambda n: Body(twice(write(100)) + b"\0" * n, 100)
+
+
+def _packed(pack: Callable[[bytes], bytes], write: Write, size: int) -> Body:
+    content = write(size)
+    return Body(pack(content), len(content))
+
+
+def _members(pack: Callable[[bytes], bytes], inner: bytes, size: int) -> Body:
+    member = pack(inner)
+    count = max(1, size // max(1, len(member)))
+    return Body(member * count, len(inner) * count)
+
+
+def _empty_blocks(size: int) -> bytes:
+    head = gzip.compress(b"", mtime=0)[:10]
+    return head + b"\0\0\0\xff\xff" * (size // 5) + b"\1\0\0\xff\xff" + bytes(8)
+
+
+def _named(content: bytes, size: int) -> bytes:
+    packed = gzip.compress(content, mtime=0)
+    return packed[:3] + b"\x08" + packed[4:10] + b"n" * size + b"\0" + packed[10:]
+
+
+# ---- heads, queries and paths
+
+_HEADERS = {
+    "Accept": "application/json",
+    "Accept-Charset": "utf-8",
+    "Accept-Encoding": "gzip",
+    "Accept-Language": "en",
+    "Authorization": "Bearer x",
+    "Cache-Control": "no-cache",
+    "Connection": "close",
+    "Content-Encoding": "identity",
+    "Content-Type": "application/json",
+    "Cookie": "a=b",
+    "Expect": "x",
+    "Forwarded": "for=1.2.3.4",
+    "Host": "localhost",
+    "If-None-Match": "*",
+    "If-Vector-Space": "x",
+    "Origin": "http://localhost",
+    "Range": "bytes=0-1",
+    "TE": "trailers",
+    "Upgrade": "h2c",
+    "X-Forwarded-For": "1.2.3.4",
+    "X-Request-ID": "x",
+    "traceparent": "00-1-1-01",
+    "tracestate": "a=b",
+    "baggage": "a=b",
+    "X-Unknown": "x",
+}
+_UNITS_OF_HEADERS = (";", ",", "a ", "a;", "a=1,", "\\", "(", '"', "\xe9")
+
+
+def header_values(valid: str) -> Iterator[Fill]:
+    """Whatever lists, parameters, quoted strings and inner lists allow, with and without an end."""
+    beginnings = ("", valid, f'{valid}; a="', f"{valid}, a=(", "(", '"')
+    for beginning, unit in itertools.product(beginnings, _UNITS_OF_HEADERS):
+        yield around(beginning, unit, {"(": ")", '"': '"'}.get(beginning[-1:], ""))
+
+
+_UNITS_OF_QUERIES = ("a&", "a=1&", "&", "=", "%41", "%", "+", ";", "a[]=1&", "/", "\xe9", "?", "#")
+_UNITS_OF_PATHS = ("/", "a", "a/", "../", "%2e", "%2f", "%", ";", ":", "//", "\xe9", "embed/")
+
+
+def numbered(stem: str) -> Fill:
+    """Names of a query, all different."""
+    return Fill(
+        f"{stem}0&{stem}1&...",
+        lambda size: "&".join(f"{stem}{i:04x}" for i in range(size // (5 + len(stem)))).encode(),
+    )
+
+
+# ---- whole requests
+
+
+def asked(
+    target: Target,
+    body: Body = Body(b"", 0),
+    headers: Sequence[tuple[str, bytes]] = (),
+    *,
+    query: bytes = b"",
+    path: bytes | None = None,
+    chunked: Callable[[bytes], bytes] | None = None,
+    version: str = "1.1",
+) -> Asked:
+    """A request as it is sent."""
+    sent = {"Host": b"localhost", "Connection": b"close"} | dict(headers)
+    content = body.content
+    if chunked is not None:
+        content = chunked(content)
+        sent["Transfer-Encoding"] = b"chunked"
+    elif target.method == "POST" or content:
+        sent["Content-Length"] = b"%d" % len(content)
+    where = (target.path.encode() if path is None else path) + (b"?" + query if query else b"")
+    head = b"%b %b HTTP/%b\r\n" % (target.method.encode(), where, version.encode())
+    head += b"".join(b"%b: %b\r\n" % (name.encode(), value) for name, value in sent.items())
+    return Asked(head + b"\r\n" + content, body.size)
+
+
+def _encoded(
+    target: Target,
+    headers: Sequence[tuple[str, bytes]],
+    make_body: Callable[[int], Body],
+    size: int,
+) -> Asked:
+    return asked(target, make_body(size - _ENVELOPE), headers)
+
+
+def in_chunks(size: int, content: bytes, extension: bytes = b"", trailer: bytes = b"") -> bytes:
+    """HTTP/1.1's chunks, all of one size."""
+    pieces = [content[start : start + size] for start in range(0, len(content), size)]
+    chunks = [b"%x%b\r\n%b\r\n" % (len(each), extension, each) for each in pieces]
+    return b"".join(chunks) + b"0\r\n" + trailer + b"\r\n"
+
+
+class Grammar:
+    """The shapes of one description and seed; `models` are names for {model} in a path."""
+
+    def __init__(
+        self, description: Json, seed: int, models: Sequence[str], largest_body: int
+    ) -> None:
+        self._largest_body = largest_body
+        self._rng = random.Random(seed)
+        self._units = characters(self._rng)
+        drawn = [*models, "unknown"]
+        self._targets = [
+            replace(each, path=each.path.replace("{model}", self._rng.choice(drawn)))
+            for each in targets(description)
+        ]
+        others = ("/docs", "/redoc", "/openapi.json", "/ui/", "/metrics", "/nothing", "/v1/nothing")
+        self._targets += [Target("GET", path) for path in others]
+        self._posts = [each for each in self._targets if each.kinds]
+
+    def shapes(self) -> list[Shape]:
+        """All of them, in an order in which a part of them has something of everything."""
+        families = (
+            self._bodies,
+            self._streams,
+            self._encoded,
+            self._framed,
+            self._heads,
+            self._urls,
+        )
+        drawn = [list(family()) for family in families]
+        for each in drawn:
+            self._rng.shuffle(each)
+        # Bodies take most of the time: the others are over at half of it.
+        places = [
+            ((index + 0.5) / len(each) * (1 + (shape.family == "body")), shape)
+            for each in drawn
+            for index, shape in enumerate(each)
+        ]
+        return [shape for _, shape in sorted(places, key=lambda place: place[0])]
+
+    def _bodies(self) -> Iterator[Shape]:
+        for target in self._posts:
+            schema = target.kinds.get("application/json")
+            if schema is None:
+                continue
+            valid = json.dumps(examples(schema)[0]).encode()
+            drawn = [*json_values(schema, self._rng, self._units)]
+            drawn += self._rng.sample(list(junk(valid, "")), 8)
+            for name, write in drawn:
+                yield self._with_body("body", target, "application/json", name, write)
+
+    def _streams(self) -> Iterator[Shape]:
+        for target, (kind, schema) in ((t, each) for t in self._posts for each in t.kinds.items()):
+            if "ndjson" in kind:
+                drawn = lines(schema, self._rng, self._units)
+            elif "arrow" in kind:
+                drawn = arrow_messages(self._rng, self._units)
+            else:
+                continue
+            for name, write in drawn:
+                yield self._with_body("stream", target, kind, name, write)
+
+    def _with_body(self, family: str, target: Target, kind: str, name: str, write: Write) -> Shape:
+        headers = [("Content-Type", kind.encode())]
+        if len(target.formats) > 1 and self._rng.random() < 0.5:
+            headers.append(("Accept", self._rng.choice(target.formats).encode()))
+        elif self._rng.random() < 0.2:
+            headers.append(("Accept-Encoding", self._rng.choice((b"gzip", b"zstd"))))
+        version = "1.0" if self._rng.random() < 0.1 else "1.1"
+        query = b""
+        if target.query and self._rng.random() < 0.5:
+            query = self._rng.choice(target.query).encode() + b"=true"
+
+        def make(size: int) -> Asked:
+            content = write(size - _ENVELOPE)
+            body = Body(content, len(content))
+            return asked(target, body, headers, version=version, query=query)
+
+        about = " ".join(each.decode() for _, each in headers[1:])
+        what = f"{target.name} {about} HTTP/{version}: {name}"
+        return Shape(family, what, self._largest_body, make)
+
+    def _sample(self, target: Target) -> tuple[str, Write]:
+        """A type of body, and one that grows by its texts."""
+        kind, schema = next(iter(target.kinds.items()))
+        if "arrow" in kind:
+            kind = next((each for each in target.kinds if "ndjson" in each), kind)
+            schema = target.kinds[kind]
+        write = spliced(with_texts(examples(schema)[-1], 3), string("a ", escaped=False))
+        return kind, write
+
+    def _some_posts(self, count: int) -> list[Target]:
+        """Some with bodies, those of streams among them."""
+        streams = [each for each in self._posts if len(each.kinds) > 1]
+        others = [each for each in self._posts if each not in streams]
+        return streams + self._rng.sample(others, count)
+
+    def _encoded(self) -> Iterator[Shape]:
+        for target in self._some_posts(3):
+            kind, write = self._sample(target)
+            for name, encoding, make_body in encodings(write):
+                headers = [("Content-Type", kind.encode()), ("Content-Encoding", encoding.encode())]
+                make = partial(_encoded, target, headers, make_body)
+                yield Shape("encoding", f"{target.name}: {name}", self._largest_body, make)
+
+    def _framed(self) -> Iterator[Shape]:
+        frames: dict[str, Callable[[bytes], bytes]] = {
+            f"chunks of {size}": partial(in_chunks, size) for size in (1, 7, 200, 9000)
+        }
+        for unit in (b";", b"0", b"a", b'"'):
+            frames[f"chunks of 1, each with 40 x {_short(unit)}"] = partial(
+                in_chunks, 1, extension=b";" + unit * 40
+            )
+        for target in self._some_posts(3):
+            for name, frame in frames.items():
+                make = partial(self._in_frames, target, frame)
+                yield Shape("framing", f"{target.name}: {name}", self._largest_body // 8, make)
+            for unit in (b"a: b\r\n", b"a", b"\r\n"):
+                make = partial(self._with_trailer, target, unit)
+                yield Shape(
+                    "framing", f"{target.name}: trailers {_short(unit)}", LARGEST_HEAD, make
+                )
+
+    def _in_frames(self, target: Target, frame: Callable[[bytes], bytes], size: int) -> Asked:
+        kind, write = self._sample(target)
+        content = write(size - _ENVELOPE)
+        headers = [("Content-Type", kind.encode())]
+        return asked(target, Body(content, len(content)), headers, chunked=frame)
+
+    def _with_trailer(self, target: Target, unit: bytes, size: int) -> Asked:
+        trailer = repeat(unit).write(size) + b"\r\n"
+        return self._in_frames(target, partial(in_chunks, 64, trailer=trailer), 2 * _ENVELOPE)
+
+    def _heads(self) -> Iterator[Shape]:
+        described = {"Priority": "u=1"}
+        posts = self._some_posts(1)
+        pages = [each for each in self._targets if each.method == "GET"]
+        pages = [*(each for each in pages if each.path == "/"), self._rng.choice(pages)]
+        for target, (name, valid) in itertools.product(
+            posts + pages, (_HEADERS | described).items()
+        ):
+            for fill in header_values(valid):
+                yield self._with_head(target, f"{name}: {fill.name}", name, fill)
+        for target, unit in itertools.product(
+            posts + pages, ("a: b\r\n", "Accept: a\r\n", "a:\r\n")
+        ):
+            yield self._with_head(
+                target, f"headers {_short(unit)}", "X", around("b\r\n", unit, "c: d")
+            )
+
+    def _with_head(self, target: Target, what: str, name: str, fill: Fill) -> Shape:
+        body, headers = Body(b"", 0), list[tuple[str, bytes]]()
+        if target.kinds:
+            kind, write = self._sample(target)
+            content = write(200)
+            body, headers = Body(content, len(content)), [("Content-Type", kind.encode())]
+
+        def make(size: int) -> Asked:
+            value = fill.write(size - _ENVELOPE)
+            return asked(target, body, [*headers, (name, value)])
+
+        return Shape("head", f"{target.name} {what}", LARGEST_HEAD, make)
+
+    def _urls(self) -> Iterator[Shape]:
+        for target in self._targets:
+            named = [repeat(f"{name}=1&") for name in target.query]
+            fills = [repeat(unit) for unit in _UNITS_OF_QUERIES]
+            fills += [numbered(""), numbered("return_"), around("a=", "1", "")]
+            if not target.query:
+                fills = self._rng.sample(fills, 5)
+            for fill in fills + named:
+                yield self._with_url(target, f"?{fill.name}", query=fill)
+            for unit in self._rng.sample(_UNITS_OF_PATHS, 4):
+                beginning = target.path.rpartition("/")[0] + "/"
+                yield self._with_url(
+                    target, f"path {_short(unit)}...", path=around(beginning, unit, "")
+                )
+
+    def _with_url(
+        self, target: Target, what: str, *, query: Fill | None = None, path: Fill | None = None
+    ) -> Shape:
+        body, headers = Body(b"", 0), list[tuple[str, bytes]]()
+        if target.kinds:
+            kind, write = self._sample(target)
+            content = write(200)
+            body, headers = Body(content, len(content)), [("Content-Type", kind.encode())]
+
+        def make(size: int) -> Asked:
+            return asked(
+                target,
+                body,
+                headers,
+                query=b"" if query is None else query.write(size - _ENVELOPE),
+                path=None if path is None else path.write(size - _ENVELOPE),
+            )
+
+        return Shape("url", f"{target.name} {what}", LARGEST_HEAD, make)
+
+
+def draw(description: Json, seed: int, models: Sequence[str], largest_body: int) -> list[Shape]:
+    """The shapes of a seed; those that grow in their body grow to `largest_body`."""
+    return Grammar(description, seed, models, largest_body).shapes()

@@ -1,0 +1,167 @@
+"""What `scripts.price` asks, and what it calls a finding; a run of its own has the real server."""
+
+import json
+import random
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import pytest
+
+from app.main import create_app
+from app.settings import Settings
+from scripts import price_grammar as grammar
+from scripts.price import BYTES_BESIDE, FIRST, MIB, Cost, Judge, Result, sizes
+
+LARGEST = 4 * MIB
+
+
+@pytest.fixture(scope="module")
+def description() -> dict:
+    return create_app(Settings(api_token=None)).openapi()
+
+
+@pytest.fixture(scope="module")
+def shapes(description: dict) -> list[grammar.Shape]:
+    return grammar.draw(description, 3, ["other"], LARGEST)
+
+
+class FakeServer:
+    """Costs what it is told, for the size that is asked for."""
+
+    def __init__(self, seconds: Callable[[int], float], **cost: object) -> None:
+        self._seconds_of = seconds
+        self._cost = {"held": 0.0, "rise": 0, "left_over": 0.0} | cost
+        self.sizes: list[int] = []
+
+    def measure(self, asked: grammar.Asked, size: int) -> Cost:
+        self.sizes.append(size)
+        held = self._cost["held"]
+        cost = self._cost | {"held": held.pop(0) if isinstance(held, list) else held}
+        facts = {"size": size, "sent": size, "status": 200, "place": "", "answer": 0}
+        return Cost(asked=size, seconds=self._seconds_of(size), **facts, **cost)
+
+    def trim(self) -> None:
+        """There is no memory."""
+
+    def seconds(self) -> float:
+        return 0.0
+
+
+def judge(server: FakeServer, limit: int = LARGEST) -> Result:
+    shape = grammar.Shape("body", "a shape", limit, lambda size: grammar.Asked(b"x" * 8, size))
+    return Judge(server).judge(shape)
+
+
+def test_every_operation_and_type_of_body_is_asked_for(description, shapes) -> None:
+    targets = grammar.targets(description)
+    bodies = [shape.name for shape in shapes if shape.family in {"body", "stream"}]
+
+    missing = [
+        target.name
+        for target in targets
+        if target.kinds
+        and not any(name.startswith(target.name.partition("{")[0]) for name in bodies)
+    ]
+    pages = {target.path for target in targets if target.method == "GET"}
+
+    assert not missing
+    assert all(any(page.partition("{")[0] in shape.name for shape in shapes) for page in pages)
+
+
+def test_every_field_of_a_schema_grows(description) -> None:
+    schema = description["paths"]["/v2/embed"]["post"]["requestBody"]["content"]
+    schema = schema["application/json"]["schema"]
+    units = grammar.characters(random.Random(0))
+
+    drawn = [name for name, _ in grammar.other_values(schema, random.Random(0), units)]
+
+    assert all(
+        any(each.startswith(f"{name} = ") for each in drawn) for name in schema["properties"]
+    )
+
+
+def test_a_seed_gives_the_same_requests_and_another_gives_others(description, shapes) -> None:
+    again, other = (grammar.draw(description, seed, ["other"], LARGEST) for seed in (3, 5))
+
+    assert [shape.name for shape in again] == [shape.name for shape in shapes]
+    assert all(
+        left.make(FIRST) == right.make(FIRST)
+        for left, right in zip(shapes[::50], again[::50], strict=True)
+    )
+    assert {shape.name for shape in other} - {shape.name for shape in shapes}
+
+
+def test_bodies_grow_with_the_size_that_is_asked_for(shapes) -> None:
+    grown = [shape for shape in shapes if shape.family == "body" and "1 x string" in shape.name]
+
+    assert grown
+    for shape in grown:
+        small, large = (shape.make(size) for size in (FIRST, 4 * FIRST))
+        assert 0.6 * FIRST < small.size <= FIRST
+        assert 3.5 < large.size / small.size < 4.5
+        json.loads(large.content.partition(b"\r\n\r\n")[2])
+
+
+def test_the_characters_that_normalisation_makes_longest_are_found() -> None:
+    assert "\ufdfa" in grammar.characters(random.Random(0))[:3]
+
+
+def test_gzip_has_members_and_blocks_that_hold_nothing() -> None:
+    made = {name: make for name, _, make in grammar.encodings(lambda size: b"x" * size)}
+
+    assert made["members of gzip with ''"](LARGEST).size == 0
+    assert made["blocks of gzip with nothing"](LARGEST).size == 0
+
+
+@pytest.mark.parametrize("power", [1.5, 2.0])
+def test_growth_above_linear_is_a_finding(power: float) -> None:
+    result = judge(FakeServer(lambda size: 0.002 + 0.02 * (size / FIRST) ** power))
+
+    assert len(result.findings) == 1
+    assert "a doubling costs" in result.findings[0]
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        lambda size: 0.002 + size / MIB,
+        # Another way is taken from some size on.
+        lambda size: size / MIB / (1 if size >= MIB else 1.3),
+        # Nothing that anybody notices.
+        lambda size: 1e-4 * (size / FIRST) ** 1.2,
+    ],
+)
+def test_a_cost_that_is_linear_or_only_jumps_is_none(seconds) -> None:
+    assert judge(FakeServer(seconds)).findings == []
+
+
+def test_a_loop_that_is_held_only_once_is_none() -> None:
+    calm = [0.001] * 100
+
+    assert judge(FakeServer(lambda _: 0.001, held=[*calm[:4], 0.2, *calm])).findings == []
+    (finding,) = judge(FakeServer(lambda _: 0.001, held=0.06)).findings
+    assert finding.startswith("the loop is held for 60 ms")
+
+
+def test_memory_above_what_a_body_may_cost_is_a_finding() -> None:
+    allowed = BYTES_BESIDE + 20 * FIRST
+
+    assert judge(FakeServer(lambda _: 0.001, rise=allowed), FIRST).findings == []
+    (finding,) = judge(FakeServer(lambda _: 0.001, rise=allowed + MIB), FIRST).findings
+    assert finding.startswith("memory rises by 51 MiB of 50")
+
+
+def test_work_that_goes_on_for_a_client_that_has_left_is_a_finding() -> None:
+    (finding,) = judge(FakeServer(lambda _: 0.001, left_over=3.0)).findings
+
+    assert "goes on for 3.0 s" in finding
+
+
+def test_sizes_double_up_to_the_limit() -> None:
+    shape = partial(grammar.Shape, "head", "a head")
+
+    for limit in (LARGEST, grammar.LARGEST_HEAD):
+        drawn = sizes(shape(limit, lambda size: grammar.Asked(b"", size)))
+        assert (drawn[0], drawn[-1]) == (FIRST, limit)
+        assert all(one < other <= 2 * one for one, other in pairwise(drawn))
