@@ -11,6 +11,8 @@ The parts of uvicorn used here that are no public interface are listed in
 import asyncio
 import errno
 import os
+from collections import deque
+from collections.abc import Callable
 from http import HTTPStatus
 
 import httptools
@@ -33,11 +35,34 @@ HEADERS_TIMEOUT = 10.0
 MAX_HEADER_BYTES = 65_536
 MAX_PIPELINED_REQUESTS = 16
 
+# What the parser calls back for in one turn: a millisecond of headers, or of chunks of one byte.
+_EVENTS_OF_A_TURN = 1000
 # Outside a body the parser gets small chunks, so that few requests complete within one of them.
 _CHUNK_BYTES = 512
 _GRACE_SECONDS = 0.1
 _HANGUP_SECONDS = 0.5
 _NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
+
+
+class ParserTurns:
+    """Turns of connections that have much to parse: between two, the loop runs all else once."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def wait(self, parse: Callable[[], None]) -> None:
+        """Call `parse` when its turn comes; it may wait again."""
+        self._waiting.append(parse)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        try:
+            self._waiting[0]()
+        finally:
+            self._waiting.popleft()
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._next)
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -50,6 +75,7 @@ class BoundedConnection(HttpToolsProtocol):
     response_timeout: float
     drain: Drain
     log: SampledLog
+    turns: "ParserTurns"
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request, for a limited time."""
@@ -64,6 +90,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._in_message = self._in_head = False
         self._bytes_outside_body = 0
         self._body_remaining = 0
+        self._events = 0
+        self._waits_for_turn = False
         self._warn_if_out_of_descriptors()
         self._start_headers_timer()
 
@@ -101,6 +129,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header; trailers, which come after the body, are not read and never become headers."""
+        self._events += 1
         if self._in_head:
             super().on_header(name, value)
 
@@ -119,6 +148,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """A part of the body has arrived."""
+        self._events += 1
         self._bytes_outside_body = 0
         self._body_remaining = max(0, self._body_remaining - len(body))
         super().on_body(body)
@@ -187,10 +217,17 @@ class BoundedConnection(HttpToolsProtocol):
         return self._is_idle() or len(self.cycle.body) <= HIGH_WATER_LIMIT
 
     def _parse_buffer(self) -> None:
-        """Feed the parser with what has arrived, until too many requests are pipelined."""
+        """Feed the parser with what has arrived, until too many requests are pipelined.
+
+        What takes longer than a turn is parsed in further ones: it may be 40,000 chunks of a byte.
+        """
         if self._read_buffer:
             self._unset_keepalive_if_required()
+        self._events = 0
         while self._read_buffer and len(self.pipeline) < MAX_PIPELINED_REQUESTS:
+            if self._events >= _EVENTS_OF_A_TURN:
+                self._wait_for_turn()
+                break
             chunk = bytes(self._read_buffer[: self._body_remaining or _CHUNK_BYTES])
             del self._read_buffer[: len(chunk)]
             self._parse(chunk)
@@ -201,6 +238,16 @@ class BoundedConnection(HttpToolsProtocol):
         else:
             self.flow.pause_reading()
             self._hangup_timer.start(_HANGUP_SECONDS, self._look_for_hangup)
+
+    def _wait_for_turn(self) -> None:
+        if not self._waits_for_turn:
+            self._waits_for_turn = True
+            self.turns.wait(self._parse_further)
+
+    def _parse_further(self) -> None:
+        self._waits_for_turn = False
+        if self._read_buffer:  # Not cleared meanwhile, with the connection.
+            self._parse_buffer()
 
     def _parse(self, chunk: bytes) -> None:
         self._bytes_outside_body += len(chunk)
@@ -302,5 +349,10 @@ class BoundedConnection(HttpToolsProtocol):
 
 def bounded_connection(response_timeout: float, drain: Drain) -> type[BoundedConnection]:
     """The protocol with its parameters, as uvicorn's `http` option takes it."""
-    parameters = {"response_timeout": response_timeout, "drain": drain, "log": SampledLog()}
+    parameters = {
+        "response_timeout": response_timeout,
+        "drain": drain,
+        "log": SampledLog(),
+        "turns": ParserTurns(),
+    }
     return type("Connection", (BoundedConnection,), parameters)

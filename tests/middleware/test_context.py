@@ -102,3 +102,9 @@ async def test_what_is_no_http_passes_untouched() -> None:
 
     await ProvideContext(inner, [])(scope, receive, send)
     assert inner.scope == {"type": "lifespan"}
+
+
+async def test_cookies_are_left_to_nobody() -> None:
+    inner = Inner()
+    await exchange(inner, headers=[(b"cookie", b"a=b"), (b"accept", b"*/*"), (b"cookie", b"c")])
+    assert inner.scope["headers"] == [(b"accept", b"*/*")]

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import itertools
 import os
 import re
 import socket
@@ -20,6 +21,7 @@ from app.server.connection import (
     MAX_HEADER_BYTES,
     MAX_PIPELINED_REQUESTS,
     BoundedConnection,
+    ParserTurns,
     bounded_connection,
 )
 from app.server.drain import Drain
@@ -651,3 +653,73 @@ async def test_the_last_descriptor_is_told_of_and_no_other_failure(monkeypatch) 
             Client(connection=own)
             events.append([each["event"] for each in log])
     assert events == [["descriptor_limit_reached"], [], []]
+
+
+# Turns.
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+# A call of the parser has 512 bytes at most, of which a chunk of one byte needs six.
+MOST_OF_A_TURN = 1000 + 512 // 6
+
+
+def held(*clients: Client) -> int:
+    """Bytes of bodies that were parsed, of apps that do not take them."""
+    return sum(len(client.protocol.cycle.body) for client in clients)
+
+
+async def begun() -> Client:
+    client = Client()
+    client.app.reads = False
+    client.app.go.clear()
+    await client.send(CHUNKED)
+    return client
+
+
+async def test_chunks_of_one_byte_are_parsed_in_turns_of_a_thousand() -> None:
+    client = await begun()
+    client.protocol.data_received(b"1\r\na\r\n" * 20_000)
+    counts = [held(client)]
+    while counts[-1] < 20_000:
+        await turns(1)
+        counts.append(held(client))
+    steps = [after - before for before, after in itertools.pairwise([0, *counts])]
+    assert max(steps) <= MOST_OF_A_TURN
+    client.protocol.data_received(b"0\r\n\r\n")
+    client.app.go.set()
+    await turns()
+    assert client.statuses == [200]
+
+
+async def test_connections_with_much_to_parse_have_one_turn_at_a_time() -> None:
+    clients, shared = [await begun() for _ in range(4)], ParserTurns()
+    for client in clients:  # As those of one server do, whose protocol is one class.
+        client.protocol.turns = shared
+        client.protocol.data_received(b"1\r\na\r\n" * 5000)
+    before, most = held(*clients), 0
+    while before < 20_000:
+        await turns(1)
+        after = held(*clients)
+        most, before = max(most, after - before), after
+    assert most <= MOST_OF_A_TURN
+    assert {held(client) for client in clients} == {5000}
+
+
+async def test_a_connection_that_is_lost_has_no_further_turn() -> None:
+    client = await begun()
+    client.protocol.data_received(b"1\r\na\r\n" * 20_000)
+    parsed = held(client)
+    client.protocol.connection_lost(None)
+    await turns()
+    assert held(client) == parsed
+
+
+async def test_headers_are_parsed_in_turns_and_the_request_is_answered() -> None:
+    client = Client()
+    client.protocol.data_received(b"GET /1 HTTP/1.1\r\nHost: a\r\n" + b"a:\r\n" * 10_000)
+    parsed = len(client.protocol.headers)
+    await turns(1)
+    assert parsed <= 1000 + 512 // 4
+    assert len(client.protocol.headers) <= 2 * (1000 + 512 // 4)
+    await turns(20)
+    await client.send(b"\r\n")
+    assert client.statuses == [200]
