@@ -321,7 +321,10 @@ def other_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iter
             yield f"{name} = {fill.name}", spliced(body | {name: _HOLE}, fill)
     for fill in (*rng.sample(wild_values(rng), 6), string(rng.choice(units), escaped=False)):
         yield f"an unknown field = {fill.name}", spliced(body | {"unknown": _HOLE}, fill)
-    stems = [misspelt(rng.choice([*fields, "text"]), rng), "\u0130" + rng.choice(units).strip(), ""]
+    known = [*fields, "text"]
+    stems = [misspelt(rng.choice(known), rng), "\u0130" + rng.choice(units).strip(), ""]
+    # A beginning of several names is near to each of them.
+    stems += [each[: len(each) * 2 // 3] for each in rng.sample(known, min(3, len(known)))]
     escaped = [json.dumps(each)[1:-1] for each in stems]
     for stem, distinct in itertools.product(escaped, (True, False)):
         fill = members(stem, rng.choice(_ATOMS), distinct=distinct)

@@ -30,7 +30,7 @@ def _small_parts() -> ExitStack:
     stack = ExitStack()
     stack.enter_context(patch.multiple(body, _STEP_BYTES=24, _STEP_STRINGS=3, _HUGE_BODY=300))
     stack.enter_context(
-        patch.multiple(lines, _HARMLESS_BYTES=_HARMLESS_BYTES, _COUNTED_BYTES=64, _MAX_BAD_LINES=3)
+        patch.multiple(lines, _HARMLESS_BYTES=_HARMLESS_BYTES, STEP_BYTES=64, _MAX_BAD_LINES=3)
     )
     return stack
 

@@ -17,7 +17,7 @@ from app.api.streams.arrow_messages import (
     MessageBuffer,
     malformed,
 )
-from app.api.streams.lines import Line
+from app.api.streams.lines import STEP_BYTES, Line
 from app.errors import InvalidRequestError
 
 _ADVICE = (
@@ -99,11 +99,10 @@ class ArrowReader:
             raise malformed("it ends too early")
 
     def take(self, max_lines: int, max_bytes: int) -> Generator[None, None, list[Line]]:
-        """The next rows, in one step: at least one, if one is ready."""
-        yield from ()
+        """The next rows: at least one, if one is ready."""
         if not self.ready or self._batch is None:
             return []
-        lines = self._batch.take(max_lines, max_bytes, self._records)
+        lines = yield from self._batch.take(max_lines, max_bytes, self._records)
         self._records += len(lines)
         if not self._batch.left:
             self._batch = None
@@ -188,14 +187,19 @@ class _Rows:
         """Approximately their bytes."""
         return int(self.left * self._bytes_of_a_row)
 
-    def take(self, max_lines: int, max_bytes: int, records: int) -> list[Line]:
+    def take(
+        self, max_lines: int, max_bytes: int, records: int
+    ) -> Generator[None, None, list[Line]]:
         """The next rows; `records` is the number of records before them."""
         lines: list[Line] = []
-        size = 0
+        size = stepped = 0
         while self.left and len(lines) < max_lines and (not lines or size < max_bytes):
             lines.append(self._line(records + len(lines)))
             size += lines[-1].size
             self._taken += 1
+            if size - stepped >= STEP_BYTES:
+                stepped = size
+                yield
         return lines
 
     def _line(self, index: int) -> Line:

@@ -17,7 +17,8 @@ from app.errors import BodyTooLargeError, InvalidRequestError, SmartEmbedderErro
 _INT64 = 2**63
 # A parser takes a tenth of a millisecond for a line of this size, whatever is in it.
 _HARMLESS_BYTES = 4096
-_COUNTED_BYTES = 65_536
+# Of lines, read in one step: it takes a parser two milliseconds, whatever is in them.
+STEP_BYTES = 65_536
 _MAX_VALUES = 16
 # Of one piece: to say what is wrong with a line takes ten times as long as to read a good one.
 _MAX_BAD_LINES = 64
@@ -139,7 +140,7 @@ class NdjsonReader:
     def take(self, max_lines: int, max_bytes: int) -> Generator[None, None, list[Line]]:
         """The next lines: at least one, if one is ready; fewer where many are bad."""
         lines: list[Line] = []
-        size = bad = 0
+        size = bad = stepped = 0
         while len(lines) < max_lines and bad < _MAX_BAD_LINES and (not lines or size < max_bytes):
             end = self._end_of_next()
             if end < 0:
@@ -149,6 +150,9 @@ class NdjsonReader:
             lines.append((yield from self._line(content)))
             size += lines[-1].size
             bad += lines[-1].error is not None
+            if size - stepped >= STEP_BYTES:
+                stepped = size
+                yield
         # Only once, because it moves the bytes that follow.
         self._forget_taken()
         return lines
@@ -236,8 +240,8 @@ def _parse_large(content: bytes) -> Generator[None, None, Any]:
     """The value in a line that may hold more than a text, whose values are counted first."""
     counter = JsonValueCounter(_MAX_VALUES, _HARMLESS_BYTES)
     try:
-        for start in range(0, len(content), _COUNTED_BYTES):
-            counter.feed(content[start : start + _COUNTED_BYTES])
+        for start in range(0, len(content), STEP_BYTES):
+            counter.feed(content[start : start + STEP_BYTES])
             yield
     except InvalidRequestError:
         raise InvalidRequestError(

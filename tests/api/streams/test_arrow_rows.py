@@ -2,6 +2,7 @@
 
 import io
 import struct
+from itertools import pairwise
 
 import pyarrow as pa
 import pytest
@@ -178,3 +179,13 @@ def test_without_nulls_each_row_has_its_text_whatever_the_bits_say() -> None:
 def test_a_column_of_another_length_than_its_batch_is_refused(length: int) -> None:
     with pytest.raises(InvalidRequestError, match="another number of rows than its batch"):
         read(with_node(length, 1))
+
+
+def test_many_rows_are_read_in_steps_of_64_kib() -> None:
+    reader = ArrowReader(1 << 25)
+    reader.feed(stream_of(pa.table({"text": ["x" * 1000] * 1000}), 1000))
+    lefts = [1000]
+    lefts += (reader._batch.left for _ in reader.take(1000, 1 << 30))
+    steps = [before - after for before, after in pairwise(lefts)]
+    assert set(steps) == {66}  # Of a thousand bytes each.
+    assert len(steps) == 1000 // 66

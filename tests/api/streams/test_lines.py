@@ -243,3 +243,13 @@ def test_as_many_are_taken_as_asked_for() -> None:
     assert len(take(reader, 100, 1000)) == 4
     assert not reader.ready
     assert take(reader, 1, 1) == []
+
+
+def test_many_lines_are_read_in_steps_of_64_kib() -> None:
+    reader = NdjsonReader(1 << 20)
+    line = json.dumps({"text": "\u0436" * 600}).encode() + b"\n"
+    reader.feed(line * 400)
+    begins = [0, *(reader._begin for _ in reader.take(400, 1 << 30))]
+    steps = [after - before for before, after in pairwise(begins)]
+    assert max(steps) <= 65_536 + len(line)
+    assert len(steps) >= len(line) * 400 // (65_536 + len(line))
