@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 
 import pytest
 from structlog.testing import capture_logs
@@ -565,3 +566,15 @@ async def test_requests_that_waited_for_a_model_have_it_before_a_command_unloads
         await unloading
         assert status(engine, "one").state is ModelState.UNLOADED
         assert loader.loads == ["one"]
+
+
+async def test_closing_ends_the_thread_that_loads() -> None:
+    def loaders() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name == "model-loader"}
+
+    before = loaders()
+    async with engine_with(FakeLoader(), *entries("one")) as engine:
+        await vector(engine, "a", "one")
+        (thread,) = loaders() - before
+    await asyncio.to_thread(thread.join, 60)
+    assert not thread.is_alive()
