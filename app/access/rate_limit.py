@@ -108,7 +108,7 @@ class SharedBuckets:
                 "RATE_LIMIT_STORE names a Redis, and the package redis is not installed: "
                 "pip install 'smart-embedder[cluster]'"
             )
-        # Half of what the service's own modules and FastAPI cost at the start.
+        # A tenth of a second, a sixth of the imports until the port opens, for what few use.
         from throttled.asyncio import (  # noqa: PLC0415
             RateLimiterType,
             RedisStore,
