@@ -131,6 +131,10 @@ class Job:
         self._virtual_start = virtual_start
         self._leave_queue = leave
 
+    def bound_lead(self, virtual_start: float) -> None:
+        """Let its next sequence start there at the latest."""
+        self._virtual_start = min(self._virtual_start, virtual_start)
+
     def take(self, count: int, now: float) -> None:
         """Mark its next `count` sequences as taken by the device."""
         tokens = sum(map(len, self.sequences[self._taken : self._taken + count]))

@@ -2,13 +2,13 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from app.engine import clock
 from app.engine.model import Model
 from app.engine.scheduling.batch import Batch
-from app.engine.scheduling.batcher import Flow, LimitsOf, form_batch
+from app.engine.scheduling.batcher import QUANTUM_TOKENS, Flow, LimitsOf, form_batch
 from app.engine.scheduling.job import Job, Purpose
 from app.errors import SmartEmbedderError
 
@@ -21,6 +21,7 @@ class JobQueue:
         self._flows: dict[str, Flow] = {}
         self._consumers: list[QueueConsumer] = []
         self._virtual_time = 0.0
+        self._largest_batch = 0
         self._waiting_tokens = 0
         self._handed_over: deque[Batch] = deque()
         self._closed_for: SmartEmbedderError | None = None
@@ -130,6 +131,7 @@ class JobQueue:
         jobs = {job: self._jobs[job] for job in candidates if serves(job.model)}
         if not jobs:
             return None
+        self._bound_leads(jobs)
         batch = form_batch(jobs, limits_of)
         self._move_virtual_times(batch)
         self._waiting_tokens -= batch.tokens
@@ -145,6 +147,24 @@ class JobQueue:
                 return unresolved
         return None
 
+    def _bound_leads(self, jobs: Mapping[Job, Flow]) -> None:
+        """Let no flow, and no job of a flow, be ahead of the next one by more than a batch.
+
+        What is chosen by its turn never is. Otherwise, what a client was given by another device,
+        or in batches that had room for everyone, would be held against it for as long as that took.
+        """
+        of_flow: dict[Flow, list[Job]] = {}
+        for job, flow in jobs.items():
+            of_flow.setdefault(flow, []).append(job)
+        shares = {flow: max(job.weight for job in own) for flow, own in of_flow.items()}
+        most = self._largest_batch
+        next_flow = min(flow.virtual_start + QUANTUM_TOKENS / shares[flow] for flow in of_flow)
+        for flow, own in of_flow.items():
+            flow.virtual_start = min(flow.virtual_start, next_flow + most / shares[flow])
+            next_job = min(job.virtual_start + QUANTUM_TOKENS / job.weight for job in own)
+            for job in own:
+                job.bound_lead(next_job + most / job.weight)
+
     def _move_virtual_times(self, batch: Batch) -> None:
         """Advance by the batch's tokens divided by the weights that shared the device."""
         weights: dict[Flow, float] = {}
@@ -157,6 +177,7 @@ class JobQueue:
             flow.virtual_start += batch_slice.tokens / shares[flow]
             flow.virtual_time += batch_slice.tokens / weights[flow]
         self._virtual_time += batch.tokens / sum(shares.values())
+        self._largest_batch = max(self._largest_batch, batch.tokens)
 
     def _catch_up(self) -> None:
         """Advance virtual time to the earliest waiting flow; drop idle flows that it has passed.
@@ -183,6 +204,8 @@ class JobQueue:
         flow = self._jobs.pop(job)
         flow.jobs -= 1
         self._waiting_tokens -= job.waiting_tokens
+        if not self._jobs:  # Nobody is ahead of anybody.
+            self._flows.clear()
 
 
 def _tokens_before_last(job: Job) -> int:

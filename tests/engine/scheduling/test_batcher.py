@@ -287,6 +287,72 @@ async def test_what_a_client_did_while_it_was_alone_is_not_held_against_it() -> 
     assert alice.taken - before == pytest.approx(carol.taken, abs=32)
 
 
+async def test_what_a_client_did_where_there_was_room_for_all_is_not_held_against_it() -> None:
+    """Alice's requests fill the batches that hold all of Bob's, too; then Carol sends a bulk load.
+
+    Bob always has a request that waits, as two clients with two connections each would have.
+    """
+    queue = JobQueue()
+    queue.put(job(10, client="bob"))
+    for _ in range(200):
+        queue.put(job(*[100] * 9, client="alice"))
+        queue.put(job(10, client="bob"))
+        queue.take(lambda _: Limits(1000))
+    bulk = job(*[100] * 3000, client="carol")
+    queue.put(bulk)
+    own = job(*[100] * 9, client="alice")
+    queue.put(own)
+    batches = 0
+    while own.waiting:
+        queue.take(lambda _: Limits(1000))
+        batches += 1
+    assert batches <= 4
+
+
+async def test_what_one_device_does_for_a_request_is_not_held_against_it() -> None:
+    """Another request of its client has waited for another device meanwhile."""
+    here, there = FakeModel(), FakeModel()
+    queue = JobQueue()
+    queue.put(job(*[100] * 10, model=here))
+    first = job(*[100] * 5000, model=there)
+    queue.put(first)
+    for _ in range(100):
+        queue.take(lambda _: Limits(1000), lambda model: model is there)
+    second = job(*[100] * 5000, model=there)
+    queue.put(second)
+    for _ in range(20):
+        queue.take(lambda _: Limits(1000), lambda model: model is there)
+    assert first.taken - 1000 == pytest.approx(second.taken, abs=20)
+
+
+async def test_what_one_device_does_for_a_client_is_not_held_against_it_on_another() -> None:
+    here, there = FakeModel(), FakeModel()
+    queue = JobQueue()
+    queue.put(job(*[100] * 5000, client="bob", model=there))
+    alice = job(*[100] * 5000, client="alice", model=here)
+    queue.put(alice)
+    for _ in range(100):
+        queue.take(lambda _: Limits(1000), lambda model: model is there)
+    queue.put(job(*[100] * 5000, client="bob", model=here))
+    carol = job(*[100] * 5000, client="carol", model=here)
+    queue.put(carol)
+    for _ in range(30):
+        queue.take(lambda _: Limits(1000), lambda model: model is here)
+    bob = 300 - alice.taken - carol.taken
+    assert min(alice.taken, bob, carol.taken) >= 80
+
+
+async def test_where_nobody_waits_no_client_is_remembered() -> None:
+    queue = JobQueue()
+    leaving = job(4, client="alice")
+    queue.put(leaving)
+    leaving.cancel()
+    queue.put(job(*[4] * 10, client="alice"))
+    queue.put(job(4, client="bob"))
+    queue.take(lambda _: Limits(100))
+    assert not queue._flows
+
+
 async def test_urgency_counts_between_clients_too() -> None:
     queue = JobQueue()
     background = job(*[4] * 4000, urgency=7, client="alice")
