@@ -191,6 +191,7 @@ class HeldAnswer(AnswerMemory):
         self._reservation = Reservation(client, None)
         self._cut_off = cut_off
         self._is_rendered = False
+        self._is_released = False
 
     @property
     def allowed(self) -> int:
@@ -200,7 +201,8 @@ class HeldAnswer(AnswerMemory):
     def need(self, size: int, what: str, advice: str) -> None:
         """Implement `AnswerMemory`."""
         super().need(size, what, advice)
-        if size > self._reservation.size:
+        # Work that others share goes on when its request is over, and is counted for them.
+        if size > self._reservation.size and not self._is_released:
             self._responses.promise(self._reservation, size - self._reservation.size)
 
     def begin(self, length: int | None) -> None:
@@ -224,6 +226,7 @@ class HeldAnswer(AnswerMemory):
             self._reservation.record_progress(size, asyncio.get_running_loop().time())
 
     def release(self) -> None:
-        """Hold nothing any more."""
+        """Hold nothing any more, whatever is needed later."""
+        self._is_released = True
         self._responses.release(self._reservation)
         self._reservation.evict = self._cut_off = None  # Ends a reference cycle.

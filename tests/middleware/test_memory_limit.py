@@ -256,6 +256,18 @@ def test_an_answer_to_come_is_refused_where_others_leave_no_room(clock: Clock) -
     answer_of(responses, "a").need(MIB, *ADVICE)
 
 
+def test_what_others_need_of_its_work_after_its_end_is_not_held_for_it(clock: Clock) -> None:
+    """Work that several requests share goes on when the one that began it has left."""
+    responses = ResponseMemory(HELD)
+    answer = answer_of(responses, "a")
+    answer.need(MIB, *ADVICE)
+    answer.release()
+    answer.need(2 * MIB, *ADVICE)
+    assert responses._total == 0
+    with pytest.raises(InvalidRequestError):
+        answer.need(5 * MIB, *ADVICE)
+
+
 def test_one_that_is_needed_twice_is_held_once_and_its_end_frees_it(clock: Clock) -> None:
     responses = ResponseMemory(HELD)
     answer = answer_of(responses, "a", 12 * MIB)
