@@ -168,7 +168,8 @@ class CachedForwards:
         self._metrics.embedding_cache_hits.labels("memory").inc(len(entries))
         self._metrics.embedding_cache_hits.labels("in_flight").inc(len(joined))
         own = _without(wanted, entries.keys() | joined.keys())
-        filled = await self._compute_and_join(request, own, set(joined.values()))
+        shared = list(dict.fromkeys(joined.values()))
+        filled = await self._compute_and_join(request, own, shared)
         entries |= filled.entries
         # What failed in another request is computed once more, in this one.
         again = await self._compute(request, _without(wanted, entries.keys()))
@@ -183,7 +184,7 @@ class CachedForwards:
         return _Filled(entries, tokenized, filled.jobs + again.jobs + anew.jobs)
 
     async def _compute_and_join(
-        self, request: _Request, own: list[_Wanted], shared: set[_SharedWork]
+        self, request: _Request, own: list[_Wanted], shared: list[_SharedWork]
     ) -> _Filled:
         """Compute `own`, and take the entries of other requests' computations beside them."""
         filled = _Filled({}, [], [])
@@ -224,7 +225,9 @@ class CachedForwards:
         keys = [key for each in wanted for key in each.keys.values() if not self._under_way(key)]
         self._in_flight |= dict.fromkeys(keys, work)
 
-        def forget(_: object) -> None:
+        def forget(done: "asyncio.Task[_Filled]") -> None:
+            if not done.cancelled():
+                done.exception()  # Marks it as retrieved: all who wait may leave as it fails.
             for key in keys:
                 if self._in_flight.get(key) is work:
                     del self._in_flight[key]
