@@ -2,12 +2,14 @@
 
 import asyncio
 import gc
+import threading
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from app.engine import Engine
+from app.engine.types import TokenizedText
 from app.errors import (
     InferenceError,
     InferenceTimeoutError,
@@ -211,4 +213,27 @@ async def test_who_waits_for_a_stuck_device_is_told_once_it_counts_as_stuck() ->
             await engine.embed(["waits"])
         with pytest.raises(InferenceTimeoutError):
             await held
+        let_go(model)
+
+
+async def test_who_comes_to_the_queue_of_a_stuck_device_is_told_at_once() -> None:
+    """A request that was accepted before, and had to be tokenised."""
+    model, goes_on = FakeModel(), threading.Event()
+    tokenize = model.tokenize
+
+    def tokenize_late(*args: object) -> list[TokenizedText]:
+        goes_on.wait()
+        return tokenize(*args)
+
+    async with engine_for(model, gpu_process_timeout=0.02) as engine:
+        held = await hold(engine, model)
+        model.tokenize = tokenize_late
+        late = asyncio.create_task(engine.embed(["late"]))
+        with pytest.raises(InferenceTimeoutError):
+            await held
+        while engine.failure is None:  # noqa: ASYNC110 - the clock must reach twice the limit
+            await asyncio.sleep(0.005)
+        goes_on.set()
+        with pytest.raises(UnhealthyError, match="does not come back"):
+            await late
         let_go(model)

@@ -73,6 +73,7 @@ class DeviceExecutor:
         self._free_since = 0.0
         self._preemption: Preemption | None = None
         self._watchdog = DeviceWatchdog(on_stuck)
+        self._on_stuck = on_stuck
         self._on_failed = on_failed
         self._has_others = has_others
         self.rate = ServiceRate()
@@ -177,8 +178,13 @@ class DeviceExecutor:
             self._preemption.begin(short)
 
     def _offer(self, job: Job) -> None:
-        """Let a job that has just arrived preempt the running forward, if it is short."""
-        if self._preemption is not None:
+        """Let a job that has just arrived preempt the running forward, if it is short.
+
+        If that may never return, the job must not wait for it.
+        """
+        if self.stuck_seconds:
+            self._on_stuck()
+        elif self._preemption is not None:
             self._preemption.offer([job])
 
     def abort(self, error: SmartEmbedderError) -> None:
@@ -206,7 +212,8 @@ class DeviceExecutor:
             self._preemption = None
             self._slots.release()
         elif preemption is not None and preemption.batch is preempted.batch:
-            seconds = clock.now() - in_flight.began if in_flight.began else 0.0
+            first = in_flight.first_began
+            seconds = clock.now() - first if first else 0.0
             preemption.ended(seconds)
 
     async def _run_batch(self, batch: Batch, in_flight: InFlight) -> None:
@@ -298,6 +305,7 @@ class DeviceExecutor:
 
         def launch() -> Callable[[], list[Any]]:
             in_flight.began = clock.now()
+            in_flight.first_began = in_flight.first_began or in_flight.began
             if in_flight.preempts is not None:
                 loop.call_soon_threadsafe(in_flight.device_free.set)
             collect = self._guard.guard(lambda: batch.launch(model))

@@ -13,7 +13,8 @@ class InFlight:
 
     `device_free` is set when the device can begin it: when the batch before it has returned, or,
     for a batch that `preempts` that one, when it starts within it. `began` is when it was launched
-    (0 before), and `preempted_seconds` is how long batches that preempted it had the device.
+    (0 before), or the last part of it after memory ran out, and `first_began` when it was launched
+    as a whole. `preempted_seconds` is how long batches that preempted it had the device.
     `expected_seconds` are those of its forward.
     """
 
@@ -24,6 +25,7 @@ class InFlight:
     launched: asyncio.Event = field(default_factory=asyncio.Event)
     done: asyncio.Event = field(default_factory=asyncio.Event)
     began: float = 0.0
+    first_began: float = 0.0
     preempted_seconds: float = 0.0
 
     def seconds_left(self, device_free_since: float) -> float:
