@@ -1,0 +1,588 @@
+"""The auditor: it watches what the engine does and holds the laws, each by its name in `LAWS`.
+
+It keeps its own books and reads the engine's; it never decides anything. It sees each job that
+enters the queue, each batch that leaves it, each forward on a device, each outcome of a request,
+and every moment at which time is about to pass, when all that could be done has been done.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from app.engine import Engine
+from app.engine.devices.executor import DeviceExecutor
+from app.engine.forwards.cached_forwards import CachedForwards
+from app.engine.model import Model
+from app.engine.scheduling.batch import Batch
+from app.engine.scheduling.batcher import DEFAULT_URGENCY, LimitsOf
+from app.engine.scheduling.job import Job, JobState, Purpose
+from app.engine.types import JoinedIds, TokenSequence, join
+from app.errors import InferenceTimeoutError
+from app.middleware.held_memory import ResponseMemory
+from app.observability.metrics import Metrics
+from app.settings import Settings
+from tests.simulation.fakes import MOST_TOKENS, FakeDevice, Forward
+from tests.simulation.virtual_time import VirtualLoop
+
+LAWS: Final = {
+    "once": "a job has one outcome, and a request one end within REQUEST_TIMEOUT",
+    "own": "a request gets the results of its own texts by its own models, or an error of its own",
+    "share": "of two clients that wait, neither gets more than its share, but for two forwards",
+    "job share": "nor does one of two requests of a client, but for two forwards",
+    "urgency": "of two new requests of a client the more urgent one is first",
+    "work": "no device rests while a request waits for it",
+    "lost": "a sequence that was taken is on a device, or its request has its outcome",
+    "order": "sequences are taken in order, once, and only of requests that wait",
+    "budget": "no forward is above its budget of tokens, sequences or requests",
+    "halves": "what ran out of memory is tried in halves, and the budget with it",
+    "leavers": "nothing is computed, or computed again, for a request that has its outcome",
+    "deadline": "a forward above its limit fails its requests at that moment, and none before",
+    "failed device": "a device that has failed gets no forward, and a crash none on another device",
+    "place": "a client's only request is refused for lack of places only where each client has one",
+    "retry": "Retry-After is between 1 and 30 seconds",
+    "time": "virtual times never fall",
+    "preemption": "what preempts a forward is short, no less urgent, and takes no longer than it",
+    "lease": "a model that a request has is not unloaded, and no job is computed without its model",
+    "memory": "models are in no more memory than MODEL_MEMORY_THRESHOLD allows",
+    "zero": "where nobody asks for anything, nothing is held: places, tasks, leases, counts, flows",
+    "again": "after a fault, and when nothing goes wrong any more, every model serves",
+    "drain": "what was accepted before SIGTERM is answered, and the drain ends in time",
+    "metrics": "every request is counted once, by its outcome; tokens and loads as they were",
+    "silence": "no error is left unhandled",
+}
+
+OWNER: "ContextVar[RequestBook | None]" = ContextVar("owner", default=None)
+# Virtual seconds within which two moments are one.
+_MOMENT = 1e-6
+# Of a model's measurement, in which a device's thread may be when it is to run a forward.
+_STEP = 0.1
+# Of two clocks that are added to in different orders.
+_ROUNDING = 1e-6
+_MOST_PREEMPTING_TOKENS = 256
+# What is wrong with forwards that give results all the same.
+_RETURNS: Final = frozenset({None, "long", "overdue", "not_finite"})
+
+
+class LawBrokenError(AssertionError):
+    """The engine has broken a law."""
+
+    def __init__(self, law: str, detail: str, steps: int) -> None:
+        super().__init__(f"{law} ({LAWS[law]}): {detail} [step {steps}]")
+        self.law = law
+        self.steps = steps
+
+
+@dataclass(slots=True, eq=False)
+class RequestBook:
+    """One request: who asks for what, and until when."""
+
+    number: int
+    client: str
+    purpose: Purpose
+    began: float
+    urgency: int
+    ended: bool = False
+    jobs: list["JobBook"] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class JobBook:
+    """One job: what was taken of it, which forward has each sequence, and its outcome."""
+
+    job: Job
+    owner: RequestBook | None
+    entered_at: float
+    takes_at_entry: int
+    forwards: list[Forward | None]
+    taken: int = 0
+    resolved_at: float | None = None
+
+
+class _Outcome(asyncio.Event):
+    """Tells the auditor when a job is resolved."""
+
+    def __init__(self, resolved: Callable[[], None]) -> None:
+        super().__init__()
+        self._resolved = resolved
+
+    def set(self) -> None:
+        """Resolve the job."""
+        super().set()
+        self._resolved()
+
+
+@dataclass(slots=True)
+class _Memory:
+    """What the auditor knows of a model's budget on a device since memory ran out there."""
+
+    limit: int
+    since: float
+    fitted: int = 0
+
+
+class Auditor:
+    """Holds the laws over one engine."""
+
+    def __init__(self, loop: VirtualLoop, settings: Settings, most_tokens: int) -> None:
+        self._loop = loop
+        self._settings = settings
+        self._most_tokens = max(most_tokens, MOST_TOKENS)
+        self._engine: Engine | None = None
+        self._broken: LawBrokenError | None = None
+        self._jobs: dict[Job, JobBook] = {}
+        self._unresolved: set[Job] = set()
+        self._sequences: dict[int, tuple[JobBook, int]] = {}
+        self._takes = 0
+        self._excess: dict[tuple[str, str], float] = {}
+        self._job_excess: dict[tuple[Job, Job], float] = {}
+        self._weights: dict[str, float] = {}
+        self._failed_at: dict[FakeDevice, tuple[float, str]] = {}
+        self._memory: dict[tuple[FakeDevice, Model], _Memory] = {}
+        self._leased: Counter[int] = Counter()
+        self._preempting: dict[DeviceExecutor, list[Batch]] = {}
+        self._returned: list[Forward] = []
+
+    # How it sees the engine.
+
+    def attach(self, engine: Engine) -> None:
+        """Watch an engine that has not been started."""
+        self._engine = engine
+        self._queue = queue = engine._queue
+        self._devices = devices = engine._devices
+        put, take, remove = queue.put, queue.take, devices.remove
+
+        def watched_put(job: Job) -> None:
+            self._enters(job)
+            put(job)
+
+        def watched_take(
+            limits_of: LimitsOf,
+            serves: Callable[[Model], bool] = lambda _: True,
+            among: Iterable[Job] | None = None,
+        ) -> Batch | None:
+            return self._watch_take(take, limits_of, serves, among)
+
+        def watched_remove(model: Model) -> None:
+            self._unloads(model)
+            remove(model)
+
+        queue.put = watched_put  # type: ignore[method-assign]
+        queue.take = watched_take  # type: ignore[method-assign]
+        devices.remove = watched_remove  # type: ignore[method-assign]
+        self._loop.on_quiet = self._quiet
+        self._loop.set_exception_handler(self._unhandled)
+
+    def fail(self, law: str, detail: str) -> None:
+        """Record that a law is broken, and stop."""
+        if self._broken is None:
+            self._broken = LawBrokenError(law, detail, self._loop.steps)
+        raise self._broken
+
+    def check(self) -> None:
+        """Raise what was found, wherever the engine may have caught it."""
+        if self._broken is not None:
+            raise self._broken
+
+    def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if self._broken is None:
+            error = context.get("exception")
+            self._broken = LawBrokenError(
+                "silence", f"{context['message']}: {error!r}", self._loop.steps
+            )
+
+    # Jobs.
+
+    def _enters(self, job: Job) -> None:
+        owner = OWNER.get()
+        book = JobBook(job, owner, self._loop.now, self._takes, [None] * len(job.sequences))
+        self._jobs[job] = book
+        self._unresolved.add(job)
+        if owner is not None:
+            owner.jobs.append(book)
+            if job.weight != 2.0 ** (DEFAULT_URGENCY - owner.urgency):
+                self.fail("urgency", f"weight {job.weight} for urgency {owner.urgency}")
+        for index, sequence in enumerate(job.sequences):
+            self._sequences[id(_ids(sequence))] = book, index
+        if self._queue._flows.get(job.client) is None or not any(
+            each.client == job.client for each in self._queue._jobs
+        ):
+            self._excess = {
+                pair: each for pair, each in self._excess.items() if job.client not in pair
+            }
+        job._resolved = _Outcome(lambda: self._resolved(book))
+
+    def _resolved(self, book: JobBook) -> None:
+        now, job = self._loop.now, book.job
+        if book.resolved_at is not None:
+            self.fail("once", "a job is resolved a second time")
+        book.resolved_at = now
+        self._unresolved.discard(job)
+        error = job._error
+        if job.state is JobState.COMPLETED:
+            for forward in book.forwards:
+                if forward is None or forward.ends > now + _MOMENT:
+                    self.fail("own", "a job is completed before its last forward has returned")
+            self._check_limit(book, overdue=False)
+        elif isinstance(error, InferenceTimeoutError):
+            self._check_limit(book, overdue=True)
+
+    def _check_limit(self, book: JobBook, *, overdue: bool) -> None:
+        """A forward is above its limit if and only if the job has failed for that."""
+        limit, job = self._settings.gpu_process_timeout, book.job
+        if job.time_limit is not None or limit is None:
+            return
+        running = [each for each in book.forwards if each is not None]
+        since = self._loop.now - (job.first_taken_at or self._loop.now)
+        if overdue and since < limit - _MOMENT:
+            self.fail(
+                "deadline", f"a job is cut off {since:.3f} s after it was taken, of {limit} s"
+            )
+        if not overdue and running:
+            last = max(each.ends - each.began for each in running)
+            if last > limit + 0.01 and last != float("inf"):
+                self.fail("deadline", f"a forward of {last:.3f} s is let pass, limit {limit} s")
+
+    # Batches.
+
+    def _watch_take(
+        self,
+        take: Callable[..., Batch | None],
+        limits_of: LimitsOf,
+        serves: Callable[[Model], bool],
+        among: Iterable[Job] | None,
+    ) -> Batch | None:
+        queue = self._queue
+        before = queue._virtual_time
+        weights: dict[str, float] = {}
+        served: dict[str, list[Job]] = {}
+        for job in queue._jobs:
+            client = job.client
+            if job.weight > weights.get(client, 0.0):
+                weights[client] = job.weight
+            if serves(job.model):
+                served.setdefault(client, []).append(job)
+        chosen = None if among is None else list(among)
+        batch = take(limits_of, serves, chosen)
+        if batch is None:
+            return None
+        self._takes += 1
+        executor: DeviceExecutor = serves.__self__  # type: ignore[attr-defined]
+        if chosen is None:
+            self._preempting[executor] = []
+        else:
+            self._check_preemption(batch, executor)
+        if queue._virtual_time < before:
+            self.fail("time", f"the queue's virtual time falls from {before}")
+        if batch.handed_over:
+            self._check_unresolved(batch)
+            return batch
+        self._check_order(batch)
+        self._check_budget(batch, limits_of, preempts=chosen is not None)
+        self._check_shares(batch, weights, served, preempts=chosen is not None)
+        if chosen is None:
+            self._check_urgency(batch, served, limits_of)
+        return batch
+
+    def _check_preemption(self, batch: Batch, executor: DeviceExecutor) -> None:
+        """What preempts a forward has had less time than that takes, and is no less urgent."""
+        preempting = self._preempting[executor]
+        outer = next(each for each in executor._in_flight if each.preempts is None)
+        if min(each.job.weight for each in batch.slices) < outer.batch.weight:
+            self.fail("preemption", "a job preempts a more urgent one")
+        forwards = {
+            forward
+            for before in preempting
+            for each in before.slices
+            for forward in self._jobs[each.job].forwards[each.start : each.stop]
+            if forward is not None
+        }
+        spent = sum(each.ends - each.began for each in forwards)
+        if spent > outer.expected_seconds + _MOMENT:
+            self.fail("preemption", f"{spent:.3f} s are not enough beside {outer.expected_seconds}")
+        preempting.append(batch)
+
+    def _check_unresolved(self, batch: Batch) -> None:
+        for each in batch.slices:
+            if self._jobs[each.job].resolved_at is not None:
+                self.fail("leavers", "a batch that is handed over has a resolved job")
+
+    def _check_order(self, batch: Batch) -> None:
+        for each in batch.slices:
+            book = self._jobs[each.job]
+            if each.start != book.taken or not each.start < each.stop <= len(book.forwards):
+                self.fail("order", f"{each.start} to {each.stop} are taken after {book.taken}")
+            if book.resolved_at is not None:
+                self.fail("leavers", "sequences of a resolved job are taken")
+            is_shared = self._settings.caches_embeddings and each.job.purpose is Purpose.EMBEDDING
+            if book.owner is not None and book.owner.ended and not is_shared:
+                self.fail("leavers", "sequences are taken of a request that is over")
+            if each.job.model is not batch.model:
+                self.fail("own", "a batch holds the jobs of two models")
+            book.taken = each.stop
+
+    def _check_budget(self, batch: Batch, limits_of: LimitsOf, *, preempts: bool) -> None:
+        limits, tokens, sequences = limits_of(batch.model), batch.tokens, len(batch.sequences)
+        if sequences > 1 and tokens > limits.max_tokens:
+            self.fail("budget", f"{tokens} tokens in one forward, budget {limits.max_tokens}")
+        if sequences > (limits.max_sequences or sequences):
+            self.fail("budget", f"{sequences} sequences in one forward")
+        if len(batch.slices) > (limits.max_requests or len(batch.slices)):
+            self.fail("budget", f"{len(batch.slices)} requests in one forward")
+        if preempts and tokens > _MOST_PREEMPTING_TOKENS:
+            self.fail("preemption", f"{tokens} tokens preempt a forward")
+
+    def _check_shares(
+        self,
+        batch: Batch,
+        weights: dict[str, float],
+        served: dict[str, list[Job]],
+        *,
+        preempts: bool,
+    ) -> None:
+        """Weighted fair queueing: over any time in which two clients wait for one device.
+
+        What one of them is given, divided by its weight, exceeds that of the other by at most what
+        two forwards hold, divided by the weights. What preempts a forward has a promise of its own,
+        and counts only for its client.
+        """
+        most, excess = self._most_tokens, self._excess
+        for client, tokens in batch.client_tokens.items():
+            gain = tokens / weights[client]
+            for other in served:
+                if other == client:
+                    continue
+                pair, reverse = (other, client), (client, other)
+                excess[reverse] = max(0.0, excess.get(reverse, 0.0) - gain)
+                if preempts:
+                    continue
+                excess[pair] = now = excess.get(pair, 0.0) + gain
+                bound = 2 * most * (1 / weights[client] + 1 / weights[other])
+                if now > bound + _ROUNDING:
+                    self.fail(
+                        "share",
+                        f"{client} got {now:.0f} weighted tokens more than {other}, which waits, "
+                        f"above {bound:.0f}",
+                    )
+        if not preempts:
+            self._check_job_shares(batch, served)
+
+    def _check_job_shares(self, batch: Batch, served: dict[str, list[Job]]) -> None:
+        excess = self._job_excess
+        for each in batch.slices:
+            job = each.job
+            others = served.get(job.client, [])
+            if not 1 < len(others) <= 6:
+                continue
+            gain = each.tokens / job.weight
+            for other in others:
+                if other is job:
+                    continue
+                reverse = (job, other)
+                excess[reverse] = max(0.0, excess.get(reverse, 0.0) - gain)
+                excess[other, job] = now = excess.get((other, job), 0.0) + gain
+                bound = 2 * self._most_tokens * (1 / job.weight + 1 / other.weight)
+                if now > bound + _ROUNDING:
+                    self.fail("job share", f"{now:.0f} weighted tokens above {bound:.0f}")
+
+    def _check_urgency(
+        self, batch: Batch, served: dict[str, list[Job]], limits_of: LimitsOf
+    ) -> None:
+        """Among jobs of one client and model that are new since the last batch."""
+        left = limits_of(batch.model).max_tokens - batch.tokens
+        limits = self._settings.max_batch_sequences or self._settings.max_requests_in_batch
+        if limits is not None:
+            return
+        for each in batch.slices:
+            book = self._jobs[each.job]
+            if each.start or book.takes_at_entry != self._takes - 1:
+                continue
+            for other in served[each.job.client]:
+                first = len(other.sequences[0])
+                if (
+                    other.weight > each.job.weight
+                    and other.model is each.job.model
+                    and not self._jobs[other].taken
+                    and self._jobs[other].takes_at_entry == self._takes - 1
+                    and first <= left + each.tokens
+                    and min(first, 32) / other.weight
+                    < min(len(each.job.sequences[0]), 32) / each.job.weight
+                ):
+                    self.fail("urgency", "a less urgent request is taken first")
+
+    # Forwards.
+
+    def launched(self, forward: Forward) -> None:
+        """Implement `Watcher`."""
+        now, device = self._loop.now, forward.device
+        failed = self._failed_at.get(device)
+        if failed is not None and failed[0] < now - _MOMENT:
+            self.fail("failed device", f"{device.name} has failed and gets a forward")
+        retried = False
+        for ids in forward.sequences:
+            book, index = self._sequences[id(ids)]
+            if index >= book.taken:
+                self.fail("order", "a sequence is computed that was not taken")
+            last = book.forwards[index]
+            if last is not None:
+                retried = True
+                self._check_retry(book, last, forward)
+            book.forwards[index] = forward
+        self._note_memory(forward)
+        if forward.fault in _RETURNS:
+            self._returned.append(forward)
+        if forward.fault in {"lasting", "crash"} and failed is None:
+            self._failed_at[device] = forward.ends, forward.fault
+        if not retried and len(forward.sequences) > 1:
+            self._check_memory(forward)
+
+    def _check_retry(self, book: JobBook, last: Forward, forward: Forward) -> None:
+        """A sequence is computed again only after a lack of memory or on another device."""
+        if last.fault == "memory":
+            if forward.tokens >= last.tokens:
+                self.fail("halves", f"{forward.tokens} tokens after {last.tokens} did not fit")
+            # The thread may have been in a step of a model's measurement.
+            if book.resolved_at is not None and book.resolved_at < self._loop.now - _STEP:
+                self.fail("leavers", "a half is computed for a request that has its outcome")
+        elif last.fault == "lasting":
+            if last.device is forward.device:
+                self.fail("failed device", "a batch is given to the device that it has failed")
+        elif last.fault == "crash":
+            self.fail("failed device", "what crashed a device is given to another one")
+        elif self._failed_at.get(last.device) is None:
+            self.fail("order", f"a sequence is computed twice, after {last.fault}")
+
+    def _note_memory(self, forward: Forward) -> None:
+        key = forward.device, self._of_jobs(forward)
+        known = self._memory.get(key)
+        if forward.fault == "memory" and len(forward.sequences) > 1:
+            limit = max(1, forward.tokens // 2)
+            if known is not None:
+                limit = min(limit, known.limit + known.fitted)
+            self._memory[key] = _Memory(limit, forward.ends)
+        elif known is not None and forward.fault in _RETURNS:
+            known.fitted += max(1, self._most_tokens // 100)
+
+    def _check_memory(self, forward: Forward) -> None:
+        known = self._memory.get((forward.device, self._of_jobs(forward)))
+        if (
+            known is not None
+            and forward.fault != "memory"
+            and not forward.device.on_gpu
+            and known.since < forward.began
+            and forward.tokens > known.limit + known.fitted
+        ):
+            self.fail(
+                "halves", f"{forward.tokens} tokens, though {known.limit} are left of the budget"
+            )
+
+    def _of_jobs(self, forward: Forward) -> Model:
+        return self._sequences[id(forward.sequences[0])][0].job.model
+
+    # Leases.
+
+    def leases(self, model: Model) -> None:
+        """A request has this model."""
+        self._leased[id(model)] += 1
+
+    def releases(self, model: Model) -> None:
+        """It has it no longer."""
+        self._leased[id(model)] -= 1
+
+    def _unloads(self, model: Model) -> None:
+        if self._leased[id(model)]:
+            self.fail("lease", "a model is unloaded that a request has")
+        if any(job.model is model for job in self._unresolved):
+            self.fail("lease", "a model is unloaded that a job needs")
+
+    # Every moment at which time passes.
+
+    def _quiet(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+        queue = self._queue
+        waits = queue._jobs or queue._handed_over
+        rests = True
+        for worker in self._devices._workers:
+            executor = worker.executor
+            if executor._in_flight:
+                rests = False
+            if waits and self._may_take(executor) and queue.has_work(executor.serves):
+                self.fail("work", f"{worker.name} rests while a job waits for it")
+        if waits and not rests:
+            self._check_stuck()
+        if rests and not waits and self._unresolved:
+            self.fail("lost", f"{len(self._unresolved)} jobs are nowhere")
+
+    def _check_stuck(self) -> None:
+        """Nobody waits for devices of which none has come back for twice its limit."""
+        away: list[Callable[[Model], bool]] = []
+        for worker in self._devices._workers:
+            dog = worker.executor._watchdog
+            limit = max(dog._limits, default=float("inf"))
+            if self._loop.now - dog._since > 2 * limit + 0.1:
+                away.append(worker.executor.serves)
+        for job in self._queue._jobs if away else ():
+            serving = [each for each in self._devices._workers if each.executor.serves(job.model)]
+            if all(each.executor.serves in away for each in serving):
+                self.fail("lost", "a job waits for devices that do not come back")
+
+    def check_tokens(self, metrics: Metrics) -> None:
+        """The tokens that are counted are those of the forwards that gave results."""
+        returned = (each for each in self._returned if each.fault in _RETURNS)
+        expected = sum(each.tokens for each in returned if each.ends <= self._loop.now)
+        counted = metrics.total(metrics.tokens)
+        if counted != expected:
+            self.fail("metrics", f"{counted} tokens are counted, and {expected} were computed")
+
+    def check_zero(self, responses: ResponseMemory) -> None:
+        """Hold that nothing is held, when nobody has asked for anything for a while."""
+        engine, queue = self._engine, self._queue
+        assert engine is not None
+        pipelines = engine._pipelines
+        held = {
+            "jobs in the queue": len(queue._jobs),
+            "batches handed over": len(queue._handed_over),
+            "waiting tokens": queue.waiting_tokens,
+            "flows": len(queue._flows),
+            "requests": engine._requests._count,
+            "unresolved jobs": len(self._unresolved),
+            "bytes of answers": responses._total,
+            "answers": len(responses._reservations),
+            "places": int(engine._metrics.value("embedding_queue_size")),
+            "places of rerankers": pipelines.reranking._limit.held,
+            "tokenizer threads": pipelines.tokenizer_threads._usual._permits.held,
+        }
+        source = pipelines.embedding._source
+        if isinstance(source, CachedForwards):
+            held["shared works"] = len(source._in_flight)
+        for worker in self._devices._workers:
+            executor = worker.executor
+            held[f"batches on {worker.name}"] = len(executor._in_flight)
+            held[f"limits on {worker.name}"] = len(executor._watchdog._limits)
+            slots = executor._threads.most_batches - executor._slots._value
+            held[f"slots of {worker.name}"] = 0 if executor.failed else slots
+        for status in engine._further._models.values():
+            held[f"leases of {status.name}"] = status.leases
+            held[f"users of {status.name}"] = status.users
+        own = {asyncio.current_task(), *(each.consumer for each in self._devices._workers)}
+        tasks = [each for each in asyncio.all_tasks() if each not in own]
+        held["tasks"] = len(tasks)
+        left = {name: count for name, count in held.items() if count}
+        if left:
+            self.fail("zero", f"{left} {tasks[:3]}")
+
+    def _may_take(self, executor: DeviceExecutor) -> bool:
+        if executor.failed or self._settings.batch_wait_ms:
+            return False
+        if not executor._in_flight:
+            return True
+        return len(executor._in_flight) < executor._threads.most_batches and all(
+            each.launched.is_set() and not each.batch.handed_over for each in executor._in_flight
+        )
+
+
+def _ids(sequence: TokenSequence) -> Any:
+    return join(sequence) if isinstance(sequence, JoinedIds) else sequence

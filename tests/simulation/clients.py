@@ -1,0 +1,395 @@
+"""The clients: what they ask for, how often, when they leave, and how slowly they read.
+
+A request takes the service's own way, without its HTTP: the middleware that counts it, the
+handler's time limit, lease and watch for a client that leaves, the account of answers' memory, and
+the engine.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+from starlette.types import Message, Receive, Scope, Send
+
+from app.api.context import RequestContext
+from app.api.errors import status_of
+from app.api.handler import Call, Service, with_timeout
+from app.api.paths import NATIVE_EMBEDDINGS, RERANK
+from app.engine import Engine, FusionWeights, RerankRequest
+from app.engine.loaded_models import LoadedModels
+from app.engine.options import EmbeddingOptions, TruncationOptions
+from app.engine.pipelines.late_interaction import score
+from app.engine.scheduling.job import Purpose
+from app.engine.types import EmbeddingResult, Outputs, TextEmbedding
+from app.errors import (
+    LONGEST_RETRY_AFTER,
+    ClientGoneError,
+    DrainingError,
+    InferenceError,
+    InferenceTimeoutError,
+    QueueFullError,
+    SmartEmbedderError,
+)
+from app.middleware.held_memory import HeldAnswer, ResponseMemory
+from app.middleware.request_metrics import _REASON_OF, MeasureRequests, _outcome
+from app.observability.metrics import Metrics
+from app.settings import Settings
+from tests.simulation.auditor import OWNER, Auditor, RequestBook
+from tests.simulation.fakes import FakeEmbedder, FakeModel, number_of, score_of
+from tests.simulation.virtual_time import VirtualLoop
+
+_ANSWER_BYTES = 2**20
+# Of the pieces of a stream, as in the service.
+_PIECES = 4
+
+
+@dataclass(eq=False)
+class World:
+    """The parts of one run."""
+
+    loop: VirtualLoop
+    random: Random
+    settings: Settings
+    engine: Engine
+    metrics: Metrics
+    auditor: Auditor
+    responses: ResponseMemory
+    texts: list[str]
+    names: list[str]
+    tally: dict[str, int] = field(default_factory=dict)
+    requests: int = 0
+    draining_since: float | None = None
+    in_work: dict[str, int] = field(default_factory=dict)
+    measured: MeasureRequests = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Put the middleware in front that counts requests."""
+        self.measured = MeasureRequests(_answer, self.metrics)
+
+    def count(self, what: str) -> None:
+        """Count what became of a request."""
+        self.tally[what] = self.tally.get(what, 0) + 1
+
+
+@dataclass(eq=False)
+class Client:
+    """Somebody with a name, whose requests share the device with those of others."""
+
+    world: World
+    name: str
+    urgency: int
+    mixed_urgency: bool = False
+
+    async def embed(
+        self,
+        texts: list[str],
+        *,
+        model: str | None = None,
+        leaves_after: float | None = None,
+        reads_for: float = 0.0,
+        truncate: bool = True,
+        kinds: Outputs | None = None,
+        answer_bytes: int = _ANSWER_BYTES,
+    ) -> str:
+        """Ask for vectors, and check them; returns what became of the request."""
+        kinds = kinds or Outputs(dense=True)
+        engine = self.world.engine
+
+        async def work(call: Call) -> None:
+            leased = None if model is None else await call.lease(model)
+            async with self._uses(leased):
+                options = EmbeddingOptions(truncation=TruncationOptions(truncate=truncate))
+                asked = engine.embed(
+                    texts,
+                    dense=kinds.dense,
+                    sparse=kinds.sparse,
+                    colbert=kinds.colbert,
+                    options=options,
+                    urgency=call_urgency(),
+                    client=self.name,
+                    answer=call.context.answer,
+                    model=model,
+                    leased=leased,
+                )
+                self._check_vectors(texts, kinds, await call.run(asked), leased)
+
+        return await self._request(Purpose.EMBEDDING, work, leaves_after, reads_for, answer_bytes)
+
+    async def rerank(
+        self,
+        query: str,
+        passages: list[str],
+        *,
+        model: str | None = None,
+        leaves_after: float | None = None,
+    ) -> str:
+        """Ask for scores, and check them."""
+        engine = self.world.engine
+
+        async def work(call: Call) -> None:
+            leased = None if model is None else await call.lease(model)
+            async with self._uses(leased):
+                request = RerankRequest(
+                    urgency=call_urgency(),
+                    client=self.name,
+                    model=model,
+                    answer=call.context.answer,
+                    query=query,
+                    passages=passages,
+                )
+                result = await call.run(engine.rerank(request, leased))
+                models = leased or engine.models
+                assert models is not None
+                expected = expected_scores(models, query, passages)
+                if result.scores != expected:
+                    self.world.auditor.fail("own", f"scores {result.scores}, not {expected}")
+
+        return await self._request(Purpose.RERANKING, work, leaves_after)
+
+    async def stream(self, pieces: list[list[str]], model: str | None) -> str:
+        """Send pieces of a stream, of which some are in work at once, within one lease."""
+        engine = self.world.engine
+
+        async def work(call: Call) -> None:
+            leased = None if model is None else await call.lease(model)
+            slots = asyncio.Semaphore(_PIECES)
+
+            async def piece(texts: list[str]) -> None:
+                async with slots:
+                    asked = engine.embed(
+                        texts, dense=True, sparse=False, colbert=False, urgency=call_urgency(),
+                        client=self.name, model=model, leased=leased,
+                    )  # fmt: skip
+                    try:
+                        result = await asked
+                    except SmartEmbedderError as error:
+                        self._check_error(error)
+                        return
+                    self._check_vectors(texts, Outputs(dense=True), result, leased)
+
+            async with self._uses(leased), asyncio.TaskGroup() as group:
+                for texts in pieces:
+                    group.create_task(piece(texts))
+
+        return await self._request(Purpose.EMBEDDING, work)
+
+    def _urgency(self) -> int:
+        if self.mixed_urgency and self.world.random.random() < 0.3:
+            return max(0, self.urgency - 2)
+        return self.urgency
+
+    @asynccontextmanager
+    async def _uses(self, leased: LoadedModels | None) -> AsyncIterator[None]:
+        """Tell the auditor of a lease, within the block."""
+        if leased is None:
+            yield
+            return
+        model = leased.each[-1]
+        self.world.auditor.leases(model)
+        try:
+            yield
+        finally:
+            self.world.auditor.releases(model)
+
+    async def _request(
+        self,
+        purpose: Purpose,
+        work: Callable[[Call], Coroutine[Any, Any, None]],
+        leaves_after: float | None = None,
+        reads_for: float = 0.0,
+        answer_bytes: int = _ANSWER_BYTES,
+    ) -> str:
+        """One request on the service's own way; returns the code of its error, or `success`."""
+        world = self.world
+        loop, settings = world.loop, world.settings
+        world.requests += 1
+        book = RequestBook(world.requests, self.name, purpose, loop.now, self._urgency())
+        OWNER.set(book)
+        endpoint = NATIVE_EMBEDDINGS if purpose is Purpose.EMBEDDING else RERANK
+        context = RequestContext(str(book.number), endpoint.path, endpoint, self.name)
+        cut_off = asyncio.Event()
+        answer = HeldAnswer(world.responses, self.name, answer_bytes, cut_off.set)
+        context.answer = answer
+        gone = _Departure(loop, leaves_after)
+        request = cast(Any, SimpleNamespace(scope=_scope(context), receive=gone.receive))
+        service = cast(Service, SimpleNamespace(settings=settings, engine=world.engine))
+        outcome = "success"
+        others = {name: count for name, count in world.in_work.items() if count}
+        world.in_work[self.name] = world.in_work.get(self.name, 0) + 1
+
+        async def answered() -> None:
+            nonlocal outcome
+            try:
+                async with AsyncExitStack() as leases:
+                    deadline = loop.time() + settings.request_timeout
+                    call = Call(request, service, leases, deadline=deadline)
+                    await with_timeout(settings.request_timeout, work(call))
+                    context.status = 200
+            except SmartEmbedderError as error:
+                outcome = context.error_code = error.code
+                context.error_status = status_of(error)
+                self._check_error(error, book, others)
+
+        try:
+            await world.measured(_scope(context, answered), _nothing, _nowhere)
+            if loop.now > book.began + settings.request_timeout + 1e-3:
+                world.auditor.fail("once", f"a request takes {loop.now - book.began:.3f} s")
+            self._count(book, context, outcome)
+            if outcome == "success" and reads_for:
+                answer.begin(answer_bytes // 2)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(cut_off.wait(), reads_for)
+        finally:
+            book.ended = True
+            world.in_work[self.name] -= 1
+            answer.release()
+            gone.forget()
+        return outcome
+
+    def _count(self, book: RequestBook, context: RequestContext, outcome: str) -> None:
+        """What the metrics have to say in the end, counted apart."""
+        world, prefix = self.world, book.purpose.name
+        if outcome in _REASON_OF:
+            world.count(f"{prefix} {_REASON_OF[outcome]}")
+        elif outcome == ClientGoneError.code:
+            world.count("abandoned")
+        else:
+            world.count(f"{prefix} {_outcome(context.error_status or context.status)}")
+
+    def _check_error(
+        self,
+        error: SmartEmbedderError,
+        book: RequestBook | None = None,
+        others: dict[str, int] | None = None,
+    ) -> None:
+        auditor, world = self.world.auditor, self.world
+        retry = error.retry_after
+        if retry is not None and not 1 <= retry <= LONGEST_RETRY_AFTER:
+            auditor.fail("retry", f"{error.code} says Retry-After: {retry}")
+        if isinstance(error, QueueFullError) and retry is None:
+            auditor.fail("retry", "a full queue says no Retry-After")
+        if book is None:
+            return
+        age = world.loop.now - book.began
+        own = [each for each in book.jobs if each.job._error is not None]
+        if type(error) is InferenceError and not own:
+            auditor.fail("own", "a request fails by a forward that it had no part in")
+        if isinstance(error, DrainingError) and world.draining_since is not None:
+            began = max(book.began, world.draining_since)
+            is_early = age > 0 and book.began < world.draining_since
+            if is_early and world.loop.now < began + world.settings.shutdown_timeout - 1e-3:
+                auditor.fail("drain", "an accepted request is refused before the time is over")
+        is_lonely = others is not None and self.name not in others
+        if (
+            isinstance(error, QueueFullError)
+            and "the queue is full" in str(error)
+            and is_lonely
+            and world.in_work[self.name] == 1
+            and age < 1e-6
+        ):
+            auditor.fail("place", f"{self.name} is refused at once")
+        is_late = isinstance(error, InferenceTimeoutError) and "REQUEST_TIMEOUT" in str(error)
+        if is_late and age < world.settings.request_timeout - 1e-3:
+            auditor.fail("deadline", f"a request is cut off after {age:.3f} s")
+
+    def _check_vectors(
+        self,
+        texts: list[str],
+        kinds: Outputs,
+        result: EmbeddingResult,
+        leased: LoadedModels | None,
+    ) -> None:
+        models = leased or self.world.engine.models
+        assert models is not None
+        if len(result.embeddings) != len(texts):
+            self.world.auditor.fail("own", f"{len(result.embeddings)} results of {len(texts)}")
+        model = cast(FakeEmbedder, models.embedder)
+        tokens = 0
+        for text, got in zip(texts, result.embeddings, strict=True):
+            length = min(len(text), model.max_length)
+            tokens += length
+            if not _equal(got, model.vectors(number_of(text), length, kinds)):
+                self.world.auditor.fail("own", f"the vectors of text {text[:9]} are {got}")
+        if result.tokens != tokens:
+            self.world.auditor.fail("own", f"{result.tokens} tokens, not {tokens}")
+
+
+def call_urgency() -> int:
+    """The urgency of the request that runs."""
+    book = OWNER.get()
+    assert book is not None
+    return book.urgency
+
+
+def expected_scores(models: LoadedModels, query: str, passages: list[str]) -> list[float]:
+    """What reranking has to give."""
+    if not models.late_interaction:
+        number = cast(FakeModel, models.reranker).number
+        return [score_of(number, number_of(query), number_of(each)) for each in passages]
+    model = cast(FakeEmbedder, models.embedder)
+
+    def vectors(text: str) -> TextEmbedding:
+        return model.vectors(number_of(text), min(len(text), model.max_length), model.kinds)
+
+    first = vectors(query)
+    return [FusionWeights().fuse(score(first, vectors(each))) for each in passages]
+
+
+def _equal(got: TextEmbedding, expected: TextEmbedding) -> bool:
+    for left, right in ((got.dense, expected.dense), (got.colbert, expected.colbert)):
+        if (left is None) != (right is None):
+            return False
+        if left is not None and right is not None and left.tobytes() != right.tobytes():
+            return False
+    if (got.sparse is None) != (expected.sparse is None):
+        return False
+    return (
+        got.sparse is None
+        or expected.sparse is None
+        or np.array_equal(got.sparse.indices, expected.sparse.indices)
+    )
+
+
+class _Departure:
+    """The connection of a client, which leaves after so many seconds, or stays."""
+
+    def __init__(self, loop: VirtualLoop, seconds: float | None) -> None:
+        self._left = loop.create_future()
+        self._timer = None if seconds is None else loop.call_later(seconds, self._leave)
+
+    def _leave(self) -> None:
+        if not self._left.done():
+            self._left.set_result(None)
+
+    async def receive(self) -> Message:
+        """Wait until the client leaves."""
+        await asyncio.shield(self._left)
+        return {"type": "http.disconnect"}
+
+    def forget(self) -> None:
+        """The request is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._left.cancel()
+
+
+def _scope(context: RequestContext, app: Callable[[], Awaitable[None]] | None = None) -> Scope:
+    return {"type": "http", "state": {"context": context}, "app": app}
+
+
+async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
+    await scope["app"]()
+
+
+async def _nothing() -> Message:
+    return {"type": "http.request"}
+
+
+async def _nowhere(message: Message) -> None:
+    return None

@@ -1,0 +1,455 @@
+"""The device behind a fake: models whose vectors tell whose they are, forwards that go wrong.
+
+A text is its number and as many characters as it has tokens. Its vector holds its number, the
+number of its model and its kind, so that no other text, model or kind has the same.
+"""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import numpy as np
+
+from app.engine.loaded_models import (
+    DeviceInfo,
+    LoadedModels,
+    LoadPlan,
+    Measured,
+    MemoryUsage,
+    ModelInfo,
+    PlacedModel,
+    PlacedModels,
+)
+from app.engine.options import CUT_AT_END, InputType, TruncationOptions
+from app.engine.types import (
+    JoinedIds,
+    Outputs,
+    SparseVector,
+    TextEmbedding,
+    TokenIds,
+    TokenizedPair,
+    TokenizedText,
+)
+from app.errors import InferenceError, StartupError
+from app.settings import Settings
+from app.settings.model_entry import ModelEntry
+from tests.simulation.virtual_time import Effect
+
+GIGABYTE = 10**9
+MOST_TOKENS = 4096
+_NOT_FINITE = "a number is not finite"
+
+
+class AcceleratorError(RuntimeError):
+    """As PyTorch raises it: the guard knows it by its name and its code."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"CUDA error {code}")
+        self.error_code = code
+
+
+LASTING, CRASH, PASSING = 220, 700, 701
+
+
+@dataclass(slots=True)
+class Chances:
+    """How likely a forward is to go wrong, by what happens; `calm` makes everything go well."""
+
+    raises: float = 0.0
+    not_finite: float = 0.0
+    long: float = 0.0
+    overdue: float = 0.0
+    never: float = 0.0
+    thread_dies: float = 0.0
+    passing: float = 0.0
+    lasting: float = 0.0
+    crash: float = 0.0
+    load_fails: float = 0.0
+
+    def calm(self) -> None:
+        """Nothing goes wrong from now on."""
+        for name in self.__slots__:
+            setattr(self, name, 0.0)
+
+
+@dataclass(slots=True, eq=False)
+class Forward:
+    """One forward as the device saw it: from `began` to `ends`, and what is wrong with it."""
+
+    device: "FakeDevice"
+    model: "FakeModel"
+    sequences: list[TokenIds]
+    tokens: int
+    began: float
+    ends: float
+    fault: str | None = None
+
+
+class Watcher(Protocol):
+    """Is told of each forward when it begins, or is launched behind another one."""
+
+    def launched(self, forward: Forward) -> None:
+        """What goes wrong in it is decided already."""
+
+
+@dataclass(eq=False)
+class FakeDevice:
+    """A device: its speed, its memory in tokens, and its faults."""
+
+    name: str
+    on_gpu: bool
+    tokens_per_second: float
+    fixed_seconds: float
+    capacity: int
+    random: Random
+    chances: Chances
+    now: Callable[[], float]
+    effects: list[Effect]
+    watcher: Watcher
+    patience: float
+    free_at: float = 0.0
+    broken: str | None = None
+    _outer: Forward | None = None
+
+    def compute(
+        self, model: "FakeModel", sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], Sequence[Any]]:
+        """Launch a forward; how long it takes and what goes wrong is decided here."""
+        now, tokens = self.now(), sum(map(len, sequences))
+        fault = self._fault(tokens)
+        seconds = self.fixed_seconds + tokens / self.tokens_per_second
+        seconds *= 0.8 + 0.4 * self.random.random()
+        if fault == "long":
+            seconds *= self.random.randint(3, 10)
+        elif fault == "overdue":
+            seconds += self.patience * self.random.choice([0.9, 1.5, 1.9, 2.5, 4.0])
+        elif fault == "never":
+            seconds = float("inf")
+        elif fault in {"memory", "raises"}:
+            seconds *= self.random.random()
+        begins = max(now, self.free_at) if self.on_gpu else now
+        if fault != "thread_dies":  # Before anything has reached the device.
+            self.free_at = begins + seconds
+        forward = Forward(self, model, sequences, tokens, begins, begins + seconds, fault)
+        if not self.on_gpu:
+            self._put_within_another(forward)
+        self.watcher.launched(forward)
+        collect = partial(self._collect, forward, model, sequences, outputs)
+        if self.on_gpu:
+            self.effects.append(Effect(0.0002, death=fault == "thread_dies"))
+            return collect
+        self.effects.append(Effect(seconds, self.random.randint(1, 24), fault == "thread_dies"))
+        return collect
+
+    def _put_within_another(self, forward: Forward) -> None:
+        """A CPU computes it between two parts of the forward that it preempts, if there is one."""
+        outer = self._outer
+        if outer is None or outer.ends <= forward.began:
+            self._outer = forward
+            return
+        outer.ends += forward.ends - forward.began
+        if forward.fault == "thread_dies":
+            outer.fault = forward.fault
+
+    def _fault(self, tokens: int) -> str | None:
+        if self.broken is not None:
+            return self.broken
+        if tokens > self.capacity:
+            return "memory"
+        draw = self.random.random()
+        for name in self.chances.__slots__:
+            chance: float = getattr(self.chances, name)
+            if draw < chance:
+                if name in {"lasting", "crash"}:
+                    self.broken = "lasting" if name == "lasting" else "crash"
+                return name if name != "load_fails" else None
+            draw -= chance
+        return None
+
+    def _collect(
+        self,
+        forward: Forward,
+        model: "FakeModel",
+        sequences: list[TokenIds],
+        outputs: Sequence[Outputs],
+    ) -> Sequence[Any]:
+        if self.on_gpu:
+            self.effects.append(Effect(max(0.0, forward.ends - self.now())))
+        fault = forward.fault
+        if fault == "memory":
+            raise MemoryError("out of memory")
+        if fault == "raises":
+            raise RuntimeError("the forward failed")
+        if fault in {"lasting", "crash", "passing"}:
+            codes = {"lasting": LASTING, "crash": CRASH, "passing": PASSING}
+            raise AcceleratorError(codes[fault])
+        results = model.results(sequences, outputs)
+        if fault == "not_finite":
+            results[self.random.randrange(len(results))] = InferenceError(_NOT_FINITE)
+        return results
+
+    def free_memory(self) -> None:
+        """Nothing is kept."""
+
+    def info(self) -> DeviceInfo:
+        """What the engine knows of it."""
+        return DeviceInfo(self.name, "fake", "float32", "sdpa", gpu_available=self.on_gpu)
+
+
+class FakeModel:
+    """What embedders and rerankers have in common; `number` is the same on every device."""
+
+    max_length = MOST_TOKENS
+    max_batch_sequences: int | None = None
+    special_tokens: tuple[list[Any], list[Any]] = ([], [])
+
+    def __init__(self, name: str, number: int, device: FakeDevice) -> None:
+        self.name = name
+        self.number = number
+        self.device = device
+
+    def launch(
+        self, sequences: list[TokenIds], outputs: Sequence[Outputs]
+    ) -> Callable[[], Sequence[Any]]:
+        """Implement `Model`."""
+        return self.device.compute(self, sequences, outputs)
+
+    def results(self, sequences: list[TokenIds], outputs: Sequence[Outputs]) -> list[Any]:
+        """A result for each sequence."""
+        raise NotImplementedError
+
+    def token_spans(self, text: str) -> Iterator[Any]:
+        """Nothing in the simulation asks for them."""
+        raise NotImplementedError
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Nothing in the simulation asks for it."""
+        raise NotImplementedError
+
+
+def text_of(number: int, tokens: int) -> str:
+    """The text of this number, which has so many tokens."""
+    return str(number).ljust(tokens, "x")
+
+
+def number_of(text: str) -> int:
+    """The number of a text."""
+    return int(text.rstrip("x"))
+
+
+class FakeEmbedder(FakeModel):
+    """Makes vectors of three kinds."""
+
+    kinds = Outputs(dense=True, sparse=True, colbert=True)
+    colbert_width = 1
+    dense_width = 4
+    states_width = 0
+    pooling = "mean"
+    normalizes = False
+    min_dimensions: int | None = None
+    prompts: Mapping[str, str] = MappingProxyType({})
+    reads_input_type = False
+    default_prompt = ""
+
+    def tokenize(
+        self,
+        texts: list[str],
+        prompt: str = "",
+        truncation: TruncationOptions = CUT_AT_END,
+        input_type: InputType | None = None,
+    ) -> list[TokenizedText]:
+        """Implement `Embedder`: the first id is the number of the text."""
+        return [TokenizedText(ids_of(text, MOST_TOKENS), len(text)) for text in texts]
+
+    def colbert_tokens(self, ids: TokenIds) -> TokenIds:
+        """Implement `Embedder`."""
+        return ids[1:]
+
+    def token_strings(self, ids: TokenIds) -> list[str]:
+        """Implement `Embedder`."""
+        return [str(each) for each in ids]
+
+    def results(self, sequences: list[TokenIds], outputs: Sequence[Outputs]) -> list[Any]:
+        """The vectors that are asked for."""
+        return [
+            self.vectors(int(ids[0]), len(ids), wanted)
+            for ids, wanted in zip(sequences, outputs, strict=True)
+        ]
+
+    def vectors(self, text: int, tokens: int, outputs: Outputs) -> TextEmbedding:
+        """The vectors of the text of this number."""
+        return TextEmbedding(
+            np.array([text, tokens, self.number, 1], np.float32) if outputs.dense else None,
+            SparseVector(np.array([text]), np.array([self.number + 1], np.float32))
+            if outputs.sparse
+            else None,
+            np.full((2, 1), text * 4 + self.number, np.float32) if outputs.colbert else None,
+        )
+
+
+def ids_of(text: str, most: int) -> TokenIds:
+    """The ids of a text, cut to `most`; all but the first are smaller than the number of a text."""
+    ids = np.ones(min(len(text), most), np.int64)
+    ids[0] = number_of(text)
+    return ids
+
+
+class PairIds(JoinedIds):
+    """Joins its parts once, so that the watcher of a forward knows the pair by its ids."""
+
+    __slots__ = ("joined",)
+
+    def __init__(self, first: TokenIds, second: TokenIds) -> None:
+        super().__init__(first, second)
+        self.joined = super().join()
+
+    def join(self) -> TokenIds:
+        """The same array each time."""
+        return self.joined
+
+
+class FakeReranker(FakeModel):
+    """Scores a pair by the numbers of both texts."""
+
+    reads_instruction = False
+    scores_are_logits = False
+    refusal: str | None = None
+
+    def tokenize_pairs(
+        self,
+        query: str,
+        passages: list[str],
+        instruction: str | None,
+        truncation: TruncationOptions = CUT_AT_END,
+    ) -> list[TokenizedPair]:
+        """Implement `Reranker`: the pairs share the ids of the query."""
+        first = ids_of(query, MOST_TOKENS // 2)
+        return [self._pair(query, first, passage) for passage in passages]
+
+    def _pair(self, query: str, first: TokenIds, passage: str) -> TokenizedPair:
+        second = ids_of(passage, MOST_TOKENS - len(first))
+        counts = (len(query), len(first), len(passage), len(second))
+        return TokenizedPair(PairIds(first, second), *counts)
+
+    def results(self, sequences: list[TokenIds], outputs: Sequence[Outputs]) -> list[Any]:
+        """The scores."""
+        return [score_of(self.number, int(ids[0]), int(ids[1:].max())) for ids in sequences]
+
+
+def score_of(model: int, query: int, passage: int) -> float:
+    """The score of a passage for a query by a model."""
+    return float((query * 7919 + passage) * 8 + model)
+
+
+@dataclass(eq=False)
+class FakeMemory:
+    """A memory that models share, for as long as anybody has a reference to them."""
+
+    total: int
+    others: int = 0
+    models: "weakref.WeakKeyDictionary[FakeModel, int]" = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+
+    @property
+    def own(self) -> int:
+        """Bytes of this process."""
+        return sum(self.models.values())
+
+
+class FakeLoader:
+    """Loads single models beside the default ones, and sometimes fails to."""
+
+    def __init__(
+        self,
+        memory: FakeMemory,
+        devices: list[FakeDevice],
+        sizes: Mapping[str, int],
+        budgets: Mapping[str, int],
+    ) -> None:
+        self.memory = memory
+        self.budgets = budgets
+        self._devices = devices
+        self._sizes = sizes
+        self._numbers = {name: number for number, name in enumerate(sizes, start=3)}
+        self._random = devices[0].random
+
+    def prepare_thread(self) -> None:
+        """Implement `ModelLoader`."""
+
+    def plan(self, entry: ModelEntry) -> LoadPlan:
+        """Implement `ModelLoader`."""
+        self._spend(0.01, 0.5)
+        return LoadPlan({"memory": self._sizes[entry.name]}, partial(self._load, entry))
+
+    def read_memory(self, name: str) -> MemoryUsage:
+        """Implement `ModelLoader`."""
+        own = self.memory.own
+        return MemoryUsage(own + self.memory.others, self.memory.total, own)
+
+    def free_memory(self) -> None:
+        """Implement `ModelLoader`: references that go in circles keep no model."""
+        gc.collect()
+
+    def number_of(self, name: str) -> int:
+        """The number of a model."""
+        return self._numbers[name]
+
+    def _spend(self, least: float, most: float) -> None:
+        self._devices[0].effects.append(Effect(self._random.uniform(least, most)))
+
+    def _load(self, entry: ModelEntry) -> PlacedModels:
+        self._spend(0.1, 8.0)
+        if self._random.random() < self._devices[0].chances.load_fails:
+            raise StartupError("the files of the model are gone")
+        kind = FakeEmbedder if entry.task == "embed" else FakeReranker
+        places = []
+        for device in self._devices:
+            model = kind(entry.public_name, self._numbers[entry.name], device)
+            self.memory.models[model] = self._sizes[entry.name] // len(self._devices)
+            places.append(
+                PlacedModel(model, device.info(), self._measure(entry, device), device.free_memory)
+            )
+        info = ModelInfo(entry.public_name, "float32", {})
+        return PlacedModels(tuple(places), lambda: info)
+
+    def _measure(
+        self, entry: ModelEntry, device: FakeDevice
+    ) -> Callable[[bool], Iterator[Measured | None]]:
+        measured = Measured(self.budgets[entry.name], 1 / device.tokens_per_second)
+
+        def steps(thoroughly: bool) -> Iterator[Measured | None]:
+            device.effects.append(Effect(0.05))
+            yield None
+            device.effects.append(Effect(0.05))
+            yield measured
+
+        return steps
+
+
+def default_models(
+    settings: Settings, devices: list[FakeDevice], budget: int, loader: FakeLoader | None
+) -> LoadedModels:
+    """The default models on every device: an embedder, and a reranker unless it is switched off."""
+    has_reranker = settings.reranker_model not in {"none", "late-interaction"}
+
+    def of_device(device: FakeDevice, replicas: tuple[LoadedModels, ...] = ()) -> LoadedModels:
+        return LoadedModels(
+            embedder=FakeEmbedder("embedder", 1, device),
+            reranker=FakeReranker("reranker", 2, device) if has_reranker else None,
+            device=device.info(),
+            max_batch_tokens=budget,
+            late_interaction=settings.reranker_model == "late-interaction",
+            seconds_per_token=1 / device.tokens_per_second,
+            free_memory=device.free_memory,
+            replicas=replicas,
+            loader=loader,
+        )
+
+    replicas = tuple(map(of_device, devices[1:]))
+    return of_device(devices[0], replicas)

@@ -1,0 +1,473 @@
+"""A scenario from a seed: settings, devices, models, clients, faults, and how it ends."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import structlog
+from pydantic import SecretStr
+
+from app.engine import Engine
+from app.engine.loaded_models import LoadedModels
+from app.engine.types import Outputs
+from app.errors import SmartEmbedderError
+from app.middleware.held_memory import ResponseMemory
+from app.observability.metrics import Metrics
+from app.settings import Settings
+from app.settings.model_entry import ModelEntry
+from tests.simulation.auditor import Auditor, LawBrokenError
+from tests.simulation.clients import Client, World
+from tests.simulation.fakes import (
+    GIGABYTE,
+    Chances,
+    FakeDevice,
+    FakeLoader,
+    FakeMemory,
+    default_models,
+    text_of,
+)
+from tests.simulation.virtual_time import (
+    Effect,
+    StandstillError,
+    VirtualLoop,
+    VirtualThread,
+    virtual_time,
+)
+
+_TEXTS = 300
+_FIRST_TEXT = 10
+_KINDS = (
+    Outputs(dense=True),
+    Outputs(dense=True),
+    Outputs(sparse=True),
+    Outputs(dense=True, sparse=True, colbert=True),
+)
+# Seconds in which a calm service must have answered a probe.
+_PATIENCE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run was: its steps, its virtual seconds, what became of its requests, and its sign.
+
+    `sign` is equal for two runs of one seed. `broken` is the law that was broken, if one was.
+    """
+
+    seed: int
+    steps: int
+    seconds: float
+    tally: dict[str, int]
+    sign: int
+    broken: LawBrokenError | None = None
+
+
+class Scenario:
+    """Everything that a seed decides."""
+
+    def __init__(self, seed: int, most_steps: int = 30_000) -> None:
+        self.seed = seed
+        self.most_steps = most_steps
+        self.random = Random(seed)
+        self.loop = VirtualLoop(self._seconds_on_a_thread)
+        self.effects: list[Effect] = []
+        self.chances = self._chances()
+        self.budget = self.random.choice([64, 256, 512, 1024, 4096])
+        self.entries = self._entries()
+        self.settings = self._settings()
+        self.auditor = Auditor(self.loop, self.settings, self.budget)
+        self.devices = self._devices()
+        self.loader = self._loader()
+        self.metrics = Metrics()
+        self.engine = Engine(
+            self.settings,
+            self._load_defaults,
+            self.metrics,
+            lambda name, _: VirtualThread(self.loop, self.effects, name),
+        )
+        self.auditor.attach(self.engine)
+        self.world = World(
+            self.loop,
+            self.random,
+            self.settings,
+            self.engine,
+            self.metrics,
+            self.auditor,
+            ResponseMemory(self.random.choice([2**22, 2**26])),
+            self._texts(),
+            [entry.public_name for entry in self.entries],
+        )
+        self.ends_by_signal = self.random.random() < 0.3
+        self.seconds = self.random.choice([30.0, 120.0, 300.0])
+        self._stopping = False
+
+    def run(self) -> Report:
+        """Run it to its end; the report tells the law that was broken."""
+        broken: LawBrokenError | None = None
+        with virtual_time(self.loop):
+            try:
+                self.loop.run_until_complete(self._main())
+                self.auditor.check()
+            except LawBrokenError as error:
+                broken = error
+            except StandstillError as error:
+                broken = LawBrokenError("lost", str(error), self.loop.steps)
+        tally, steps, seconds = self.world.tally, self.loop.steps, self.loop.now
+        self._discard()
+        sign = hash((steps, seconds, tuple(tally.values())))
+        return Report(self.seed, steps, seconds, tally, sign, broken)
+
+    def _discard(self) -> None:
+        """Let go of tasks that a broken law has left, without a word."""
+        self.loop.set_exception_handler(lambda *_: None)
+        self.loop.on_quiet = lambda: None
+        left = asyncio.all_tasks(self.loop)
+        for task in left:
+            task.cancel()
+        if left:
+            with contextlib.suppress(StandstillError):
+                self.loop.run_until_complete(asyncio.wait(left, timeout=1000.0))
+        self.loop.close()
+
+    # What the seed decides.
+
+    def _seconds_on_a_thread(self) -> float:
+        draw = self.random.random()
+        return 0.0005 + 0.002 * draw if draw < 0.97 else draw
+
+    def _chances(self) -> Chances:
+        kind = self.random.choice(["calm", "faulty", "faulty", "hard", "overdue", "deadly"])
+        if kind == "calm":
+            return Chances()
+        chances = Chances(raises=0.01, not_finite=0.01, long=0.02, passing=0.005, load_fails=0.2)
+        if kind == "hard":
+            chances.thread_dies, chances.overdue = 0.02, 0.01
+        if kind == "overdue":
+            chances.overdue, chances.never = 0.03, 0.0005
+        if kind == "deadly":
+            chances.lasting, chances.crash = 0.003, 0.001
+        return chances
+
+    def _entries(self) -> list[ModelEntry]:
+        draw, entries = self.random, []
+        for number in range(draw.choice([0, 0, 2, 4])):
+            task = "embed" if draw.random() < 0.7 else "rerank"
+            load = "start" if draw.random() < 0.2 else "first_use"
+            entries.append(ModelEntry(name=f"model-{number}", task=task, load=load))
+        return entries
+
+    def _settings(self) -> Settings:
+        draw = self.random
+        request_timeout = draw.choice([20.0, 60.0, 90.0])
+        return Settings(
+            max_queue_size=draw.choice([2, 5, 20, 200]),
+            rerank_max_queue=draw.choice([2, 8, 32]),
+            request_timeout=request_timeout,
+            rerank_gpu_timeout=request_timeout * 0.6,
+            gpu_process_timeout=draw.choice([None, 3.0, 10.0, 10.0]),
+            shutdown_timeout=draw.choice([2.0, 10.0, 30.0]),
+            batch_wait_ms=draw.choice([0, 0, 0, 5]),
+            max_batch_sequences=draw.choice([None, None, 8, 64]),
+            max_requests_in_batch=draw.choice([None, None, None, 3]),
+            tokenizer_threads=draw.choice([1, 2, 4]),
+            embedding_cache=SecretStr(draw.choice(["off", "memory", "memory"])),
+            embedding_cache_bytes=draw.choice([2**14, 2**20]),
+            reranker_model=draw.choice(["reranker", "reranker", "late-interaction", "none"]),
+            embedding_model="embedder",
+            models=tuple(self.entries) or None,
+            model_memory_threshold=0.9,
+        )
+
+    def _devices(self) -> list[FakeDevice]:
+        draw = self.random
+        on_gpu = draw.random() < 0.4
+        speed = draw.choice([200.0, 1000.0, 5000.0, 20000.0])
+        patience = self.settings.gpu_process_timeout or (15.0 if on_gpu else 30.0)
+        capacity = draw.choice([10**9, 10**9, self.budget // 2, 2 * self.budget, 30])
+        return [
+            FakeDevice(
+                f"cuda:{number}" if on_gpu else f"cpu:{number}",
+                on_gpu,
+                speed,
+                draw.choice([0.001, 0.01]),
+                max(capacity, 8),
+                draw,
+                self.chances,
+                self.loop.time,
+                self.effects,
+                self.auditor,
+                patience,
+            )
+            for number in range(draw.choice([1, 1, 2, 3]))
+        ]
+
+    def _loader(self) -> FakeLoader | None:
+        if not self.entries:
+            return None
+        sizes = {entry.name: self.random.randint(1, 5) * GIGABYTE for entry in self.entries}
+        budgets = {entry.name: self.random.choice([64, self.budget]) for entry in self.entries}
+        memory = FakeMemory(self.random.choice([4, 6, 10, 100]) * GIGABYTE)
+        return FakeLoader(memory, self.devices, sizes, budgets)
+
+    def _load_defaults(self, settings: Settings) -> LoadedModels:
+        return default_models(settings, self.devices, self.budget, self.loader)
+
+    def _texts(self) -> list[str]:
+        draw = self.random
+        longest = draw.choice([60, 300, 3000, 6000])
+        lengths = [
+            min(longest, int(draw.paretovariate(0.8) * 5)) + draw.randint(3, 6)
+            for _ in range(_TEXTS)
+        ]
+        return [text_of(number, length) for number, length in enumerate(lengths, _FIRST_TEXT)]
+
+    # The run.
+
+    async def _main(self) -> None:
+        await self.engine.start()
+        clients = self._clients()
+        tasks = [asyncio.ensure_future(client) for client in clients]
+        if self.ends_by_signal:
+            await asyncio.sleep(self.seconds * self.random.random())
+            await self._drain()
+        else:
+            await asyncio.sleep(self.seconds)
+        self._stopping = True
+        self.chances.calm()
+        for device in self.devices:
+            device.patience = 0.0
+        await asyncio.gather(*tasks)
+        if not self.ends_by_signal:
+            await self._settle()
+            await self._probe()
+            await self._settle()
+            await self._drain()
+        self._check_metrics()
+        self._check_end()
+
+    def _clients(self) -> list[Coroutine[Any, Any, None]]:
+        draw, running = self.random, []
+        kinds: list[Callable[[Client], Coroutine[Any, Any, None]]] = [
+            self._bulk,
+            self._bulk,
+            self._lonely,
+            self._lonely,
+            self._leaving,
+            self._many,
+            self._slow,
+            self._reranks,
+            self._streams,
+            self._commands,
+        ]
+        for number in range(draw.randint(2, 8)):
+            urgency = draw.choice([3, 3, 3, 1, 5, 7])
+            client = Client(self.world, f"client-{number}", urgency, draw.random() < 0.2)
+            running.append(draw.choice(kinds)(client))
+        return running
+
+    def _some_texts(self, most: int) -> list[str]:
+        return self.random.choices(self.world.texts, k=self.random.randint(1, most))
+
+    def _some_model(self, task: str, share: float = 0.5) -> str | None:
+        names = [entry.public_name for entry in self.entries if entry.task == task]
+        return self.random.choice(names) if names and self.random.random() < share else None
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether clients ask for nothing more: their time is over, or their steps are."""
+        return self._stopping or self.loop.steps > self.most_steps
+
+    async def _think(self, most: float) -> None:
+        await asyncio.sleep(self.random.random() * most)
+
+    async def _bulk(self, client: Client) -> None:
+        """Several connections that always ask for much."""
+
+        async def connection() -> None:
+            while not self._is_over:
+                outcome = await client.embed(
+                    self._some_texts(64),
+                    model=self._some_model("embed", 0.3),
+                    kinds=self.random.choice(_KINDS),
+                )
+                await self._think(0.01 if outcome == "success" else 4.0)
+
+        await asyncio.gather(*(connection() for _ in range(self.random.randint(1, 12))))
+
+    async def _lonely(self, client: Client) -> None:
+        """One short request, a pause, another one."""
+        while not self._is_over:
+            await client.embed(
+                self._some_texts(2),
+                truncate=self.random.random() < 0.8,
+                model=self._some_model("embed", 0.2),
+            )
+            await self._think(5.0)
+
+    async def _leaving(self, client: Client) -> None:
+        """Its requests are given up at any moment."""
+
+        async def connection() -> None:
+            while not self._is_over:
+                await client.embed(
+                    self._some_texts(16),
+                    leaves_after=self.random.choice([0.0, 0.002, 0.1, 2.0]) * self.random.random(),
+                    model=self._some_model("embed", 0.3),
+                )
+                await self._think(0.5)
+
+        await asyncio.gather(*(connection() for _ in range(self.random.randint(1, 6))))
+
+    async def _many(self, client: Client) -> None:
+        """Nothing for a while, and then everything at once, often the same."""
+        while not self._is_over:
+            await self._think(30.0)
+            texts = self._some_texts(3)
+            same = self.random.random() < 0.5
+            await asyncio.gather(
+                *(
+                    client.embed(texts if same else self._some_texts(3))
+                    for _ in range(self.random.randint(10, 60))
+                )
+            )
+
+    async def _slow(self, client: Client) -> None:
+        """Reads its answers slowly, and asks for large ones."""
+
+        async def connection() -> None:
+            while not self._is_over:
+                await client.embed(
+                    self._some_texts(16),
+                    reads_for=self.random.random() * 20,
+                    model=self._some_model("embed", 0.3),
+                )
+                await self._think(0.1)
+
+        await asyncio.gather(*(connection() for _ in range(self.random.randint(1, 8))))
+
+    async def _reranks(self, client: Client) -> None:
+        """Scores of passages, now and then given up."""
+        leaves = self.random.random() < 0.3
+
+        async def connection() -> None:
+            while not self._is_over:
+                query, *passages = self._some_texts(30) + self._some_texts(1)
+                await client.rerank(
+                    query,
+                    passages,
+                    model=self._some_model("rerank"),
+                    leaves_after=self.random.random() if leaves else None,
+                )
+                await self._think(1.0)
+
+        await asyncio.gather(*(connection() for _ in range(self.random.randint(1, 6))))
+
+    async def _streams(self, client: Client) -> None:
+        """A stream after the other."""
+        while not self._is_over:
+            pieces = [self._some_texts(16) for _ in range(self.random.randint(2, 20))]
+            await client.stream(pieces, self._some_model("embed"))
+            await self._think(5.0)
+
+    async def _commands(self, client: Client) -> None:
+        """The operator, who loads and unloads models; memory that other programs take."""
+        while not self._is_over:
+            await self._think(20.0)
+            if not self.entries or self.loader is None:
+                continue
+            name = self.random.choice(self.entries).public_name
+            order = self.engine.load if self.random.random() < 0.5 else self.engine.unload
+            with contextlib.suppress(SmartEmbedderError):
+                await order(name)
+            memory = self.loader.memory
+            memory.others = self.random.choice([0, 0, memory.total // 2])
+
+    # How it ends.
+
+    async def _settle(self) -> None:
+        """Nobody asks for anything: nothing may be held."""
+        if self.loader is not None:
+            self.loader.memory.others = 0
+        await asyncio.sleep(200.0)
+        if any(worker.executor.stuck_seconds for worker in self.engine._devices._workers):
+            return
+        self.auditor.check_zero(self.world.responses)
+        self.auditor.check_tokens(self.metrics)
+
+    async def _probe(self) -> None:
+        """Every model has to serve again."""
+        if self.engine.failure is not None or self.engine.failed_devices:
+            return
+        probe = Client(self.world, "probe", 3)
+        text = [text_of(_FIRST_TEXT, 4)]
+        outcomes = {"embedder": await probe.embed(text)}
+        if self.settings.reranker_model != "none":
+            outcomes["reranker"] = await probe.rerank(text[0], text)
+        for name, outcome in outcomes.items():
+            if outcome != "success":
+                self.auditor.fail("again", f"{name} answers {outcome} when all is calm")
+        for entry in self.entries:
+            ask = (
+                probe.embed(text, model=entry.public_name)
+                if entry.task == "embed"
+                else probe.rerank(text[0], text, model=entry.public_name)
+            )
+            outcome = await ask
+            if outcome not in {"success", "model_too_large", "loading"}:
+                self.auditor.fail("again", f"{entry.name} answers {outcome} when all is calm")
+
+    async def _drain(self) -> None:
+        """SIGTERM: what was accepted is answered, and the end comes in time."""
+        began, self.world.draining_since = self.loop.now, self.loop.now
+        await self.engine.close()
+        # For the requests, and for a forward that does not return; tokenizers may take a second.
+        most = 2 * self.settings.shutdown_timeout + 2.0
+        if self.loop.now - began > most:
+            self.auditor.fail("drain", f"it took {self.loop.now - began:.1f} s, of {most:.1f}")
+
+    def _check_metrics(self) -> None:
+        """What the counters say is what clients have seen."""
+        expected, got = self.world.tally, self._counted()
+        if expected != got:
+            self.auditor.fail("metrics", f"{got}, and it was {expected}")
+
+    def _counted(self) -> dict[str, int]:
+        counted: dict[str, int] = {}
+        families = {
+            "EMBEDDING": (self.metrics.embedding_requests, self.metrics.embedding_rejected),
+            "RERANKING": (self.metrics.rerank_requests, self.metrics.rerank_rejected),
+        }
+        for purpose, counters in families.items():
+            for counter, label in zip(counters, ("status", "reason"), strict=True):
+                for metric in counter.collect():
+                    for sample in metric.samples:
+                        if sample.name.endswith("_total") and sample.value:
+                            key = f"{purpose} {sample.labels[label]}"
+                            counted[key] = counted.get(key, 0) + int(sample.value)
+        abandoned = self.metrics.total(self.metrics.abandoned)
+        return counted | ({"abandoned": abandoned} if abandoned else {})
+
+    def _check_end(self) -> None:
+        """No task is left behind once the engine is closed."""
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        if left:
+            self.auditor.fail("zero", f"tasks are left: {left[:3]}")
+
+
+def run(seed: int, most_steps: int = 30_000) -> Report:
+    """Run the scenario of a seed, as it would run in a process of its own."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    was_enabled = gc.isenabled()
+    gc.disable()  # When it runs depends on what ran before.
+    gc.collect()
+    gc.freeze()  # A scenario collects often, and only what is its own.
+    try:
+        return Scenario(seed, most_steps).run()
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
