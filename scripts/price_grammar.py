@@ -262,15 +262,21 @@ def spliced(value: Json, fill: Fill, hole: bytes = _HOLE_JSON) -> Write:
     return write
 
 
-def with_texts(value: Json, count: int) -> Json:
-    """The value with a hole for every text, and so many of what a list holds."""
+def within(text: Fill) -> Fill:
+    """The string without its quotation marks, for a hole in another."""
+    return Fill(text.name, lambda size: text.write(size + 2)[1:-1])
+
+
+def with_texts(value: Json, count: int, numbers: Iterator[int] | None = None) -> Json:
+    """The value with a hole in every text, no two the same, and so many of what a list holds."""
+    numbers = itertools.count() if numbers is None else numbers
     match value:
         case str():
-            return _HOLE
+            return f"{next(numbers)} {_HOLE}"
         case list():
-            return [with_texts(value[0], 1)] * count
+            return [with_texts(value[0], 1, numbers) for _ in range(count)]
         case dict():
-            return {name: with_texts(each, count) for name, each in value.items()}
+            return {name: with_texts(each, count, numbers) for name, each in value.items()}
     return value
 
 
@@ -301,7 +307,8 @@ def valid_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iter
             fill, holed = string(unit, escaped=rng.random() < 0.5), with_texts(body, count)
             is_usual = count < _MANY or unit in texts[:2]
             if is_usual and _HOLE in json.dumps(holed, ensure_ascii=False):
-                yield f"{count} x {fill.name} in {shown}", spliced(holed, fill)
+                write = spliced(holed, within(fill), _HOLE.encode())
+                yield f"{count} x {fill.name} in {shown}", write
         holed, item = with_lists(body)
         if item is not None:
             fill = array(json.dumps(item).encode())
@@ -326,9 +333,10 @@ def other_values(schema: Json, rng: random.Random, units: Sequence[str]) -> Iter
     # A beginning of several names is near to each of them.
     stems += [each[: len(each) * 2 // 3] for each in rng.sample(known, min(3, len(known)))]
     escaped = [json.dumps(each)[1:-1] for each in stems]
-    for stem, distinct in itertools.product(escaped, (True, False)):
+    for stem, distinct, base in itertools.product(escaped, (True, False), (body, {})):
         fill = members(stem, rng.choice(_ATOMS), distinct=distinct)
-        yield fill.name, spliced(body | {_HOLE: 0}, fill, _HOLE_MEMBER)
+        beside = "beside what is required" if base else "and nothing that is required"
+        yield f"{fill.name}, {beside}", spliced(base | {_HOLE: 0}, fill, _HOLE_MEMBER)
     for fill in rng.sample(wild_values(rng), 4):
         yield f"nothing but {fill.name}", fill.write
 
@@ -649,7 +657,8 @@ class Grammar:
         if "arrow" in kind:
             kind = next((each for each in target.kinds if "ndjson" in each), kind)
             schema = target.kinds[kind]
-        write = spliced(with_texts(examples(schema)[-1], 3), string("a ", escaped=False))
+        text = within(string("a ", escaped=False))
+        write = spliced(with_texts(examples(schema)[-1], 3), text, _HOLE.encode())
         return kind, write
 
     def _some_posts(self, count: int) -> list[Target]:

@@ -82,14 +82,15 @@ def test_every_field_of_a_schema_grows(description) -> None:
 
 
 def test_a_seed_gives_the_same_requests_and_another_gives_others(description, shapes) -> None:
-    again, other = (grammar.draw(description, seed, ["other"], LARGEST) for seed in (3, 5))
+    again = grammar.draw(description, 3, ["other"], LARGEST)
 
     assert [shape.name for shape in again] == [shape.name for shape in shapes]
     assert all(
         left.make(FIRST) == right.make(FIRST)
         for left, right in zip(shapes[::50], again[::50], strict=True)
     )
-    assert {shape.name for shape in other} - {shape.name for shape in shapes}
+    drawn = [grammar.characters(random.Random(seed)) for seed in (3, 4)]
+    assert drawn[0] != drawn[1]
 
 
 def test_bodies_grow_with_the_size_that_is_asked_for(shapes) -> None:
@@ -101,6 +102,27 @@ def test_bodies_grow_with_the_size_that_is_asked_for(shapes) -> None:
         assert 0.6 * FIRST < small.size <= FIRST
         assert 3.5 < large.size / small.size < 4.5
         json.loads(large.content.partition(b"\r\n\r\n")[2])
+
+
+def test_texts_of_one_request_differ_so_that_none_is_computed_for_another() -> None:
+    schema = {"type": "array", "items": {"type": "string"}}
+    values = dict(grammar.valid_values(schema, random.Random(0), ["b "] * 4))
+    texts = json.loads(next(values[name] for name in values if name.startswith("1000 x "))(FIRST))
+
+    assert len(set(texts)) == len(texts) == 1000
+
+
+def test_unknown_names_come_with_and_without_what_is_required(description) -> None:
+    schema = description["paths"]["/embed"]["post"]["requestBody"]["content"]
+    schema = schema["application/json"]["schema"]
+    drawn = dict(grammar.other_values(schema, random.Random(0), ["b "]))
+    named = {name: json.loads(write(FIRST)) for name, write in drawn.items() if ", beside" in name}
+    without = {name: json.loads(write(FIRST)) for name, write in drawn.items() if ", and" in name}
+
+    assert named
+    assert without
+    assert all("inputs" in each for each in named.values())
+    assert not any("inputs" in each for each in without.values())
 
 
 def test_the_characters_that_normalisation_makes_longest_are_found() -> None:
