@@ -130,6 +130,16 @@ def test_what_is_no_arrow_stream_is_refused(content: bytes) -> None:
         read(content)
 
 
+def test_nulls_are_told_for_every_row_or_the_batch_is_refused() -> None:
+    content = stream_of(pa.table({"text": ["a", None] * 10}), 20)
+    _, lines = read(content)
+    assert [line.error is None for line in lines] == [True, False] * 10
+    bits, fewer = struct.pack("<qq", 0, 3), struct.pack("<qq", 0, 2)
+    assert content.count(bits) == 1
+    with pytest.raises(InvalidRequestError, match="no Arrow IPC stream"):
+        read(content.replace(bits, fewer))
+
+
 def test_a_stream_that_is_cut_off_is_refused_after_the_rows_before() -> None:
     reader = ArrowReader(1 << 20)
     reader.feed(stream_of(pa.table({"text": TEXTS}))[:-100])
