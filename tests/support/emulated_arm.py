@@ -127,7 +127,7 @@ def _of_attention(call: SimpleNamespace) -> tuple[int, ...]:
 def _of_gemm(call: SimpleNamespace) -> tuple[int, ...]:
     left, right = call.size * call.rows * call.depth, call.size * call.columns * call.depth
     output = _BYTES[call.output_kind] * ((call.rows - 1) * call.stride + call.columns)
-    return left, right, 4 * call.columns, 4 * call.columns, output
+    return left, right, *[4 * call.rows] * 2, *[4 * call.columns] * 3, output
 
 
 def _of_rotary(call: SimpleNamespace) -> tuple[int, ...]:
@@ -140,6 +140,10 @@ _ATTENTION = (
     "query key value output kind query_token query_head key_token key_head output_token "
     "output_head offsets sequences heads group width scale causal"
 )
+_GEMM = (
+    "left right row_scale minimum scale sums bias output kind output_kind rows depth columns "
+    "stride activation"
+)
 # Each kernel's arguments, and the bytes at its addresses. `size` is that of a number of its `kind`,
 # and `matrix` the product of `rows` and `width`.
 _CALLS: dict[str, tuple[str, Callable[[SimpleNamespace], tuple[int, ...]]]] = {
@@ -148,7 +152,7 @@ _CALLS: dict[str, tuple[str, Callable[[SimpleNamespace], tuple[int, ...]]]] = {
         _of_attention,
     ),
     "gemm": (
-        "left right scale bias output kind output_kind rows depth columns stride activation",
+        _GEMM,
         _of_gemm,
     ),
     "add_norm": (
@@ -167,20 +171,18 @@ _CALLS: dict[str, tuple[str, Callable[[SimpleNamespace], tuple[int, ...]]]] = {
         "states output kind rows width",
         lambda call: (2 * call.size * call.matrix, call.size * call.matrix),
     ),
-    "clamp_rows": (
-        "states values outliers rows width lowest highest",
-        lambda call: (4 * call.matrix, call.matrix, call.rows),
-    ),
     "quantize_rows": (
-        "states kind factors values scale minimum rows width",
+        "states kind factors offsets repeated values scale minimum rows width repeats",
         lambda call: (
-            call.size * call.matrix, 4 * call.width, call.matrix, 4 * call.rows, 4 * call.rows,
+            call.size * call.matrix, 4 * call.width, 4 * (call.width + call.repeats),
+            4 * call.repeats, call.matrix + call.rows * call.repeats, *[4 * call.rows] * 2,
         ),
     ),
-    "dequantize_add_norm": (
-        "product scale minimum residual sums factors constant weight bias epsilon rows width",
+    "dequantize": (
+        "product row_scale minimum sums bias output output_kind rows width activation",
         lambda call: (
-            4 * call.matrix, *[4 * call.rows] * 2, 4 * call.matrix, *[4 * call.width] * 5,
+            4 * call.matrix, *[4 * call.rows] * 2, *[4 * call.width] * 2,
+            _BYTES[call.output_kind] * call.matrix,
         ),
     ),
 }  # fmt: skip

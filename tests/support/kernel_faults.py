@@ -22,7 +22,9 @@ def main(fault: str) -> None:
         library.run("gate", *addresses, FLOAT32, 3, 32)
     else:
         shape = 2**63 - 1, 16, 64, 64
-        library.run("gemm", *addresses[:1] * 2, None, *addresses, FLOAT32, FLOAT32, *shape, 0)
+        left_and_right, no_bytes = addresses[:1] * 2, (None,) * 4
+        formats = FLOAT32, FLOAT32
+        library.run("gemm", *left_and_right, *no_bytes, *addresses, *formats, *shape, 0)
 
 
 if __name__ == "__main__":

@@ -109,14 +109,15 @@ class EncoderParameters(Parameters):
             self.layer(index)
 
     def embeddings(
-        self, add_norm: AddNorm = plain_add_norm, tokens_dtype: torch.dtype | None = None
+        self, add_norm: AddNorm = plain_add_norm, dtype: torch.dtype | None = None
     ) -> Embeddings:
-        """The embedding on a CPU; `tokens_dtype` is that of the tokens' table."""
+        """The embedding on a CPU; its tables are in `dtype` where that is not the parameters'."""
+        dtype = dtype or self.dtype
         positions, types = self._positions_and_types()
         return Embeddings(
-            tokens=self._tokens_table(tokens_dtype),
-            positions=_of_each_type(positions, types).to(self.device, self.dtype),
-            type=types[0].to(self.device, self.dtype),
+            tokens=self._tokens_table(dtype),
+            positions=_of_each_type(positions, types).to(self.device, dtype),
+            type=types[0].to(self.device, dtype),
             norm=self._norm("embeddings"),
             add_norm=add_norm,
         )

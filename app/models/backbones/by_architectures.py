@@ -10,7 +10,7 @@ from app.models.architectures.bert import Encoder, EncoderParameters, make_encod
 from app.models.architectures.bert_config import EncoderConfig
 from app.models.architectures.qwen3 import DecoderParameters, make_decoder
 from app.models.architectures.qwen3_config import DecoderConfig
-from app.models.backbones.backbone import CPU_LARGE_MULTIPLE, Backbone
+from app.models.backbones.backbone import Backbone
 from app.models.batch.packing import pack
 from app.models.batch.position_ids import PositionScheme
 from app.models.checkpoint.weights import Weights
@@ -21,7 +21,6 @@ from app.models.ops.proof_cases import (
     QUANTIZED_ENCODER,
     Shapes,
 )
-from app.models.ops.torch_backend import can_quantize
 from app.models.quantization.calibration import calibration_sequences
 from app.models.quantization.encoder import make_quantized_encoder
 from app.models.target import Target
@@ -44,8 +43,6 @@ def load_encoder(
     `tokenizer` is that of the model. Raises `StartupError` for a folder that cannot be used.
     """
     config = EncoderConfig.read(folder)
-    if target.quantized:
-        _require_quantizable(config)
     weights = Weights.read(folder) if weights is None else weights
     EncoderParameters(weights, config, target.device, target.dtype).compare_shapes()
     target = target.prove(_encoder_shapes(config), _encoder_operations(target))
@@ -79,14 +76,6 @@ def load_decoder(folder: Path, target: Target, weights: Weights) -> Backbone:
         parameters=config.parameters,
         positions=PositionScheme(),
     )
-
-
-def _require_quantizable(config: EncoderConfig) -> None:
-    if not (can_quantize(config.width) and can_quantize(config.inner_width)):
-        raise StartupError(
-            f"DTYPE=int8 needs widths that are multiples of 4, not {config.width} and "
-            f"{config.inner_width}; set DTYPE to auto"
-        )
 
 
 def _encoder_operations(target: Target) -> tuple[str, ...]:
@@ -129,8 +118,5 @@ def _quantized(
     # In float32, so that the weights of the file are rounded only once.
     parameters = EncoderParameters(weights, config, target.device, torch.float32)
     texts = calibration_sequences(tokenizer)
-    # Rows that only round the forward up have large values. They are part of the calibration, or
-    # they would be outliers, which are computed twice.
-    multiple = sum(map(len, texts)) + CPU_LARGE_MULTIPLE
-    packed = pack(texts, device=target.device, positions=config.position_scheme, multiple=multiple)
+    packed = pack(texts, device=target.device, positions=config.position_scheme)
     return make_quantized_encoder(parameters, target.backend, target.dtype, packed)

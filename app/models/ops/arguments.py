@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -76,16 +75,27 @@ class RotaryEmbedding:
 
 
 @dataclass(frozen=True, slots=True)
-class ClampedValues:
-    """`values` `[T, width]` u8 and `outliers` `[T]` bool: whether a row had to be clamped."""
+class Columns:
+    """The columns of bytes that a row of `width` channels becomes.
 
-    values: Tensor
-    outliers: Tensor
+    Each channel is multiplied by one of `factors` `[width]`. The channels `repeated` `[repeats]`
+    int32 have further columns behind the others. `offsets` `[width + repeats]` are what truncation
+    begins with: those of a channel's k columns are k-ths apart, so that their sum is what k times
+    the channel is rounded to.
+    """
+
+    factors: Tensor
+    repeated: Tensor
+    offsets: Tensor
+
+    def spread(self, steps: Tensor) -> Tensor:
+        """From `[T, width]` in steps to `[T, width + repeats]`, whole numbers."""
+        return torch.cat([steps, steps[:, self.repeated]], 1).add_(self.offsets).floor_()
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedRows:
-    """`values` `[T, width]` u8; each stands for `scale` x value + `minimum`, both `[T, 1]`."""
+    """`values` `[T, columns]` u8; each stands for `scale` x value + `minimum`, both `[T, 1]`."""
 
     values: Tensor
     scale: Tensor
@@ -93,31 +103,17 @@ class QuantizedRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Epilogue:
-    """What follows an 8-bit GEMM on quantized rows; all but `norm` `[out]` float32.
+class QuantizedWeights:
+    """`values` `[out, columns]` s8; each stands for `scale` x value, and all else is `[out]`.
 
-    `weight_sums` are the sums of the weights' rows, by which the rows' minimum is multiplied;
-    `residual_scale` is the scale of the residual's channels; `constant` is added before `norm`.
+    `sums` are those of the scaled values. `bias` is added to the product.
     """
 
-    weight_sums: Tensor
-    residual_scale: Tensor
-    constant: Tensor
-    norm: LayerNorm
+    values: Tensor
+    scale: Tensor
+    sums: Tensor
+    bias: Tensor
 
 
-class Int8Gemm(Protocol):
-    """The product with weights in 8 bits, one scale for each output channel."""
-
-    def __call__(
-        self,
-        values: Tensor,
-        bias: Tensor | None = None,
-        *,
-        dtype: torch.dtype = torch.float32,
-        activation: str | None = None,
-    ) -> Tensor:
-        """`activation(scale x values x weights + bias)` in `dtype`, for values `[T, in]` u8.
-
-        `activation` is None or the one that the product was prepared for.
-        """
+# The product of rows with weights: `[T, out]`.
+Int8Gemm = Callable[[QuantizedRows], Tensor]

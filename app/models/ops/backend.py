@@ -18,12 +18,12 @@ from app.models.attention.choose import require_runs
 from app.models.attention.reference import Attention
 from app.models.ops.arguments import (
     AddLinear,
-    ClampedValues,
-    Epilogue,
+    Columns,
     Int8Gemm,
     LayerNorm,
     Linear,
     QuantizedRows,
+    QuantizedWeights,
     RmsNorm,
     RotaryEmbedding,
 )
@@ -81,25 +81,13 @@ class Backend(Protocol):
         `indices` int64 are the rows that are taken; None takes all.
         """
 
-    def int8_gemm(self, values: Tensor, scale: Tensor, activation: str | None = None) -> Int8Gemm:
-        """Prepare the product with weights `values` `[out, in]` s8 of `scale` `[out]` float32."""
+    def quantize_rows(self, states: Tensor, columns: Columns) -> QuantizedRows:
+        """Quantize each row of `[T, width]`, float32 or bfloat16, to 255 steps of its own range."""
 
-    def clamp(self, states: Tensor, lowest: float, highest: float) -> ClampedValues:
-        """Clamp `[T, width]` float32 to a range within 0 to 256, and drop the fractions."""
-
-    def quantize_rows(self, states: Tensor, factors: Tensor) -> QuantizedRows:
-        """Quantize each row of `[T, width]`, float32 or bfloat16, to 255 steps of its own range.
-
-        Its channels are multiplied by `factors` `[width]` float32 before.
-        """
-
-    def dequantize_add_norm(
-        self, product: Tensor, rows: QuantizedRows, residual: Tensor, epilogue: Epilogue
-    ) -> Tensor:
-        """The norm of product and residual, both `[T, out]` float32 and not yet scaled.
-
-        `product` may be overwritten.
-        """
+    def int8_gemm(
+        self, weights: QuantizedWeights, dtype: torch.dtype, activation: str | None = None
+    ) -> Int8Gemm:
+        """Prepare `activation(rows x weights + bias)` in `dtype`."""
 
 
 def choose_backend(

@@ -6,6 +6,7 @@ is no kernel, oneDNN multiplies. Each operation between two products is one pass
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +15,12 @@ from app.models.attention.reference import Attention
 from app.models.attention.sdpa import sdpa
 from app.models.batch.packing import PackedBatch
 from app.models.ops.arguments import (
-    ClampedValues,
-    Epilogue,
+    Columns,
     Int8Gemm,
     LayerNorm,
     Linear,
     QuantizedRows,
+    QuantizedWeights,
     RmsNorm,
     RotaryEmbedding,
 )
@@ -30,6 +31,8 @@ from app.models.ops.torch_backend import TorchBackend, join_layers
 # As in gemm.c.
 _PANEL = 64
 _ACTIVATIONS = {None: 0, "gelu": 1, "relu": 2}
+# As `Bytes` there, for other formats.
+_NO_BYTES = (None,) * 4
 # As `MAX_WIDTH` in attention.c.
 _WIDEST_HEAD = 128
 
@@ -78,8 +81,8 @@ class NativeBackend(OneDnnBackend):
             output = states.new_empty(len(states), out)
             library.run(
                 "gemm",
-                self._address(states), panels.data_ptr(), None, bias.data_ptr(), output.data_ptr(),
-                number_format, number_format, len(states), depth, out, out, code,
+                self._address(states), panels.data_ptr(), *_NO_BYTES, bias.data_ptr(),
+                output.data_ptr(), number_format, number_format, len(states), depth, out, out, code,
             )  # fmt: skip
             return output
 
@@ -166,31 +169,68 @@ class NativeBackend(OneDnnBackend):
         )  # fmt: skip
         return output
 
-    def int8_gemm(self, values: Tensor, scale: Tensor, activation: str | None = None) -> Int8Gemm:
+    def quantize_rows(self, states: Tensor, columns: Columns) -> QuantizedRows:
         """Implement `Backend`."""
-        out, depth = values.shape
-        if not self._can_multiply(out, depth, activation):
-            return super().int8_gemm(values, scale, activation)
-        library, panels, zeros = self._library, self._panels(values), torch.zeros_like(scale)
+        count, width = states.shape
+        if width % STEP:
+            return super().quantize_rows(states, columns)
+        values = torch.empty(count, len(columns.offsets), dtype=torch.uint8)
+        scale, minimum = torch.empty(2, count, 1)
+        self._library.run(
+            "quantize_rows",
+            address(states, states.dtype), FORMATS[states.dtype],
+            columns.factors.data_ptr(), columns.offsets.data_ptr(), columns.repeated.data_ptr(),
+            values.data_ptr(), scale.data_ptr(), minimum.data_ptr(),
+            count, width, len(columns.repeated),
+        )  # fmt: skip
+        return QuantizedRows(values, scale, minimum)
 
-        def gemm(
-            values: Tensor,
-            bias: Tensor | None = None,
-            *,
-            dtype: torch.dtype = torch.float32,
-            activation: str | None = None,
-        ) -> Tensor:
-            output = torch.empty(len(values), out, dtype=dtype)
+    def int8_gemm(
+        self, weights: QuantizedWeights, dtype: torch.dtype, activation: str | None = None
+    ) -> Int8Gemm:
+        """Implement `Backend`."""
+        out, depth = weights.values.shape
+        if not self._can_multiply(out, depth, activation):
+            return super().int8_gemm(weights, dtype, activation)
+        library, code = self._library, _ACTIVATIONS[activation]
+        weights = replace(weights, values=self._panels(weights.values))
+        of_columns = [
+            address(each, torch.float32) for each in (weights.scale, weights.sums, weights.bias)
+        ]
+
+        def gemm(rows: QuantizedRows) -> Tensor:
+            count = len(rows.values)
+            output = torch.empty(count, out, dtype=dtype)
             library.run(
                 "gemm",
-                address(values, torch.uint8), panels.data_ptr(), scale.data_ptr(),
-                address(zeros if bias is None else bias, torch.float32), output.data_ptr(),
-                FORMATS[torch.uint8], FORMATS[dtype],
-                len(values), depth, out, out, _ACTIVATIONS[activation],
+                address(rows.values, torch.uint8), weights.values.data_ptr(),
+                address(rows.scale, torch.float32), address(rows.minimum, torch.float32),
+                *of_columns, output.data_ptr(),
+                FORMATS[torch.uint8], FORMATS[dtype], count, depth, out, out, code,
             )  # fmt: skip
             return output
 
         return gemm
+
+    def dequantize(
+        self,
+        product: Tensor,
+        rows: QuantizedRows,
+        weights: QuantizedWeights,
+        dtype: torch.dtype,
+        activation: str | None,
+    ) -> Tensor:
+        """As that of `TorchBackend`, in one pass."""
+        if product.shape[1] % STEP or activation not in _ACTIVATIONS:
+            return super().dequantize(product, rows, weights, dtype, activation)
+        each = product, rows.scale, rows.minimum, weights.sums, weights.bias
+        output = torch.empty_like(product, dtype=dtype)
+        self._library.run(
+            "dequantize",
+            *(address(tensor, torch.float32) for tensor in each),
+            output.data_ptr(), FORMATS[dtype], *product.shape, _ACTIVATIONS[activation],
+        )  # fmt: skip
+        return output
 
     def _panels(self, weight: Tensor) -> Tensor:
         """A copy of `[out, depth]` as panels of 4-byte words `[out / tile, words / n, tile, n]`.
@@ -201,44 +241,3 @@ class NativeBackend(OneDnnBackend):
         paired = 1 if weight.dtype is torch.float32 else instructions.matrix_rows
         panels = words.view(len(words) // instructions.tile, instructions.tile, -1, paired)
         return panels.transpose(1, 2).contiguous()
-
-    def clamp(self, states: Tensor, lowest: float, highest: float) -> ClampedValues:
-        """Implement `Backend`."""
-        if states.shape[1] % STEP:
-            return super().clamp(states, lowest, highest)
-        values = torch.empty_like(states, dtype=torch.uint8)
-        outliers = torch.empty(len(states), dtype=torch.bool)
-        self._library.run(
-            "clamp_rows",
-            address(states, torch.float32), values.data_ptr(), outliers.data_ptr(),
-            *states.shape, lowest, highest,
-        )  # fmt: skip
-        return ClampedValues(values, outliers)
-
-    def quantize_rows(self, states: Tensor, factors: Tensor) -> QuantizedRows:
-        """Implement `Backend`."""
-        if states.shape[1] % STEP:
-            return super().quantize_rows(states, factors)
-        values = torch.empty_like(states, dtype=torch.uint8)
-        scale, minimum = torch.empty(2, len(states), 1)
-        self._library.run(
-            "quantize_rows",
-            address(states, states.dtype), FORMATS[states.dtype], address(factors, torch.float32),
-            values.data_ptr(), scale.data_ptr(), minimum.data_ptr(), *states.shape,
-        )  # fmt: skip
-        return QuantizedRows(values, scale, minimum)
-
-    def dequantize_add_norm(
-        self, product: Tensor, rows: QuantizedRows, residual: Tensor, epilogue: Epilogue
-    ) -> Tensor:
-        """Implement `Backend`."""
-        norm = epilogue.norm
-        if product.shape[1] % STEP or not rows.scale.is_contiguous():
-            return super().dequantize_add_norm(product, rows, residual, epilogue)
-        each = (
-            product, rows.scale, rows.minimum, residual, epilogue.weight_sums,
-            epilogue.residual_scale, epilogue.constant, norm.weight, norm.bias,
-        )  # fmt: skip
-        addresses = (address(tensor, torch.float32) for tensor in each)
-        self._library.run("dequantize_add_norm", *addresses, norm.epsilon, *product.shape)
-        return product

@@ -24,14 +24,13 @@ _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ct
 # As the C files declare them; each function's last argument, the number of threads, is left out.
 _ARGUMENTS: dict[str, list[Any]] = {
     "attention": [_POINTER] * 4 + [_INT] + [_LONG] * 6 + [_POINTER] + [_LONG] * 4 + [_FLOAT, _INT],
-    "gemm": [_POINTER] * 5 + [_INT] * 2 + [_LONG] * 4 + [_INT],
+    "gemm": [_POINTER] * 8 + [_INT] * 2 + [_LONG] * 4 + [_INT],
     "add_norm": [_POINTER] * 2 + [_INT] + [_POINTER] * 2 + [_FLOAT] + [_LONG] * 2,
     "rms_norm": [_POINTER] * 3 + [_INT, _FLOAT] + [_LONG] * 2,
     "rotary": [_POINTER] * 2 + [_INT] + [_POINTER] * 2 + [_FLOAT] + [_LONG] * 4,
     "gate": [_POINTER] * 2 + [_INT] + [_LONG] * 2,
-    "clamp_rows": [_POINTER] * 3 + [_LONG] * 2 + [_FLOAT] * 2,
-    "quantize_rows": [_POINTER, _INT] + [_POINTER] * 4 + [_LONG] * 2,
-    "dequantize_add_norm": [_POINTER] * 9 + [_FLOAT] + [_LONG] * 2,
+    "quantize_rows": [_POINTER, _INT] + [_POINTER] * 6 + [_LONG] * 3,
+    "dequantize": [_POINTER] * 6 + [_INT] + [_LONG] * 2 + [_INT],
 }
 # As `Format` in vector.h.
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}

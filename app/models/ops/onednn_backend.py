@@ -2,11 +2,18 @@
 
 import platform
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from app.models.ops.arguments import ACTIVATIONS, Int8Gemm, Linear
+from app.models.ops.arguments import (
+    ACTIVATIONS,
+    Int8Gemm,
+    Linear,
+    QuantizedRows,
+    QuantizedWeights,
+)
 from app.models.ops.instruction_sets import MAX_INT8, MAX_INT8_IN_PAIRS
 from app.models.ops.torch_backend import TorchBackend, join_layers
 
@@ -50,25 +57,19 @@ class OneDnnBackend(TorchBackend):
 
         return linear
 
-    def int8_gemm(self, values: Tensor, scale: Tensor, activation: str | None = None) -> Int8Gemm:
-        """Implement `Backend`."""
-        del activation  # The product is called with it.
-        packed = torch.ops.onednn.qlinear_prepack(values, None)
-        zero_points = torch.zeros(len(scale), dtype=torch.int32)
+    def int8_gemm(
+        self, weights: QuantizedWeights, dtype: torch.dtype, activation: str | None = None
+    ) -> Int8Gemm:
+        """Implement `Backend`; a scale for each row takes a pass of its own."""
+        weights = replace(weights, values=torch.ops.onednn.qlinear_prepack(weights.values, None))
+        zero_points = torch.zeros(len(weights.scale), dtype=torch.int32)
 
-        def gemm(
-            values: Tensor,
-            bias: Tensor | None = None,
-            *,
-            dtype: torch.dtype = torch.float32,
-            activation: str | None = None,
-        ) -> Tensor:
-            operation, algorithm = ACTIVATIONS[activation]
-            product: Tensor = torch.ops.onednn.qlinear_pointwise.default(
-                values, 1.0, 0, packed, scale, zero_points, bias,
-                1.0, 0, dtype, operation, [], algorithm,
+        def gemm(rows: QuantizedRows) -> Tensor:
+            product = torch.ops.onednn.qlinear_pointwise.default(
+                rows.values, 1.0, 0, weights.values, weights.scale, zero_points, None,
+                1.0, 0, torch.float32, "none", [], "",
             )  # fmt: skip
-            return product
+            return self.dequantize(product, rows, weights, dtype, activation)
 
         return gemm
 

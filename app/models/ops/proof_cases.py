@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from app.models.batch.packing import PackedBatch, pack
 from app.models.ops.arguments import (
-    Epilogue,
+    Columns,
     LayerNorm,
     QuantizedRows,
+    QuantizedWeights,
     RmsNorm,
     RotaryEmbedding,
 )
@@ -187,39 +188,26 @@ def _attention(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
     yield attended[: packed.real_tokens]
 
 
-def _int8_gemm(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
-    shapes = inputs.shapes
-    for depth, activation in ((shapes.width, shapes.activation), (shapes.inner_width, None)):
-        values = inputs.bytes(inputs.tokens, depth)
-        weights = inputs.int8_weights(_MOST_COLUMNS, depth)
-        scale, bias = inputs.float32(_MOST_COLUMNS).abs() / depth, inputs.float32(_MOST_COLUMNS)
-        gemm = backend.int8_gemm(weights, scale, activation)
-        for dtype in (torch.float32, inputs.dtype):
-            yield gemm(values, bias, dtype=dtype, activation=activation)
-
-
-def _clamp(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
-    states = inputs.float32(inputs.tokens, inputs.shapes.width) * 40 + 128
-    states[1, 0] = torch.inf
-    clamped = backend.clamp(states, 1.0, 255.0)
-    yield clamped.values
-    yield clamped.outliers
-
-
 def _quantize_rows(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
     for width in (inputs.shapes.width, inputs.shapes.inner_width):
-        factors = inputs.float32(width).abs()
-        rows = backend.quantize_rows(inputs.normal(inputs.tokens, width), factors)
+        repeated = torch.arange(0, width, 3, dtype=torch.int32)
+        offsets = inputs.float32(width + len(repeated)).sigmoid()
+        columns = Columns(inputs.float32(width).abs(), repeated, offsets)
+        rows = backend.quantize_rows(inputs.normal(inputs.tokens, width), columns)
         yield rows.values * rows.scale + rows.minimum
 
 
-def _dequantize_add_norm(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
-    tokens, width = inputs.tokens, inputs.shapes.width
-    rows = QuantizedRows(torch.empty(0), inputs.float32(tokens, 1), inputs.float32(tokens, 1))
-    norm = LayerNorm(inputs.float32(width), inputs.float32(width), _EPSILON)
-    epilogue = Epilogue(inputs.float32(width), inputs.float32(width), inputs.float32(width), norm)
-    product, residual = inputs.float32(tokens, width), inputs.float32(tokens, width)
-    yield backend.dequantize_add_norm(product * 100, rows, residual, epilogue)
+def _int8_gemm(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+    shapes, float32 = inputs.shapes, inputs.float32
+    for depth, activation in ((shapes.width, shapes.activation), (shapes.inner_width, None)):
+        values = inputs.int8_weights(_MOST_COLUMNS, depth)
+        scale = float32(_MOST_COLUMNS).abs() / depth
+        weights = QuantizedWeights(values, scale, float32(_MOST_COLUMNS), float32(_MOST_COLUMNS))
+        rows = QuantizedRows(
+            inputs.bytes(inputs.tokens, depth), float32(inputs.tokens, 1), float32(inputs.tokens, 1)
+        )
+        for dtype in (torch.float32, inputs.dtype):
+            yield backend.int8_gemm(weights, dtype, activation)(rows)
 
 
 CASES: dict[str, Case] = {
@@ -232,12 +220,10 @@ CASES: dict[str, Case] = {
     "rotary": _rotary,
     "gate": _gate,
     ATTENTION: _attention,
-    "int8_gemm": _int8_gemm,
-    "clamp": _clamp,
     "quantize_rows": _quantize_rows,
-    "dequantize_add_norm": _dequantize_add_norm,
+    "int8_gemm": _int8_gemm,
 }
 ENCODER = ("linear", "add_norm", "unit_rows", ATTENTION)
 GPU_ENCODER = (EMBED, *ENCODER)
-QUANTIZED_ENCODER = ("int8_gemm", "clamp", "quantize_rows", "dequantize_add_norm", ATTENTION)
+QUANTIZED_ENCODER = ("quantize_rows", "int8_gemm", "add_norm", "unit_rows", ATTENTION)
 DECODER = ("linear", "add_linear", "rms_norm", "rotary", "gate", ATTENTION)

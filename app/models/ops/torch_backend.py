@@ -11,22 +11,23 @@ from app.models.attention.choose import load_attention
 from app.models.attention.reference import Attention
 from app.models.ops.arguments import (
     AddLinear,
-    ClampedValues,
-    Epilogue,
+    Columns,
     Int8Gemm,
     LayerNorm,
     Linear,
     QuantizedRows,
+    QuantizedWeights,
     RmsNorm,
     RotaryEmbedding,
     activate,
 )
 from app.models.ops.instruction_sets import MAX_INT8
 
-# PyTorch stores a quantized row with its scale and minimum behind it, as two float32 numbers.
-_ROW_ALIGNMENT = 4
 # The least divisor of a row, as in `torch.nn.functional.normalize`.
 SHORTEST_ROW = 1e-12
+# The steps of a quantized row.
+_STEPS = 255
+_TINY = 1e-30
 
 
 class TorchBackend:
@@ -102,49 +103,41 @@ class TorchBackend:
         lengths = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
         return (rows / lengths.clamp_min(SHORTEST_ROW)).to(dtype), lengths.squeeze(-1)
 
-    def int8_gemm(self, values: Tensor, scale: Tensor, activation: str | None = None) -> Int8Gemm:
-        """Implement `Backend`; exact and slow, in float64."""
-        del activation  # The product is called with it.
-        weight = values.double().t() * scale.double()
+    def quantize_rows(self, states: Tensor, columns: Columns) -> QuantizedRows:
+        """Implement `Backend`."""
+        states = states * columns.factors
+        minimum, highest = states.aminmax(dim=1, keepdim=True)
+        scale = (highest - minimum) / _STEPS
+        steps = states.sub_(minimum).div_(scale.clamp_min(_TINY))
+        return QuantizedRows(columns.spread(steps).to(torch.uint8), scale, minimum)
 
-        def gemm(
-            values: Tensor,
-            bias: Tensor | None = None,
-            *,
-            dtype: torch.dtype = torch.float32,
-            activation: str | None = None,
-        ) -> Tensor:
-            product = values.double() @ weight
-            return activate(product if bias is None else product.add_(bias), activation).to(dtype)
+    def int8_gemm(
+        self, weights: QuantizedWeights, dtype: torch.dtype, activation: str | None = None
+    ) -> Int8Gemm:
+        """Implement `Backend`; exact and slow, in float64."""
+        exact = weights.values.double().t() * weights.scale.double()
+
+        def gemm(rows: QuantizedRows) -> Tensor:
+            product = rows.values.double() @ exact
+            # Not a subclass's, which may be for float32 alone.
+            return TorchBackend.dequantize(self, product, rows, weights, dtype, activation)
 
         return gemm
 
-    def clamp(self, states: Tensor, lowest: float, highest: float) -> ClampedValues:
-        """Implement `Backend`."""
-        clamped = states.clamp(lowest, highest)
-        return ClampedValues(clamped.to(torch.uint8), (clamped != states).any(1))
-
-    def quantize_rows(self, states: Tensor, factors: Tensor) -> QuantizedRows:
-        """Implement `Backend`."""
-        rows = torch.ops.quantized.embedding_bag_byte_prepack(states * factors)
-        width = states.shape[1]
-        ranges = rows.view(torch.float32)[:, width // _ROW_ALIGNMENT :]
-        scale, minimum = ranges.split(1, dim=1)
-        return QuantizedRows(rows[:, :width], scale, minimum)
-
-    def dequantize_add_norm(
-        self, product: Tensor, rows: QuantizedRows, residual: Tensor, epilogue: Epilogue
+    def dequantize(
+        self,
+        product: Tensor,
+        rows: QuantizedRows,
+        weights: QuantizedWeights,
+        dtype: torch.dtype,
+        activation: str | None,
     ) -> Tensor:
-        """Implement `Backend`."""
-        # In place: memory that is touched for the first time costs more than a pass over it.
-        product.mul_(rows.scale).addcmul_(rows.minimum, epilogue.weight_sums)
-        product.addcmul_(residual, epilogue.residual_scale).add_(epilogue.constant)
-        return epilogue.norm(product)
+        """What `product` `[T, out]` of values with scaled weights stands for, as of `int8_gemm`.
 
-
-def can_quantize(width: int) -> bool:
-    """Whether rows of that width can be quantized."""
-    return width % _ROW_ALIGNMENT == 0
+        It may be overwritten.
+        """
+        product.mul_(rows.scale).addcmul_(rows.minimum, weights.sums).add_(weights.bias)
+        return activate(product, activation).to(dtype)
 
 
 def join_layers(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

@@ -1,6 +1,6 @@
-"""Texts of many kinds, on which the range of a model's states is measured for quantization.
+"""Texts of many kinds, on which the size of a model's states is measured for quantization.
 
-They decide how fine the steps are and how often a row has an outlier, never what is right.
+They decide how fine the steps of each channel are, never what is right.
 """
 
 from app.engine.types import TokenIds

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from app.engine.types import Outputs
+from app.models.ops.arguments import QuantizedRows, QuantizedWeights
 from app.models.ops.instruction_sets import AARCH64
 from app.models.ops.native_backend import NativeBackend
 from app.models.ops.native_library import runnable_here
@@ -105,7 +106,9 @@ def test_bytes_are_summed_up_exactly(library, rows, depth) -> None:
     weight = torch.randint(-127, 128, (128, depth), dtype=torch.int8)
     values = torch.randint(0, 256, (rows, depth), dtype=torch.uint8)
     weight[0], weight[1], values[0] = 127, -127, 255
-    actual = NativeBackend(library, torch.float32).int8_gemm(weight, torch.ones(128))(values)
+    weights = QuantizedWeights(weight, torch.ones(128), *torch.zeros(2, 128))
+    states = QuantizedRows(values, torch.ones(rows, 1), torch.zeros(rows, 1))
+    actual = NativeBackend(library, torch.float32).int8_gemm(weights, torch.float32)(states)
     assert torch.equal(actual, (values.double() @ weight.double().t()).float())
 
 

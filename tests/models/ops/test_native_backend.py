@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from app.models.ops.arguments import LayerNorm
+from app.models.ops.arguments import LayerNorm, QuantizedRows, QuantizedWeights
 from app.models.ops.native_backend import NativeBackend
 from app.models.ops.native_library import Library
 from app.models.ops.onednn_backend import OneDnnBackend
@@ -84,21 +84,26 @@ def test_layers_side_by_side_may_differ_in_width_and_lack_biases(backend, dtype)
 @given(**SHAPES)
 @settings(max_examples=25, deadline=None)
 def test_bytes_are_summed_up_exactly(backend, dtype, rows, depth, panels, activation) -> None:
-    scale, bias = torch.rand(64 * panels) / depth, torch.randn(64 * panels)
-    limit = backend.int8_weight_limit
-    weight = torch.randint(-limit, limit + 1, (64 * panels, depth), dtype=torch.int8)
+    out, limit = 64 * panels, backend.int8_weight_limit
+    values = torch.randint(-limit, limit + 1, (out, depth), dtype=torch.int8)
+    weights = QuantizedWeights(values, torch.rand(out) / depth, torch.randn(out), torch.randn(out))
     values = torch.randint(0, 256, (rows, depth), dtype=torch.uint8)
-    gemm = backend.int8_gemm(weight, scale, activation)
-    actual = gemm(values, bias, dtype=dtype, activation=activation)
-    exact = (values.double() @ weight.double().t()) * scale + bias
+    states = QuantizedRows(values, torch.rand(rows, 1), torch.randn(rows, 1))
+    actual = backend.int8_gemm(weights, dtype, activation)(states)
+    exact = (values.double() @ weights.values.double().t()) * weights.scale * states.scale
+    exact += states.minimum * weights.sums + weights.bias
     torch.testing.assert_close(actual.double(), ACTIVATIONS[activation](exact), **CLOSE[dtype])
 
 
 def test_the_largest_values_do_not_overflow(backend) -> None:
+    ones, zeros = torch.ones(64), torch.zeros(64)
+    rows = QuantizedRows(
+        torch.full((7, 4096), 255, dtype=torch.uint8), torch.ones(7, 1), torch.zeros(7, 1)
+    )
     for limit in (backend.int8_weight_limit, -backend.int8_weight_limit):
-        weight = torch.full((64, 4096), limit, dtype=torch.int8)
-        values = torch.full((7, 4096), 255, dtype=torch.uint8)
-        actual = backend.int8_gemm(weight, torch.ones(64))(values)
+        values = torch.full((64, 4096), limit, dtype=torch.int8)
+        weights = QuantizedWeights(values, ones, zeros, zeros)
+        actual = backend.int8_gemm(weights, torch.float32)(rows)
         assert torch.equal(actual, torch.full((7, 64), float(limit * 255 * 4096)))
 
 
@@ -175,5 +180,7 @@ def test_other_shapes_and_activations_and_amx_are_left_to_onednn(
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": amx})
     backend = NativeBackend(library, torch.bfloat16)
     backend.linear([random_layer(out, depth, torch.bfloat16)], activation)
-    backend.int8_gemm(torch.zeros(out, depth, dtype=torch.int8), torch.ones(out), activation)
+    values = torch.zeros(out, depth, dtype=torch.int8)
+    weights = QuantizedWeights(values, *torch.ones(3, out))
+    backend.int8_gemm(weights, torch.bfloat16, activation)
     assert len(taken) == (0 if fits and not amx else 2)

@@ -15,6 +15,7 @@ from app.errors import StartupError
 from app.models.backbones.by_architectures import load_encoder, load_tokenizer
 from app.models.device.choose import cpu_has_int8
 from app.models.ops.backend import choose_backend
+from app.models.ops.instruction_sets import MAX_INT8
 from app.models.target import Target
 from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.dense import load_dense_embedder
@@ -120,17 +121,24 @@ def demo_with_outliers(folder: Path, size: float) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("size", [1.0, 100.0])
-def test_trained_weights_with_outliers_are_as_exact_as_without(size: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("size", "least"),
+    [(1.0, {"all": 0.998, "most": 0.9985}), (100.0, {"all": 0.99, "most": 0.998})],
+    ids=["as they are", "with outliers"],
+)
+def test_trained_weights_are_exact_with_outliers_and_without(size, least, tmp_path: Path) -> None:
     folder = demo_with_outliers(tmp_path / "demo", size)
     texts = [text for text in varied_texts(60) if text.strip()]
     exact, ours = (
         embed(load_m3_embedder("demo", folder, 512, how), texts)
-        for how in (target(), target(quantized=True))
+        for how in (target(), target(torch.bfloat16, quantized=True))
     )
     cosines = np.array([one.dense @ other.dense for one, other in zip(exact, ours, strict=True)])
-    assert cosines.min() > 0.99
-    assert np.median(cosines) > 0.998
+    # Without VNNI weights have 7 bits.
+    if target().backend.int8_weight_limit < MAX_INT8:
+        least = {"all": 0.98, "most": 0.99}
+    assert cosines.min() > least["all"]
+    assert np.quantile(cosines, 0.05) > least["most"]
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +196,9 @@ def test_a_qwen_model_is_refused(tiny_qwen: Path) -> None:
         load_dense_embedder("tiny", tiny_qwen, 512, target(quantized=True))
 
 
-def test_a_width_that_is_no_multiple_of_four_is_refused(tokenizer_folder, tmp_path) -> None:
+def test_a_width_that_no_kernel_takes_is_computed(tokenizer_folder, tmp_path) -> None:
     folder = save_model(tmp_path, tokenizer_folder, "bert", hidden_size=66, num_attention_heads=2)
-    with pytest.raises(StartupError, match="widths that are multiples of 4, not 66 and 192"):
-        load_encoder(folder, target(quantized=True), load_tokenizer(folder, 8192))
+    sequences = random_sequences((9, 30))
+    exact = states_of(folder, sequences, target())
+    actual = states_of(folder, sequences, target(quantized=True))
+    assert functional.cosine_similarity(actual, exact).min() > 0.99

@@ -5,6 +5,9 @@
  * epilogue (scale, bias, activation) runs on the sums of a tile.
  *
  * The weights are laid out in panels beforehand.
+ *
+ * A byte of a row stands for the row's scale times it plus the row's minimum. The minimum is
+ * multiplied with the sums of the weights' columns, so that one scale and one sum remain.
  */
 #include <assert.h>
 #include <stdatomic.h>
@@ -23,12 +26,19 @@ enum {
 
 enum { NONE, GELU, RELU };
 
+/* What bytes stand for. */
+typedef struct {
+  const float *row_scale, *row_minimum; /* [rows] */
+  const float *scale;                   /* [columns], of the weights */
+  const float *sums;                    /* [columns], of the scaled weights */
+} Bytes;
+
 typedef struct {
   const Word *left; /* [rows, words] */
   const Word *right; /* [columns / TILE, words, TILE] */
-  const float *scale; /* [columns]; of bytes alone */
-  const float *bias;  /* [columns] */
-  void *output;       /* [rows, columns], rows `output_stride` numbers apart */
+  const float *bias; /* [columns] */
+  Bytes bytes;       /* of bytes alone */
+  void *output;      /* [rows, columns], rows `output_stride` numbers apart */
   long rows, words, columns, output_stride;
   Format format, output_format;
   int activation;
@@ -67,18 +77,29 @@ ALWAYS_INLINE Floats activate(int activation, Floats x) {
   return activation == RELU ? max_floats(x, 0.0f) : x;
 }
 
+/* What sums of bytes, as floats and times the scale of their column, stand for. */
+ALWAYS_INLINE Floats dequantize(
+    const Bytes *bytes, long row, Floats scaled, Floats column_sums, Floats bias) {
+  const Floats minimum = bytes->row_minimum[row], scale = bytes->row_scale[row];
+  return fma_floats(scaled, scale, fma_floats(column_sums, minimum, bias));
+}
+
 /* Write a tile of sums with scale, bias and activation. */
 ALWAYS_INLINE void write_tile(
     const Format format, const Gemm *gemm, long first, int rows, long column, const Word *sums) {
+  const Bytes *bytes = &gemm->bytes;
   for (long place = 0; place < TILE; place += LANES) {
     const Floats bias = load_floats(gemm->bias + column + place);
-    Floats scale = 0;
-    if (format == INT8) scale = load_floats(gemm->scale + column + place);
+    Floats scale = 0, column_sums = 0;
+    if (format == INT8) {
+      scale = load_floats(bytes->scale + column + place);
+      column_sums = load_floats(bytes->sums + column + place);
+    }
     for (int row = 0; row < rows; row++) {
       const Words sum = load_words(sums + row * PANEL + place);
-      Floats result = format == INT8
-                          ? fma_floats(__builtin_convertvector((Ints)sum, Floats), scale, bias)
-                          : (Floats)sum + bias;
+      const Floats scaled = __builtin_convertvector((Ints)sum, Floats) * scale;
+      Floats result = format == INT8 ? dequantize(bytes, first + row, scaled, column_sums, bias)
+                                     : (Floats)sum + bias;
       result = activate(gemm->activation, result);
       const long index = (first + row) * gemm->output_stride + column + place;
       store(gemm->output_format, gemm->output, index, result);
@@ -144,20 +165,21 @@ static long task_rows_of(long rows, long panels, int threads) {
   return min_long(rows_of_task, MAX_TASK_ROWS);
 }
 
-/* output = activation(scale (left right) + bias). Scale and bias are float32. Left and right are of
- * `format`, and the output of it or, for bytes, of another; `scale` is that of bytes alone. Rows
- * of the output are `output_stride` numbers apart. `depth` is a multiple of 16 and `columns` one of
- * 64. */
+/* output = activation(left right + bias). The bias is float32. Left and right are of `format`, and
+ * the output of it or, for bytes, of another. The scales, minimum and sums, as in `Bytes`, are
+ * those of bytes alone. Rows of the output are `output_stride` numbers apart. `depth` is a multiple
+ * of 16 and `columns` one of 64. */
 void KERNEL(gemm)(
-    const void *left, const void *right, const float *scale, const float *bias, void *output,
-    int format, int output_format, long rows, long depth, long columns, long output_stride,
-    int activation, int threads) {
+    const void *left, const void *right, const float *row_scale, const float *row_minimum,
+    const float *scale, const float *sums, const float *bias, void *output, int format,
+    int output_format, long rows, long depth, long columns, long output_stride, int activation,
+    int threads) {
   assert(depth % 16 == 0 && columns % PANEL == 0 && output_format != INT8);
   Gemm gemm = {
       .left = left,
       .right = right,
-      .scale = scale,
       .bias = bias,
+      .bytes = {row_scale, row_minimum, scale, sums},
       .output = output,
       .rows = rows,
       .words = depth / numbers_of_word(format),
@@ -171,4 +193,40 @@ void KERNEL(gemm)(
   static void (*const run[])(void *) = {
       [FLOAT32] = run_float32, [BFLOAT16] = run_bfloat16, [INT8] = run_int8};
   on_threads(threads, run[format], &gemm);
+}
+
+/* The same after sums of bytes that another library has computed, times the weights' scale. */
+
+typedef struct {
+  const float *product; /* [rows, columns] */
+  Bytes bytes;
+  const float *bias;
+  void *output;
+  long columns;
+  Format output_format;
+  int activation;
+} Dequantization;
+
+static void dequantize_row(const void *work, long row) {
+  const Dequantization *all = work;
+  for (long column = 0; column < all->columns; column += LANES) {
+    const long index = row * all->columns + column;
+    const Floats scaled = load_floats(all->product + index);
+    const Floats column_sums = load_floats(all->bytes.sums + column);
+    const Floats bias = load_floats(all->bias + column);
+    const Floats result = dequantize(&all->bytes, row, scaled, column_sums, bias);
+    store(all->output_format, all->output, index, activate(all->activation, result));
+  }
+}
+
+/* `columns` is a multiple of 16. */
+void KERNEL(dequantize)(
+    const float *product, const float *row_scale, const float *row_minimum, const float *sums,
+    const float *bias, void *output, int output_format, long rows, long columns, int activation,
+    int threads) {
+  assert(columns % LANES == 0);
+  const Dequantization all = {
+      product, {row_scale, row_minimum, NULL, sums}, bias, output, columns, output_format,
+      activation};
+  for_rows(rows, threads, dequantize_row, &all);
 }

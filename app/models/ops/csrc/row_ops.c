@@ -19,53 +19,29 @@
 static inline float min_float(float a, float b) { return a < b ? a : b; }
 static inline float max_float(float a, float b) { return a > b ? a : b; }
 
-/* Clamp to a range and truncate; `outliers` tells which rows had to be clamped. */
-
-typedef struct {
-  const float *states;
-  uint8_t *values, *outliers;
-  long width;
-  float lowest, highest;
-} Clamp;
-
-static void clamp_row(const void *work, long row) {
-  const Clamp *all = work;
-  const long width = all->width;
-  const float *restrict states = all->states + row * width;
-  uint8_t *restrict values = all->values + row * width;
-  float lowest = all->lowest, highest = all->highest;
-  int is_outlier = 0;
-  for (long i = 0; i < width; i++) {
-    float clamped = min_float(max_float(states[i], lowest), highest);
-    values[i] = (uint8_t)(int)clamped;
-    is_outlier |= clamped != states[i];
-  }
-  all->outliers[row] = is_outlier != 0;
-}
-
-void KERNEL(clamp_rows)(
-    const float *states, uint8_t *values, uint8_t *outliers, long rows, long width, float lowest,
-    float highest, int threads) {
-  Clamp all = {states, values, outliers, width, lowest, highest};
-  for_rows(rows, threads, clamp_row, &all);
-}
-
-/* Quantize each row, its channels multiplied by factors, to 255 steps of its own range. */
+/* Quantize each row, its channels multiplied by factors, to 255 steps of its own range.
+ *
+ * Some channels are repeated in columns at the end. The offset of each column is what truncation
+ * begins with. */
 
 typedef struct {
   const void *states;
-  const float *factors;
-  uint8_t *values;
+  const float *factors;    /* [width] */
+  const float *offsets;    /* [width + repeats] */
+  const int32_t *repeated; /* [repeats] */
+  uint8_t *values;         /* [rows, width + repeats] */
   float *scale, *minimum;
-  long width;
+  long width, repeats;
 } Quantization;
 
 enum { AT_ONCE = 16 };
 
-/* Lane by lane, since the order in which a compiler may compare floats is fixed. */
+/* Lane by lane, since the order in which a compiler may compare floats is fixed. What is not a
+ * number would be lost in comparisons; the range is none then. */
 ALWAYS_INLINE void find_range(
     const Format format, const Quantization *all, long start, float *low, float *high) {
   float lows[AT_ONCE], highs[AT_ONCE];
+  int is_nan[AT_ONCE] = {0};
   const float *restrict factors = all->factors;
   for (int lane = 0; lane < AT_ONCE; lane++)
     lows[lane] = highs[lane] = read(format, all->states, start) * factors[0];
@@ -74,37 +50,53 @@ ALWAYS_INLINE void find_range(
       float state = read(format, all->states, start + i + lane) * factors[i + lane];
       lows[lane] = min_float(state, lows[lane]);
       highs[lane] = max_float(state, highs[lane]);
+      is_nan[lane] |= state != state;
     }
+  int has_nan = is_nan[0];
   *low = lows[0], *high = highs[0];
   for (int lane = 1; lane < AT_ONCE; lane++) {
     *low = min_float(lows[lane], *low);
     *high = max_float(highs[lane], *high);
+    has_nan |= is_nan[lane];
   }
+  if (has_nan) *low = *high = NAN;
 }
 
 ALWAYS_INLINE void quantize_row(const Format format, const void *work, long row) {
   const Quantization *all = work;
   const long width = all->width, start = row * width;
   const void *states = all->states;
-  const float *restrict factors = all->factors;
-  uint8_t *restrict values = all->values + start;
+  const float *restrict factors = all->factors, *restrict offsets = all->offsets;
+  uint8_t *restrict values = all->values + row * (width + all->repeats);
   float low, high;
   find_range(format, all, start, &low, &high);
-  float steps_per_one = high > low ? 255 / (high - low) : 0;
-  for (long i = 0; i < width; i++)
-    values[i] = (uint8_t)(int)((read(format, states, start + i) * factors[i] - low) * steps_per_one +
-                               0.5f);
-  all->scale[row] = (high - low) / 255;
+  const float range = high - low, steps_per_one = range > 0 ? 255 / range : 0;
+  all->scale[row] = range / 255;
   all->minimum[row] = low;
+  if (!isfinite(range)) { /* The scale is not finite either. */
+    memset(values, 0, (size_t)(width + all->repeats));
+    return;
+  }
+  for (long i = 0; i < width; i++) {
+    float steps = (read(format, states, start + i) * factors[i] - low) * steps_per_one;
+    values[i] = (uint8_t)(int)(steps + offsets[i]);
+  }
+  for (long repeat = 0; repeat < all->repeats; repeat++) {
+    const long i = all->repeated[repeat];
+    float steps = (read(format, states, start + i) * factors[i] - low) * steps_per_one;
+    values[width + repeat] = (uint8_t)(int)(steps + offsets[width + repeat]);
+  }
 }
 FOR_FORMATS(quantize_row)
 
 /* `width` is a multiple of 16. */
 void KERNEL(quantize_rows)(
-    const void *states, int format, const float *factors, uint8_t *values, float *scale,
-    float *minimum, long rows, long width, int threads) {
+    const void *states, int format, const float *factors, const float *offsets,
+    const int32_t *repeated, uint8_t *values, float *scale, float *minimum, long rows, long width,
+    long repeats, int threads) {
   assert(width % AT_ONCE == 0);
-  Quantization all = {states, factors, values, scale, minimum, width};
+  Quantization all = {
+      states, factors, offsets, repeated, values, scale, minimum, width, repeats};
   for_rows(rows, threads, TASK_OF(quantize_row, format), &all);
 }
 
@@ -150,40 +142,6 @@ void KERNEL(add_norm)(
   assert(width * (long)sizeof(float) <= SCRATCH_BYTES);
   AddNorm all = {{weight, bias, epsilon, width}, states, residual};
   for_rows(rows, threads, TASK_OF(add_norm_row, format), &all);
-}
-
-/* The same for an 8-bit product and a residual that are not yet scaled. */
-
-typedef struct {
-  LayerNorm norm;
-  float *product;
-  const float *scale, *minimum; /* of each row */
-  const float *residual;
-  const float *weight_sums, *residual_scale, *constant; /* of each channel */
-} Dequantization;
-
-static void dequantize_add_norm_row(const void *work, long row) {
-  const Dequantization *all = work;
-  const long width = all->norm.width;
-  float *product = all->product + row * width;
-  const float *residual = all->residual + row * width;
-  const float *weight_sums = all->weight_sums, *residual_scale = all->residual_scale,
-              *constant = all->constant;
-  float scale = all->scale[row], minimum = all->minimum[row];
-  for (long i = 0; i < width; i++)
-    product[i] = product[i] * scale + weight_sums[i] * minimum + residual[i] * residual_scale[i] +
-                 constant[i];
-  layer_norm(&all->norm, product);
-}
-
-void KERNEL(dequantize_add_norm)(
-    float *product, const float *scale, const float *minimum, const float *residual,
-    const float *weight_sums, const float *residual_scale, const float *constant,
-    const float *weight, const float *bias, float epsilon, long rows, long width, int threads) {
-  const LayerNorm norm = {weight, bias, epsilon, width};
-  Dequantization all = {
-      norm, product, scale, minimum, residual, weight_sums, residual_scale, constant};
-  for_rows(rows, threads, dequantize_add_norm_row, &all);
 }
 
 /* RMS normalisation. */
