@@ -12,7 +12,10 @@ long after its client has left.
 What is measured is the server's processor time, so that other programs count little, and a finding
 counts if it shows again each time that it is repeated. `--minutes` are of the processor, of server
 and client together, which on two idle cores is about the time that the run takes; what is left out
-then is counted. Shapes come in an order in which a part has something of everything.
+then is counted. Shapes come in an order in which a part has something of everything. A shape ends
+at its first finding, and where a request takes half a second; of one that is refused three times
+alike and cheaply only the largest size is asked for besides. With even seeds late interaction is
+the reranker, with odd ones a classifier, which serves /predict.
 """
 
 import argparse

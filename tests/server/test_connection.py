@@ -696,6 +696,7 @@ async def test_connections_with_much_to_parse_have_one_turn_at_a_time() -> None:
         client.protocol.turns = shared
         client.protocol.data_received(b"1\r\na\r\n" * 5000)
     before, most = held(*clients), 0
+    assert before <= len(clients) * MOST_OF_A_TURN
     while before < 20_000:
         await turns(1)
         after = held(*clients)
@@ -708,6 +709,7 @@ async def test_a_connection_that_is_lost_has_no_further_turn() -> None:
     client = await begun()
     client.protocol.data_received(b"1\r\na\r\n" * 20_000)
     parsed = held(client)
+    assert parsed <= MOST_OF_A_TURN
     client.protocol.connection_lost(None)
     await turns()
     assert held(client) == parsed
