@@ -13,9 +13,12 @@ export PATH="$PWD/$venv/bin:$PATH"
 
 # No test may reach for a model hub, and none may depend on the caller's settings.
 export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true
+# The types take longer than the other checks together, on a core that these leave free.
+types=$(mktemp)
+mypy > "$types" 2>&1 & mypy=$!
+trap 'kill "$mypy" 2> /dev/null || true; rm -f "$types"' EXIT
 echo "== ruff";        ruff check . && ruff format --check .
 echo "== shellcheck";  shellcheck start_server.sh run_tests.sh .ci/run scripts/*.sh
-echo "== mypy";        mypy
 echo "== import layers"; lint-imports --no-logo
 command -v redis-server > /dev/null \
   || echo "redis-server is not installed: the tests of RATE_LIMIT_STORE=redis://... are skipped."
@@ -34,8 +37,9 @@ command -v chromium > /dev/null || command -v chromium-browser > /dev/null \
 command -v wine > /dev/null || command -v wine64 > /dev/null || [[ -x /usr/lib/wine/wine64 ]] \
   || echo "wine is not installed: the tests that run start_server.bat are skipped."
 echo "== documentation"; scripts/build_docs.sh
-# Two processes: most tests wait for a server's process half of their time. A file stays in one of
-# them; chosen tests run in this one, where a debugger works.
-processes=2
+echo "== mypy";        wait "$mypy" || { cat "$types"; exit 1; }; cat "$types"
+# Three processes on two cores: most tests wait for a server's process half of their time. A file
+# stays in one of them; chosen tests run in this one, where a debugger works.
+processes=3
 (($#)) && processes=0
 echo "== tests";       python -m pytest -q --durations=15 -rs -n "$processes" --dist loadfile "$@"
