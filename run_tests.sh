@@ -37,7 +37,9 @@ command -v chromium > /dev/null || command -v chromium-browser > /dev/null \
 command -v wine > /dev/null || command -v wine64 > /dev/null || [[ -x /usr/lib/wine/wine64 ]] \
   || echo "wine is not installed: the tests that run start_server.bat are skipped."
 echo "== documentation"; scripts/build_docs.sh
-echo "== mypy";        wait "$mypy" || { cat "$types"; exit 1; }; cat "$types"
+echo "== mypy";        wait "$mypy" || { cat "$types"; exit 1; }
+trap 'rm -f "$types"' EXIT
+cat "$types"
 # Three processes on two cores: most tests wait for a server's process half of their time. A file
 # stays in one of them; chosen tests run in this one, where a debugger works.
 processes=3

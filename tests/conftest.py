@@ -1,8 +1,7 @@
-"""Fixtures that several rooms share."""
+"""What every test process does before it imports anything large."""
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -17,46 +16,13 @@ os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-from tests.support.checkpoints import save_m3, save_qwen, save_reranker
-from tests.support.server import RunningServer, run_server
-from tools.demo.checkpoint import build_demo_checkpoint
-
 # How long an example takes says nothing on a shared machine.
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
 
 
-@pytest.fixture(scope="session")
-def tiny_m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random checkpoint of bge-m3's architecture."""
-    return save_m3(tmp_path_factory.mktemp("checkpoints") / "tiny-m3")
-
-
-@pytest.fixture(scope="session")
-def tiny_reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random checkpoint of bge-reranker-v2-m3's architecture."""
-    return save_reranker(tmp_path_factory.mktemp("checkpoints") / "tiny-reranker")
-
-
-@pytest.fixture(scope="session")
-def tiny_qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small random checkpoint of Qwen3's architecture, for either Qwen model."""
-    return save_qwen(tmp_path_factory.mktemp("checkpoints") / "tiny-qwen")
-
-
-@pytest.fixture(scope="session")
-def demo_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo's checkpoint, built from its package."""
-    return build_demo_checkpoint(tmp_path_factory.mktemp("demo") / "checkpoint")
-
-
-@pytest.fixture(scope="session")
-def server(tiny_m3: Path, tmp_path_factory: pytest.TempPathFactory):
-    """One real server process on loopback that serves `tiny_m3` in float32."""
-    folder = tmp_path_factory.mktemp("server")
-    with run_server(folder, fresh=True, EMBEDDING_MODEL=str(tiny_m3)) as running:
-        running.wait_until_healthy()
-        yield running
-
-
-__all__ = ["RunningServer"]
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the fixtures, but not where xdist only hands out the tests: their imports take 5 s."""
+    hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
+    if not hands_out:
+        config.pluginmanager.import_plugin("tests.support.fixtures")
