@@ -41,7 +41,7 @@ from app.models.ops.build import Compiler, make_library
 from app.models.ops.instruction_sets import architecture_here
 
 # The compiler's own driver drops AddressSanitizer, for which it brings no library.
-checks = ("-Xclang", "-fsanitize=address", "-fsanitize=undefined")
+checks = ("-Xclang", "-fsanitize=address", "-fsanitize=undefined,float-cast-overflow")
 with TemporaryDirectory() as temporary:
     folder = Path(temporary)
     compiler = Compiler(folder / "compiler", folder, architecture_here(), checks)

@@ -1,30 +1,39 @@
 """The kernels in C against the definitions, at the sizes where tiles, panels and tasks end."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from app.models.ops.arguments import LayerNorm, QuantizedRows, QuantizedWeights
+from app.models.ops.arguments import (
+    LayerNorm,
+    QuantizedRows,
+    QuantizedWeights,
+    RmsNorm,
+    RotaryEmbedding,
+)
 from app.models.ops.native_backend import NativeBackend
 from app.models.ops.native_library import Library
 from app.models.ops.onednn_backend import OneDnnBackend
+from app.models.ops.torch_backend import TorchBackend
 from tests.support.native import LIBRARIES
 
 pytestmark = pytest.mark.skipif(not LIBRARIES, reason="the kernels are not built")
 ACTIVATIONS = {None: lambda x: x, "gelu": functional.gelu, "relu": functional.relu}
 SHAPES = {
-    "rows": st.integers(1, 40) | st.sampled_from([766, 768, 769, 1000]),
+    "rows": st.integers(0, 40) | st.sampled_from([766, 768, 769, 1000]),
     "depth": st.integers(1, 12).map(lambda n: 16 * n) | st.sampled_from([1024, 1040, 2064, 4096]),
     "panels": st.integers(1, 4),
     "activation": st.sampled_from(list(ACTIVATIONS)),
 }
 
 
+PLAIN = TorchBackend("eager")
 # How far a result may be rounded.
 CLOSE = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
@@ -153,6 +162,57 @@ def test_the_norm_of_a_sum_is_exact_to_its_last_digits(backend, dtype, count, wi
     expected = (total - mean) / (variance + norm.epsilon).sqrt() * norm.weight + norm.bias
     actual = backend.add_norm(states.clone(), residual, norm)
     torch.testing.assert_close(actual.double(), expected, **CLOSE[dtype] | {"atol": 1e-3})
+
+
+# No row, one, as many as a tile or a task has and one more or less; widths of one number, of odd
+# ones, and far above a model's. A row begins anywhere that its numbers may.
+EDGES = {
+    "rows": st.sampled_from([0, 1, 2, 5, 6, 7, 48, 49]),
+    "width": st.sampled_from([1, 3, 15, 17]) | st.sampled_from([1, 2, 3, 65]).map(lambda n: 16 * n),
+    "begin": st.sampled_from([0, 1, 3, 8]),
+}
+HUGE = 1 << 14
+
+
+def placed(values: torch.Tensor, begin: int) -> torch.Tensor:
+    """A copy that begins so many numbers into its memory, and ends where that ends."""
+    memory = values.new_empty(begin + values.numel())
+    memory[begin:] = values.reshape(-1)
+    return memory[begin:].view(values.shape)
+
+
+@given(**EDGES, heads=st.integers(1, 3))
+@example(rows=2, width=HUGE, begin=1, heads=1)
+@example(rows=0, width=HUGE, begin=0, heads=1)
+@settings(max_examples=15, deadline=None)
+def test_operations_on_rows_of_any_shape_and_place_are_those_of_pytorch(
+    backend, dtype, rows, width, begin, heads
+) -> None:
+    torch.manual_seed(rows + width)
+    names = ("states", "residual", "pairs", "turned", "root", "both")
+    shapes = (
+        *((rows, width), (rows, width), (rows, 2 * width), (rows, heads + 1, 2 * width)),
+        *((width,), (heads, 2 * width)),
+    )
+    drawn = {name: torch.randn(shape).to(dtype) for name, shape in zip(names, shapes, strict=True)}
+    factors = torch.randn(2 * rows + 2, width)
+
+    def results(backend, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+        each = {name: placed(values.to(dtype), begin) for name, values in drawn.items()}
+        *embedding, weight, bias = (
+            placed(part, begin) for part in factors.split([rows, rows, 1, 1])
+        )
+        norm = LayerNorm(weight[0], bias[0], 1e-3)
+        yield backend.rms_norm(each["states"], RmsNorm(each["root"], 1e-3))
+        yield backend.add_norm(each["states"], each["residual"], norm)
+        yield backend.gate(each["pairs"])
+        backend.rotary(each["turned"], RmsNorm(each["both"], 1e-3), RotaryEmbedding(*embedding))
+        yield each["turned"]
+
+    close = {"rtol": 2**-7, "atol": 2**-7} if dtype is torch.bfloat16 else CLOSE[dtype]
+    exact = results(PLAIN, torch.float32)
+    for ours, expected in zip(results(backend, dtype), exact, strict=True):
+        torch.testing.assert_close(ours.float(), expected, **close)
 
 
 def test_states_with_gaps_are_refused(backend, dtype) -> None:

@@ -4,6 +4,7 @@
  * `format`: float32 or bfloat16. Every row is computed by itself and by one thread, in float32.
  */
 #include <assert.h>
+#include <float.h>
 #include <math.h>
 
 #include "kernels.h"
@@ -70,7 +71,8 @@ ALWAYS_INLINE void quantize_row(const Format format, const void *work, long row)
   uint8_t *restrict values = all->values + row * (width + all->repeats);
   float low, high;
   find_range(format, all, start, &low, &high);
-  const float range = high - low, steps_per_one = range > 0 ? 255 / range : 0;
+  const float range = high - low;
+  const float steps_per_one = range > 0 ? min_float(255 / range, FLT_MAX) : 0;
   all->scale[row] = range / 255;
   all->minimum[row] = low;
   if (!isfinite(range)) { /* The scale is not finite either. */
@@ -79,12 +81,12 @@ ALWAYS_INLINE void quantize_row(const Format format, const void *work, long row)
   }
   for (long i = 0; i < width; i++) {
     float steps = (read(format, states, start + i) * factors[i] - low) * steps_per_one;
-    values[i] = (uint8_t)(int)(steps + offsets[i]);
+    values[i] = (uint8_t)(int)max_float(steps + offsets[i], 0); /* also of no number */
   }
   for (long repeat = 0; repeat < all->repeats; repeat++) {
     const long i = all->repeated[repeat];
     float steps = (read(format, states, start + i) * factors[i] - low) * steps_per_one;
-    values[width + repeat] = (uint8_t)(int)(steps + offsets[width + repeat]);
+    values[width + repeat] = (uint8_t)(int)max_float(steps + offsets[width + repeat], 0);
   }
 }
 FOR_FORMATS(quantize_row)
