@@ -27,7 +27,7 @@ from tests.simulation.scenario import Report, run
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "tests/simulation/faults"
-MOST_STEPS_OF_A_SEED = 12_000
+MOST_STEPS_OF_A_SEED = 6_000
 # In the steps of one task of a process.
 CHUNK = 200
 MILLION = 1_000_000

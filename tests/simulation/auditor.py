@@ -99,6 +99,7 @@ class JobBook:
     forwards: list[Forward | None]
     taken: int = 0
     resolved_at: float | None = None
+    retried: bool = False
 
 
 class _Outcome(asyncio.Event):
@@ -136,9 +137,10 @@ class Auditor:
         self._unresolved: set[Job] = set()
         self._sequences: dict[int, tuple[JobBook, int]] = {}
         self._takes = 0
+        self._quiets = 0
         self._excess: dict[tuple[str, str], float] = {}
         self._job_excess: dict[tuple[Job, Job], float] = {}
-        self._weights: dict[str, float] = {}
+        self._least_weights: dict[str, float] = {}
         self._failed_at: dict[FakeDevice, tuple[float, str]] = {}
         self._memory: dict[tuple[FakeDevice, Model], _Memory] = {}
         self._leased: Counter[int] = Counter()
@@ -236,6 +238,9 @@ class Auditor:
             return
         running = [each for each in book.forwards if each is not None]
         since = self._loop.now - (job.first_taken_at or self._loop.now)
+        on_gpu = all(each.device.on_gpu for each in running)
+        if overdue and running and on_gpu and not book.retried:
+            since = max(self._loop.now - each.began for each in running) + _STEP
         if overdue and since < limit - _MOMENT:
             self.fail(
                 "deadline", f"a job is cut off {since:.3f} s after it was taken, of {limit} s"
@@ -345,10 +350,12 @@ class Auditor:
         """Weighted fair queueing: over any time in which two clients wait for one device.
 
         What one of them is given, divided by its weight, exceeds that of the other by at most what
-        two forwards hold, divided by the weights. What preempts a forward has a promise of its own,
-        and counts only for its client.
+        two forwards hold, divided by the least weights that they had. What preempts a forward has a
+        promise of its own, and counts only for its client.
         """
-        most, excess = self._most_tokens, self._excess
+        most, excess, least = self._most_tokens, self._excess, self._least_weights
+        for client, weight in weights.items():
+            least[client] = min(least.get(client, weight), weight)
         for client, tokens in batch.client_tokens.items():
             gain = tokens / weights[client]
             for other in served:
@@ -359,7 +366,7 @@ class Auditor:
                 if preempts:
                     continue
                 excess[pair] = now = excess.get(pair, 0.0) + gain
-                bound = 2 * most * (1 / weights[client] + 1 / weights[other])
+                bound = 2 * most * (1 / least[client] + 1 / least[other])
                 if now > bound + _ROUNDING:
                     self.fail(
                         "share",
@@ -427,7 +434,7 @@ class Auditor:
                 self.fail("order", "a sequence is computed that was not taken")
             last = book.forwards[index]
             if last is not None:
-                retried = True
+                retried = book.retried = True
                 self._check_retry(book, last, forward)
             book.forwards[index] = forward
         self._note_memory(forward)
@@ -505,6 +512,9 @@ class Auditor:
         queue = self._queue
         waits = queue._jobs or queue._handed_over
         rests = True
+        self._quiets += 1
+        if self._quiets % 16 == 0:
+            self._check_lost()
         for worker in self._devices._workers:
             executor = worker.executor
             if executor._in_flight:
@@ -515,6 +525,19 @@ class Auditor:
             self._check_stuck()
         if rests and not waits and self._unresolved:
             self.fail("lost", f"{len(self._unresolved)} jobs are nowhere")
+
+    def _check_lost(self) -> None:
+        """Whatever was taken whole is on a device, or is given to another one."""
+        on_device = {
+            each.job
+            for worker in self._devices._workers
+            for in_flight in worker.executor._in_flight
+            for each in in_flight.batch.slices
+        }
+        handed_over = {each.job for batch in self._queue._handed_over for each in batch.slices}
+        for job in self._unresolved:
+            if job.state is JobState.TAKEN and job not in on_device and job not in handed_over:
+                self.fail("lost", "a job was taken, and is on no device")
 
     def _check_stuck(self) -> None:
         """Nobody waits for devices of which none has come back for twice its limit."""

@@ -140,7 +140,7 @@ class Scenario:
         return 0.0005 + 0.002 * draw if draw < 0.97 else draw
 
     def _chances(self) -> Chances:
-        kind = self.random.choice(["calm", "faulty", "faulty", "hard", "overdue", "deadly"])
+        kind = self.random.choice(["calm", "faulty", "hard", "overdue", "deadly", "deadly"])
         if kind == "calm":
             return Chances()
         chances = Chances(raises=0.01, not_finite=0.01, long=0.02, passing=0.005, load_fails=0.2)
@@ -149,7 +149,7 @@ class Scenario:
         if kind == "overdue":
             chances.overdue, chances.never = 0.03, 0.0005
         if kind == "deadly":
-            chances.lasting, chances.crash = 0.003, 0.001
+            chances.lasting, chances.crash = 0.01, 0.005
         return chances
 
     def _entries(self) -> list[ModelEntry]:
@@ -202,7 +202,7 @@ class Scenario:
                 self.auditor,
                 patience,
             )
-            for number in range(draw.choice([1, 1, 2, 3]))
+            for number in range(draw.choice([1, 2, 2, 3]))
         ]
 
     def _loader(self) -> FakeLoader | None:

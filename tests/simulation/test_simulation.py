@@ -6,7 +6,7 @@ from tests.simulation.scenario import run
 
 # Steps of each test: one callback of the event loop is a step.
 STEPS = 100_000
-MOST_STEPS_OF_A_SEED = 12_000
+MOST_STEPS_OF_A_SEED = 6_000
 
 
 @pytest.mark.parametrize("first", range(0, 1000, 100))
