@@ -125,12 +125,12 @@ class _Memory:
 
 
 class Auditor:
-    """Holds the laws over one engine."""
+    """Holds the laws over one engine, of which a forward holds `most_tokens` at most."""
 
-    def __init__(self, loop: VirtualLoop, settings: Settings, most_tokens: int) -> None:
+    def __init__(self, loop: VirtualLoop, settings: Settings) -> None:
         self._loop = loop
         self._settings = settings
-        self._most_tokens = max(most_tokens, MOST_TOKENS)
+        self.most_tokens = MOST_TOKENS
         self._engine: Engine | None = None
         self._broken: LawBrokenError | None = None
         self._jobs: dict[Job, JobBook] = {}
@@ -353,7 +353,7 @@ class Auditor:
         two forwards hold, divided by the least weights that they had. What preempts a forward has a
         promise of its own, and counts only for its client.
         """
-        most, excess, least = self._most_tokens, self._excess, self._least_weights
+        most, excess, least = self.most_tokens, self._excess, self._least_weights
         for client, weight in weights.items():
             least[client] = min(least.get(client, weight), weight)
         for client, tokens in batch.client_tokens.items():
@@ -390,7 +390,7 @@ class Auditor:
                 reverse = (job, other)
                 excess[reverse] = max(0.0, excess.get(reverse, 0.0) - gain)
                 excess[other, job] = now = excess.get((other, job), 0.0) + gain
-                bound = 2 * self._most_tokens * (1 / job.weight + 1 / other.weight)
+                bound = 2 * self.most_tokens * (1 / job.weight + 1 / other.weight)
                 if now > bound + _ROUNDING:
                     self.fail("job share", f"{now:.0f} weighted tokens above {bound:.0f}")
 
@@ -470,7 +470,7 @@ class Auditor:
                 limit = min(limit, known.limit + known.fitted)
             self._memory[key] = _Memory(limit, forward.ends)
         elif known is not None and forward.fault in _RETURNS:
-            known.fitted += max(1, self._most_tokens // 100)
+            known.fitted += max(1, self.most_tokens // 100)
 
     def _check_memory(self, forward: Forward) -> None:
         known = self._memory.get((forward.device, self._of_jobs(forward)))

@@ -24,6 +24,7 @@ from tests.simulation.auditor import Auditor, LawBrokenError
 from tests.simulation.clients import Client, World
 from tests.simulation.fakes import (
     GIGABYTE,
+    MOST_TOKENS,
     Chances,
     FakeDevice,
     FakeLoader,
@@ -79,7 +80,7 @@ class Scenario:
         self.budget = self.random.choice([64, 256, 512, 1024, 4096])
         self.entries = self._entries()
         self.settings = self._settings()
-        self.auditor = Auditor(self.loop, self.settings, self.budget)
+        self.auditor = Auditor(self.loop, self.settings)
         self.devices = self._devices()
         self.loader = self._loader()
         self.metrics = Metrics()
@@ -101,6 +102,8 @@ class Scenario:
             self._texts(),
             [entry.public_name for entry in self.entries],
         )
+        longest = min(MOST_TOKENS, 2 * max(map(len, self.world.texts)))
+        self.auditor.most_tokens = max(self.budget, longest)
         self.ends_by_signal = self.random.random() < 0.3
         self.seconds = self.random.choice([30.0, 120.0, 300.0])
         self._stopping = False
