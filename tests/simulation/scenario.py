@@ -119,6 +119,8 @@ class Scenario:
                 broken = error
             except StandstillError as error:
                 broken = LawBrokenError("lost", str(error), self.loop.steps)
+            except Exception as error:  # noqa: BLE001 - whatever the engine lets out breaks a law
+                broken = LawBrokenError("silence", repr(error), self.loop.steps)
         tally, steps, seconds = self.world.tally, self.loop.steps, self.loop.now
         self._discard()
         sign = hash((steps, seconds, tuple(tally.values())))

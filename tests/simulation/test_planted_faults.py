@@ -19,7 +19,7 @@ def test_every_fault_can_be_planted() -> None:
         subprocess.run(["git", "apply", "--check", "-C1", str(patch)], cwd=ROOT, check=True)
 
 
-@pytest.mark.parametrize("name", ["flow-forgotten", "lost-wake-up", "wrong-half"])
+@pytest.mark.parametrize("name", ["lost-wake-up", "half-loses-one", "one-slice-too-many"])
 def test_a_planted_fault_is_found(name: str) -> None:
-    found = look_for(FAULTS / f"{name}.patch", steps=300_000)
+    found = look_for(FAULTS / f"{name}.patch", steps=50_000)
     assert found.get("law") in LAWS, found
