@@ -48,8 +48,7 @@ _KINDS = (
     Outputs(sparse=True),
     Outputs(dense=True, sparse=True, colbert=True),
 )
-# Seconds in which a calm service must have answered a probe.
-_PATIENCE = 60.0
+_SHARE_OF_CONTESTS = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +73,16 @@ class Scenario:
         self.seed = seed
         self.most_steps = most_steps
         self.random = Random(seed)
+        # Whether it is one of bulk loads that compete for small forwards, and nothing goes wrong.
+        self.is_contest = Random(f"contest {seed}").random() < _SHARE_OF_CONTESTS
         self.loop = VirtualLoop(self._seconds_on_a_thread)
         self.effects: list[Effect] = []
         self.chances = self._chances()
         self.budget = self.random.choice([64, 256, 512, 1024, 4096])
         self.entries = self._entries()
+        if self.is_contest:
+            self.chances.calm()
+            self.budget, self.entries = 64, []
         self.settings = self._settings()
         self.auditor = Auditor(self.loop, self.settings)
         self.devices = self._devices()
@@ -207,7 +211,7 @@ class Scenario:
                 self.auditor,
                 patience,
             )
-            for number in range(draw.choice([1, 2, 2, 3]))
+            for number in range(1 if self.is_contest else draw.choice([1, 2, 2, 3]))
         ]
 
     def _loader(self) -> FakeLoader | None:
@@ -223,7 +227,7 @@ class Scenario:
 
     def _texts(self) -> list[str]:
         draw = self.random
-        longest = draw.choice([60, 300, 3000, 6000])
+        longest = 30 if self.is_contest else draw.choice([60, 300, 3000, 6000])
         lengths = [
             min(longest, int(draw.paretovariate(0.8) * 5)) + draw.randint(3, 6)
             for _ in range(_TEXTS)
@@ -271,7 +275,8 @@ class Scenario:
         for number in range(draw.randint(2, 8)):
             urgency = draw.choice([3, 3, 3, 1, 5, 7])
             client = Client(self.world, f"client-{number}", urgency, draw.random() < 0.2)
-            running.append(draw.choice(kinds)(client))
+            kind = self._bulk if self.is_contest else draw.choice(kinds)
+            running.append(kind(client))
         return running
 
     def _some_texts(self, most: int) -> list[str]:
