@@ -21,6 +21,7 @@ from tests.fuzzing.inputs import Target, cut, linear, read_input, seeds_of
 
 _AN_HOUR = 3600.0
 _RESPONSE_SECONDS = 30.0
+_ADDRESS = re.compile(rb"^[a-z]+://[^/?#]*", re.IGNORECASE)
 _REQUEST_ID = re.compile(rb"[0-9a-f]{32}")
 # Its method, path with query, headers and body.
 Request = tuple[bytes, bytes, list[tuple[bytes, bytes]], bytes]
@@ -124,7 +125,11 @@ def seeds() -> Iterator[bytes]:
     connect = b"CONNECT a:1 HTTP/1.1\r\nHost: a:1\r\n\r\n"
     both = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n"
     folded = b"GET / HTTP/1.1\r\nHost: x\r\nA: b\r\n c\r\n\r\n"
+    absolute = (
+        b"GET http://x:80/a?#b HTTP/1.1\r\nHost: x\r\n\r\nGET /#a?b HTTP/1.1\r\nHost: x\r\n\r\n"
+    )
     contents = [
+        absolute,
         get,
         post,
         chunked,
@@ -224,6 +229,12 @@ def _plain_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
     return [(name, value.strip(b" \t")) for name, value in headers if name not in changed]
 
 
+def _plain_target(target: bytes) -> bytes:
+    """Path and query, without an address before them and a fragment, which no client sends."""
+    path, _, query = _ADDRESS.sub(b"", target).partition(b"#")[0].partition(b"?")
+    return path + (b"?" + query if query else b"")
+
+
 def read_plainly(content: bytes) -> list[Request]:
     """The requests that h11 reads, up to the first that it refuses."""
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
@@ -244,7 +255,7 @@ def read_plainly(content: bytes) -> list[Request]:
         if head.method == b"CONNECT" or head.http_version not in {b"1.0", b"1.1"}:
             return requests
         headers = [(bytes(name), bytes(value)) for name, value in head.headers]
-        requests.append((head.method, head.target, _plain_headers(headers), body))
+        requests.append((head.method, _plain_target(head.target), _plain_headers(headers), body))
         connection.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
         connection.send(h11.EndOfMessage())
         if connection.our_state is not h11.DONE:
