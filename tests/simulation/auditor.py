@@ -208,9 +208,7 @@ class Auditor:
                 self.fail("urgency", f"weight {job.weight} for urgency {owner.urgency}")
         for index, sequence in enumerate(job.sequences):
             self._sequences[id(_ids(sequence))] = book, index
-        if self._queue._flows.get(job.client) is None or not any(
-            each.client == job.client for each in self._queue._jobs
-        ):
+        if not any(each.client == job.client for each in self._queue._jobs):
             self._excess = {
                 pair: each for pair, each in self._excess.items() if job.client not in pair
             }
