@@ -470,6 +470,7 @@ class Scenario:
 
 def run(seed: int, most_steps: int = 30_000) -> Report:
     """Run the scenario of a seed, as it would run in a process of its own."""
+    logs = structlog.get_config()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     was_enabled = gc.isenabled()
     gc.disable()  # When it runs depends on what ran before.
@@ -478,6 +479,7 @@ def run(seed: int, most_steps: int = 30_000) -> Report:
     try:
         return Scenario(seed, most_steps).run()
     finally:
+        structlog.configure(**logs)
         gc.unfreeze()
         if was_enabled:
             gc.enable()

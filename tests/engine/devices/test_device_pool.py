@@ -504,11 +504,15 @@ async def test_who_waits_for_a_stuck_device_is_told_and_who_has_another_is_not(s
             await waits.result()
         for thread in pool.threads.values():
             thread.seconds = 1.0
-        pool.queue.put(late := job(10, model=first, client="c"))
+        pool.queue.put(too_early := job(10, model=first, client="c"))
+        with pytest.raises(UnhealthyError, match="does not come back from a forward"):
+            await too_early.result()
         await asyncio.sleep(100)
         assert pool.stuck_seconds == 0
-        assert first.batches + second.batches == [[10]] * 3
+        pool.queue.put(late := job(10, model=first, client="c"))
+        await asyncio.sleep(100)
         assert late.resolved
+        assert first.batches + second.batches == [[10]] * 3
 
 
 @in_skipped_time
