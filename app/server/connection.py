@@ -75,7 +75,7 @@ class BoundedConnection(HttpToolsProtocol):
     response_timeout: float
     drain: Drain
     log: SampledLog
-    turns: "ParserTurns"
+    turns: ParserTurns
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request, for a limited time."""

@@ -149,7 +149,8 @@ class FakeDevice:
     def _put_within_another(self, forward: Forward) -> None:
         """A CPU computes it between two parts of the forward that it preempts, if there is one."""
         outer = self._outer
-        if outer is None or outer.ends <= forward.began:
+        # The end of one that was preempted is a sum, and the next one may begin just before it.
+        if outer is None or outer.ends <= forward.began + 1e-6:
             self._outer = forward
             return
         outer.ends += forward.ends - forward.began
