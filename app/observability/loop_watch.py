@@ -34,6 +34,8 @@ _SECONDS_BETWEEN_WARNINGS = 60.0
 _MOST_FRAMES = 16
 # Where a thread stands that waits for work.
 _WAITING = {"queue.py", "selectors.py", "thread.py", "threading.py"}
+# Where the loop's thread stands that calls nothing: it waits for the system, or for its turn.
+_OF_THE_LOOP = {"asyncio.base_events", "asyncio.runners", "selectors"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,10 @@ class _Pause:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the watching thread saw: how late it was itself, and the stacks, innermost first."""
+    """What the watching thread saw: how late it was itself, and the stacks, innermost first.
+
+    `stack` is the loop's, empty where the loop called nothing.
+    """
 
     late: float
     runnable: bool
@@ -178,8 +183,13 @@ class LoopWatch:
             if ident not in {watched.ident, self._thread.ident} and not _is_waiting(frame)
         }
         frame = frames.get(watched.ident or 0)
-        stack = [] if frame is None or frame.f_code is self._turn.__code__ else _stack_of(frame)
+        stack = [] if frame is None or self._is_of_the_loop(frame) else _stack_of(frame)
         return _Seen(late, _is_runnable(watched.native_id), stack, others)
+
+    def _is_of_the_loop(self, frame: FrameType) -> bool:
+        return (
+            frame.f_code is self._turn.__code__ or frame.f_globals.get("__name__") in _OF_THE_LOOP
+        )
 
     def _write(self, pause: _Pause, seen: _Seen | None) -> None:
         """A warning, which blames code only where that ran or waited by itself."""
@@ -189,21 +199,23 @@ class LoopWatch:
             "process_ran": round(pause.process_ran, 3),
         }
         half = pause.seconds / 2
+        # As text: that is what the log's library takes for a stack.
+        stack = "\n".join(seen.stack) if seen else ""
         if pause.thread_ran is None or pause.thread_ran >= _WARN_AFTER:
             # On a machine of its own it would have held the loop as well.
-            self._log.warning("event_loop_blocked", **facts, stack=seen.stack if seen else [])
+            self._log.warning("event_loop_blocked", **facts, stack=stack)
         elif seen is not None and seen.late < half:
             # This thread ran, and the loop's did not: it waited, or another got the processor.
-            if seen.runnable:
+            if seen.runnable or not stack:
                 self._log.warning("process_stalled", **facts)
             else:
-                self._log.warning("event_loop_blocked", **facts, stack=seen.stack)
+                self._log.warning("event_loop_blocked", **facts, stack=stack)
         elif pause.process_ran < half:
             self._log.warning("process_stalled", **facts)
         else:
             # Neither ran, and something did: another thread held Python's lock.
             others = seen.others if seen else {}
-            self._log.warning("event_loop_blocked", **facts, stack=[], other_threads=others)
+            self._log.warning("event_loop_blocked", **facts, other_threads=others)
 
 
 class WatchRequests:
