@@ -29,8 +29,9 @@ KERNELS = ("app/models/ops/cuda_kernels.py", "app/models/ops/fused_cuda_backend.
 DESCRIPTIONS = ("app/api/response_schemas.py", "app/api/operation_schemas.py")
 MOST_COUNTED = 16
 NOT_MEANT = {
-    "daemon", "description", "exc_info", "examples", "frozen", "indent", "json_schema_extra",
-    "kw_only", "name", "responses", "slots", "stacklevel", "strict", "summary", "title",
+    "daemon", "description", "exc_info", "examples", "frozen", "indent", "init",
+    "json_schema_extra", "kw_only", "name", "responses", "slots", "stacklevel", "strict", "summary",
+    "title",
 }  # fmt: skip
 _LOGS = {"log", "logger", "_log", "warnings"}
 _COMPARED = {

@@ -173,8 +173,10 @@ class Search:
     def _ask(self, mutant: Mutant, again: bool) -> dict[str, Any]:
         """The mirrored tests, then others; `again` only those that were not asked before."""
         lines, own = self.lines, mirrored_files(mutant.file)
-        running = lines.tests_of(mutant, self.runner.original(mutant).decode())
-        new = {test for test in self.runner.collected if test not in lines.seconds}
+        collected = set(self.runner.collected)
+        # A test that is no longer there would fail to be found, with any fault.
+        running = lines.tests_of(mutant, self.runner.original(mutant).decode()) & collected
+        new = {test for test in collected if test not in lines.seconds}
         mirrored = {test for test in running | new if test.partition("::")[0] in own}
         stages = []
         for servers in (False, True)[: 2 if self.servers else 1]:

@@ -12,9 +12,15 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+from app.engine.types import Outputs
+from app.models.target import Target
+from app.models.tasks.choose import load_embedder
+from app.models.tasks.dense import DenseEmbedder
 from tests.support.checkpoints import corpus, save_byte_level_tokenizer, spread_weights
 
 WIDTH = 64
+# One is empty, one has no letters, one is longer than every attention's window, one is cut.
+TEXTS = ["hybrid search", "", "vector", " ".join(corpus(4)), "...", " ".join(corpus(40)), "Query"]
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 _VOCABULARY = 700
 _SIZES = {
@@ -212,3 +218,22 @@ def reference_vectors(folder: Path, texts: list[str], **options: Any) -> np.ndar
     """What it makes of the texts, each by itself."""
     model = reference(folder)
     return np.stack([model.encode([text], **options)[0] for text in texts])
+
+
+def load(folder: Path, target: Target, max_length: int = 8192, **options: Any) -> DenseEmbedder:
+    """The dense encoder in `folder`, as the service loads it."""
+    model = load_embedder(folder.name, folder, max_length, target, **options)
+    assert isinstance(model, DenseEmbedder)
+    return model
+
+
+def embed(model: DenseEmbedder, texts: list[str], prompt: str = "") -> np.ndarray:
+    """Its vectors of the texts, computed together."""
+    tokenized = model.tokenize(texts, prompt)
+    results: list[Any] = model.forward([each.ids for each in tokenized], Outputs(dense=True))
+    return np.stack([each.dense for each in results])
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    """In float32, but for rounding errors."""
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-5)

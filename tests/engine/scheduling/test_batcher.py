@@ -394,6 +394,44 @@ def test_turns_of_several_sequences_keep_the_limits_too(requests, budget) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("lengths", "sequences", "expected"),
+    [
+        ([1] * 30, 15, [10, 5]),
+        ([1] * 30, 25, [15, 10]),
+        ([3] * 30, 4, [3, 1]),  # A fourth would make 12 tokens.
+        ([4, 6, 1], 2, [2, 0]),  # Exactly 10.
+        ([4, 7, 1], 2, [1, 1]),
+        ([20, 1, 1], 2, [1, 1]),  # One that is longer than a turn is a turn.
+    ],
+)
+def test_a_turn_holds_as_many_sequences_as_fit_a_64th_of_the_budget(
+    lengths, sequences, expected
+) -> None:
+    jobs = [job(*lengths), job(*lengths)]
+    batch = choose(jobs, Limits(64 * 10, max_sequences=sequences))
+    count = {part.job: part.stop - part.start for part in batch.slices}
+    assert [count.get(each, 0) for each in jobs] == expected
+
+
+class Watched(list):
+    """Sequences that count how often one of them is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, place):
+        self.looks += 1
+        return super().__getitem__(place)
+
+
+def test_thousands_of_short_sequences_are_taken_in_few_steps() -> None:
+    sequences = Watched([np.zeros(1, np.int64)] * 6400)
+    many = Job(MODEL, sequences, Outputs(dense=True))
+    many.enter(0.0, lambda _: None)
+    form_batch({many: Flow()}, lambda _: Limits(6400))
+    assert sequences.looks <= 3 * 64
+
+
 @given(st.permutations("abc"), st.integers(1, 6), st.integers(1, 6))
 def test_the_limits_are_those_of_the_model_of_the_batch(order, tokens, sequences) -> None:
     models = {name: FakeModel() for name in "abc"}

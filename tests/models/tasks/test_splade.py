@@ -153,20 +153,34 @@ def test_a_text_that_asks_for_nothing_gets_nothing(bert: SpladeEmbedder) -> None
             assert made == TextEmbedding()
 
 
-def test_never_more_logits_at_once_than_a_slice(bert: SpladeEmbedder, monkeypatch) -> None:
-    monkeypatch.setattr(splade, "_MOST_LOGITS", most := 3000)
+@pytest.mark.parametrize(
+    ("texts", "wanted", "most", "expected"),
+    [
+        (["sea"] * 4, "yyyy", 12, [12]),  # Of three tokens each.
+        (["sea"] * 4, "yyyy", 6, [6, 6]),
+        (["sea"] * 4, "yyyy", 8, [6, 6]),
+        (["sea"] * 4, "yyyy", 5, [3] * 4),
+        (["sea"] * 4, "yyyn", 100, [9]),
+        (["sea"] * 3, "yny", 100, [3, 3]),  # Not what nobody wants between them.
+        (["sea sea sea sea"], "y", 4, [4, 2]),
+        (["sea sea sea sea", "sea"], "yy", 5, [3, 5, 1]),
+        (["sea"], "y", 0, [1, 1, 1]),
+    ],
+)
+def test_sequences_share_slices_of_logits_and_none_is_larger_than_it_may_be(
+    bert: SpladeEmbedder, monkeypatch, texts, wanted, most, expected
+) -> None:
     head, rows = bert._head, []
 
     def watch(states: torch.Tensor) -> torch.Tensor:
         rows.append(len(states))
         return head(states)
 
+    monkeypatch.setattr(splade, "_MOST_LOGITS", (most + 1) * head.vocabulary - 1)
     monkeypatch.setattr(bert, "_head", _Head(watch, head.vocabulary))
-    weights_of(bert, TEXTS)
-    assert max(rows) * head.vocabulary <= most
-    assert sum(rows) == sum(len(each.ids) for each in bert.tokenize(TEXTS))
-    # Short texts share a slice.
-    assert len(rows) < sum(rows) / 2
+    outputs = [SPARSE if each == "y" else Outputs() for each in wanted]
+    bert.launch([each.ids for each in bert.tokenize(texts)], outputs)()
+    assert sorted(rows, reverse=True) == sorted(expected, reverse=True)
 
 
 class _Head:

@@ -70,6 +70,46 @@ def test_counts_are_exact_over_many_slices(tiny_m3: Path, text, limit, character
     assert found.ids.tolist() == whole.ids.tolist()
 
 
+class WatchedTokenizer:
+    """A tokenizer that notes what it gets at once."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.batches: list[list[str]] = []
+
+    def __getattr__(self, name: str):
+        return getattr(self._tokenizer, name)
+
+    def encode_batch_fast(self, texts: list[str], **options):
+        self.batches.append(texts)
+        return self._tokenizer.encode_batch_fast(texts, **options)
+
+
+@pytest.mark.parametrize(
+    ("texts", "together"),
+    [
+        (["a" * 10] * 10, [4, 4, 2]),
+        (["a" * 15] * 5, [2, 2, 1]),
+        (["a" * 40] * 2, [1, 1]),
+        (["a" * 100], [1, 1, 1]),
+        (["a" * 30, "a" * 60, "a" * 10], [1, 1, 2]),
+        (["", "a", "\ufdfa", "a" * 35, "a" * 5], [2, 2]),  # The ligature becomes 18 characters.
+        (["\ufdfa"] * 4, [2, 2]),
+        ([], []),
+        (["", ""], []),
+    ],
+)
+def test_texts_are_tokenised_together_up_to_the_characters_of_one_slice(
+    tiny_m3: Path, texts, together
+) -> None:
+    watched = WatchedTokenizer(Tokenizer.from_file(str(tiny_m3 / "tokenizer.json")))
+    tokenizer = TextTokenizer(watched, 8192, slice_characters=40)
+    found = tokenizer.encode_plain(texts, 100)
+    assert [len(each) for each in watched.batches] == together
+    assert "".join(map("".join, watched.batches)) == "".join(texts)
+    assert len(found) == len(texts)
+
+
 def test_a_limit_that_leaves_no_room_for_text_stops_the_start(tiny_m3: Path) -> None:
     with pytest.raises(StartupError, match="a length limit of 2 tokens leaves no room"):
         TextTokenizer.from_folder(tiny_m3, 2)
