@@ -8,6 +8,8 @@ import orjson
 import pyarrow as pa
 import safetensors
 
+from app.api.formats.answer import TextVectors
+
 JSON, NDJSON = "application/json", "application/x-ndjson"
 ARROW, MSGPACK, SAFETENSORS = (
     *("application/vnd.apache.arrow.stream", "application/msgpack"),
@@ -21,6 +23,31 @@ def decode(accept: str, content: bytes) -> tuple[list[Item], Item]:
     """The arrays of each text, without the kinds that are null, and what else is told."""
     items, told = DECODERS[accept](content)
     return [{name: each for name, each in item.items() if each is not None} for item in items], told
+
+
+def arrays_of(vectors: TextVectors) -> Item:
+    """What a reader should find of them."""
+    item: Item = {"muvera": vectors.muvera}
+    for name, each in (("dense", vectors.dense), ("colbert", vectors.colbert)):
+        item[name] = None if each is None else each.values
+        item[f"{name}_scale"] = None if each is None else each.scales
+    if vectors.sparse is not None:
+        item["sparse"] = {"indices": vectors.sparse.indices, "values": vectors.sparse.values}
+    if vectors.tokens is not None:
+        item |= {"sparse_tokens": vectors.tokens.sparse, "colbert_tokens": vectors.tokens.colbert}
+    return {name: each for name, each in item.items() if each is not None}
+
+
+def assert_arrays(found: Item, expected: Item) -> None:
+    """Exactly the numbers and strings that are expected, and no others."""
+    assert set(found) == set(expected)
+    for name, each in expected.items():
+        if isinstance(each, dict):
+            assert_arrays(found[name], each)
+        elif isinstance(each, list):
+            assert found[name] == each
+        else:
+            np.testing.assert_array_equal(np.asarray(found[name], each.dtype), each, name)
 
 
 def from_arrow(content: bytes) -> tuple[list[Item], Item]:

@@ -247,7 +247,9 @@ def integer_column(numbers: Sequence[int | None]) -> Column:
 def string_column(texts: Sequence[str | None]) -> Column:
     """A column of strings; None is null."""
     encoded = [(text or "").encode() for text in texts]
-    buffers = [validity_of(texts), _offsets(map(len, encoded)), b"".join(encoded)]
+    # The writer announces no offsets where there is nothing for them to point at.
+    offsets = _offsets(map(len, encoded)) if encoded else b""
+    buffers = [validity_of(texts), offsets, b"".join(encoded)]
     return _column(_type("string"), len(encoded), buffers)
 
 

@@ -1,0 +1,174 @@
+"""The records of a stream: in each format the vectors, ids, warnings and errors, in order."""
+
+import io
+import json
+from typing import Any
+
+import msgpack
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+
+from app.api.formats.answer import ModelNames, VectorOptions, vectors_of
+from app.api.formats.records import ARROW, NDJSON, WRITERS, Record, RecordOptions
+from app.engine.types import Outputs, SparseVector, TextEmbedding, TokenStrings
+from tests.support.formats import (
+    MSGPACK,
+    SAFETENSORS,
+    arrays_of,
+    arrow_value,
+    assert_arrays,
+    from_safetensors,
+    with_tokens,
+)
+
+WIDTHS = (16, 8)
+NAMES = ModelNames("d", "s", "c")
+KINDS = [
+    Outputs(dense=True, sparse=True, colbert=True),
+    Outputs(dense=True),
+    Outputs(sparse=True),
+    Outputs(colbert=True),
+]
+CUT, FAILED = [{"code": "input_truncated"}], {"status": 422, "detail": "no text"}
+Row = dict[str, Any]
+
+
+def embedding(seed: int, outputs: Outputs, tokens: int = 5) -> TextEmbedding:
+    random = np.random.default_rng(seed)
+    weights = SparseVector(np.arange(tokens) + seed, random.random(tokens, np.float32))
+    return TextEmbedding(
+        random.normal(size=WIDTHS[0]).astype(np.float32) if outputs.dense else None,
+        weights if outputs.sparse else None,
+        random.normal(size=(tokens, WIDTHS[1])).astype(np.float32) if outputs.colbert else None,
+    )
+
+
+def from_ndjson(content: bytes) -> list[Row]:
+    found = map(json.loads, content.splitlines())
+    return [with_tokens({"embeddings": {}} | each) | facts_of(each) for each in found]
+
+
+def facts_of(record: Row) -> Row:
+    return {name: record[name] for name in ("id", "warnings", "error") if name in record}
+
+
+def from_msgpack(content: bytes) -> list[Row]:
+    def as_array(found: Row) -> Any:
+        if b"nd" not in found:
+            return found
+        return np.frombuffer(found[b"data"], found[b"type"]).reshape(found[b"shape"])
+
+    unpacked = msgpack.Unpacker(io.BytesIO(content), object_hook=as_array, strict_map_key=False)
+    return [with_tokens({"embeddings": {}} | each) | facts_of(each) for each in unpacked]
+
+
+def from_arrow(content: bytes) -> list[Row]:
+    table = pa.ipc.open_stream(content).read_all()
+    table.validate(full=True)
+    rows: list[Row] = [{} for _ in range(len(table))]
+    for name in table.column_names:
+        for row, value in zip(rows, table[name], strict=True):
+            if value.is_valid:
+                plain = name in {"id", "warnings", "error"}
+                row[name] = value.as_py() if plain else arrow_value(value)
+    for row in rows:
+        row |= {name: json.loads(row[name]) for name in ("warnings", "error") if name in row}
+    return rows
+
+
+def from_files(content: bytes) -> list[Row]:
+    """Several files of safetensors, one after the other."""
+    rows: list[Row] = []
+    while content:
+        start = 8 + int.from_bytes(content[:8], "little")
+        header = json.loads(content[8:start])
+        header.pop("__metadata__")
+        end = start + max((each["data_offsets"][1] for each in header.values()), default=0)
+        vectors, told = from_safetensors(content[:end])
+        assert {"output_dtype", "model_name"} < set(told)
+        left = iter(vectors)
+        for facts in told["records"]:
+            tokens = {f"{kind}_tokens": each for kind, each in facts.get("tokens", {}).items()}
+            rows.append(facts_of(facts) | ({} if "error" in facts else next(left)) | tokens)
+        assert not list(left)
+        content = content[end:]
+    return rows
+
+
+READERS = {NDJSON: from_ndjson, MSGPACK: from_msgpack, ARROW: from_arrow, SAFETENSORS: from_files}
+
+
+def assert_same(found: list[Row], records: list[Record]) -> None:
+    for row, record in zip(found, records, strict=True):
+        facts = facts_of(row)
+        assert facts == orjson.loads(orjson.dumps(record.facts))
+        wanted = {} if record.vectors is None else arrays_of(record.vectors)
+        given = {name: row[name] for name in row if name not in facts and row[name] is not None}
+        assert_arrays(given, wanted)
+
+
+@pytest.mark.parametrize("ids", [[3, 1, 2, 0, None], ["x", "", "ü", "3", None]], ids=str)
+@pytest.mark.parametrize("outputs", KINDS, ids=str)
+@pytest.mark.parametrize("accept", WRITERS)
+def test_every_record_is_read_as_it_was_whatever_stands_beside_it(accept, outputs, ids) -> None:
+    dtype = "int8" if outputs.dense or outputs.colbert else "float32"
+    muvera = "document" if outputs.colbert else None
+    options = VectorOptions(outputs, dtype, muvera=muvera)
+    strings = TokenStrings(
+        list("abcde") if outputs.sparse else None, list("fghij") if outputs.colbert else None
+    )
+    with_strings = outputs.sparse or outputs.colbert
+    made = [
+        vectors_of(embedding(seed, outputs), options, strings if with_strings else None)
+        for seed in range(2)
+    ]
+    records = [
+        Record(ids[0], None, error=FAILED),
+        Record(ids[1], made[0]),
+        Record(ids[2], made[1], CUT),
+        Record(ids[3], None, error=FAILED),
+        Record(ids[4], None, error=FAILED),
+    ]
+    writer = WRITERS[accept](
+        RecordOptions(
+            options,
+            NAMES,
+            WIDTHS,
+            return_tokens=with_strings,
+            integer_ids=isinstance(ids[0], int),
+            sparse_as_indices=True,
+        )
+    )
+    # In several calls, of which the first has no vectors, and one has no errors.
+    parts = [b"".join(writer.write(records[part])) for part in (slice(2), slice(2, 3), slice(3, 5))]
+    read = READERS[accept]
+    assert_same(read(parts[0]), records[:2])
+    content = b"".join([*parts, writer.end()])
+    assert_same(read(content), records)
+    if accept == ARROW:
+        schema = pa.ipc.open_stream(content).schema
+        assert schema.field("id").type == (pa.int64() if ids[0] == 3 else pa.string())
+        told = json.loads(schema.metadata[b"smart-embedder"])
+        assert told == NAMES.as_json() | {"output_dtype": dtype}
+
+
+@pytest.mark.parametrize("outputs", KINDS, ids=str)
+@pytest.mark.parametrize("tokens", [False, True])
+def test_a_stream_of_no_record_has_the_columns_of_one_that_has_some(outputs, tokens) -> None:
+    schemas = []
+    for count in (0, 1):
+        options = VectorOptions(outputs, muvera="query" if outputs.colbert else None)
+        writer = WRITERS[ARROW](RecordOptions(options, NAMES, WIDTHS, return_tokens=tokens))
+        strings = TokenStrings(
+            ["a"] * 5 if outputs.sparse else None, ["b"] * 5 if outputs.colbert else None
+        )
+        vectors = vectors_of(embedding(1, outputs), options, strings if tokens else None)
+        parts = [b"".join(writer.write([Record("x", vectors)])) for _ in range(count)]
+        table = pa.ipc.open_stream(b"".join([*parts, writer.end()])).read_all()
+        assert len(table) == count
+        schemas.append(table.schema)
+    assert schemas[0].equals(schemas[1], check_metadata=True)
+    for accept in set(WRITERS) - {ARROW}:
+        assert WRITERS[accept](RecordOptions(options, NAMES, WIDTHS)).end() == b""
