@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.models.token_budget import Measurement, choose_budget, minimum_tokens
+from app.models.token_budget import (
+    ChosenBudget,
+    Measurement,
+    capped,
+    choose_budget,
+    minimum_tokens,
+    named_or_chosen,
+)
 
 GIB = 2**30
 MEASURED = [
@@ -33,9 +40,44 @@ def test_what_is_promised_is_not_more_than_a_forward_may_take() -> None:
     assert choose_budget(MEASURED, minimum=98_304, longest=0.5).tokens == 1024
 
 
-def test_the_memory_has_the_last_word() -> None:
-    budget = choose_budget(MEASURED, minimum=8192, most=600)
-    assert (budget.tokens, budget.reason) == (600, "what fits the memory")
+@pytest.mark.parametrize(
+    ("tokens", "most", "kept", "reason"),
+    [
+        (8192, 600, 600, "what fits the memory"),
+        (8192, 8192, 8192, "measured"),
+        (8192, 8191, 8191, "what fits the memory"),
+        (8192, None, 8192, "measured"),
+        (8192, 0, 1, "what fits the memory"),
+        (8192, -5, 1, "what fits the memory"),
+    ],
+)
+def test_the_memory_has_the_last_word(tokens, most, kept, reason) -> None:
+    budget = capped(ChosenBudget(tokens, "measured", 0.5), most)
+    assert budget == ChosenBudget(kept, reason, 0.5)
+    assert choose_budget(MEASURED, minimum=tokens, most=most).tokens == kept
+
+
+def test_a_setting_takes_the_place_of_what_was_chosen() -> None:
+    budget = ChosenBudget(8192, "measured", 0.5)
+    assert named_or_chosen(budget, "auto") == budget
+    assert named_or_chosen(budget, 77) == ChosenBudget(77, "MAX_BATCH_TOKENS", 0.5)
+
+
+@pytest.mark.parametrize(
+    ("rates", "minimum", "tokens", "reason"),
+    [
+        ([97, 100], 0, 100, "the smallest within 3 % of the best, 100 tokens/s at 200"),
+        ([96.9, 100], 0, 200, "the smallest within 3 % of the best, 100 tokens/s at 200"),
+        ([100, 50], 100, 100, "the smallest within 3 % of the best, 100 tokens/s at 100"),
+        ([100, 50], 101, 101, "the least that is promised for this length and memory"),
+        ([100, 50], 1000, 1000, "the least that is promised for this length and memory"),
+        ([100, 50], 1001, 1000, "what takes 10 seconds, less than is promised for this memory"),
+    ],
+)
+def test_the_reason_tells_what_decided(rates, minimum, tokens, reason) -> None:
+    measured = [Measurement(100 * n, 100 * n / rate) for n, rate in enumerate(rates, 1)]
+    budget = choose_budget(measured, minimum, longest=10.0)
+    assert (budget.tokens, budget.reason) == (tokens, reason)
 
 
 @given(

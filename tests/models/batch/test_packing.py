@@ -1,13 +1,16 @@
 """Packing: every token once, positions restarted, and the way back."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.models.batch.blocks import DenseBlock
+from app.models.batch.marks import SECOND_SEGMENT, UNATTENDED, WITHOUT_VECTOR
 from app.models.batch.packing import pack
 from app.models.batch.position_ids import PositionScheme
+from app.models.batch.selection import select_sequences, select_tokens
 
 CPU = torch.device("cpu")
 SEQUENCES = st.lists(
@@ -75,6 +78,78 @@ def test_the_row_is_rounded_up_by_a_sequence_that_nobody_asked_for(sequences, mu
     assert rounded.tokens - plain.tokens < multiple
     assert rounded.lengths[: len(sequences)] == plain.lengths
     np.testing.assert_array_equal(rounded.unpack_order, plain.unpack_order)
+
+
+def test_marks_are_read_and_taken_off() -> None:
+    """A pair of texts, a query with two tokens of expansion, and a plain text."""
+    pair = np.array([7, 8, 9 | SECOND_SEGMENT, 2**27 | SECOND_SEGMENT | WITHOUT_VECTOR])
+    query = np.array([5, 6 | UNATTENDED, 6 | UNATTENDED])
+    positions = PositionScheme(segment_offset=100)
+    packed = pack([pair, query, np.array([4])], device=CPU, positions=positions, multiple=6)
+    assert packed.input_ids.tolist() == [[4, 5, 6, 6, 7, 8, 9, 2**27, 0, 0, 0, 0]]
+    assert packed.position_ids.tolist() == [[0, 0, 1, 2, 0, 1, 102, 103, 0, 1, 2, 3]]
+    assert packed.attended.tolist() == [True, True, False, False] + [True] * 8
+    assert (packed.real_tokens, packed.tokens) == (8, 12)
+    padding = packed.partly_attended
+    assert (padding.count, padding.length, padding.tokens.tolist()) == (1, 3, [1, 2, 3])
+    plain = pack([np.array([4])], device=CPU)
+    assert plain.partly_attended is None
+    assert plain.attended.tolist() == [True]
+
+
+def test_what_sequences_of_a_causal_model_share_is_computed_once() -> None:
+    sequences = [np.array([*range(40), last]) for last in (50, 60)]
+    shared = pack(sequences, device=CPU, causal=True, multiple=16).sharing
+    assert len(shared.unique) % 16 == 0
+    assert len(shared.unique) < 2 * 41
+    ids = pack(sequences, device=CPU, multiple=16).input_ids[0]
+    assert torch.equal(ids[shared.unique][shared.inverse], ids)
+    assert pack(sequences, device=CPU).sharing is None
+    assert pack(sequences[:1], device=CPU, causal=True).sharing is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=8).filter(
+        lambda texts: any(wanted for _, wanted in texts)
+    ),
+    st.integers(1, 7),
+)
+def test_the_tokens_of_some_sequences_lie_side_by_side(texts, multiple) -> None:
+    wanted = [want for _, want in texts]
+    packed = pack([np.full(n, place) for place, (n, _) in enumerate(texts)], device=CPU)
+    selection = select_tokens(packed, wanted, lambda _: multiple)
+    rows = selection.gather(packed.input_ids[0][:, None])[:, 0]
+    indices, spans = select_sequences(packed, wanted)
+    assert all(wanted) or len(rows) % multiple == 0
+    assert all(wanted) or len(rows) - sum(n for n, want in texts if want) < multiple
+    for place, (length, want) in enumerate(texts):
+        if want:
+            assert rows[selection.spans[place]].tolist() == [place] * length
+            (index,) = indices[spans[place]]
+            assert packed.input_ids[0, packed.offsets[index]] == place
+        else:
+            assert all(wanted) or (selection.spans[place], spans[place]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "blocks"),
+    [
+        ([1, 16], ["2 padded to 16"]),
+        ([16, 17], ["1 of 16", "1 of 17"]),
+        ([49, 64], ["2 padded to 64"]),
+        ([64, 65, 65, 66], ["1 of 64", "2 of 65", "1 of 66"]),
+        ([3, 3, 3], ["3 of 3"]),
+    ],
+)
+def test_short_sequences_of_similar_length_are_a_block_and_long_ones_of_equal(
+    lengths, blocks
+) -> None:
+    assert [
+        f"{each.count} of {each.length}"
+        if isinstance(each, DenseBlock)
+        else f"{each.padding.count} padded to {each.padding.length}"
+        for each in pack([np.arange(n) for n in lengths], device=CPU).blocks
+    ] == blocks
 
 
 def test_cu_seqlens_is_int32_as_varlen_kernels_want_it() -> None:
