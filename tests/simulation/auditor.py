@@ -17,7 +17,7 @@ from app.engine.devices.executor import DeviceExecutor
 from app.engine.forwards.cached_forwards import CachedForwards
 from app.engine.model import Model
 from app.engine.scheduling.batch import Batch
-from app.engine.scheduling.batcher import DEFAULT_URGENCY, LimitsOf
+from app.engine.scheduling.batcher import DEFAULT_URGENCY, QUANTUM_TOKENS, LimitsOf
 from app.engine.scheduling.job import Job, JobState, Purpose
 from app.engine.types import JoinedIds, TokenSequence, join
 from app.errors import InferenceTimeoutError
@@ -30,8 +30,8 @@ from tests.simulation.virtual_time import VirtualLoop
 LAWS: Final = {
     "once": "a job has one outcome, and a request one end within REQUEST_TIMEOUT",
     "own": "a request gets the results of its own texts by its own models, or an error of its own",
-    "share": "of two clients that wait, neither gets more than its share, but for two forwards",
-    "job share": "nor does one of two requests of a client, but for two forwards",
+    "share": "of two clients that wait, neither gets more than its share, but for a forward each",
+    "job share": "nor does one of two requests of a client, but for a forward each",
     "urgency": "of two new requests of a client the more urgent one is first",
     "work": "no device rests while a request waits for it",
     "lost": "a sequence that was taken is on a device, or its request has its outcome",
@@ -351,9 +351,12 @@ class Auditor:
     ) -> None:
         """Weighted fair queueing: over any time in which two clients wait for one device.
 
-        What one of them is given, divided by its weight, exceeds that of the other by at most what
-        two forwards hold, divided by the least weights that they had. What preempts a forward has a
-        promise of its own, and counts only for its client.
+        Of two that wait, the one whose turn it is, or that has the rest of a forward, is then ahead
+        by what a forward holds, divided by its own weight, and by a turn of `QUANTUM_TOKENS` of the
+        other, at most. As the other may be ahead by as much when that time begins, what one is
+        given, divided by its weight, exceeds that of the other by at most the sum of both; of
+        weights that change, the least count. What preempts a forward has a promise of its own, and
+        counts only for its client.
         """
         most, excess, least = self.most_tokens, self._excess, self._least_weights
         for client, weight in weights.items():
@@ -368,7 +371,7 @@ class Auditor:
                 if preempts:
                     continue
                 excess[pair] = now = excess.get(pair, 0.0) + gain
-                bound = 2 * most * (1 / least[client] + 1 / least[other])
+                bound = (most + QUANTUM_TOKENS) * (1 / least[client] + 1 / least[other])
                 if now > bound + _ROUNDING:
                     self.fail(
                         "share",
@@ -392,7 +395,7 @@ class Auditor:
                 reverse = (job, other)
                 excess[reverse] = max(0.0, excess.get(reverse, 0.0) - gain)
                 excess[other, job] = now = excess.get((other, job), 0.0) + gain
-                bound = 2 * self.most_tokens * (1 / job.weight + 1 / other.weight)
+                bound = (self.most_tokens + QUANTUM_TOKENS) * (1 / job.weight + 1 / other.weight)
                 if now > bound + _ROUNDING:
                     self.fail("job share", f"{now:.0f} weighted tokens above {bound:.0f}")
 

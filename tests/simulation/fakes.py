@@ -154,8 +154,8 @@ class FakeDevice:
             self._outer = forward
             return
         outer.ends += forward.ends - forward.began
-        if forward.fault == "thread_dies":
-            outer.fault = forward.fault
+        if forward.fault == "thread_dies":  # With what it preempts, which never goes on.
+            outer.fault, outer.ends, self._outer = forward.fault, forward.ends, None
 
     def _fault(self, tokens: int) -> str | None:
         if self.broken is not None:

@@ -8,6 +8,9 @@ shared between the clients that have work, and each client's share between its j
 - The flow whose next sequence has the smallest virtual finish is next. At most `QUANTUM_TOKENS` of
   a sequence count, so that a long text is not held back for its length. The same rule chooses among
   the jobs of a flow, with each job's own virtual start and weight.
+- What does not fit the rest of a forward is passed over, and those after it may use that rest as
+  long as they are then ahead of it by no more than a forward holds. Without this bound a background
+  load of short texts would have the rest of every forward beside long ones, whatever its weight.
 - A new flow starts at the virtual time, which each batch advances by its tokens divided by the
   weights of the flows that waited.
 
@@ -20,6 +23,7 @@ Urgency is that of RFC 9218, 0 (most urgent) to 7; each step doubles a job's sha
 """
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -52,11 +56,13 @@ class Flow:
     """The state of one client in fair queueing, in virtual time.
 
     `virtual_time` is the virtual start of the next job that it sends; `jobs` is how many wait.
+    `least_weight` is the least that it has had.
     """
 
     virtual_start: float = 0.0
     virtual_time: float = 0.0
     jobs: int = 0
+    least_weight: float = math.inf
 
 
 def weight_of(urgency: int) -> float:
@@ -69,18 +75,24 @@ def form_batch(jobs: Mapping[Job, Flow], limits_of: LimitsOf) -> Batch:
 
     `jobs` are in order of arrival, which decides between equals. The first sequence chosen is
     taken whatever its length and fixes the model, whose limits count; later ones must fit what is
-    left.
+    left, and leave those that were passed over their share.
     """
     turns = [active.turn for active in _active_flows(jobs)]
     heapq.heapify(turns)
     filling = _Filling(limits_of)
+    passed_over = math.inf
     while turns and not filling.full:
         active = heapq.heappop(turns).active
         candidate = heapq.heappop(active.candidates)
-        if filling.fits(candidate):
-            active.advance(candidate, *filling.add(candidate))
+        room = filling.room(max(active.lead(passed_over), candidate.lead(active.passed_over)))
+        if filling.fits(candidate, room):
+            active.advance(candidate, *filling.add(candidate, room))
+        else:
+            active.passed_over = min(active.passed_over, candidate.latest_finish)
         if active.candidates:
             heapq.heappush(turns, active.turn)
+        elif active.passed_over < math.inf:
+            passed_over = min(passed_over, active.latest_finish)
     return filling.batch()
 
 
@@ -94,6 +106,15 @@ class _Candidate(NamedTuple):
     start: int
     tokens: int
 
+    @property
+    def latest_finish(self) -> float:
+        """Its virtual finish if it is long."""
+        return self.virtual_start + QUANTUM_TOKENS / self.job.weight
+
+    def lead(self, finish: float) -> float:
+        """The tokens that its job has had beyond a virtual finish."""
+        return (self.virtual_start - finish) * self.job.weight
+
 
 class _Turn(NamedTuple):
     """A client's next sequence; the smallest goes first."""
@@ -105,17 +126,30 @@ class _Turn(NamedTuple):
 
 @dataclass(slots=True)
 class _ActiveFlow:
-    """A client while a batch is formed; `candidates` is a heap."""
+    """A client while a batch is formed; `candidates` is a heap.
+
+    `passed_over` is the earliest `latest_finish` of its jobs that were passed over.
+    """
 
     virtual_start: float
     weight: float = 0.0
     candidates: list[_Candidate] = field(default_factory=list)
+    passed_over: float = math.inf
 
     @property
     def turn(self) -> _Turn:
         best = self.candidates[0]
         finish = self.virtual_start + min(best.tokens, QUANTUM_TOKENS) / self.weight
         return _Turn(finish, best.order, self)
+
+    @property
+    def latest_finish(self) -> float:
+        """The virtual finish of its next sequence if that is long."""
+        return self.virtual_start + QUANTUM_TOKENS / self.weight
+
+    def lead(self, finish: float) -> float:
+        """The tokens that it has had beyond a virtual finish."""
+        return (self.virtual_start - finish) * self.weight
 
     def advance(self, chosen: _Candidate, after: int, tokens: int) -> None:
         """Advance by the tokens that were taken; the job's next sequence is at `after`."""
@@ -152,7 +186,7 @@ class _Filling:
         self._limits_of = limits_of
         # Until the model is fixed; its limits are known only then.
         self._tokens_left = self._sequences_left = 1
-        self._turn_tokens = self._max_requests = 0
+        self._most_tokens = self._turn_tokens = self._max_requests = 0
         self._model: Model | None = None
         self._stops: dict[Job, int] = {}
 
@@ -161,33 +195,38 @@ class _Filling:
         """Whether nothing more can be added."""
         return self._tokens_left <= 0 or self._sequences_left <= 0
 
-    def fits(self, candidate: _Candidate) -> bool:
+    def room(self, lead: float) -> float:
+        """The tokens for whoever has had `lead` more than its turn gives it, or less if below 0."""
+        return min(self._tokens_left, self._most_tokens - lead)
+
+    def fits(self, candidate: _Candidate, room: float) -> bool:
         """Whether a sequence fits beside the chosen ones; the first always does."""
         return self._model is None or (
             candidate.job.model is self._model
-            and candidate.tokens <= self._tokens_left
+            and candidate.tokens <= room
             and (candidate.job in self._stops or len(self._stops) < self._max_requests)
         )
 
-    def add(self, candidate: _Candidate) -> tuple[int, int]:
+    def add(self, candidate: _Candidate, room: float) -> tuple[int, int]:
         """Take the job's next sequences, one or as many as a turn holds.
 
         Returns the index after the last one, and their tokens.
         """
         if self._model is None:
             self._fix_model(candidate.job.model)
-        lengths = self._turn(candidate)
+            room = self._tokens_left
+        lengths = self._turn(candidate, room)
         after, tokens = candidate.start + len(lengths), sum(lengths)
         self._stops[candidate.job] = after
         self._sequences_left -= len(lengths)
         self._tokens_left -= tokens
         return after, tokens
 
-    def _turn(self, candidate: _Candidate) -> list[int]:
+    def _turn(self, candidate: _Candidate, room: float) -> list[int]:
         """The lengths of the sequences that one turn holds, from the candidate on."""
         first = candidate.start + 1
         lengths = [candidate.tokens]
-        left = min(self._turn_tokens, self._tokens_left) - candidate.tokens
+        left = int(min(self._turn_tokens, room)) - candidate.tokens
         for ids in candidate.job.sequences[
             first : first + max(0, min(left, self._sequences_left - 1))
         ]:
@@ -200,7 +239,7 @@ class _Filling:
     def _fix_model(self, model: Model) -> None:
         limits = self._limits_of(model)
         self._model = model
-        self._tokens_left = limits.max_tokens
+        self._tokens_left = self._most_tokens = limits.max_tokens
         self._turn_tokens = limits.max_tokens // _ROUNDS
         self._max_requests = limits.max_requests or limits.max_tokens
         most = limits.max_sequences or limits.max_tokens

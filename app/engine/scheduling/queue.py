@@ -21,7 +21,7 @@ class JobQueue:
         self._flows: dict[str, Flow] = {}
         self._consumers: list[QueueConsumer] = []
         self._virtual_time = 0.0
-        self._largest_batch = 0
+        self._most_tokens = 0
         self._waiting_tokens = 0
         self._handed_over: deque[Batch] = deque()
         self._closed_for: SmartEmbedderError | None = None
@@ -131,7 +131,7 @@ class JobQueue:
         jobs = {job: self._jobs[job] for job in candidates if serves(job.model)}
         if not jobs:
             return None
-        self._bound_leads(jobs)
+        self._bound_leads(jobs, limits_of)
         batch = form_batch(jobs, limits_of)
         self._move_virtual_times(batch)
         self._waiting_tokens -= batch.tokens
@@ -147,23 +147,29 @@ class JobQueue:
                 return unresolved
         return None
 
-    def _bound_leads(self, jobs: Mapping[Job, Flow]) -> None:
-        """Let no flow, and no job of a flow, be ahead of the next one by more than a batch.
+    def _bound_leads(self, jobs: Mapping[Job, Flow], limits_of: LimitsOf) -> None:
+        """Let no flow, and no job of a flow, be ahead of the last one by more than a forward.
 
-        What is chosen by its turn never is. Otherwise, what a client was given by another device,
-        or in batches that had room for everyone, would be held against it for as long as that took.
+        What is given to one while others wait for the same device never is. Otherwise, what a
+        client was given by another device, or as it preempted a forward, would be held against it
+        for as long as that took. The least weight that a flow has had counts, as its lead is of
+        that time, and for the last one the longest turn, as whoever comes may be more urgent.
         """
         of_flow: dict[Flow, list[Job]] = {}
         for job, flow in jobs.items():
             of_flow.setdefault(flow, []).append(job)
-        shares = {flow: max(job.weight for job in own) for flow, own in of_flow.items()}
-        most = self._largest_batch
-        next_flow = min(flow.virtual_start + QUANTUM_TOKENS / shares[flow] for flow in of_flow)
         for flow, own in of_flow.items():
-            flow.virtual_start = min(flow.virtual_start, next_flow + most / shares[flow])
-            next_job = min(job.virtual_start + QUANTUM_TOKENS / job.weight for job in own)
+            flow.least_weight = min(flow.least_weight, max(job.weight for job in own))
+        limits = (limits_of(model).max_tokens for model in {job.model for job in jobs})
+        most = self._most_tokens = max(self._most_tokens, *limits)
+        last_flow = min(flow.virtual_start for flow in of_flow)
+        last_flow += QUANTUM_TOKENS / min(flow.least_weight for flow in of_flow)
+        for flow, own in of_flow.items():
+            flow.virtual_start = min(flow.virtual_start, last_flow + most / flow.least_weight)
+            last_job = min(job.virtual_start for job in own)
+            last_job += QUANTUM_TOKENS / min(job.weight for job in own)
             for job in own:
-                job.bound_lead(next_job + most / job.weight)
+                job.bound_lead(last_job + most / job.weight)
 
     def _move_virtual_times(self, batch: Batch) -> None:
         """Advance by the batch's tokens divided by the weights that shared the device."""
@@ -177,7 +183,7 @@ class JobQueue:
             flow.virtual_start += batch_slice.tokens / shares[flow]
             flow.virtual_time += batch_slice.tokens / weights[flow]
         self._virtual_time += batch.tokens / sum(shares.values())
-        self._largest_batch = max(self._largest_batch, batch.tokens)
+        self._most_tokens = max(self._most_tokens, batch.tokens)
 
     def _catch_up(self) -> None:
         """Advance virtual time to the earliest waiting flow; drop idle flows that it has passed.

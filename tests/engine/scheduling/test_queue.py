@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.scheduling.batch import Batch
-from app.engine.scheduling.batcher import Limits, weight_of
+from app.engine.scheduling.batcher import QUANTUM_TOKENS, Limits, weight_of
 from app.engine.scheduling.job import Job, Purpose
 from app.engine.scheduling.queue import JobQueue
 from app.engine.types import Outputs
@@ -116,6 +116,50 @@ def test_many_small_ones_of_a_client_leave_its_long_one_its_share() -> None:
             queue.put(job(4, client="a"))
         taken += take(queue).client_tokens["a"]
     assert long.taken * 4 == pytest.approx(taken / 2, abs=BUDGET)
+
+
+def test_a_background_load_is_given_the_rest_of_forwards_only_within_its_share() -> None:
+    """Where two long texts do not fit one forward, short ones of any weight would always fit."""
+    queue, taken = queue_of(job(*[33] * 400, client="alice")), Counter[str]()
+    queue.put(job(*[31] * 400, client="bob", urgency=7))
+    for _ in range(300):
+        taken.update(take(queue, 64).client_tokens)
+    assert taken["bob"] == pytest.approx(taken["alice"] / 16, abs=2 * 64)
+
+
+def test_a_request_is_given_the_rest_of_its_clients_forwards_only_within_its_share() -> None:
+    queue = queue_of(first := job(*[33] * 400), background := job(*[31] * 400, urgency=7))
+    for _ in range(300):
+        take(queue, 64)
+    assert background.taken * 31 == pytest.approx(first.taken * 33 / 16, abs=2 * 64)
+
+
+def test_who_shares_the_forwards_of_others_gains_nothing_over_another_model() -> None:
+    """Carol's small requests begin forwards which have room for Bob, and none for Alice."""
+    queue = queue_of(job(*[16] * 800, client="alice", model=OTHER))
+    queue.put(job(*[16] * 800, client="bob"))
+    taken = Counter[str]()
+    for _ in range(200):
+        queue.put(job(1, client="carol", urgency=0))
+        taken.update(take(queue, 64).client_tokens)
+    assert taken["bob"] == pytest.approx(taken["alice"], abs=2 * 64)
+
+
+def test_a_client_gains_nothing_by_becoming_urgent_now_and_then() -> None:
+    """What it was given in the background is held against it beside its urgent work, too."""
+    queue = queue_of(job(*[16] * 4000, client="alice"))
+    queue.put(job(*[16] * 4000, client="bob", urgency=7))
+    lead = most = 0.0
+    for turn in range(600):
+        if turn % 20 == 0:
+            queue.put(job(1, client="bob", urgency=0))
+        weights: dict[str, float] = {}
+        for each in queue.jobs:
+            weights[each.client] = max(weights.get(each.client, 0.0), each.weight)
+        tokens = take(queue, 64).client_tokens
+        lead += tokens.get("bob", 0) / weights["bob"] - tokens.get("alice", 0)
+        most = max(most, lead)
+    assert most <= (64 + QUANTUM_TOKENS) * (16 + 1)
 
 
 @given(
