@@ -12,7 +12,6 @@ from isal import isal_zlib
 from starlette.requests import Request
 
 from app.api.preferences import preference, preferences
-from app.api.rendering import Chunk
 
 _GZIP_LEVEL = _ZSTD_LEVEL = 1
 _GZIP_WINDOW = 31
@@ -45,14 +44,16 @@ class FlushedCompressor:
         self._compressor = _COMPRESSORS[encoding]()
         self._flush, self._finish = _FLUSHES[encoding]
 
-    def compress(self, chunks: Iterable[Chunk], *, last: bool = False) -> Iterator[bytes]:
+    def compress(
+        self, chunks: Iterable[bytes | memoryview], *, last: bool = False
+    ) -> Iterator[bytes]:
         """The chunks of one piece."""
         for chunk in chunks:
             yield self._compressor.compress(chunk)
         yield self._compressor.flush(self._finish if last else self._flush)
 
 
-def compress(chunks: Iterable[Chunk], encoding: str) -> Iterator[bytes]:
+def compress(chunks: Iterable[bytes | memoryview], encoding: str) -> Iterator[bytes]:
     """Compress the chunks one by one; other threads run meanwhile."""
     compressor = _COMPRESSORS[encoding]()
     for chunk in chunks:

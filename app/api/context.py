@@ -7,7 +7,7 @@ from starlette.types import Scope
 
 from app.access.api_tokens import DEFAULT_NAME
 from app.api.paths import NATIVE_ONLY, Dialect, Endpoint
-from app.engine.answer_memory import UNLIMITED, AnswerMemory
+from app.engine.answer_memory import AnswerMemory
 from app.observability.tracing import Stage
 
 
@@ -52,7 +52,7 @@ class RequestContext:
     counts: dict[str, int | float] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
     memory: StreamMemory | None = None
-    answer: AnswerMemory = UNLIMITED
+    answer: AnswerMemory = field(default_factory=AnswerMemory)
     route: str = "/"
     prefix: str = ""
     query: bytes = b""

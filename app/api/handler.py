@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from app.access.rate_limit import Buckets
 from app.api.body import BodyForm, max_json_values, read_body
-from app.api.compression import compress, encoding_of
+from app.api.compression import encoding_of
 from app.api.context import RequestContext, context_of
 from app.api.model_catalogue import ModelCatalogue
 from app.api.preferences import preference
@@ -41,10 +41,8 @@ Result = TypeVar("Result")
 WorkResult = TypeVar("WorkResult", EmbeddingResult, RerankResult, ClassificationResult)
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
-# Rendering so many bytes takes three milliseconds.
-_LARGE_RESPONSE_BYTES = 100_000
-# Most clients accept compression without needing it; below this it costs more than it saves.
-COMPRESSED_FROM_BYTES = 1 << 22
+# Rendering what holds so many bytes takes three milliseconds: JSON is three times as long.
+LARGE_ANSWER_BYTES = 32_768
 _LEAST_URGENT = 7
 
 
@@ -141,45 +139,29 @@ class Call:
         return result
 
     async def render(
-        self,
-        render: Callable[[], Iterable[Chunk]],
-        estimated_bytes: int,
-        media_type: str = JSON,
-        *,
-        takes_long: bool = False,
+        self, render: Callable[[], Iterable[Chunk]], media_type: str = JSON
     ) -> Response:
-        """Render the response, off the event loop if it is large or `takes_long`.
+        """Render the response, off the event loop if much is held for it.
 
         What is beyond some megabytes is rendered while the client reads it.
         """
         began = time.perf_counter()
-        compressed = media_type == JSON and estimated_bytes >= COMPRESSED_FROM_BYTES
-        encoding = encoding_of(self.request) if compressed else None
         threads = self.service.render_threads
         create = partial(
-            _create_response,
-            render if encoding is None else lambda: compress(render(), encoding),
+            ChunkedResponse,
+            render,
             media_type,
             threads,
+            accepted=partial(encoding_of, self.request) if media_type == JSON else None,
             # HTTP/1.0 has no other way to tell the end of an answer from a broken connection.
             measured=self.request.scope["http_version"] == "1.0",
         )
-        if estimated_bytes < _LARGE_RESPONSE_BYTES and not takes_long:
+        if self.context.answer.held < LARGE_ANSWER_BYTES:
             response = create()
         else:
             response = await asyncio.get_running_loop().run_in_executor(threads, create)
-        if encoding is not None:
-            response.headers.update({"Content-Encoding": encoding, "Vary": "Accept-Encoding"})
         self.context.stages.append(Stage("render", began, time.perf_counter()))
         return response
-
-
-def _create_response(
-    render: Callable[[], Iterable[Chunk]], media_type: str, threads: Executor, *, measured: bool
-) -> Response:
-    """The response; if it is `measured`, it is rendered twice, first for its length alone."""
-    length = sum(map(len, render())) if measured else None
-    return ChunkedResponse(render(), media_type, threads, length)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ several times as large as its numbers, so a large answer is rendered while the c
 import asyncio
 from binascii import b2a_base64
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,22 +21,20 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from app.api.compression import compress
 from app.engine.types import (
     EmbeddingResult,
     RerankResult,
     SparseVector,
-    TextEmbedding,
-    TokenStrings,
     Truncation,
 )
 from app.observability.tracing import Timings
 
-_BYTES_PER_FLOAT = 12
-_BYTES_PER_TOKEN = 8
 _FLOATS_PER_CHUNK = _CHARACTERS_PER_PART = 65_536
 _MESSAGE_BYTES = 262_144
-# Up to this size an answer is rendered before it is sent, and has a Content-Length.
-_WHOLE_BYTES = 4 << 20
+# Up to this size an answer is rendered before it is sent, and has a Content-Length. It is not
+# compressed: most clients accept that without needing it, and it would cost more than it saves.
+WHOLE_BYTES = 4 << 20
 JSON = "application/json"
 # Of bytes: a memoryview has items of one byte.
 Chunk = bytes | memoryview
@@ -46,33 +45,46 @@ class ChunkedResponse(Response):
     """A response sent as the chunks it is rendered in; small ones are joined, large ones split.
 
     The beginning is rendered at once, and the rest on one of `threads` as fast as the client reads.
-    `length` is that of all chunks, if it is known.
+    If that is more, it is compressed as `accepted` says, and with `measured` it is rendered twice,
+    first for its length alone.
     """
 
     def __init__(
         self,
-        chunks: Iterable[Chunk],
+        render: Callable[[], Iterable[Chunk]],
         media_type: str,
         threads: Executor,
-        length: int | None = None,
+        *,
+        accepted: Callable[[], str | None] | None = None,
+        measured: bool = False,
     ) -> None:
         super().__init__(media_type=media_type)
         self._threads = threads
-        self._rest = messages_of(chunks)
-        self._begun: deque[Chunk] = deque()
-        self._is_whole = False
-        size = 0
-        while size <= _WHOLE_BYTES and not self._is_whole:
-            message = next(self._rest, None)
-            if message is None:
-                self._is_whole = True
-            else:
-                self._begun.append(message)
-                size += len(message)
-        length = size if self._is_whole else length
+        length = self._begin(render())
+        encoding = accepted() if accepted and length is None else None
+        if encoding is not None:
+            self.headers.update({"Content-Encoding": encoding, "Vary": "Accept-Encoding"})
+            length = self._begin(compress(chain(taken(self._begun), self._rest), encoding))
+        if length is None and measured:
+            chunks = render() if encoding is None else compress(render(), encoding)
+            length = sum(map(len, chunks))
         del self.headers["content-length"]
         if length is not None:
             self.headers["content-length"] = str(length)
+
+    def _begin(self, chunks: Iterable[Chunk]) -> int | None:
+        """Render the beginning of these; return the size of the whole, None if that is large."""
+        self._rest = messages_of(chunks)
+        self._begun: deque[Chunk] = deque()
+        size = 0
+        for message in self._rest:
+            self._begun.append(message)
+            size += len(message)
+            if size > WHOLE_BYTES:
+                self._is_whole = False
+                return None
+        self._is_whole = True
+        return size
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
         """Send the start, then every message; keep none that is sent."""
@@ -80,8 +92,7 @@ class ChunkedResponse(Response):
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
         has_left = scope["state"].get("is_closing", bool)
-        while self._begun:
-            body = self._begun.popleft()
+        for body in taken(self._begun):
             more = bool(self._begun) or not self._is_whole
             await send({"type": "http.response.body", "body": body, "more_body": more})
         if self._is_whole:
@@ -93,6 +104,12 @@ class ChunkedResponse(Response):
                 break
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def taken(chunks: deque[Chunk]) -> Iterator[Chunk]:
+    """Each in turn, none of which is kept."""
+    while chunks:
+        yield chunks.popleft()
 
 
 def messages_of(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
@@ -112,13 +129,6 @@ def messages_of(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
             yield b"".join(joined)
             joined, size = [], 0
     yield b"".join(joined)
-
-
-def estimate_bytes(texts: list[str], result: EmbeddingResult) -> int:
-    """About how many bytes an answer to an embedding request will have."""
-    floats = sum(_floats_of(embedding) for embedding in result.embeddings)
-    strings = sum(map(_token_strings_of, result.token_strings or ()))
-    return floats * _BYTES_PER_FLOAT + strings * _BYTES_PER_TOKEN + sum(map(len, texts))
 
 
 def render_matrix(matrix: npt.NDArray[Any] | None) -> Iterator[bytes]:
@@ -267,14 +277,3 @@ def _truncation_message(truncation: Truncation, pointer: str) -> str:
         f"The text at {pointer} has {count}{truncation.original_tokens} tokens; "
         f"{truncation.model} read {read} {truncation.max_tokens}."
     )
-
-
-def _floats_of(embedding: TextEmbedding) -> int:
-    dense = 0 if embedding.dense is None else embedding.dense.size
-    sparse = 0 if embedding.sparse is None else embedding.sparse.values.size
-    rows = (embedding.colbert, embedding.states)
-    return dense + sparse + sum(each.size for each in rows if each is not None)
-
-
-def _token_strings_of(strings: TokenStrings) -> int:
-    return len(strings.sparse or ()) + len(strings.colbert or ())

@@ -14,17 +14,23 @@ class AnswerMemory:
 
     `size` is always that of the whole answer, as far as it is known: of token ids, of vectors, of
     what else is kept until the client has read it. What a forward needs on its device meanwhile is
-    limited by the token budget.
+    limited by the token budget. `body_bytes` are those of the body, unpacked, that have arrived.
     """
 
     def __init__(self, allowed: int = sys.maxsize) -> None:
         self._allowed = allowed
         self._size = 0
+        self.body_bytes = 0
 
     @property
     def allowed(self) -> int:
         """The most bytes that the answer may hold."""
         return self._allowed
+
+    @property
+    def held(self) -> int:
+        """How many bytes are held until the answer is read, the texts of the body included."""
+        return self._size + self.body_bytes
 
     def check(self, size: int, what: str, advice: str) -> None:
         """Raise `InvalidRequestError` if `what` is too large; safe to call from any thread."""

@@ -186,7 +186,6 @@ class HeldAnswer(AnswerMemory):
         cut_off: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(max_bytes)
-        self.body_bytes = 0
         self._responses = responses
         self._reservation = Reservation(client, None)
         self._cut_off = cut_off

@@ -1,7 +1,7 @@
 """Vectors and scores as JSON, and answers as messages of bounded size."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from typing import Any
@@ -17,7 +17,6 @@ from app.api.rendering import (
     ChunkedResponse,
     base64_of,
     by_falling_score,
-    estimate_bytes,
     messages_of,
     render_items,
     render_list,
@@ -28,12 +27,9 @@ from app.api.rendering import (
     truncation_as_json,
 )
 from app.engine.types import (
-    EmbeddingResult,
     PartScores,
     RerankResult,
     SparseVector,
-    TextEmbedding,
-    TokenStrings,
     Truncation,
 )
 from app.observability.tracing import Timings
@@ -118,9 +114,11 @@ class Exchange:
     def is_closing(self) -> bool:
         return len(self.sent) > self.leaves_after
 
-    async def read(self, chunks: Iterable[bytes], length: int | None = None) -> "Exchange":
+    async def read(
+        self, render: Callable[[], Iterable[bytes]], *, measured: bool = False
+    ) -> "Exchange":
         with ThreadPoolExecutor(1) as threads:
-            response = ChunkedResponse(chunks, "application/json", threads, length)
+            response = ChunkedResponse(render, "application/json", threads, measured=measured)
             scope = {"type": "http", "state": {"is_closing": self.is_closing}}
             await response(scope, None, self.send)  # type: ignore[arg-type]
         return self
@@ -141,7 +139,7 @@ class Exchange:
 @pytest.mark.parametrize("size", [0, 5, MESSAGE, WHOLE - 1, WHOLE])
 async def test_a_small_answer_is_rendered_before_it_is_sent_and_has_its_length(size: int) -> None:
     chunks = [b"a" * 1000] * (size // 1000) + [b"b" * (size % 1000)]
-    read = await Exchange().read(chunks)
+    read = await Exchange().read(lambda: chunks)
     assert read.sent[0]["status"] == 200
     assert read.headers[b"content-type"] == b"application/json"
     assert read.headers[b"content-length"] == b"%d" % size
@@ -149,8 +147,8 @@ async def test_a_small_answer_is_rendered_before_it_is_sent_and_has_its_length(s
     assert read.more == [True] * (len(read.more) - 1) + [False]
 
 
-@pytest.mark.parametrize("length", [None, 8_000_000])
-async def test_a_large_answer_is_rendered_while_it_is_read(length: int | None) -> None:
+@pytest.mark.parametrize("measured", [False, True])
+async def test_a_large_answer_is_rendered_while_it_is_read(*, measured: bool) -> None:
     read, rendered_before = Exchange(), list[int]()
 
     def chunks() -> Iterator[bytes]:
@@ -158,21 +156,21 @@ async def test_a_large_answer_is_rendered_while_it_is_read(length: int | None) -
             rendered_before.append(len(read.sent))
             yield b"a" * 100_000
 
-    await read.read(chunks(), length)
+    await read.read(chunks, measured=measured)
     announced = read.headers.get(b"content-length")
-    assert announced == (None if length is None else b"%d" % length)
+    assert announced == (b"8000000" if measured else None)
     assert read.body == b"a" * 8_000_000
     assert read.more == [True] * (len(read.more) - 1) + [False]
-    assert rendered_before.count(0) == pytest.approx(WHOLE / 100_000, abs=4), "the beginning"
+    at_once = WHOLE / 100_000 + (80 if measured else 0)
+    assert rendered_before.count(0) == pytest.approx(at_once, abs=4), "the beginning"
     assert len(set(rendered_before)) > 10, "and the rest as fast as the client reads"
 
 
 async def test_nothing_is_rendered_for_a_client_that_has_left() -> None:
     read, rendered = Exchange(), list[int]()
     read.leaves_after = 25
-    await asyncio.wait_for(
-        read.read((rendered.append(i) or b"a" * 100_000) for i in range(10_000)), 60
-    )
+    chunks = ((rendered.append(i) or b"a" * 100_000) for i in range(10_000))
+    await asyncio.wait_for(read.read(lambda: chunks), 60)
     assert len(rendered) < 100
 
 
@@ -211,29 +209,6 @@ def test_sparse_vectors_are_an_object_or_two_lists_and_keep_float32() -> None:
 
 def test_base64_is_of_the_bytes() -> None:
     assert base64_of(np.float32([1, -2])) == b'"AACAPwAAAMA="'
-
-
-def test_the_size_of_an_answer_is_estimated_by_all_that_is_in_it() -> None:
-    """Too small an estimate would render a large answer at once; see what each part adds."""
-    timings = Timings(0, 0, 0, 0)
-    sparse = SparseVector(np.arange(10), np.ones(10, np.float32))
-
-    def size(text: str = "", strings: TokenStrings | None = None, **kinds: Any) -> int:
-        told = None if strings is None else [strings]
-        result = EmbeddingResult([TextEmbedding(**kinds)], [], 0, timings, told)
-        return estimate_bytes([text], result)
-
-    assert size() == 0
-    assert size("a" * 50) == 50
-    for kinds in (
-        {"dense": np.ones(10, np.float32)},
-        {"sparse": sparse},
-        {"colbert": np.ones((5, 2), np.float32)},
-        {"states": np.ones((2, 5), np.float32)},
-    ):
-        assert size(**kinds) == 120
-    assert size(strings=TokenStrings(["a"] * 3, ["b"] * 2)) == 40
-    assert size(strings=TokenStrings(None, None)) == 0
 
 
 # The rest of an answer.

@@ -20,6 +20,7 @@ from app.server.connection import (
     HEADERS_TIMEOUT,
     MAX_HEADER_BYTES,
     MAX_PIPELINED_REQUESTS,
+    MAX_TARGET_BYTES,
     BoundedConnection,
     ParserTurns,
     bounded_connection,
@@ -425,6 +426,30 @@ def test_headers_are_limited_however_they_are_cut(size: int) -> None:
 
     send(MAX_HEADER_BYTES - 1000)
     send(MAX_HEADER_BYTES + 2000)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+@pytest.mark.parametrize("length", [MAX_TARGET_BYTES, MAX_TARGET_BYTES + 1, 60_000])
+def test_path_and_query_are_limited_however_they_are_cut(size, length, monkeypatch) -> None:
+    """Nor is decoded what is too long: 64 KiB of percent signs would take 20 ms."""
+    decoded = []
+    monkeypatch.setattr("urllib.parse.unquote", lambda path: decoded.append(path) or path)
+
+    @in_skipped_time
+    async def send() -> None:
+        client = Client()
+        head = b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n" % (b"%" * (length - 1))
+        for start in range(0, len(head), size):
+            if client.wire.ended is None and not client.wire.sent_eof:
+                client.protocol.data_received(head[start : start + size])
+        await turns()
+        if length <= MAX_TARGET_BYTES:
+            assert (client.statuses, [*map(len, decoded)]) == ([200], [length])
+        else:
+            assert (client.statuses, client.error["code"]) == ([414], "uri_too_long")
+            assert decoded == []
+
+    send()
 
 
 @in_skipped_time

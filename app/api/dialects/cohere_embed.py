@@ -28,7 +28,6 @@ from app.api.paths import COHERE_EMBED, Dialect
 from app.api.rendering import (
     OPTIONS,
     base64_of,
-    estimate_bytes,
     render_items,
     render_list,
     text_as_json,
@@ -142,8 +141,7 @@ async def _embed(body: CohereEmbedRequest, call: Call, *, version: str = "2") ->
     outputs = Outputs(dense=True)
     result = await embed(call, body.texts, outputs, field="texts", model=model, options=options)
     render = partial(_render, body, result, call.context.request_id, version)
-    types = len(set(body.embedding_types or ["float"]))
-    return await call.render(render, types * estimate_bytes(body.texts, result))
+    return await call.render(render)
 
 
 def _render(

@@ -198,8 +198,7 @@ async def _rerank(body: DocumentsRequest, call: Call) -> Response:
     name = "" if model is None else model.name
     ranked = by_falling_score(result.scores)[: most or None]
     render = partial(_render, body, ranked, result, name, call.context.request_id)
-    lists = 2 if body.is_voyages else 1
-    return await call.render(render, lists * sum(map(len, body.documents)))
+    return await call.render(render)
 
 
 def _render(

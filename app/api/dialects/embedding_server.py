@@ -13,7 +13,7 @@ from app.api.dialects import tei, tei_schemas
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_work
 from app.api.paths import EMBEDDING_SERVER, Dialect
-from app.api.rendering import estimate_bytes, render_list, usage_as_json
+from app.api.rendering import render_list, usage_as_json
 from app.api.response_schemas import Usage
 from app.engine.types import EmbeddingResult
 
@@ -61,7 +61,7 @@ async def create_embeddings(request: Request, service: ServiceDep) -> Response:
 
 async def _embed(body: tei_schemas.EmbedRequest, call: Call) -> Response:
     result = await tei.embed_dense(body, call)
-    return await call.render(partial(_render, result), estimate_bytes([], result))
+    return await call.render(partial(_render, result))
 
 
 def _render(result: EmbeddingResult) -> Iterator[bytes]:

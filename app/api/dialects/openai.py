@@ -29,7 +29,6 @@ from app.api.paths import OPENAI_EMBEDDINGS, Dialect
 from app.api.rendering import (
     OPTIONS,
     base64_of,
-    estimate_bytes,
     render_items,
     render_matrix,
     sparse_as_json,
@@ -75,8 +74,7 @@ async def _embed(body: OpenAIEmbeddingRequest, call: Call) -> Response:
     )
     wanted.hold(result.embeddings, call.context.answer)
     render = partial(_render, result, model, wanted, form)
-    estimated_bytes = max(1, len(form.types)) * estimate_bytes([], result)
-    return await call.render(render, estimated_bytes, takes_long=wanted.take_long)
+    return await call.render(render)
 
 
 def _vector_options(body: OpenAIEmbeddingRequest, form: VectorForm) -> VectorOptions:

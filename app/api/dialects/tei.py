@@ -22,7 +22,6 @@ from app.api.paths import Dialect
 from app.api.rendering import (
     OPTIONS,
     by_falling_score,
-    estimate_bytes,
     render_items,
     render_list,
     render_matrix,
@@ -131,7 +130,7 @@ async def _similarity(body: schemas.SimilarityRequest, call: Call) -> Response:
         model=embedder_of(call),
         options=parameters.options(),
     )
-    response = await call.render(partial(_render_cosines, result), estimate_bytes([], result))
+    response = await call.render(partial(_render_cosines, result))
     return add_headers(response, call, texts, result)
 
 
@@ -143,9 +142,7 @@ def _render_cosines(result: EmbeddingResult) -> list[bytes]:
 async def _rerank(body: schemas.RerankTextsRequest, call: Call) -> Response:
     passages = Passages(body.query, body.texts, "texts", body.truncation)
     result = await rerank(call, passages, reranker_of(call), raw=bool(body.raw_scores))
-    response = await call.render(
-        lambda: render_list(_ranks(body, result)), sum(map(len, body.texts))
-    )
+    response = await call.render(lambda: render_list(_ranks(body, result)))
     return add_headers(response, call, [body.query, *body.texts], result)
 
 
@@ -172,9 +169,7 @@ async def _answer(
     call: Call, texts: list[str], result: EmbeddingResult, render: Render
 ) -> Response:
     """The response: a list of the vectors of each text as `render` renders them."""
-    response = await call.render(
-        lambda: render_items(map(render, result.embeddings)), estimate_bytes([], result)
-    )
+    response = await call.render(lambda: render_items(map(render, result.embeddings)))
     return add_headers(response, call, texts, result)
 
 

@@ -23,8 +23,6 @@ from app.engine.types import ClassificationResult, FloatArray
 
 router = APIRouter(dependencies=[BEARER])
 
-_BYTES_PER_LABEL = 50
-
 
 async def _predict(body: schemas.PredictRequest, call: Call) -> Response:
     pairs = body.pairs
@@ -32,7 +30,7 @@ async def _predict(body: schemas.PredictRequest, call: Call) -> Response:
     request = ClassificationRequest(pairs, truncation=body.truncation)
     result = await classify(call, request, reranker_of(call))
     render = partial(_render, body, result)
-    response = await call.render(render, _BYTES_PER_LABEL * len(result.labels) * len(pairs))
+    response = await call.render(render)
     return add_headers(response, call, request.texts, result)
 
 

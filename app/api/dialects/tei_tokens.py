@@ -26,7 +26,6 @@ from app.errors import InvalidRequestError
 
 router = APIRouter(dependencies=[BEARER])
 
-_MOST_CHARACTERS = 1_000_000
 _TOKENS_PER_CHUNK = 4096
 # Of the answer, about: numbers of four digits and a word.
 _BYTES_PER_TOKEN = 64
@@ -59,13 +58,6 @@ def loaded(model: ServedModel, models: LoadedModels) -> Model:
 async def _tokenize(body: schemas.TokenizeRequest, call: Call) -> Response:
     check_texts(body.inputs, "inputs", call.service.settings)
     model = model_of(call)
-    characters = sum(map(len, body.inputs))
-    if characters > _MOST_CHARACTERS:
-        raise InvalidRequestError(
-            f"the texts have {characters} characters, and at most {_MOST_CHARACTERS} are tokenised "
-            "at once: send fewer"
-        )
-
     answer = call.context.answer
 
     def split(models: LoadedModels) -> tuple[Model, list[str], list[list[TokenSpans]], int]:
@@ -85,7 +77,7 @@ async def _tokenize(body: schemas.TokenizeRequest, call: Call) -> Response:
     answer.need(_BYTES_PER_TOKEN * tokens, *_tokens_needed(tokens))
     frame = tokenizer.special_tokens if body.add_special_tokens is not False else ([], [])
     render = partial(_render_tokens, texts, spans, frame)
-    return await call.render(render, _BYTES_PER_TOKEN * tokens)
+    return await call.render(render)
 
 
 def _tokens_needed(tokens: int) -> tuple[str, str]:
@@ -168,7 +160,7 @@ async def _decode(body: schemas.DecodeRequest, call: Call) -> Response:
 
     texts, size = await _on_tokenizer_thread(call, decode, [], model)
     answer.need(size, "these texts", _ADVICE)
-    return await call.render(partial(render_list, texts), size)
+    return await call.render(partial(render_list, texts))
 
 
 add_operation(

@@ -123,7 +123,7 @@ async def _score(body: ScoreRequest, call: Call) -> Response:
     result = await rerank(call, passages, model, instruction=body.instruction, raw=raw)
     name = "" if model is None else model.name
     render = partial(_render, result, name, call.context.request_id)
-    return await call.render(render, 0)
+    return await call.render(render)
 
 
 def _check(body: ScoreRequest) -> None:

@@ -21,7 +21,7 @@ from app.api.formats.requested import (
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.paths import NATIVE_EMBEDDINGS, Dialect
-from app.api.rendering import Chunk, estimate_bytes
+from app.api.rendering import Chunk
 from app.api.response_schemas import Base64Response, EmbeddingResponse
 from app.api.schemas import EmbeddingRequest
 
@@ -59,8 +59,7 @@ async def _embed(body: EmbeddingRequest, call: Call) -> Response:
     wanted.hold(result.embeddings, call.context.answer, at_once=media_type == SAFETENSORS)
     answer = EmbeddingAnswer(sentences, result, model_names(settings, model), wanted)
     render = _renderer(body, answer, media_type)
-    estimated_bytes = estimate_bytes(sentences, result)
-    return await call.render(render, estimated_bytes, media_type, takes_long=wanted.take_long)
+    return await call.render(render, media_type)
 
 
 def _renderer(

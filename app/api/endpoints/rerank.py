@@ -19,9 +19,6 @@ from app.settings.model_names import public_name
 
 router = APIRouter(dependencies=[BEARER])
 
-# Of a score and its parts.
-_BYTES_PER_PASSAGE = 100
-
 
 @router.post(
     RERANK.path,
@@ -58,8 +55,7 @@ async def _rerank(body: RerankBody, call: Call) -> Response:
     result = await scores(call, _engine_request(body), model)
     name = public_name(service.settings.reranker_name) if model is None else model.name
     render = partial(render_rerank, passages, result, name)
-    size = sum(map(len, passages)) + _BYTES_PER_PASSAGE * len(passages)
-    return await call.render(render, size)
+    return await call.render(render)
 
 
 def _engine_request(body: RerankBody) -> RerankRequest:

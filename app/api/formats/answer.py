@@ -63,11 +63,6 @@ class VectorOptions:
         """The kinds that the engine must compute."""
         return replace(self.outputs, colbert=self.outputs.colbert or self.muvera is not None)
 
-    @property
-    def take_long(self) -> bool:
-        """Whether post-processing takes long."""
-        return self.pool_factor is not None or self.muvera is not None
-
     def working_bytes(self, embedding: TextEmbedding) -> int:
         """What post-processing one text takes beside its result."""
         if self.pool_factor is None or embedding.colbert is None:
@@ -87,8 +82,7 @@ class VectorOptions:
         Raises as `AnswerMemory.need`.
         """
         size = max(map(self.working_bytes, embeddings), default=0)
-        if at_once:
-            size += sum(map(self.made_bytes, embeddings))
+        size += (sum if at_once else max)([0, *map(self.made_bytes, embeddings)])
         advice = "send shorter texts, or leave out colbert_pool_factor"
         memory.need_more(size, "the vectors and what is made of them", advice)
 

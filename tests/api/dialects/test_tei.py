@@ -175,8 +175,13 @@ def test_token_ids_are_decoded_to_their_text(full) -> None:
 def test_many_tokens_are_rendered_whole(client) -> None:
     (tokens,) = post(client, "/tokenize", inputs="search " * 20_000)
     assert len(tokens) == 20_002
-    refused = client.post("/tokenize", json={"inputs": "a" * 1_000_001})
-    assert "1000001 characters" in assert_error(refused, 422, "Validation")
+
+
+def test_only_what_the_answer_holds_limits_a_text_that_is_tokenised(client) -> None:
+    (tokens,) = post(client, "/tokenize", inputs="a" + " " * 1_000_001 + "b")
+    assert tokens[-2]["stop"] == 1_000_003
+    refused = client.post("/tokenize", json={"inputs": "a " * 1_000_000})
+    assert "tokens of these texts need" in assert_error(refused, 422, "Validation")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.api.formats.answer import EmbeddingAnswer, ModelNames, VectorOptions, vectors_of
+from app.api.handler import LARGE_ANSWER_BYTES
 from app.engine.answer_memory import AnswerMemory
 from app.engine.types import (
     EmbeddingResult,
@@ -55,20 +56,17 @@ def test_what_is_made_is_held_before_it_is_made(texts, dtype, factor, muvera, at
     options.hold(embeddings, memory, at_once=at_once)
     pooling = max((4 * tokens**2 for tokens in texts), default=0) if factor else 0
     (held,) = memory.asked
-    if not at_once:
-        assert held == pooling
-        return
     made = 0
     for embedding in embeddings:
         vectors = vectors_of(embedding, options)
         new = vectors.nbytes - 8 * embedding.sparse.indices.size
         made += new if dtype != "float32" else (0 if vectors.muvera is None else 40_960)
-    assert held - pooling >= made
+    assert held - pooling >= (made if at_once else 0)
     # Half of float32 at most, and what MUVERA adds.
-    most = sum(
+    most = [
         (e.nbytes // 2 if dtype != "float32" else 0) + 40_960 * bool(muvera) for e in embeddings
-    )
-    assert held - pooling == most
+    ]
+    assert held - pooling == (sum(most) if at_once else max(most, default=0))
 
 
 def test_nothing_is_pooled_without_vectors_of_tokens() -> None:
@@ -79,15 +77,19 @@ def test_nothing_is_pooled_without_vectors_of_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "long"),
+    ("options", "vectors", "long"),
     [
-        (VectorOptions(ALL, "int8"), False),
-        (VectorOptions(ALL, pool_factor=2), True),
-        (VectorOptions(ALL, muvera="query"), True),
+        (VectorOptions(ALL, "int8"), 100, False),
+        (VectorOptions(ALL, pool_factor=2), 100, True),
+        (VectorOptions(ALL, muvera="query"), 1, True),
     ],
 )
-def test_what_takes_long_is_known_before(options, long) -> None:
-    assert options.take_long is long
+def test_what_takes_long_holds_so_much_that_it_leaves_the_event_loop(
+    options, vectors, long
+) -> None:
+    memory = AnswerMemory()
+    options.hold([embedding_of(vectors)], memory)
+    assert (memory.held >= LARGE_ANSWER_BYTES) is long
 
 
 def test_muvera_needs_vectors_that_the_answer_may_leave_out() -> None:
