@@ -19,6 +19,7 @@ from app.models.attention.sdpa import sdpa
 from app.models.attention.varlen import _flash_attention, varlen
 from app.models.attention.windowed import PackedAttention
 from app.models.batch import length_classes
+from app.models.batch.marks import UNATTENDED
 from app.models.batch.packing import PackedBatch, pack
 
 CPU = torch.device("cpu")
@@ -173,3 +174,27 @@ def test_a_window_is_given_to_the_kernel_and_means_what_it_means_in_blocks(
     assert by_kernel._windowed is not None
     everything = by_kernel(*states, **options | {"window": None})
     torch.testing.assert_close(everything, sdpa(*states, packed, scale=0.3, causal=causal))
+
+
+@pytest.mark.parametrize("attend", [eager, sdpa, matmul])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_tokens_that_are_not_attended_to_attend_to_the_others(attend, causal, kv_heads) -> None:
+    lengths, unattended = [1, 4, 6, 6, 7], [0, 0, 2, 5, 0]
+    ids = [np.zeros(length, np.int64) for length in lengths]
+    for each, count in zip(ids, unattended, strict=True):
+        each[len(each) - count :] = UNATTENDED
+    packed = pack(ids, device=CPU)
+    states, _ = random_case(lengths, 4, kv_heads)
+    actual = excluding_unattended(attend)(*states, packed, scale=0.3, causal=causal)
+    for start, length, count in zip(packed.offsets, lengths, unattended, strict=False):
+        for last in range(length):
+            # Beside the attended tokens alone, or, causally, those of them until itself.
+            kept = [place for place in range(length - count) if not causal or place <= last]
+            own = [state[:, start : start + length] for state in states]
+            query, keys, values = own[0][:, [last]], own[1][:, kept], own[2][:, kept]
+            weights = torch.softmax(
+                query @ keys.repeat_interleave(4 // kv_heads, 0).mT * 0.3, dim=-1
+            )
+            expected = weights @ values.repeat_interleave(4 // kv_heads, 0)
+            torch.testing.assert_close(actual[start + last], expected[:, 0])

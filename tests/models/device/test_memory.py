@@ -17,6 +17,7 @@ from app.models.device.memory import (
     ensure_allocates,
     memory_usage,
 )
+from app.models.device.timing import shortest
 
 MEMBERSHIP = {"v2": "0::/service/one\n", "v1": "5:memory,cpu:/service/one\n1:name=systemd:/x\n"}
 
@@ -90,6 +91,35 @@ def test_a_group_counts_where_its_limit_is_below_what_the_machine_has(
     usage = memory_usage(torch.device("cpu"))
     assert (usage.used == 7, usage.total == limit) == (counts, counts or not bytes_more)
     assert 0 < usage.own < psutil.Process().memory_info().rss + (1 << 28)
+
+
+def test_on_other_devices_it_is_that_of_their_drivers(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (30, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 50)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 7)
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 9)
+    usage = memory_usage(torch.device("cuda:0"))
+    assert (usage.used, usage.total, usage.own) == (70, 100, 50)
+    usage = memory_usage(torch.device("mps"))
+    assert (usage.used, usage.total, usage.own) == (7, 9, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "runs", "shortest_of_them"),
+    [([0.1, 0.02, 0.05], 3, 0.02), ([0.05, 0.2, 0.01], 2, 0.05), ([0.2, 0.1], 1, 0.2)],
+)
+def test_the_shortest_of_a_few_runs_counts_and_long_ones_are_repeated_less(
+    seconds, runs, shortest_of_them
+) -> None:
+    at, done = 0.0, []
+
+    def run() -> None:
+        nonlocal at
+        at += seconds[len(done)]
+        done.append(at)
+
+    assert shortest(run, lambda: at) == pytest.approx(shortest_of_them)
+    assert len(done) == runs
 
 
 class Allocator:

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from app.models.device.transfer import DeviceRows, start_copies
+from app.models.device.transfer import (
+    DeviceRows,
+    PinnedBuffers,
+    _divide,
+    _space,
+    start_copies,
+)
+from tests.support.simulated_cuda import simulated_cuda
+from tests.support.simulated_streams import ARRIVED
 
 
 def test_arrays_come_back_in_their_places() -> None:
@@ -33,3 +41,56 @@ def test_an_empty_array_is_fine() -> None:
     (arrived,) = start_copies([DeviceRows.of(torch.empty(0, 4))])()
     assert arrived.values.shape == (0, 4)
     assert arrived.finite.shape == (0,)
+
+
+def test_from_a_gpu_results_arrive_through_one_pinned_buffer_that_is_used_again() -> None:
+    rows = [torch.empty(3, 5, dtype=torch.float16), torch.empty(7), torch.empty(2, 2, 9)]
+    with simulated_cuda() as cuda:
+        on_device = [DeviceRows.of(each.to("cuda:0")) for each in rows]
+        for _ in range(3):
+            before, blocks = cuda.bytes_to_host, cuda.pinned_blocks
+            with cuda.forward():
+                collect = start_copies(on_device)
+            sizes = sum(each.values.nbytes + each.check.nbytes for each in on_device)
+            assert cuda.bytes_to_host - before == sizes
+            arrived = collect()
+        # The first made it, the others found it.
+        assert cuda.pinned_blocks == blocks
+        for ours, each in zip(arrived, rows, strict=True):
+            assert ours.values.shape == each.shape
+            assert ours.values.dtype == np.float32
+            assert (ours.values == ARRIVED).all()
+            assert ours.finite.shape == each.shape[:1] if each.dim() < 3 else each.shape[:2]
+
+
+def test_buffers_are_as_large_as_needed_and_no_more_are_kept_than_batches_in_flight(
+    monkeypatch,
+) -> None:
+    make = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda size, **_: make(size, dtype=torch.uint8))
+    buffers = PinnedBuffers()
+    small = buffers.take(10)
+    assert len(small) == 2**20
+    assert [len(buffers.take(size)) for size in (2**20, 2**20 + 1)] == [2**20, 2**21]
+    buffers.give_back(small)
+    assert buffers.take(2**20) is small
+    buffers.give_back(small)
+    assert len(buffers.take(2**22)) == 2**22  # The small one is replaced.
+    assert buffers.take(10) is not small
+    given = [torch.empty(2**20) for _ in range(3)]
+    for each in given:
+        buffers.give_back(each)
+    assert [buffers.take(1) is each for each in given[1:]] == [True, True]
+    assert not any(buffers.take(1) is each for each in given)
+
+
+def test_parts_of_a_buffer_are_aligned_and_do_not_overlap() -> None:
+    tensors = [torch.rand(3), torch.rand(2, 16), torch.rand(1).half(), torch.rand(64).bfloat16()]
+    buffer = torch.zeros(sum(map(_space, tensors)), dtype=torch.uint8)
+    parts = _divide(buffer, tensors)
+    for part, tensor in zip(parts, tensors, strict=True):
+        assert (part.data_ptr() - buffer.data_ptr()) % 64 == 0
+        part.copy_(tensor)
+    for part, tensor in zip(parts, tensors, strict=True):
+        assert torch.equal(part, tensor)
+    assert len(buffer) == 64 + 128 + 64 + 128

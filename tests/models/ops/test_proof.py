@@ -1,6 +1,9 @@
 """The start-up proof: paths that compute what they should are used, all others refused."""
 
+import copy
 import math
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -115,6 +118,131 @@ def test_an_attention_that_a_setting_names_stops_the_start() -> None:
     # Another operation of the same backend may still be replaced.
     backend = Planted("sdpa")
     assert trial(backend, QWEN).prove(DECODER, attention_named=True).paths["gate"] == "torch"
+
+
+def with_activation_left_out(right, layers, activation=None):
+    del activation
+    return right(layers)
+
+
+def with_bias_left_out(right, layers, activation=None):
+    plain = copy.deepcopy(list(layers))
+    for layer in plain:
+        layer.bias = None
+    return right(plain, activation)
+
+
+def with_residual_left_out(right, layer):
+    add = right(layer)
+    return lambda states, residual: add(states, torch.zeros_like(residual))
+
+
+def without(field: str, fill: float):
+    """The operation, with one of the norm's parameters left out."""
+
+    def faulty(right, *states_and_norm):
+        *states, norm = states_and_norm
+        return right(*states, replace(norm, **{field: torch.full_like(getattr(norm, field), fill)}))
+
+    return faulty
+
+
+def with_rotation(change):
+    return lambda right, states, norm, embedding: right(states, norm, change(embedding))
+
+
+def with_a_head_too_many(right, states, norm, embedding):
+    right(states, norm, embedding)
+    states[:, len(norm.weight)] *= 2
+
+
+def with_lengths_of_other_rows(right, states, dtype, indices=None):
+    rows, lengths = right(states, dtype, indices)
+    return rows, lengths if indices is None else lengths.flip(0)
+
+
+def with_columns(**changes):
+    def faulty(right, states, columns):
+        return right(states, replace(columns, **{k: f(columns) for k, f in changes.items()}))
+
+    return faulty
+
+
+def with_weights(field: str, fill: float):
+    def faulty(right, weights, dtype, activation=None):
+        left_out = torch.full_like(getattr(weights, field), fill)
+        return right(replace(weights, **{field: left_out}), dtype, activation)
+
+    return faulty
+
+
+def in_16_bits(right, weights, dtype, activation=None):
+    """As instructions that add the products of pairs, which do not hold those of large weights."""
+    gemm = right(weights, dtype, activation)
+
+    def faulty(rows):
+        pairs = rows.values.double().clamp(max=200)
+        return gemm(replace(rows, values=pairs.to(torch.uint8)))
+
+    return faulty
+
+
+# Of each operation what a kernel may get wrong, and the model that shows it.
+FAULTS = [
+    ("linear", with_bias_left_out, M3),
+    ("linear", with_activation_left_out, M3),
+    ("linear", lambda right, layers, activation=None: right(layers[::-1], activation), QWEN),
+    ("add_linear", with_residual_left_out, QWEN),
+    ("embed", lambda right, rows, tables, norm: right(rows[::-1], tables, norm), M3),
+    ("embed", lambda right, rows, tables, norm: right(rows, (tables[0],) * 2, norm), M3),
+    ("embed", without("bias", 0), M3),
+    ("add_norm", lambda right, one, two, norm: right(one, torch.zeros_like(two), norm), M3),
+    ("add_norm", without("weight", 1), M3),
+    ("add_norm", without("bias", 0), M3),
+    ("rms_norm", without("weight", 1), QWEN),
+    ("rotary", with_rotation(lambda at: replace(at, sines=-at.sines)), QWEN),
+    ("rotary", with_rotation(lambda at: replace(at, cosines=at.cosines.roll(1, 0))), QWEN),
+    ("rotary", with_a_head_too_many, QWEN),
+    ("gate", lambda right, states: right(torch.cat(states.chunk(2, -1)[::-1], -1)), QWEN),
+    ("unit_rows", lambda right, states, dtype, *_: right(states, dtype), M3),
+    ("unit_rows", with_lengths_of_other_rows, M3),
+    ("quantize_rows", with_columns(factors=lambda old: torch.ones_like(old.factors)), M3),
+    ("quantize_rows", with_columns(repeated=lambda old: old.repeated.flip(0)), M3),
+    ("int8_gemm", with_weights("scale", 1e-3), M3),
+    ("int8_gemm", with_weights("sums", 0), M3),
+    ("int8_gemm", with_weights("bias", 0), M3),
+    ("int8_gemm", in_16_bits, M3),
+    ("int8_gemm", lambda right, weights, dtype, *_: right(weights, dtype), M3),
+]
+
+
+@pytest.mark.parametrize(("operation", "fault", "shapes"), FAULTS)
+def test_whatever_an_operation_may_leave_out_is_noticed(operation, fault, shapes) -> None:
+    def faulty(self, *arguments):
+        return fault(partial(getattr(TorchBackend, operation), self), *arguments)
+
+    backend = type("Faulty", (TorchBackend,), {"name": "faulty", operation: faulty})()
+    shown, plain = trial(backend, replace(shapes, width=64, inner_width=96)).every_proof(
+        (operation,)
+    )
+    assert (shown.path, shown.holds, shown.error) == ("faulty", False, None)
+    assert (plain.path, plain.holds) == ("torch", True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "shapes"),
+    [({"causal": False}, QWEN), ({"causal": True}, M3), ({"scale": 1.0}, M3)],
+)
+def test_an_attention_of_another_kind_is_noticed(changes, shapes) -> None:
+    class Other(Planted):
+        def _wrong(self, *states, **options):
+            return sdpa(*states, **options | changes)
+
+    shown, *plain = trial(Other("planted"), replace(shapes, heads=4, key_heads=2)).every_proof(
+        ("attention",)
+    )
+    assert (shown.path, shown.holds) == ("planted", False)
+    assert all(proof.holds for proof in plain)
 
 
 def test_a_device_on_which_nothing_is_right_stops_the_start(monkeypatch) -> None:
