@@ -1,6 +1,7 @@
 """Checkpoint files of every kind give the same tensors, and each fault its sentence."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 
 from app.errors import StartupError
-from app.models.checkpoint.weights import Weights
+from app.models.checkpoint.weights import Weights, count_parameters, read_linear
 
 TENSORS = {
     "embeddings.word_embeddings.weight": torch.arange(12.0).view(4, 3),
@@ -56,6 +57,99 @@ def test_every_kind_of_file_gives_the_same_tensors(save, tmp_path: Path) -> None
     weights = Weights.read(tmp_path)
     for name, tensor in TENSORS.items():
         assert torch.equal(weights.get(name, *tensor.shape), tensor)
+
+
+@pytest.mark.parametrize("save", [save_whole, save_bin, save_old_bin])
+def test_a_row_a_rounded_tensor_and_one_that_is_only_described(save, tmp_path: Path) -> None:
+    save(tmp_path)
+    weights = Weights.read(tmp_path)
+    name, table = next(iter(TENSORS.items()))
+    for index, expected in enumerate(table):
+        assert torch.equal(weights.row(name, index, 4, 3), expected)
+    rounded = weights.get(name, 4, 3, dtype=torch.bfloat16)
+    assert torch.equal(rounded, table.bfloat16())
+    described = replace(weights, shapes_only=True).get(name, 4, 3, dtype=torch.float16)
+    assert (described.device.type, described.shape, described.dtype) == (
+        "meta",
+        (4, 3),
+        torch.float16,
+    )
+    layer = weights.linear("encoder.layer.0.output.dense", 2, 3, dtype=torch.bfloat16)
+    assert (layer.weight.dtype, layer.bias.dtype) == (torch.bfloat16, torch.bfloat16)
+    assert count_parameters(tmp_path) == 12 + 3 + 3 + 6 + 3
+
+
+def test_of_what_cannot_be_read_no_parameters_are_counted(tmp_path: Path) -> None:
+    assert count_parameters(tmp_path) == 0
+
+
+def test_tensors_that_share_or_are_scattered_over_a_file_are_read_as_they_were(
+    tmp_path: Path,
+) -> None:
+    whole = torch.arange(60.0).view(3, 4, 5)
+    tensors = {"t": whole.mT, "part": whole[1:, 1:, 1:], "row": whole[2], "step": whole[..., ::2]}
+    torch.save(tensors, tmp_path / "pytorch_model.bin")
+    weights = Weights.read(tmp_path)
+    for name, expected in tensors.items():
+        assert torch.equal(weights.get(name, *expected.shape), expected)
+
+
+@pytest.mark.parametrize(
+    ("state", "sizes", "message"),
+    [
+        ({"weight": torch.ones(4, 3), "bias": torch.zeros(4)}, (3, 4), None),
+        ({"weight": torch.ones(4, 3), "bias": torch.zeros(4)}, (3, None), None),
+        ({"weight": torch.ones(4, 3), "bias": torch.zeros(4)}, (4, 3), "has the wrong shape"),
+        ({"weight": torch.ones(4, 3), "bias": torch.zeros(4)}, (2, None), "has the wrong shape"),
+        (
+            {"weight": torch.ones(4, 3), "bias": torch.zeros(3)},
+            (3, 4),
+            r"weight \[4, 3\] and bias \[3\], but \[4, 3\] and \[4\] fit",
+        ),
+        ({"weight": torch.ones(4, 3)}, (3, 4), "is damaged: 'bias'"),
+        (None, (3, 4), "the head head.pt is missing"),
+        (b"no archive", (3, 4), "head.pt is damaged"),
+    ],
+)
+def test_a_head_is_its_weight_and_bias_in_a_file_of_its_own(
+    tmp_path: Path, state, sizes, message
+) -> None:
+    path = tmp_path / "head.pt"
+    if isinstance(state, bytes):
+        path.write_bytes(state)
+    elif state is not None:
+        torch.save(state, path)
+    if message is None:
+        head = read_linear(path, *sizes)
+        assert torch.equal(head.weight, state["weight"])
+        assert torch.equal(head.bias, state["bias"])
+    else:
+        with pytest.raises(StartupError, match=message):
+            read_linear(path, *sizes)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ((100_000_001).to_bytes(8, "little"), "model.safetensors is no file of safetensors"),
+        ((100_000_000).to_bytes(8, "little"), "model.safetensors is cut short"),
+        (bytes(7), "model.safetensors is cut short"),
+        (
+            b'{"a": {"dtype": "F4", "shape": [1], "data_offsets": [0, 4]}}',
+            "has a in F4, which is not known here",
+        ),
+        (
+            b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+            "ends before its tensor a does",
+        ),
+    ],
+)
+def test_why_a_file_cannot_be_read_is_told(tmp_path: Path, content: bytes, reason: str) -> None:
+    if content.startswith(b"{"):
+        content = len(content).to_bytes(8, "little") + content + bytes(4)
+    (tmp_path / "model.safetensors").write_bytes(content)
+    with pytest.raises(StartupError, match=f"the weights in .* cannot be loaded: .*{reason}"):
+        Weights.read(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])

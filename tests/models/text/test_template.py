@@ -69,7 +69,7 @@ def test_a_closing_token_is_added_where_it_is_not_there(single, closing, suffix)
 
 
 def test_what_is_in_no_vocabulary_or_changes_the_text_stops_the_start() -> None:
-    made = tokenizer("$A", "$B [SEP]")
+    made = tokenizer("$A", "$B $A")
     with pytest.raises(StartupError, match=r"the vocabulary has no token \[NONE\]"):
         closed_with(template_of(made), "[NONE]", made)
     with pytest.raises(StartupError, match="changes the text itself where it adds special tokens"):
