@@ -3,7 +3,7 @@
     python -m scripts.test_lines --folder /tmp/mutation --jobs 2
 
 Needs coverage.py (pip install coverage) beside the tests' environment. It copies the working tree
-into FOLDER, runs the tests of app's folders and of tests/faults there once, and writes
+into FOLDER in parts, runs the tests of app's folders and of tests/faults there once, and writes
 FOLDER/lines-*.json for `scripts.mutate`. Each line is noted with the tests during which it ran: a
 server that many tests share is told by a file which of them is running. What ran while a test was
 set up counts for all tests of its file, and for all that share the session's server.
@@ -13,12 +13,14 @@ import argparse
 import atexit
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,29 +178,36 @@ def collect(copy: Path, target: Path) -> None:
     print(f"{len(numbers)} tests, {len(notes['failed'])} of them failed or left out: {target}")
 
 
+def run_part(folder: Path, number: int, files: list[str]) -> None:
+    """Run some test files in a copy of their own, and collect what it notes."""
+    copy = folder / f"lines-{number}"
+    copy_tree(ROOT, copy)
+    start = "import sys; from scripts.test_lines import run_tests; run_tests(sys.argv[1:])"
+    with (folder / f"{copy.name}.log").open("w") as log:
+        command = [sys.executable, "-c", start, *files]
+        subprocess.run(command, cwd=copy, stdout=log, stderr=log, check=False)
+    if (copy / DATA / "notes.json").exists():
+        collect(copy, folder / f"{copy.name}.json")
+    else:  # A tracer and a thread that is killed do not go together.
+        print(f"ended before its notes were written, see {copy.name}.log: {', '.join(files)}")
+    shutil.rmtree(copy)
+
+
 def main() -> None:
     """Copy the tree, run the tests in each copy, collect."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="for the copies and the result")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--collect-only", action="store_true", help="the copies have run already")
+    parser.add_argument("--parts", type=int, default=24, help="in which the test files are run")
+    parser.add_argument("files", nargs="*", help="test files; by default all of app's")
     arguments = parser.parse_args()
-    copies = [arguments.folder / f"lines-{number}" for number in range(arguments.jobs)]
-    if not arguments.collect_only:
-        processes = []
-        for number, copy in enumerate(copies):
-            copy_tree(ROOT, copy)
-            found = (copy / folder for folder in test_folders(copy))
-            files = [str(f.relative_to(copy)) for each in found for f in each.rglob("test_*.py")]
-            part = sorted(files)[number :: arguments.jobs]
-            start = "import sys; from scripts.test_lines import run_tests; run_tests(sys.argv[1:])"
-            with (arguments.folder / f"lines-{number}.log").open("w") as log:
-                command = [sys.executable, "-c", start, *part]
-                processes.append(subprocess.Popen(command, cwd=copy, stdout=log, stderr=log))
-        for process in processes:
-            process.wait()
-    for copy in copies:
-        collect(copy, arguments.folder / f"{copy.name}.json")
+    every = (ROOT / each for each in test_folders(ROOT))
+    found = (str(f.relative_to(ROOT)) for each in every for f in each.rglob("test_*.py"))
+    files = arguments.files or sorted(found)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for number in range(min(arguments.parts, len(files))):
+            part = files[number :: arguments.parts]
+            pool.submit(run_part, arguments.folder, number, part)
 
 
 if __name__ == "__main__":
