@@ -94,6 +94,7 @@ def rows_of(content: bytes) -> tuple[list[dict], bool]:
     rows: list[dict] = []
     try:
         with pa.ipc.open_stream(content) as reader:
+            _ = reader.schema.names  # Raises where a name is not UTF-8.
             for batch in reader:
                 batch.validate(full=True)
                 rows += batch.to_pylist()
