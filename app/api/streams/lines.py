@@ -145,7 +145,8 @@ class NdjsonReader:
             end = self._end_of_next()
             if end < 0:
                 break
-            content = bytes(self._buffer[self._begin : end])
+            with memoryview(self._buffer) as buffer:  # A slice would be a copy of its own.
+                content = bytes(buffer[self._begin : end])
             self._begin = self._searched = min(end + 1, len(self._buffer))
             lines.append((yield from self._line(content)))
             size += lines[-1].size

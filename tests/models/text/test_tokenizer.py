@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertModel, RobertaModel
 
 from app.engine.admission.tokenizer_threads import TokenizerThreads
+from app.engine.options import TruncationOptions
 from app.errors import StartupError
 from app.models.text.tokenizer import TextTokenizer
 from tests.support.checkpoints import save_byte_level_tokenizer
@@ -247,3 +248,24 @@ async def test_tokenising_ends_with_its_request(tiny_m3: Path, call: Callable) -
     # Its thread is free for the next request.
     assert await threads.run(lambda: slices.made, ["a"], "b") <= 3
     threads.close()
+
+
+class HoldsTheLock:
+    """A tokenizer without the library's calls for one text, which hold Python's lock."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str):
+        assert name not in {"encode", "decode", "post_process"}, "the event loop would wait for it"
+        return getattr(self._tokenizer, name)
+
+
+def test_other_threads_run_while_a_text_is_tokenised_or_put_together(tiny_m3: Path) -> None:
+    tokenizer = TextTokenizer.from_folder(tiny_m3, 8, slice_characters=200)
+    tokenizer._tokenizer = HoldsTheLock(tokenizer._tokenizer)
+    text = "hybrid search " * 100
+    (left,) = tokenizer.encode([text], "query: ", TruncationOptions(side="left"))
+    assert left.truncated
+    ids = [each for part in tokenizer.spans(text) for each in part.ids.tolist()]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text.strip()
