@@ -44,7 +44,7 @@ def test_the_tokens_around_a_text_are_found(single, prefix, suffix) -> None:
     ],
 )
 def test_the_tokens_around_and_between_two_texts_are_found(pair, prefix, middle, suffix) -> None:
-    found = pair_template_of(tokenizer("$A", pair))
+    found = pair_template_of(tokenizer("[CLS] $A [END]", pair))
     parts = (found.prefix, found.middle, found.suffix)
     assert [part.tolist() for part in parts] == [prefix, middle, suffix]
     assert len(found) == sum(map(len, parts))
