@@ -164,6 +164,14 @@ async def test_an_option_without_effect_is_refused_and_said_why(
         await engine.embed(["ab"])
 
 
+@pytest.mark.parametrize("characters", [1, MAX_PROMPT_CHARACTERS])
+async def test_the_shortest_and_the_longest_prompt_are_read(characters: int) -> None:
+    model = FakeM3()
+    async with engine_with(model) as engine:
+        await engine.embed(["ab"], options=EmbeddingOptions(prompt="x" * characters))
+    assert model.batches == [[min(100, characters + 2)]]
+
+
 async def test_a_text_that_may_not_be_cut_is_refused_and_named() -> None:
     model = FakeM3()
     async with engine_with(model) as engine:

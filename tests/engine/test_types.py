@@ -32,7 +32,7 @@ def test_a_text_is_truncated_where_tokens_are_missing() -> None:
 
 def test_an_embedding_knows_its_size_and_its_copy_shares_no_memory() -> None:
     batch = np.arange(60, dtype=np.float32)
-    sparse = SparseVector(np.arange(3), batch[:3])
+    sparse = SparseVector(np.arange(3), batch[5:8])
     whole = TextEmbedding(batch[:8], sparse, batch[8:20].reshape(3, 4), batch[20:].reshape(4, 10))
     assert whole.nbytes == 8 * 4 + 3 * (8 + 4) + 12 * 4 + 40 * 4
     assert TextEmbedding(sparse=sparse).nbytes == 36

@@ -125,7 +125,6 @@ class DeviceWatchdog:
     def _set_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
-            self._alarm = None
         if self._limits:
             left = self._since + 2 * max(self._limits) - clock.now()
             loop = asyncio.get_running_loop()

@@ -8,6 +8,7 @@ from transformers import BertConfig, XLMRobertaConfig
 
 from app.errors import StartupError
 from app.models.architectures.bert_config import EncoderConfig
+from app.models.batch.position_ids import PositionScheme
 
 SIZES = {
     "vocab_size": 120,
@@ -39,6 +40,27 @@ def test_what_is_left_out_is_as_in_transformers(model_type, theirs, tmp_path: Pa
 def test_roberta_counts_positions_from_behind_the_padding_id(tmp_path: Path) -> None:
     assert read(tmp_path, max_position_embeddings=70, pad_token_id=1).max_length == 68
     assert read(tmp_path, "bert", max_position_embeddings=70, pad_token_id=1).max_length == 70
+
+
+@pytest.mark.parametrize(
+    ("model_type", "types", "offset"),
+    [("bert", 2, 70), ("bert", 3, 70), ("bert", 1, 0), ("xlm-roberta", 2, 0), ("roberta", 1, 0)],
+)
+def test_only_a_bert_with_types_reads_a_second_segment_behind_the_first(
+    tmp_path: Path, model_type, types, offset
+) -> None:
+    sizes = {"max_position_embeddings": 70, "type_vocab_size": types, "pad_token_id": 3}
+    config = read(tmp_path, model_type, **sizes)
+    padding = None if model_type == "bert" else 3
+    assert config.position_scheme == PositionScheme(padding, offset)
+    assert config.reads_segments == bool(offset)
+
+
+@pytest.mark.parametrize("kind", ["relative_key", "relative_key_query"])
+def test_positions_that_nothing_computes_are_refused(tmp_path: Path, kind: str) -> None:
+    assert read(tmp_path, position_embedding_type="absolute").width == 32
+    with pytest.raises(StartupError, match=f"has positions of type {kind}, which transformers"):
+        read(tmp_path, position_embedding_type=kind)
 
 
 def test_parameters_are_those_of_the_products(tmp_path: Path) -> None:

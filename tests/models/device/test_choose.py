@@ -4,6 +4,7 @@ Only PyTorch's own answers are replaced: no machine that runs these tests has so
 """
 
 import platform
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -161,3 +162,66 @@ def test_a_gpu_that_the_build_has_no_kernels_for_is_named(seen_gpu, capability) 
 def test_a_build_that_names_other_architectures_is_taken_at_its_word(seen_gpu) -> None:
     seen_gpu((9, 4), ["gfx942"])
     assert device.choose_device("cuda:0") == torch.device("cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [("cpu", "cpu"), ("cpu:1", "cpu"), ("cuda", "cuda"), ("cuda:0", "cuda:0"), ("mps", "mps")],
+)
+def test_a_device_that_is_named_is_taken(seen_gpu, monkeypatch, name, chosen) -> None:
+    seen_gpu((9, 0), CUDA_13)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert device.choose_device(name) == torch.device(chosen)
+
+
+def test_a_device_that_is_not_there_is_named(seen_gpu, monkeypatch) -> None:
+    seen_gpu((9, 0), CUDA_13)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with pytest.raises(StartupError, match="DEVICE=cuda:1: there are only 1 GPUs"):
+        device.choose_device("cuda:1")
+    with pytest.raises(StartupError, match="DEVICE=mps needs an Apple GPU, and there is none here"):
+        device.choose_device("mps")
+
+
+def test_half_precision_is_for_gpus() -> None:
+    assert device.choose_dtype("float16", CUDA) is torch.float16
+    assert device.choose_dtype("float32", CPU) is torch.float32
+    with pytest.raises(StartupError, match="DTYPE=float16 is for GPUs; on a CPU use bfloat16"):
+        device.choose_dtype("float16", CPU)
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "processor"),
+    [
+        ({"cpu_name": "EPYC", "architecture": "x86_64"}, "EPYC"),
+        ({"architecture": "aarch64"}, "aarch64"),
+        ({}, "CPU"),
+    ],
+)
+def test_the_hardware_is_described_by_its_name(seen_gpu, monkeypatch, capabilities, processor):
+    seen_gpu((9, 0), CUDA_13)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(device, "available_threads", lambda: 7)
+    assert device.describe_device(CPU) == f"{processor}, 7 threads"
+    assert device.describe_device(CUDA) == "Some GPU"
+
+
+def test_the_memory_of_a_gpu_is_read_by_kind_and_given_back(monkeypatch) -> None:
+    done: list[str] = []
+    for name, value in {
+        "memory_allocated": lambda _: 1,
+        "memory_reserved": lambda _: 2,
+        "mem_get_info": lambda _: (3, 4),
+        "get_device_properties": lambda _: SimpleNamespace(total_memory=5.0),
+        "empty_cache": lambda: done.append("emptied"),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(device.gc, "collect", lambda: done.append("collected"))
+    read = device.memory_reader(CUDA)
+    kinds = ("allocated", "reserved", "free", "total")
+    assert [read(kind) for kind in kinds] == [1, 2, 3, 4]
+    assert device.memory_bytes(CUDA) == 5
+    assert (device.memory_reader(CPU), device.memory_bytes(CPU)) == (None, None)
+    device.memory_freer(CPU)()
+    device.memory_freer(CUDA)()
+    assert done == ["collected", "collected", "emptied"]

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -138,3 +139,16 @@ def test_it_is_for_linux_with_avx2_or_dot_products(
     monkeypatch.setattr(platform, "libc_ver", lambda: (libc, "2.36"))
     monkeypatch.setattr(Path, "read_text", lambda *_: f"processor : 0\n{flags}")
     assert build.is_of_use(anywhere=anywhere) is of_use
+
+
+def test_sets_of_instructions_tell_what_the_c_files_say() -> None:
+    text = (library_path().parent / "vector.h").read_text()
+    sizes = re.findall(r"enum \{ LANES = (\d+), REGISTERS = (\d+) \}", text)
+    tiles = [int(lanes) * int(registers) for lanes, registers in sizes]
+    tile_of = dict(zip(("avx512", "neon", "avx"), tiles, strict=True))
+    for each in (*X86_64.sets, *AARCH64.sets):
+        family = each.name.partition("_")[0].replace("avx2", "avx")
+        assert each.tile == tile_of[family]
+        assert each.matrix_rows == (2 if each.name == "neon_matrix" else 1)
+        # Two products of bytes are summed in 16 bits where nothing sums four in 32.
+        assert each.int8_weight_limit == (63 if each.name == "avx2" else 127)
