@@ -10,6 +10,7 @@ from app.api.paths import NATIVE_EMBEDDINGS
 from app.errors import BodyStalledError, InvalidRequestError, QueueFullError
 from app.middleware.held_memory import BodyMemory, HeldAnswer, Reservation, ResponseMemory
 from app.middleware.memory_limit import LimitMemory
+from tests.middleware.exchange import part_of
 
 MIB = 1 << 20
 HELD = 16 * MIB
@@ -32,17 +33,13 @@ def receiving(*sizes: int, complete: bool = True):
         if not left:
             await asyncio.get_running_loop().create_future()
         size = left.pop(0)
-        return {
-            "type": "http.request",
-            "body": b"x" * size,
-            "more_body": bool(left) or not complete,
-        }
+        return part_of({"body": b"x" * size, "more_body": bool(left) or not complete})
 
     return receive
 
 
 async def read_whole(_scope, receive, _send) -> None:
-    while (await receive())["more_body"]:
+    while (await receive()).get("more_body"):
         pass
 
 

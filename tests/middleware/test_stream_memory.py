@@ -10,6 +10,7 @@ from app.api.paths import EMBEDDING_STREAM
 from app.errors import BodyStalledError, InvalidRequestError, QueueFullError
 from app.middleware.held_memory import BodyMemory, Reservation, ResponseMemory
 from app.middleware.stream_memory import StreamedExchange
+from tests.middleware.exchange import part_of
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 MIB = 1 << 20
@@ -46,7 +47,7 @@ class Stream:
 
     async def _receive(self) -> dict[str, Any]:
         size, more = await self.inbox.get()
-        return {"type": "http.request", "body": b"x" * size, "more_body": more}
+        return part_of({"body": b"x" * size, "more_body": more})
 
     async def _send(self, _message: Any) -> None:
         await self.reads.wait()
@@ -55,7 +56,7 @@ class Stream:
     async def receive(self, size: int, *, more: bool = True) -> int:
         """The size of a part that the client sends."""
         self.inbox.put_nowait((size, more))
-        return len((await self.exchange.receive())["body"])
+        return len((await self.exchange.receive()).get("body", b""))
 
 
 def another(memory: BodyMemory, size: int) -> Reservation:

@@ -15,7 +15,7 @@ from app.engine.admission.concurrency import LoopTurns
 from app.errors import BodyTooLargeError, InvalidRequestError
 from app.middleware import unpack_body
 from app.middleware.unpack_body import UnpackBody
-from tests.middleware.exchange import Inner, exchange
+from tests.middleware.exchange import Inner, exchange, part_of
 
 EMPTY = gzip.compress(b"", mtime=0)
 TINY = gzip.compress(b" ", mtime=0)
@@ -26,8 +26,7 @@ async def unpack(*messages: bytes) -> list[bytes]:
     left, pieces = list(messages), []
 
     async def receive():
-        body = left.pop(0)
-        return {"type": "http.request", "body": body, "more_body": bool(left)}
+        return part_of({"body": left.pop(0), "more_body": bool(left)})
 
     async def read(_scope, receive, _send) -> None:
         more = True

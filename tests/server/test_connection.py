@@ -344,6 +344,21 @@ async def test_a_client_that_sends_on_after_its_answer_has_a_moment_to_end_its_b
     assert client.app.paths == ["/", "/2"]
 
 
+@in_skipped_time
+async def test_a_request_whose_headers_came_with_the_answer_before_has_time_for_its_body() -> None:
+    client = Client()
+    client.app.go.clear()
+    head = post(2, path="/2")
+    await client.send(GET % 1 + head[:20])
+    client.app.go.set()
+    await turns()
+    assert client.statuses == [200]
+    await client.send(head[20:] + b"a")
+    await asyncio.sleep(10 * LINGER_TIMEOUT)
+    await client.send(b"b")
+    assert (client.wire.ended, client.statuses) == (None, [200, 200])
+
+
 # Sizes and order.
 
 
@@ -476,6 +491,17 @@ async def test_what_is_no_http_is_told_after_the_answers_before_it() -> None:
     assert client.wire.sent_eof
     await client.send(GET % 4)
     assert client.app.paths == ["/1", "/2"]
+
+
+@in_skipped_time
+async def test_what_follows_refused_headers_is_dropped_while_answers_are_awaited() -> None:
+    client = Client()
+    client.app.go.clear()
+    await client.send(GET % 1 + b"GET /2 HTTP/1.1\r\nHost: a\r\nX-A: " + b"a" * 70_000)
+    await client.send(b"a\r\n\r\n" + GET % 3)
+    client.app.go.set()
+    await turns(50)
+    assert (client.app.paths, client.statuses) == (["/1"], [200, 431])
 
 
 @in_skipped_time
