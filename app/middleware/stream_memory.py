@@ -7,6 +7,7 @@ evicted only while it waits for its own client.
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from starlette.types import Message, Receive, Scope, Send
 
@@ -42,7 +43,6 @@ class StreamedExchange:
         self._abort: Callable[[], None] | None = scope["state"].get("abort_connection")
         self._held_body = Reservation(context.client, None)
         self._held_vectors = Reservation(context.client, None)
-        self._timeout: asyncio.Timeout | None = None
         self._gave_way = False
         self._complete = False
 
@@ -50,8 +50,9 @@ class StreamedExchange:
         """Receive a part of the body, and wait until there is room for it."""
         if self._complete:
             return await self._receive()
-        with self._may_give_way(self._held_body, self._stop_waiting):
-            message = await self._receive_in_time()
+        deadline = asyncio.timeout(self._patience)
+        with self._may_give_way(self._held_body, partial(self._stop_waiting, deadline)):
+            message = await self._receive_until(deadline)
         self._complete = not message.get("more_body", False)
         size = len(message.get("body", b""))
         if size:
@@ -91,19 +92,17 @@ class StreamedExchange:
         finally:
             reservation.evict = None
 
-    def _stop_waiting(self) -> None:
+    def _stop_waiting(self, deadline: asyncio.Timeout) -> None:
         self._gave_way = True
-        if self._timeout is not None:
-            self._timeout.reschedule(asyncio.get_running_loop().time())
+        if not deadline.expired():
+            deadline.reschedule(asyncio.get_running_loop().time())
 
-    async def _receive_in_time(self) -> Message:
+    async def _receive_until(self, deadline: asyncio.Timeout) -> Message:
         try:
-            async with asyncio.timeout(self._patience) as self._timeout:
+            async with deadline:
                 return await self._receive()
         except TimeoutError:
             raise self._stalled() from None
-        finally:
-            self._timeout = None
 
     def _stalled(self) -> BodyStalledError:
         if self._gave_way:

@@ -130,9 +130,25 @@ async def test_where_memory_is_short_a_stream_that_pauses_is_evicted_and_told_so
     with pytest.raises(QueueFullError):
         another(stream.bodies, 10 * MIB)
     await asyncio.sleep(1.1)
+    began = now()
     another(stream.bodies, 10 * MIB)
     with pytest.raises(BodyStalledError, match="while memory was short"):
         await waits
+    assert now() - began < 0.1
+
+
+@in_skipped_time
+async def test_one_whose_time_is_over_at_that_moment_does_no_harm_to_who_needs_the_memory() -> None:
+    stream, held = Stream(), list[Reservation]()
+    await stream.receive(10 * MIB)
+    waits = asyncio.create_task(stream.exchange.receive())
+    await turns()
+    asyncio.get_running_loop().call_later(
+        PATIENCE, lambda: held.append(another(stream.bodies, 10 * MIB))
+    )
+    with pytest.raises(BodyStalledError):
+        await waits
+    assert [each.size for each in held] == [10 * MIB]
 
 
 @in_skipped_time
@@ -179,6 +195,20 @@ async def test_vectors_count_until_they_are_sent_and_unread_ones_are_cut_off() -
     stream.responses.promise(rival, 8 * MIB)
     assert stream.aborted
     sends.cancel()
+
+
+@in_skipped_time
+async def test_a_stream_and_the_other_requests_of_its_client_have_one_share() -> None:
+    stream = Stream()
+    stream.exchange.hold_vectors(10 * MIB)
+    await stream.receive(10 * MIB)
+    own = stream.context.client
+    with pytest.raises(QueueFullError):
+        stream.responses.promise(Reservation(own, None), 4 * MIB)
+    with pytest.raises(QueueFullError):
+        stream.bodies.reserve(Reservation(own, None), 4 * MIB)
+    stream.responses.promise(Reservation("another", None), 4 * MIB)
+    another(stream.bodies, 4 * MIB)
 
 
 @in_skipped_time

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from backports import zstd
 from starlette.requests import Request
 
 from app.api.context import RequestContext
@@ -20,8 +22,9 @@ from app.api.streams import answer as module
 from app.api.streams.answer import StreamPlan, StreamResponse
 from app.api.streams.lines import Line, NdjsonReader
 from app.api.streams.pieces import PIECES, LineResult, Piece, PieceAnswer, PieceSize
+from app.engine.answer_memory import AnswerMemory
 from app.engine.types import Outputs, TextEmbedding
-from app.errors import InvalidRequestError, UnavailableError
+from app.errors import InvalidRequestError, QueueFullError, UnavailableError
 from app.main import create_app
 from app.settings import Settings
 from tests.support.skipped_time import turns
@@ -112,6 +115,13 @@ class Stream:
         first = str(lines[0].text)
         self.begun.append(first)
         await self.ready.get(first, self.go).wait()
+        while True:
+            more_room = answer.next_end()
+            try:
+                answer.need(60, "vectors", "less")
+                break
+            except QueueFullError:
+                await more_room.wait()
         if self.error is not None:
             raise self.error
         results = [
@@ -191,6 +201,25 @@ async def test_records_come_in_order_whichever_piece_is_ready_first() -> None:
     assert (stream.held[-1], max(stream.held)) == (0, 64)
 
 
+async def test_a_piece_that_is_sent_leaves_its_room_to_others() -> None:
+    stream = Stream(LINES, b"")
+    stream.context.answer = AnswerMemory(100)
+    assert [each["id"] for each in await stream.whole()] == list(range(12))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+async def test_a_compressed_stream_can_be_read_as_it_comes_and_has_an_end(encoding: str) -> None:
+    stream = Stream(LINES[:16], b"")
+    await asyncio.wait_for(stream.begin(encoding), 60)
+    unpack = zstd.ZstdDecompressor() if encoding == "zstd" else zlib.decompressobj(wbits=31)
+    parts = [unpack.decompress(each["body"]) for each in stream.sent[1:]]
+    assert [part.count(b"\n") for part in parts] == [2, 2, 0]
+    assert unpack.eof
+    headers = dict(stream.sent[0]["headers"])
+    assert headers[b"content-encoding"] == encoding.encode()
+    assert headers[b"vary"] == b"Accept-Encoding"
+
+
 async def test_it_begins_at_once_and_tells_proxies_not_to_wait_for_its_end() -> None:
     stream = Stream(LINES[:8])
     ended = stream.begin()
@@ -257,7 +286,7 @@ async def test_a_client_that_leaves_ends_the_work_and_is_noted() -> None:
     stream = Stream(LINES)
     stream.ready = {"4": asyncio.Event()}
     ended = stream.begin()
-    await until(lambda: len(stream.records) == 4)
+    await until(lambda: len(stream.begun) == 6)  # Two are sent and counted.
     stream.parts.put_nowait(None)
     await ended
     assert stream.context.error_code == "client_gone"
