@@ -12,6 +12,7 @@ memory may rise by: 20 times the bodies that are in work at once, and 50 MiB for
 import argparse
 import gzip
 import json
+import multiprocessing
 import socket
 import tempfile
 import threading
@@ -22,6 +23,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import HTTPException, HTTPResponse
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import httpx2
@@ -435,21 +437,43 @@ def earlier_attacks(m3: Path, qwen: Path) -> list[Attack]:
 
 @contextmanager
 def watched(server: RunningServer, settings: Settings) -> Iterator[Beside]:
-    """Look at the memory and ask as others would, until the block ends."""
-    seen, over = Beside(before=resident(server)), threading.Event()
-    works = (look_at_memory, ask_health, be_normal)
+    """Look at the memory and ask as others would, until the block ends.
+
+    The others are a process of their own, which waits for no lock of the attackers' threads.
+    """
+    seen, memory = Beside(before=resident(server)), psutil.Process(server.process.pid)
     token = settings.get("API_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    threads = [threading.Thread(target=each, args=(server, seen, over, headers)) for each in works]
-    for thread in threads:
-        thread.start()
+    ours, theirs = multiprocessing.Pipe()
+    others = multiprocessing.get_context("fork").Process(
+        target=be_beside, args=(server.url, memory, seen, headers, theirs)
+    )
+    others.start()
     try:
         yield seen
     finally:
-        over.set()
-        for thread in threads:
-            thread.join()
+        ours.send("over")
+        found = ours.recv()
+        others.join()
+        seen.healths, seen.statuses = found.healths, found.statuses
+        seen.slowest, seen.peak = found.slowest, found.peak
         seen.after = resident(server)
+
+
+def be_beside(
+    url: str, memory: psutil.Process, seen: Beside, headers: dict[str, str], end: Connection
+) -> None:
+    """Look and ask until something comes from the other end, and send what was seen to it."""
+    over, works = threading.Event(), (look_at_memory, ask_health, be_normal)
+    arguments = (url, memory, seen, over, headers)
+    threads = [threading.Thread(target=each, args=arguments) for each in works]
+    for thread in threads:
+        thread.start()
+    end.recv()
+    over.set()
+    for thread in threads:
+        thread.join()
+    end.send(seen)
 
 
 def resident(server: RunningServer) -> int:
@@ -458,18 +482,26 @@ def resident(server: RunningServer) -> int:
 
 
 def look_at_memory(
-    server: RunningServer, seen: Beside, over: threading.Event, _headers: dict[str, str]
+    _url: str,
+    memory: psutil.Process,
+    seen: Beside,
+    over: threading.Event,
+    _headers: dict[str, str],
 ) -> None:
     """Its peak."""
     while not over.wait(0.01):
-        seen.peak = max(seen.peak, resident(server))
+        seen.peak = max(seen.peak, memory.memory_info().rss)
 
 
 def ask_health(
-    server: RunningServer, seen: Beside, over: threading.Event, _headers: dict[str, str]
+    url: str,
+    _memory: psutil.Process,
+    seen: Beside,
+    over: threading.Event,
+    _headers: dict[str, str],
 ) -> None:
     """How long /health takes."""
-    with httpx2.Client(base_url=server.url, timeout=PATIENCE) as client:
+    with httpx2.Client(base_url=url, timeout=PATIENCE) as client:
         while not over.wait(0.02):
             began = time.perf_counter()
             client.get("/health")
@@ -477,10 +509,14 @@ def ask_health(
 
 
 def be_normal(
-    server: RunningServer, seen: Beside, over: threading.Event, headers: dict[str, str]
+    url: str,
+    _memory: psutil.Process,
+    seen: Beside,
+    over: threading.Event,
+    headers: dict[str, str],
 ) -> None:
     """One sentence after the other; 0 stands for no answer."""
-    with httpx2.Client(base_url=server.url, timeout=PATIENCE, headers=headers) as client:
+    with httpx2.Client(base_url=url, timeout=PATIENCE, headers=headers) as client:
         while not over.wait(0.02):
             began = time.perf_counter()
             try:
