@@ -1,6 +1,7 @@
 """Threads for tokenisers: shared fairly, and never held up by an huge text."""
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 
@@ -18,12 +19,17 @@ USUAL = {
     "a novel": ["search " * 100_000],
     "Chinese": ["检索向量" * 100_000],
     "a few ligatures": ["ﷺ" * 50_000],
+    "a million characters": ["a" * 1_000_000],
+    "ligatures that become almost as many": ["ﷺ" * 55_555],
+    "ligatures behind what is scanned at once": ["é" * 65_536 + "ﷺ" * 10],
 }
 ENORMOUS = {
     "megabytes": ["search " * 200_000],
     "many long texts": ["search " * 200] * 1024,
     "ligatures of which 18 characters become": ["ﷺ" * 60_000],
     "many texts of ligatures": ["ﷺ" * 60] * 1024,
+    "a character more than a million": ["a" * 500_000, "a" * 500_001],
+    "ligatures that become as many": ["ﷺ" * 55_556],
 }
 
 
@@ -82,6 +88,30 @@ async def test_an_error_reaches_the_caller_and_the_thread_goes_on(threads) -> No
     with pytest.raises(ZeroDivisionError):
         await threads.run(lambda: 1 // 0, ["a"], "alice")
     assert await threads.run(lambda: 1, ["a"], "alice") == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "cores", "expected"), [(3, 1, 3), (None, 2, 2), (None, 64, 8), (None, None, 1)]
+)
+async def test_so_many_calls_run_at_once(monkeypatch, count, cores, expected) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    threads, entered, gate = TokenizerThreads(count), threading.Semaphore(0), threading.Event()
+    active, most = [], []
+
+    def call() -> None:
+        active.append(1)
+        most.append(len(active))
+        entered.release()
+        gate.wait()
+        active.pop()
+
+    calls = [asyncio.create_task(threads.run(call, ["a"], "alice")) for _ in range(12)]
+    for _ in range(expected):
+        await asyncio.to_thread(entered.acquire)
+    gate.set()
+    await asyncio.gather(*calls)
+    threads.close()
+    assert max(most) == expected
 
 
 async def thread_for(texts: list[str]) -> str:

@@ -180,7 +180,7 @@ def test_a_window_is_given_to_the_kernel_and_means_what_it_means_in_blocks(
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_tokens_that_are_not_attended_to_attend_to_the_others(attend, causal, kv_heads) -> None:
-    lengths, unattended = [1, 4, 6, 6, 7], [0, 0, 2, 5, 0]
+    lengths, unattended = [1, 4, 6, 6, 7], [0, 1, 2, 5, 0]
     ids = [np.zeros(length, np.int64) for length in lengths]
     for each, count in zip(ids, unattended, strict=True):
         each[len(each) - count :] = UNATTENDED

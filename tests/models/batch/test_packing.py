@@ -92,6 +92,8 @@ def test_marks_are_read_and_taken_off() -> None:
     assert (packed.real_tokens, packed.tokens) == (8, 12)
     padding = packed.partly_attended
     assert (padding.count, padding.length, padding.tokens.tolist()) == (1, 3, [1, 2, 3])
+    one = pack([np.array([4, 4 | UNATTENDED])], device=CPU)
+    assert one.attended.tolist() == [True, False]
     plain = pack([np.array([4])], device=CPU)
     assert plain.partly_attended is None
     assert plain.attended.tolist() == [True]
