@@ -117,6 +117,21 @@ def test_the_digest_is_that_of_the_file_whoever_reads_it_and_whatever_it_is_roun
     assert len(prints) == 1
 
 
+def test_a_file_that_is_read_at_once_is_told_by_all_of_its_parts(tmp_path: Path) -> None:
+    """As PyTorch wrote files before version 1.6."""
+    prints = set()
+    for place in (0, AT_ONCE // 4, -1, None):
+        table = torch.zeros(AT_ONCE // 4 + 100)
+        if place is not None:
+            table[place] = 1
+        path = tmp_path / "pytorch_model.bin"
+        torch.save({"table": table}, path, _use_new_zipfile_serialization=False)
+        with reading(with_digests=True) as read:
+            assert torch.equal(Weights.read(tmp_path).get("table", len(table)), table)
+        prints.add(read.fingerprint(tmp_path))
+    assert len(prints) == 4
+
+
 def write_over(path: Path) -> None:
     """In place, with as many bytes, and with the time that it had."""
     before = path.stat()

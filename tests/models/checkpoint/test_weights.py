@@ -128,6 +128,14 @@ def test_a_head_is_its_weight_and_bias_in_a_file_of_its_own(
             read_linear(path, *sizes)
 
 
+def test_an_empty_tensor_takes_no_bytes(tmp_path: Path) -> None:
+    tensors = {"a": torch.empty(0, 3), "b": torch.ones(2)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    weights = Weights.read(tmp_path)
+    assert weights.get("a", 0, 3).shape == (0, 3)
+    assert torch.equal(weights.get("b", 2), tensors["b"])
+
+
 @pytest.mark.parametrize(
     ("content", "reason"),
     [

@@ -93,6 +93,23 @@ def test_ordinary_text_is_never_cut_hard(tokenizer: Tokenizer, unit: str) -> Non
     assert apart == ids_of(tokenizer, text)
 
 
+@pytest.mark.parametrize(
+    ("characters", "from_end", "expected"),
+    [
+        (11, False, ["ab cd ef gh"]),  # It fits exactly.
+        (10, False, ["ab cd ef", " gh"]),
+        (8, False, ["ab cd ef", " gh"]),
+        (7, False, ["ab cd", " ef gh"]),
+        (11, True, ["ab cd ef gh"]),
+        (10, True, [" cd ef gh", "ab"]),
+        (9, True, [" cd ef gh", "ab"]),
+        (8, True, [" ef gh", "ab cd"]),
+    ],
+)
+def test_a_slice_is_as_long_as_it_may_be(tokenizer, characters, from_end, expected) -> None:
+    assert list(Slicer(tokenizer, characters).slices("ab cd ef gh", from_end=from_end)) == expected
+
+
 def test_a_text_without_a_border_is_cut_hard(tokenizer: Tokenizer) -> None:
     assert list(Slicer(tokenizer, 40).slices("x" * 100)) == ["x" * 40, "x" * 40, "x" * 20]
 
