@@ -73,6 +73,7 @@ def test_ids_are_those_of_the_column(ids, expected, integers: bool) -> None:
         found, lines = read(stream_of(pa.table({name: columns[name] for name in names})))
         assert found is integers
         assert [line.id for line in lines] == expected
+        assert [line.number for line in lines] == [1, 2, 3, 4, 5, 6]
         assert str(lines[2].error) == "the field text is null: send a string"
 
 
@@ -91,6 +92,33 @@ def test_ids_are_those_of_the_column(ids, expected, integers: bool) -> None:
 def test_other_columns_are_refused(table: pa.Table) -> None:
     with pytest.raises(InvalidRequestError, match="send a column text of type utf8"):
         read(stream_of(table))
+
+
+def test_it_has_begun_when_the_columns_are_known_and_is_ready_when_a_row_is_there() -> None:
+    content, reader, seen = stream_of(pa.table({"text": TEXTS})), ArrowReader(1 << 20), []
+    for start in range(0, len(content), 8):
+        reader.feed(content[start : start + 8])
+        state = reader.begun, reader.ready, reader.buffered > 0
+        if state not in seen:
+            seen.append(state)
+    assert seen == [
+        (False, False, True), (True, False, False), (True, False, True), (True, True, True)
+    ]  # fmt: skip
+    reader.end()
+    while reader.ready:
+        left = reader.buffered
+        (line,) = take(reader, 1, 1)
+        assert reader.buffered <= left
+    assert (line.number, reader.buffered, take(reader, 1, 1)) == (6, 0, [])
+
+
+@pytest.mark.parametrize("offsets", [(-1, 1, 2), (0, 1, 3), (0, 2, 1), (0, 9, 2)])
+def test_offsets_that_do_not_fit_the_data_are_refused(offsets: tuple[int, ...]) -> None:
+    content = stream_of(pa.table({"text": ["a", "b"]}))
+    before, right, data = content.rpartition(struct.pack("<iii", 0, 1, 2))
+    assert right
+    with pytest.raises(InvalidRequestError, match="the offsets of a column do not fit its data"):
+        read(before + struct.pack("<iii", *offsets) + data)
 
 
 def test_compressed_batches_are_refused() -> None:
