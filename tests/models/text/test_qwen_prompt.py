@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Encoding, Tokenizer
 
+from app.engine.options import TruncationOptions
 from app.engine.types import TokenizedPair
+from app.errors import StartupError
 from app.models.text.qwen_prompt import QwenTemplate
 from app.models.text.tokenizer import TextTokenizer
 from tests.models.text.test_slices import GAPS, WORDS, qwen_words
@@ -83,3 +85,37 @@ def test_pairs_of_one_query_share_it(tokenizer: Tokenizer) -> None:
     pairs = QwenTemplate(TextTokenizer(tokenizer, 4096)).pairs("search", ["a", "b"], "Find")
     first, second = (pair.sequence._first for pair in pairs)
     assert first is second
+
+
+@pytest.mark.parametrize("passage", ["", "hybrid", " hybrid search of vectors", "x " * 30])
+@pytest.mark.parametrize("most", [1, 2, 5, 200, None])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_passage_is_cut_from_either_side_to_its_own_limit(
+    tokenizer: Tokenizer, passage: str, most: int | None, side
+) -> None:
+    texts = TextTokenizer(tokenizer, 4096)
+    template = QwenTemplate(texts)
+    cut = TruncationOptions(side=side, max_tokens=most)
+    (pair,) = template.pairs("search", [passage], "Find", cut)
+    (head,) = template.pairs("search", [""], "Find", TruncationOptions(max_tokens=0))
+    whole = texts.encode_plain([f" {passage}"], 4096)[0].ids.tolist()
+    count = len(whole) if most is None else min(most, len(whole))
+    kept = whole[:count] if side == "right" else whole[len(whole) - count :]
+    before = head.ids[: len(head.ids) - len(template.suffix)].tolist()
+    assert pair.ids.tolist() == [*before, *kept, *template.suffix]
+    assert pair.query_kept == pair.query_tokens == head.query_tokens
+    if count == len(whole):
+        assert pair.passage_kept == pair.passage_tokens
+    elif side == "left":
+        assert pair.passage_kept == count
+    else:
+        assert pair.passage_tokens - pair.passage_kept == len(whole) - count
+
+
+def test_a_limit_leaves_room_for_a_token_beside_the_template(tokenizer: Tokenizer) -> None:
+    whole = QwenTemplate(TextTokenizer(tokenizer, 4096))
+    frame = len(whole.prefix) + len(whole.suffix)
+    (pair,) = QwenTemplate(TextTokenizer(tokenizer, frame + 1)).pairs("search", ["a"], "Find")
+    assert len(pair.ids) == frame + 1
+    with pytest.raises(StartupError, match=f"a length limit of {frame} tokens leaves no room besi"):
+        QwenTemplate(TextTokenizer(tokenizer, frame))
