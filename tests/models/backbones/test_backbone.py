@@ -23,8 +23,10 @@ from transformers import (
 )
 
 from app.errors import StartupError
+from app.models.attention.partly_attended import excluding_unattended
 from app.models.backbones.backbone import Backbone, cpu_multiple
 from app.models.backbones.by_architectures import load_encoder, load_tokenizer
+from app.models.batch.position_ids import PositionScheme
 from app.models.device.choose import cpu_has_int8
 from app.models.ops.backend import choose_backend
 from app.models.target import Target
@@ -225,3 +227,82 @@ def test_a_cpu_computes_few_rows_more_than_asked_for_in_few_sizes(tokens) -> Non
     assert rounded - tokens <= tokens / 4
     assert rounded <= 32 or rounded % 8 == 0
     assert rounded <= 512 or rounded % 32 == 0
+
+
+class FakeTransformer:
+    """What a backbone asks a transformer for, and no numbers."""
+
+    shares_prefixes = capturable = False
+    rounds_up, window, attention = True, None, None
+
+    def __call__(self, packed):
+        return torch.zeros(packed.tokens, 4)
+
+    def with_attention(self, change):
+        changed = FakeTransformer()
+        changed.attention = change
+        return changed
+
+
+def backbone_of(
+    device: str = "cpu", dtype: torch.dtype = torch.float32, segments: int = 0, **options
+) -> Backbone:
+    transformer = FakeTransformer()
+    for name, value in options.items():
+        setattr(transformer, name, value)
+    how = replace(target(), device=torch.device(device), dtype=dtype)
+    positions = PositionScheme(segment_offset=segments)
+    return Backbone(
+        transformer, how, hidden_size=4, max_length=70, parameters=100, positions=positions
+    )
+
+
+@pytest.mark.parametrize(("tokens", "multiple"), [(1, 1), (32, 1), (33, 8), (512, 8), (513, 32)])
+def test_rows_are_rounded_up_on_a_cpu_where_the_transformer_gains_by_it(tokens, multiple) -> None:
+    assert cpu_multiple(tokens) == multiple
+    sequences = [np.ones(tokens, np.int64)]
+    rounded = -(-tokens // multiple) * multiple
+    packed = backbone_of().pack(sequences)
+    assert (packed.tokens, len(backbone_of().forward(packed))) == (rounded, rounded)
+    assert backbone_of(rounds_up=False).pack(sequences).tokens == tokens
+    two = [*sequences, np.ones(5, np.int64)]
+    selected = backbone_of().select_tokens(backbone_of().pack(two), [True, False])
+    assert len(selected.tokens) == rounded
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "sent"),
+    [
+        ("cpu", torch.float32, torch.float32),
+        ("cpu", torch.bfloat16, torch.float32),
+        ("cuda", torch.float32, torch.float32),
+        ("cuda", torch.float16, torch.float16),
+        ("cuda", torch.bfloat16, torch.float16),
+    ],
+)
+def test_vectors_leave_a_gpu_in_as_many_bits_as_they_have(device, dtype, sent) -> None:
+    assert backbone_of(device, dtype).wire_dtype is sent
+
+
+def test_segments_are_read_where_their_positions_follow_those_of_the_first() -> None:
+    assert [backbone_of(segments=offset).reads_segments for offset in (0, 1, 70)] == [
+        False,
+        True,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(("window", "fits"), [(None, True), (32, True), (31, False)])
+def test_queries_are_filled_up_within_the_window_alone(window, fits: bool) -> None:
+    backbone = backbone_of(window=window)
+    if fits:
+        backbone.leave_out_unattended(32)
+        assert backbone._transformer.attention is excluding_unattended
+    else:
+        with pytest.raises(StartupError, match="filled up to 32 tokens, .* no further than 31"):
+            backbone.leave_out_unattended(32)
+
+
+def test_graphs_are_for_gpus_and_for_transformers_that_can_be_captured() -> None:
+    for backbone in (backbone_of(capturable=True), backbone_of("cuda")):
+        assert list(backbone.capture_graphs_in_steps()) == []
