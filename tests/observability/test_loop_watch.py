@@ -3,7 +3,11 @@
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -113,12 +117,6 @@ def test_what_other_threads_do_is_seen_but_for_those_that_wait_for_work() -> Non
     assert not [name for name in seen.others if name.startswith(("idle", "loop-watch"))]
 
 
-def test_each_pause_is_counted_once() -> None:
-    _, counted = warnings_of(*[lambda: compute(LONG_ENOUGH)] * 2, lambda: compute(0.05))
-    assert len([seconds for seconds in counted if seconds >= LONG_ENOUGH * 0.9]) == 2
-    assert len([seconds for seconds in counted if seconds >= 0.03]) >= 3
-
-
 def test_one_warning_a_minute_tells_how_many_were_left_out() -> None:
     watch = LoopWatch(lambda _: None)
     with capture_logs() as lines:
@@ -140,6 +138,8 @@ def test_one_warning_a_minute_tells_how_many_were_left_out() -> None:
         (0.1, 0.9, 0.0, True, ["app:1 f"], "process_stalled", None),
         (0.0, 0.0, 0.7, False, ["app:1 f"], "process_stalled", None),
         (0.0, 0.9, 0.7, False, ["app:1 f"], "event_loop_blocked", "other_threads"),
+        (0.0, 0.5, 0.5, False, ["app:1 f"], "event_loop_blocked", "other_threads"),
+        (0.25, 0.3, 0.7, False, ["app:1 f"], "event_loop_blocked", "stack"),
         (None, 0.0, 0.0, False, ["app:1 f"], "event_loop_blocked", "stack"),
     ],
 )
@@ -192,6 +192,167 @@ def test_a_loop_that_waits_for_the_system_is_not_taken_for_code_that_holds_it() 
     seen: list[loop_watch._Seen] = []
     asyncio.run(run())
     assert seen[0].stack == []
+
+
+class Script:
+    """A watch whose clock, loop and thread do what a test says: each wait is one of its steps."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.ran = 100.0, 0.0
+        self.counted, self.waited, self.woken = list[float](), list[float | None](), 0
+        self.delays, self.steps = list[float](), list[Callable[[], None]]()
+        monkeypatch.setattr(
+            loop_watch,
+            "time",
+            SimpleNamespace(
+                monotonic=lambda: self.now,
+                thread_time=lambda: self.ran,
+                process_time=lambda: 2 * self.ran,
+            ),
+        )
+        self.watch = LoopWatch(self.counted.append)
+        self.watch._wake = self  # type: ignore[assignment]
+        self.watch._loop = self  # type: ignore[assignment]
+        self.watch._watched = threading.current_thread()
+        self.watch._schedule(self.now)
+
+    # The loop's and the event's parts that the watch uses.
+
+    def call_later(self, seconds: float, _call: Callable[[], None]) -> "Script":
+        self.delays.append(seconds)
+        return self
+
+    def cancel(self) -> None:
+        """As a timer."""
+
+    def wait(self, seconds: float | None) -> None:
+        self.waited.append(None if seconds is None else round(seconds, 3))
+        self.steps.pop(0)() if self.steps else self.end()
+
+    def clear(self) -> None:
+        """As an event."""
+
+    def set(self) -> None:
+        self.woken += 1
+
+    def end(self) -> None:
+        self.watch._closed = True
+
+    # The steps.
+
+    def stuck(self, until: float, ran: float = 0.0) -> Callable[[], None]:
+        """The loop does not turn until this moment, and its thread runs so long."""
+
+        def step() -> None:
+            self.now, self.ran = until, self.ran + ran
+
+        return step
+
+    def turns(self, at: float, ran: float = 0.0) -> Callable[[], None]:
+        def step() -> None:
+            self.stuck(at, ran)()
+            self.watch._turn()
+
+        return step
+
+    def run(self, *steps: Callable[[], None]) -> list[dict[str, Any]]:
+        self.steps = list(steps)
+        with capture_logs() as lines:
+            self.watch._run()
+        return lines
+
+
+def test_the_thread_looks_when_a_beat_is_late_and_writes_when_the_loop_turns(monkeypatch) -> None:
+    script = Script(monkeypatch)  # The beat is due at 101.
+    (line,) = script.run(script.stuck(101.3, 0.2), script.turns(103.12345, 1.23456))
+    # Until it is a quarter of a second late, then for five seconds; then until the next is late.
+    assert script.waited == [1.25, 4.7, 1.25]
+    assert (line["event"], line["seconds"]) == ("event_loop_blocked", 2.123)
+    assert (line["thread_ran"], line["process_ran"]) == (1.435, 2.869)
+    assert script.counted == [pytest.approx(2.12345)]
+
+
+def test_a_loop_that_does_not_turn_is_written_of_after_five_seconds_and_once(monkeypatch) -> None:
+    script = Script(monkeypatch)
+    lines = script.run(
+        script.stuck(101.3), script.stuck(106.0), script.stuck(200.0), script.turns(201.0)
+    )
+    assert script.waited == [1.25, 4.7, None, None, 1.25]
+    (line,) = lines
+    assert (line["seconds"], line["thread_ran"], line["process_ran"]) == (5.0, None, 0.0)
+    assert script.counted == [100.0]
+
+
+def test_a_process_that_was_stopped_has_a_second_to_turn_again(monkeypatch) -> None:
+    script = Script(monkeypatch)
+    (line,) = script.run(script.stuck(150.0), script.turns(150.5))
+    assert script.waited == [1.25, 1.0, 1.25]
+    assert line["event"] == "process_stalled"
+    assert line["seconds"] == 49.5
+
+
+def test_a_beat_in_time_is_neither_looked_at_nor_written_of(monkeypatch) -> None:
+    script = Script(monkeypatch)
+    assert script.run(script.turns(101.0), script.turns(102.2)) == []
+    assert script.waited == [1.25, 1.25, 1.25]
+    assert script.counted == [pytest.approx(0.2)]
+    assert script.watch._pause is None
+
+
+@pytest.mark.parametrize(
+    ("late", "counts", "warns"),
+    [(0.0078125, 0, 0), (0.0156, 1, 0), (0.2421875, 1, 0), (0.25, 1, 1)],
+)
+def test_a_pause_counts_from_ten_milliseconds_and_is_told_from_a_quarter_of_a_second(
+    late, counts, warns, monkeypatch
+) -> None:
+    script = Script(monkeypatch)
+    script.turns(101.0 + late)()
+    assert (len(script.counted), script.woken) == (counts, warns)
+
+
+def test_a_request_brings_the_next_beat_forward_and_no_second_one_or_overdue_one_does(
+    monkeypatch,
+) -> None:
+    script = Script(monkeypatch)
+    with script.watch.in_work():
+        assert (script.delays, script.woken) == ([1.0, 0.01], 1)
+        with script.watch.in_work():
+            assert (script.delays, script.woken) == ([1.0, 0.01], 1)
+    script.turns(script.now + 0.5)()
+    assert script.delays[-1] == 0.01, "for a second after it"
+    script.turns(script.now + 0.5)()
+    assert script.delays[-1] == 1.0
+    woken = script.woken
+    script.watch._thread.start()
+    asyncio.run(script.watch.close())
+    assert script.woken == woken + 1
+
+
+def test_a_stack_has_sixteen_calls_at_most_and_tells_whether_its_thread_wants_to_run() -> None:
+    watch, seen = LoopWatch(lambda _: None), list[loop_watch._Seen]()
+    watch._watched = threading.current_thread()
+
+    def look_until(runnable: bool) -> None:
+        until = time.monotonic() + 10
+        while (at := watch._look(watch._beat)).runnable != runnable and time.monotonic() < until:
+            pass
+        seen.append(at)
+
+    def deeper(levels: int, runnable: bool) -> None:
+        if levels:
+            deeper(levels - 1, runnable)
+            return
+        looks = threading.Thread(target=look_until, args=(runnable,))
+        looks.start()
+        while runnable and len(seen) < 2:
+            pass
+        looks.join()
+
+    for runnable in (False, Path("/proc/self/task").exists()):
+        deeper(20, runnable)
+        assert seen[-1].runnable == runnable
+        assert len(seen[-1].stack) == 16
 
 
 def test_an_idle_loop_is_looked_at_once_a_second_and_a_busy_one_a_hundred_times() -> None:
