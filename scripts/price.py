@@ -336,8 +336,9 @@ class Judge:
 
 
 def sizes(shape: Shape) -> list[int]:
-    """Doubling, up to the shape's limit."""
-    doubled = [FIRST << times for times in range(20) if FIRST << times < shape.limit]
+    """Doubling, up to the shape's limit; heads begin below what is refused for its size alone."""
+    first = FIRST // 8 if shape.family in {"head", "url"} else FIRST
+    doubled = [first << times for times in range(20) if first << times < shape.limit]
     return [*doubled, shape.limit]
 
 

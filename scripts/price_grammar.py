@@ -43,16 +43,8 @@ class Fill:
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
-    """Content as it is sent, and how many bytes it has unpacked."""
-
-    content: bytes
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
 class Asked:
-    """A whole request as it is sent; `size` is that of its body, unpacked."""
+    """A body, or a whole request, as it is sent; `size` is that of the body, unpacked."""
 
     content: bytes
     size: int
@@ -436,7 +428,7 @@ def _damaged(make: Write, seed: int, size: int) -> bytes:
 # ---- encodings of a body: from a write of the content to a body
 
 
-def encodings(write: Write) -> Iterator[tuple[str, str, Callable[[int], Body]]]:
+def encodings(write: Write) -> Iterator[tuple[str, str, Callable[[int], Asked]]]:
     """Content-Encoding and body, growing in the content or in what a format has around it."""
     packers: dict[str, Callable[[bytes], bytes]] = {
         "gzip": partial(gzip.compress, compresslevel=6, mtime=0),
@@ -450,20 +442,20 @@ def encodings(write: Write) -> Iterator[tuple[str, str, Callable[[int], Body]]]:
             yield f"members of {name} with {_short(inner)}", name, partial(_members, pack, inner)
     twice = packers["gzip"]
     yield "gzip within gzip", "gzip, gzip", partial(_packed, lambda c: twice(twice(c)), write)
-    yield "blocks of gzip with nothing", "gzip", lambda n: Body(_empty_blocks(n), 0)
-    yield "a long name in gzip", "gzip", lambda n: Body(_named(write(100), n), 100)
-    yield "gzip and then junk", "gzip", lambda n: Body(twice(write(100)) + b"\0" * n, 100)
+    yield "blocks of gzip with nothing", "gzip", lambda n: Asked(_empty_blocks(n), 0)
+    yield "a long name in gzip", "gzip", lambda n: Asked(_named(write(100), n), 100)
+    yield "gzip and then junk", "gzip", lambda n: Asked(twice(write(100)) + b"\0" * n, 100)
 
 
-def _packed(pack: Callable[[bytes], bytes], write: Write, size: int) -> Body:
+def _packed(pack: Callable[[bytes], bytes], write: Write, size: int) -> Asked:
     content = write(size)
-    return Body(pack(content), len(content))
+    return Asked(pack(content), len(content))
 
 
-def _members(pack: Callable[[bytes], bytes], inner: bytes, size: int) -> Body:
+def _members(pack: Callable[[bytes], bytes], inner: bytes, size: int) -> Asked:
     member = pack(inner)
     count = max(1, size // max(1, len(member)))
-    return Body(member * count, len(inner) * count)
+    return Asked(member * count, len(inner) * count)
 
 
 def _empty_blocks(size: int) -> bytes:
@@ -532,7 +524,7 @@ def numbered(stem: str) -> Fill:
 
 def asked(
     target: Target,
-    body: Body = Body(b"", 0),
+    body: Asked = Asked(b"", 0),
     headers: Sequence[tuple[str, bytes]] = (),
     *,
     query: bytes = b"",
@@ -557,7 +549,7 @@ def asked(
 def _encoded(
     target: Target,
     headers: Sequence[tuple[str, bytes]],
-    make_body: Callable[[int], Body],
+    make_body: Callable[[int], Asked],
     size: int,
 ) -> Asked:
     return asked(target, make_body(size - _ENVELOPE), headers)
@@ -644,7 +636,7 @@ class Grammar:
 
         def make(size: int) -> Asked:
             content = write(size - _ENVELOPE)
-            body = Body(content, len(content))
+            body = Asked(content, len(content))
             return asked(target, body, headers, version=version, query=query)
 
         about = " ".join(each.decode() for _, each in headers[1:])
@@ -697,7 +689,7 @@ class Grammar:
         kind, write = self._sample(target)
         content = write(size - _ENVELOPE)
         headers = [("Content-Type", kind.encode())]
-        return asked(target, Body(content, len(content)), headers, chunked=frame)
+        return asked(target, Asked(content, len(content)), headers, chunked=frame)
 
     def _with_trailer(self, target: Target, unit: bytes, size: int) -> Asked:
         trailer = repeat(unit).write(size) + b"\r\n"
@@ -721,11 +713,11 @@ class Grammar:
             )
 
     def _with_head(self, target: Target, what: str, name: str, fill: Fill) -> Shape:
-        body, headers = Body(b"", 0), list[tuple[str, bytes]]()
+        body, headers = Asked(b"", 0), list[tuple[str, bytes]]()
         if target.kinds:
             kind, write = self._sample(target)
             content = write(200)
-            body, headers = Body(content, len(content)), [("Content-Type", kind.encode())]
+            body, headers = Asked(content, len(content)), [("Content-Type", kind.encode())]
 
         def make(size: int) -> Asked:
             value = fill.write(size - _ENVELOPE)
@@ -751,11 +743,11 @@ class Grammar:
     def _with_url(
         self, target: Target, what: str, *, query: Fill | None = None, path: Fill | None = None
     ) -> Shape:
-        body, headers = Body(b"", 0), list[tuple[str, bytes]]()
+        body, headers = Asked(b"", 0), list[tuple[str, bytes]]()
         if target.kinds:
             kind, write = self._sample(target)
             content = write(200)
-            body, headers = Body(content, len(content)), [("Content-Type", kind.encode())]
+            body, headers = Asked(content, len(content)), [("Content-Type", kind.encode())]
 
         def make(size: int) -> Asked:
             return asked(
