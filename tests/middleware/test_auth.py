@@ -112,3 +112,32 @@ async def test_who_has_used_up_its_work_has_no_tries_for_a_token_either() -> Non
     context, sent = await exchange(limited, headers=[(b"authorization", b"Bearer wrong")])
     assert (sent[0]["status"], context.error_code) == (429, "rate_limited")
     assert header(sent, b"retry-after") == b"60"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "default", "named"),
+    [
+        ("GET", "/v1/models", 429, 429),
+        ("GET", "/nowhere", 429, 429),
+        # What an operator's programs ask for again and again.
+        ("GET", "/metrics", 429, 200),
+        ("GET", "/stats", 429, 200),
+        # Work is counted by itself.
+        ("POST", "/rerank", 200, 200),
+    ],
+)
+async def test_who_has_guessed_too_often_is_not_told_that_a_token_is_right(
+    method, path, default, named, tmp_path
+) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("ops:operators-token\n")
+    limiter = RateLimiter(MemoryBuckets(1, 2), 1, 2)
+    limited = RequireToken(Inner(), ApiTokens("own", tokens), limiter, protect_metrics=True)
+    before = [b"Bearer own", b"Bearer operators-token"]
+    expected = [200, 200, 401, 401, 429, default, named]
+    statuses = []
+    for token in (*before, *[b"Bearer wrong"] * 3, *before):
+        headers = [(b"authorization", token)]
+        _, sent = await exchange(limited, method=method, path=path, headers=headers)
+        statuses.append(sent[0]["status"])
+    assert statuses == expected
