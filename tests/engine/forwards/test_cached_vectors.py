@@ -112,6 +112,10 @@ GOOD = {
 def test_what_the_model_makes_is_believed(kind: str) -> None:
     assert problem_of(entry(kind, *GOOD[kind]), kind, model()) is None
     assert problem_of(entry(kind, *GOOD[kind], original=3), kind, model()) is None
+    # Where it begins with token 0, as bge-m3's do, which may have a weight.
+    assert problem_of(entry(kind, *GOOD[kind], ids=(0, 1, 2)), kind, model()) is None
+    first = entry("sparse", np.array([0, 2, (1 << 28) - 1]), SPARSE.values)
+    assert problem_of(first, "sparse", model()) is None
 
 
 BAD = [
