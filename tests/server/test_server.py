@@ -181,6 +181,11 @@ async def test_a_client_that_keeps_its_connection_is_waited_for_a_second_and_no_
         await reader.readuntil(b"ok")
         began = now()
         service.server.handle_exit(signal.SIGTERM, None)
+        await asyncio.sleep(0.5)
+        with socket.socket() as late:
+            late.settimeout(0.05)
+            with pytest.raises(OSError, match="timed out"):
+                late.connect(service.address)
         await serving
         assert 1 <= now() - began <= 3
         assert await reader.read() == b""

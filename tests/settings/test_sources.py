@@ -13,7 +13,6 @@ from app.errors import StartupError
 from app.settings import Settings
 from app.settings.describe import meaning, without_markup
 from app.settings.sources import load_settings, misspelt_names
-from tests.support.bad_start import run_to_the_end
 from tests.support.env_example import listed_for_others, listed_settings
 from tests.support.server import REPOSITORY
 
@@ -104,11 +103,11 @@ def test_a_flag_of_the_real_process_is_refused_in_one_line(tmp_path: Path) -> No
 
 def test_a_name_in_dotenv_that_is_nobodys_stops_the_start_and_names_the_nearest(tmp_path) -> None:
     (tmp_path / ".env").write_text("PORT=0\nMAX_QUEU_SIZE=3\nexport api_tokn=hush\n")
-    status, output = run_to_the_end(tmp_path)
-    assert status == 1
-    assert output == (
-        "Smart Embedder cannot start: .env sets MAX_QUEU_SIZE, which is no setting: the nearest "
-        "is MAX_QUEUE_SIZE; .env sets api_tokn, which is no setting: the nearest is API_TOKEN\n"
+    with pytest.raises(StartupError) as caught:
+        load_settings()
+    assert str(caught.value) == (
+        ".env sets MAX_QUEU_SIZE, which is no setting: the nearest is MAX_QUEUE_SIZE; "
+        ".env sets api_tokn, which is no setting: the nearest is API_TOKEN"
     )
 
 

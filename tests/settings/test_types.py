@@ -14,7 +14,13 @@ from app.settings.sources import load_settings
     ("name", "value"),
     [
         ("PORT", "eighty"),
-        ("PORT", "70000"),
+        ("PORT", "65536"),
+        ("PORT", "-1"),
+        ("BATCH_WAIT_MS", "1000.1"),
+        ("SHUTDOWN_DELAY", "-0.1"),
+        ("SHUTDOWN_DELAY", "inf"),
+        ("MODEL_MEMORY_THRESHOLD", "0"),
+        ("MODEL_MEMORY_THRESHOLD", "1.01"),
         ("MODEL_ALIASES", "small"),
         ("MODEL_ALIASES", "small=,large=BAAI/bge-m3"),
         ("DEVICE", "gpu"),
@@ -70,6 +76,45 @@ def test_a_wrong_value_names_the_variable_the_value_and_what_is_allowed(
         load_settings()
     assert str(caught.value).startswith(f"{name}={value} is not allowed: ")
     assert not str(caught.value).endswith(f"see {name} in .env.example")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PORT", 0),
+        ("PORT", 65_535),
+        ("BATCH_WAIT_MS", 0),
+        ("BATCH_WAIT_MS", 1000),
+        ("SHUTDOWN_DELAY", 0),
+        ("MODEL_MEMORY_THRESHOLD", 1),
+        ("MAX_INPUT_LENGTH", 1),
+        ("MAX_BATCH_TOKENS", 1),
+        ("MAX_REQUESTS_IN_BATCH", 1),
+        ("MAX_BATCH_SEQUENCES", 1),
+        ("TOKENIZER_THREADS", 1),
+        ("QWEN_RERANK_BATCH_SIZE", 1),
+        ("EMBEDDING_CACHE_BYTES", 1),
+        ("MAX_QUEUE_SIZE", 1),
+        ("MAX_SENTENCES_PER_REQUEST", 1),
+        ("MAX_BODY_BYTES", 1),
+        ("QUERY_PROMPT", "a" * 4096),
+    ],
+)
+def test_a_value_at_its_limit_is_taken(monkeypatch, name: str, value: object) -> None:
+    monkeypatch.setenv(name, str(value))
+    assert getattr(load_settings(), name.lower()) == value
+
+
+def test_a_prompt_beyond_its_limit_is_refused(monkeypatch) -> None:
+    monkeypatch.setenv("QUERY_PROMPT", "a" * 4097)
+    with pytest.raises(StartupError, match="a text of at most 4,096 characters"):
+        load_settings()
+
+
+def test_aliases_are_pairs_or_in_a_program_a_dictionary(monkeypatch) -> None:
+    assert Settings(model_aliases={"small": "own/bge"}).model_aliases == {"small": "own/bge"}
+    monkeypatch.setenv("MODEL_ALIASES", " small = own/bge ,b=c=d")
+    assert load_settings().model_aliases == {"small": "own/bge", "b": "c=d"}
 
 
 def test_trusted_proxies_are_addresses_and_networks(monkeypatch) -> None:
