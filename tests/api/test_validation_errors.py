@@ -45,6 +45,11 @@ def test_an_embedding_request_is_told_what_to_send(body, said: str) -> None:
     assert str(problem(EmbeddingRequest, orjson.dumps(body))).startswith(said)
 
 
+def test_a_pointer_is_written_as_json_pointers_are() -> None:
+    (found,) = problem(EmbeddingRequest, b'{"sentences": ["a"], "a/b~c": 1}').problems
+    assert found["pointer"] == "/a~1b~0c"
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

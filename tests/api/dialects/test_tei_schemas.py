@@ -1,0 +1,70 @@
+"""The bodies of text-embeddings-inference: which shapes of them are read, and as what."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.api.dialects.tei_schemas import (
+    DecodeRequest,
+    EmbedRequest,
+    PredictRequest,
+    RerankTextsRequest,
+)
+from app.engine import EmbeddingOptions, TruncationOptions
+
+
+@pytest.mark.parametrize(
+    ("inputs", "single", "pairs"),
+    [
+        ("a", True, [("a", None)]),
+        (["a"], True, [("a", None)]),
+        (["a", "b"], True, [("a", "b")]),
+        ([["a"], ["b", "c"]], False, [("a", None), ("b", "c")]),
+        ([["a"]], False, [("a", None)]),
+        ([], False, []),
+    ],
+)
+def test_a_text_a_pair_or_a_list_of_them_is_classified(inputs, single, pairs) -> None:
+    body = PredictRequest(inputs=inputs)
+    assert (body.is_single, body.pairs) == (single, pairs)
+
+
+@pytest.mark.parametrize(
+    "inputs", [7, None, {}, ["a", "b", "c"], ["a", 7], ["a", ["b"]], [[]], [["a", "b", "c"]], [[7]]]
+)
+def test_what_is_no_text_or_pair_is_refused(inputs: Any) -> None:
+    with pytest.raises(ValidationError, match="send a text, a pair of texts, or a list of lists"):
+        PredictRequest(inputs=inputs)
+
+
+@pytest.mark.parametrize(
+    ("ids", "lists"),
+    [([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]]), ([], []), ([[]], [[]])],
+)
+def test_ids_are_one_list_or_several(ids, lists) -> None:
+    assert DecodeRequest(ids=ids).ids == lists
+
+
+@pytest.mark.parametrize("number", [0, 2**32 - 1])
+def test_an_id_has_32_bits(number: int) -> None:
+    assert DecodeRequest(ids=[number]).ids == [[number]]
+    for wrong in (number - 2**32, number + 2**32):
+        with pytest.raises(ValidationError):
+            DecodeRequest(ids=[wrong])
+
+
+@pytest.mark.parametrize(
+    ("fields", "truncation"),
+    [
+        ({}, TruncationOptions(False, "right")),
+        ({"truncate": True}, TruncationOptions(True, "right")),
+        ({"truncate": True, "truncation_direction": "Left"}, TruncationOptions(True, "left")),
+    ],
+)
+def test_a_text_is_cut_where_that_is_asked_for(fields, truncation) -> None:
+    """And not by default, as everywhere else here."""
+    assert RerankTextsRequest(query="a", texts=["b"], **fields).truncation == truncation
+    body = EmbedRequest(inputs="a", prompt_name="query", **fields)
+    assert body.options(3) == EmbeddingOptions(truncation, prompt_name="query", dimensions=3)
+    assert body.inputs == ["a"]
