@@ -188,6 +188,8 @@ def test_prompts_that_are_all_empty_are_none(folder) -> None:
     write(folder / "config_sentence_transformers.json", {"prompts": {"a": "", "b": ""}})
     assert SentenceConfig.read(folder).prompts == {}
     assert read_vector_limit(folder, "truncate_dim") is None
+    write(folder / "config_sentence_transformers.json", {"truncate_dim": 1})
+    assert read_vector_limit(folder, "truncate_dim") == 1
 
 
 @given(
