@@ -233,14 +233,15 @@ class FakeTransformer:
     """What a backbone asks a transformer for, and no numbers."""
 
     shares_prefixes = capturable = False
-    rounds_up, window, attention = True, None, None
+    rounds_up, window = True, None
+    fill = 0.0
 
     def __call__(self, packed):
-        return torch.zeros(packed.tokens, 4)
+        return torch.full((packed.tokens, 4), self.fill)
 
     def with_attention(self, change):
         changed = FakeTransformer()
-        changed.attention = change
+        changed.fill = float(change is excluding_unattended)
         return changed
 
 
@@ -296,8 +297,10 @@ def test_segments_are_read_where_their_positions_follow_those_of_the_first() -> 
 def test_queries_are_filled_up_within_the_window_alone(window, fits: bool) -> None:
     backbone = backbone_of(window=window)
     if fits:
+        packed = backbone.pack([np.ones(3, np.int64)])
+        assert not backbone.forward(packed).any()
         backbone.leave_out_unattended(32)
-        assert backbone._transformer.attention is excluding_unattended
+        assert backbone.forward(packed).all()
     else:
         with pytest.raises(StartupError, match="filled up to 32 tokens, .* no further than 31"):
             backbone.leave_out_unattended(32)

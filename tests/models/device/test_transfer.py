@@ -85,6 +85,7 @@ def test_buffers_are_as_large_as_needed_and_no_more_are_kept_than_batches_in_fli
 
 
 def test_parts_of_a_buffer_are_aligned_and_do_not_overlap() -> None:
+    """Behind the face of the module, as the simulated device has no numbers."""
     tensors = [torch.rand(3), torch.rand(2, 16), torch.rand(1).half(), torch.rand(64).bfloat16()]
     buffer = torch.zeros(sum(map(_space, tensors)), dtype=torch.uint8)
     parts = _divide(buffer, tensors)
