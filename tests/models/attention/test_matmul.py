@@ -55,6 +55,38 @@ def test_blocks_of_any_size_give_what_the_whole_gives(
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("most_scores", "fewest", "few", "products"),
+    [
+        (1200, 10, 2400, [1200] * 2),  # Three of the six texts, of 400 scores each, at once.
+        (1199, 10, 2400, [800] * 3),
+        (100, 10, 0, [100] * 24),  # A head of a text.
+        (50, 10, 0, [50] * 48),
+        (200, 5, 0, [200] * 12),  # Half of the queries of all heads.
+        (1200, 10, 2401, []),  # As few scores are left to PyTorch's operator.
+    ],
+)
+def test_no_more_scores_are_held_at_once_than_may_be(
+    monkeypatch, most_scores, fewest, few, products
+) -> None:
+    states, held, multiply = random_states(6, 10, torch.float32), [], torch.bmm
+    for name, value in {
+        "_MOST_SCORES": most_scores,
+        "_FEWEST_QUERIES": fewest,
+        "_FEW_SCORES": few,
+    }.items():
+        monkeypatch.setattr(matmul_attention, name, value)
+
+    def watched(left, right):
+        held.append(multiply(left, right))
+        return held[-1]
+
+    monkeypatch.setattr(torch, "bmm", watched)
+    attend(states, 0.3, None)
+    # Each second one is that of the scores with the values.
+    assert [product.numel() for product in held[::2]] == products
+
+
 def test_few_scores_are_left_to_pytorch_and_come_out_the_same() -> None:
     states = random_states(2, 9, torch.float32)
     mask = torch.tensor([[0.0] * 9, [0.0] * 6 + [-torch.inf] * 3])[:, None, None]
