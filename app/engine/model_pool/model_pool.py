@@ -69,6 +69,7 @@ class ModelPool:
         self._looked_at = -math.inf
         self._relief: asyncio.Task[None] | None = None
         self._starting = True
+        self._commands: set[asyncio.Timeout] = set()
         self._abort_error: DrainingError | None = None
         self._defaults: LoadedModels | None = None
 
@@ -135,7 +136,17 @@ class ModelPool:
 
         Raises `UnavailableError` where it cannot be unloaded within the time of a request.
         """
-        model = self._models[name]
+        command = asyncio.timeout(None)
+        self._commands.add(command)
+        try:
+            async with command:
+                await self._unload_in_turn(self._models[name])
+        except TimeoutError:
+            raise self._aborted() from None
+        finally:
+            self._commands.discard(command)
+
+    async def _unload_in_turn(self, model: PooledModel) -> None:
         async with AsyncExitStack() as alone:
             try:
                 async with asyncio.timeout(SHARE_FOR_LOADING * self._request_timeout):
@@ -149,7 +160,7 @@ class ModelPool:
                         model.gives_way = False
             except TimeoutError:
                 raise UnavailableError(
-                    f"the model {name} is still in use, or another one is still being loaded",
+                    f"the model {model.name} is still in use, or another one is still being loaded",
                     retry_after=_PAUSE_OF_COMMANDS,
                 ) from None
             await self._unload(model)
@@ -166,8 +177,10 @@ class ModelPool:
             self._relief = asyncio.create_task(self._relieve(), name="relieve-memory")
 
     def abort(self, error: DrainingError) -> None:
-        """Fail every request that waits for a model."""
+        """Fail every request that waits for a model, and every command."""
         self._abort_error = error
+        for command in self._commands:
+            command.reschedule(asyncio.get_running_loop().time())
         for model in self._models.values():
             if model.loading is not None:
                 model.loading.cancel()
@@ -197,11 +210,16 @@ class ModelPool:
         if not model.is_measured or self._to_load.seconds_left(model) <= seconds:
             await asyncio.wait({loading}, timeout=seconds)
         if self._abort_error is not None:
-            raise DrainingError(str(self._abort_error), retry_after=self._abort_error.retry_after)
+            raise self._aborted()
         if not loading.done():
             raise self._still_loading(model)
         if (error := loading.result()) is not None:
             raise type(error)(str(error), retry_after=error.retry_after)
+
+    def _aborted(self) -> DrainingError:
+        error = self._abort_error
+        assert error is not None  # noqa: S101 - only `abort` ends what waits
+        return DrainingError(str(error), retry_after=error.retry_after)
 
     def _still_loading(self, model: PooledModel) -> LoadingError:
         left = math.ceil(self._to_load.seconds_left(model))

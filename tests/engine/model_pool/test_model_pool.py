@@ -553,6 +553,24 @@ async def test_a_command_that_would_wait_too_long_is_refused_and_the_model_serve
         assert loader.loads == ["one"]
 
 
+async def test_a_command_that_waits_is_refused_when_the_service_is_stopped() -> None:
+    loader = FakeLoader()
+    async with engine_with(loader, *entries("one")) as engine:
+        await engine.load("one")
+        model = loader.alive["one"]
+        model.held = True
+        running = asyncio.create_task(vector(engine, "a", "one"))
+        await entered(model)
+        unloading = asyncio.create_task(engine.unload("one"))
+        await asyncio.sleep(0)
+        engine.abort()
+        with pytest.raises(DrainingError):
+            await running
+        with pytest.raises(DrainingError):
+            await unloading
+        let_go(model)
+
+
 async def test_requests_that_waited_for_a_model_have_it_before_a_command_unloads_it() -> None:
     loader = FakeLoader()
     loader.held = True
