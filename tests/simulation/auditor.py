@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from app.engine import Engine
+from app.engine.admission.concurrency import ConcurrencyLimit
 from app.engine.devices.executor import DeviceExecutor
 from app.engine.forwards.cached_forwards import CachedForwards
+from app.engine.forwards.forwards import Forwards
 from app.engine.model import Model
 from app.engine.scheduling.batch import Batch
 from app.engine.scheduling.batcher import DEFAULT_URGENCY, QUANTUM_TOKENS, LimitsOf
@@ -77,13 +79,14 @@ class LawBrokenError(AssertionError):
 
 @dataclass(slots=True, eq=False)
 class RequestBook:
-    """One request: who asks for what, and until when."""
+    """One request: who asks for what, and whether its client asks for nothing else meanwhile."""
 
     number: int
     client: str
     purpose: Purpose
     began: float
     urgency: int
+    is_only: bool = True
     ended: bool = False
     jobs: list["JobBook"] = field(default_factory=list)
 
@@ -174,6 +177,12 @@ class Auditor:
         queue.put = watched_put  # type: ignore[method-assign]
         queue.take = watched_take  # type: ignore[method-assign]
         devices.remove = watched_remove  # type: ignore[method-assign]
+        pipelines = engine._pipelines
+        source = pipelines.embedding._source
+        computing = source._forwards if isinstance(source, CachedForwards) else source
+        assert isinstance(computing, Forwards)
+        for limit in (computing._waiting, pipelines.reranking._limit):
+            limit._seconds_to_place = self._watched_refusal(limit)
         self._loop.on_quiet = self._quiet
         self._loop.set_exception_handler(self._unhandled)
 
@@ -187,6 +196,18 @@ class Auditor:
         """Raise what was found, wherever the engine may have caught it."""
         if self._broken is not None:
             raise self._broken
+
+    def _watched_refusal(self, limit: ConcurrencyLimit) -> Callable[[], int]:
+        seconds_to_place = limit._seconds_to_place
+
+        def refused() -> int:
+            owner = OWNER.get()
+            most = max(limit._permits._held.values(), default=0)
+            if owner and owner.is_only and not limit.held_by(owner.client) and most > 1:
+                self.fail("place", f"{owner.client} has no place, and another client has {most}")
+            return seconds_to_place()
+
+        return refused
 
     def _unhandled(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if self._broken is None:
@@ -402,25 +423,25 @@ class Auditor:
     def _check_urgency(
         self, batch: Batch, served: dict[str, list[Job]], limits_of: LimitsOf
     ) -> None:
-        """Among jobs of one client and model that are new since the last batch."""
+        """Among jobs of one client and model of which nothing was taken, the earlier one first."""
         left = limits_of(batch.model).max_tokens - batch.tokens
         limits = self._settings.max_batch_sequences or self._settings.max_requests_in_batch
         if limits is not None:
             return
         for each in batch.slices:
-            book = self._jobs[each.job]
-            if each.start or book.takes_at_entry != self._takes - 1:
+            if each.start:
                 continue
+            entered = self._jobs[each.job].takes_at_entry
+            turn = min(len(each.job.sequences[0]), QUANTUM_TOKENS) / each.job.weight
             for other in served[each.job.client]:
                 first = len(other.sequences[0])
                 if (
                     other.weight > each.job.weight
                     and other.model is each.job.model
                     and not self._jobs[other].taken
-                    and self._jobs[other].takes_at_entry == self._takes - 1
+                    and self._jobs[other].takes_at_entry <= entered
                     and first <= left + each.tokens
-                    and min(first, 32) / other.weight
-                    < min(len(each.job.sequences[0]), 32) / each.job.weight
+                    and min(first, QUANTUM_TOKENS) / other.weight < turn
                 ):
                     self.fail("urgency", "a less urgent request is taken first")
 

@@ -42,7 +42,7 @@ from app.observability.metrics import Metrics
 from app.settings import Settings
 from tests.simulation.auditor import OWNER, Auditor, RequestBook
 from tests.simulation.fakes import FakeEmbedder, FakeModel, number_of, score_of
-from tests.simulation.virtual_time import VirtualLoop
+from tests.simulation.virtual_time import Moments, VirtualLoop
 
 _ANSWER_BYTES = 2**20
 # Of the pieces of a stream, as in the service.
@@ -62,10 +62,11 @@ class World:
     responses: ResponseMemory
     texts: list[str]
     names: list[str]
+    moments: Moments
     tally: dict[str, int] = field(default_factory=dict)
     requests: int = 0
     draining_since: float | None = None
-    in_work: dict[str, int] = field(default_factory=dict)
+    in_work: dict[str, set[RequestBook]] = field(default_factory=dict)
     measured: MeasureRequests = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,6 +160,9 @@ class Client:
         async def work(call: Call) -> None:
             leased = None if model is None else await call.lease(model)
             slots = asyncio.Semaphore(_PIECES)
+            book = OWNER.get()
+            assert book is not None
+            book.is_only = False
 
             async def piece(texts: list[str]) -> None:
                 async with slots:
@@ -216,12 +220,16 @@ class Client:
         cut_off = asyncio.Event()
         answer = HeldAnswer(world.responses, self.name, answer_bytes, cut_off.set)
         context.answer = answer
-        gone = _Departure(loop, leaves_after)
+        leaves = None if leaves_after is None else world.moments.rounded(leaves_after)
+        turns = world.random.randint(0, 12) if world.moments.are_common else 0
+        gone = _Departure(loop, leaves, turns)
         request = cast(Any, SimpleNamespace(scope=_scope(context), receive=gone.receive))
         service = cast(Service, SimpleNamespace(settings=settings, engine=world.engine))
         outcome = "success"
-        others = {name: count for name, count in world.in_work.items() if count}
-        world.in_work[self.name] = world.in_work.get(self.name, 0) + 1
+        own = world.in_work.setdefault(self.name, set())
+        for each in own | {book}:
+            each.is_only &= not own
+        own.add(book)
 
         async def answered() -> None:
             nonlocal outcome
@@ -234,7 +242,7 @@ class Client:
             except SmartEmbedderError as error:
                 outcome = context.error_code = error.code
                 context.error_status = status_of(error)
-                self._check_error(error, book, others)
+                self._check_error(error, book)
 
         try:
             await world.measured(_scope(context, answered), _nothing, _nowhere)
@@ -247,7 +255,7 @@ class Client:
                     await asyncio.wait_for(cut_off.wait(), reads_for)
         finally:
             book.ended = True
-            world.in_work[self.name] -= 1
+            own.discard(book)
             answer.release()
             gone.forget()
         return outcome
@@ -266,7 +274,6 @@ class Client:
         self,
         error: SmartEmbedderError,
         book: RequestBook | None = None,
-        others: dict[str, int] | None = None,
     ) -> None:
         auditor, world = self.world.auditor, self.world
         retry = error.retry_after
@@ -285,15 +292,6 @@ class Client:
             is_early = age > 0 and book.began < world.draining_since
             if is_early and world.loop.now < began + world.settings.shutdown_timeout - 1e-3:
                 auditor.fail("drain", "an accepted request is refused before the time is over")
-        is_lonely = others is not None and self.name not in others
-        if (
-            isinstance(error, QueueFullError)
-            and "the queue is full" in str(error)
-            and is_lonely
-            and world.in_work[self.name] == 1
-            and age < 1e-6
-        ):
-            auditor.fail("place", f"{self.name} is refused at once")
         is_late = isinstance(error, InferenceTimeoutError) and "REQUEST_TIMEOUT" in str(error)
         if is_late and age < world.settings.request_timeout - 1e-3:
             auditor.fail("deadline", f"a request is cut off after {age:.3f} s")
@@ -357,9 +355,10 @@ def _equal(got: TextEmbedding, expected: TextEmbedding) -> bool:
 
 
 class _Departure:
-    """The connection of a client, which leaves after so many seconds, or stays."""
+    """The connection of a client, which leaves after so many seconds and turns, or stays."""
 
-    def __init__(self, loop: VirtualLoop, seconds: float | None) -> None:
+    def __init__(self, loop: VirtualLoop, seconds: float | None, turns: int) -> None:
+        self._turns = turns
         self._left = loop.create_future()
         self._timer = None if seconds is None else loop.call_later(seconds, self._leave)
 
@@ -370,6 +369,8 @@ class _Departure:
     async def receive(self) -> Message:
         """Wait until the client leaves."""
         await asyncio.shield(self._left)
+        for _ in range(self._turns):
+            await asyncio.sleep(0)
         return {"type": "http.disconnect"}
 
     def forget(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from app.engine.admission.tokenizer_threads import stop_if_given_up
 from app.engine.loaded_models import (
     DeviceInfo,
     LoadedModels,
@@ -38,7 +39,7 @@ from app.engine.types import (
 from app.errors import InferenceError, StartupError
 from app.settings import Settings
 from app.settings.model_entry import ModelEntry
-from tests.simulation.virtual_time import Effect
+from tests.simulation.virtual_time import Effect, Moments
 
 GIGABYTE = 10**9
 MOST_TOKENS = 4096
@@ -112,6 +113,7 @@ class FakeDevice:
     effects: list[Effect]
     watcher: Watcher
     patience: float
+    moments: Moments
     free_at: float = 0.0
     broken: str | None = None
     _outer: Forward | None = None
@@ -132,6 +134,7 @@ class FakeDevice:
             seconds = float("inf")
         elif fault in {"memory", "raises"}:
             seconds *= self.random.random()
+        seconds = self.moments.rounded(seconds)
         begins = max(now, self.free_at) if self.on_gpu else now
         if fault != "thread_dies":  # Before anything has reached the device.
             self.free_at = begins + seconds
@@ -141,9 +144,15 @@ class FakeDevice:
         self.watcher.launched(forward)
         collect = partial(self._collect, forward, model, sequences, outputs)
         if self.on_gpu:
-            self.effects.append(Effect(0.0002, death=fault == "thread_dies"))
+            launch = 0.0 if self.moments.are_common else 0.0002
+            self.effects.append(Effect(launch, death=fault == "thread_dies"))
             return collect
-        self.effects.append(Effect(seconds, self.random.randint(1, 24), fault == "thread_dies"))
+        parts = (
+            self.random.choice([1, 8, 16])
+            if self.moments.are_common
+            else self.random.randint(1, 24)
+        )
+        self.effects.append(Effect(seconds, parts, fault == "thread_dies"))
         return collect
 
     def _put_within_another(self, forward: Forward) -> None:
@@ -265,6 +274,7 @@ class FakeEmbedder(FakeModel):
         input_type: InputType | None = None,
     ) -> list[TokenizedText]:
         """Implement `Embedder`: the first id is the number of the text."""
+        stop_if_given_up()
         return [TokenizedText(ids_of(text, MOST_TOKENS), len(text)) for text in texts]
 
     def colbert_tokens(self, ids: TokenIds) -> TokenIds:
@@ -329,6 +339,7 @@ class FakeReranker(FakeModel):
         truncation: TruncationOptions = CUT_AT_END,
     ) -> list[TokenizedPair]:
         """Implement `Reranker`: the pairs share the ids of the query."""
+        stop_if_given_up()
         first = ids_of(query, MOST_TOKENS // 2)
         return [self._pair(query, first, passage) for passage in passages]
 

@@ -34,6 +34,7 @@ from tests.simulation.fakes import (
 )
 from tests.simulation.virtual_time import (
     Effect,
+    Moments,
     StandstillError,
     VirtualLoop,
     VirtualThread,
@@ -49,6 +50,7 @@ _KINDS = (
     Outputs(dense=True, sparse=True, colbert=True),
 )
 _SHARE_OF_CONTESTS = 0.15
+_SHARE_OF_COMMON_MOMENTS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class Scenario:
         self.random = Random(seed)
         # Whether it is one of bulk loads that compete for small forwards, and nothing goes wrong.
         self.is_contest = Random(f"contest {seed}").random() < _SHARE_OF_CONTESTS
+        # Whether much happens at one moment.
+        self.moments = Moments(Random(f"moments {seed}").random() < _SHARE_OF_COMMON_MOMENTS)
         self.loop = VirtualLoop(self._seconds_on_a_thread)
         self.effects: list[Effect] = []
         self.chances = self._chances()
@@ -82,7 +86,7 @@ class Scenario:
         self.entries = self._entries()
         if self.is_contest:
             self.chances.calm()
-            self.budget, self.entries = 64, []
+            self.budget, self.entries = self.random.choice([64, 64, MOST_TOKENS]), []
         self.settings = self._settings()
         self.auditor = Auditor(self.loop, self.settings)
         self.devices = self._devices()
@@ -105,6 +109,7 @@ class Scenario:
             ResponseMemory(self.random.choice([2**22, 2**26])),
             self._texts(),
             [entry.public_name for entry in self.entries],
+            self.moments,
         )
         longest = min(MOST_TOKENS, 2 * max(map(len, self.world.texts)))
         self.auditor.most_tokens = max(self.budget, longest)
@@ -146,7 +151,7 @@ class Scenario:
 
     def _seconds_on_a_thread(self) -> float:
         draw = self.random.random()
-        return 0.0005 + 0.002 * draw if draw < 0.97 else draw
+        return self.moments.rounded(0.0005 + 0.002 * draw if draw < 0.97 else draw)
 
     def _chances(self) -> Chances:
         kind = self.random.choice(["calm", "faulty", "hard", "overdue", "deadly", "deadly"])
@@ -210,6 +215,7 @@ class Scenario:
                 self.effects,
                 self.auditor,
                 patience,
+                self.moments,
             )
             for number in range(1 if self.is_contest else draw.choice([1, 2, 2, 3]))
         ]
@@ -267,6 +273,7 @@ class Scenario:
             self._lonely,
             self._leaving,
             self._many,
+            self._short,
             self._slow,
             self._reranks,
             self._streams,
@@ -274,7 +281,7 @@ class Scenario:
         ]
         for number in range(draw.randint(2, 8)):
             urgency = draw.choice([3, 3, 3, 1, 5, 7])
-            client = Client(self.world, f"client-{number}", urgency, draw.random() < 0.2)
+            client = Client(self.world, f"client-{number}", urgency, draw.random() < 0.4)
             kind = self._bulk if self.is_contest else draw.choice(kinds)
             running.append(kind(client))
         return running
@@ -292,7 +299,7 @@ class Scenario:
         return self._stopping or self.loop.steps > self.most_steps
 
     async def _think(self, most: float) -> None:
-        await asyncio.sleep(self.random.random() * most)
+        await asyncio.sleep(self.moments.rounded(self.random.random() * most))
 
     async def _bulk(self, client: Client) -> None:
         """Several connections that always ask for much."""
@@ -344,6 +351,17 @@ class Scenario:
                     for _ in range(self.random.randint(10, 60))
                 )
             )
+
+    async def _short(self, client: Client) -> None:
+        """One short text after the other, on several connections."""
+        shortest = sorted(self.world.texts, key=len)[: _TEXTS // 4]
+
+        async def connection() -> None:
+            while not self._is_over:
+                outcome = await client.embed([self.random.choice(shortest)])
+                await self._think(0.01 if outcome == "success" else 4.0)
+
+        await asyncio.gather(*(connection() for _ in range(self.random.randint(2, 16))))
 
     async def _slow(self, client: Client) -> None:
         """Reads its answers slowly, and asks for large ones."""

@@ -7,6 +7,7 @@ nothing but its seed. A step is one callback that the loop runs.
 
 import asyncio
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
@@ -24,6 +25,19 @@ Result = TypeVar("Result")
 # Not 0, which the engine takes for a moment that has not come.
 _BEGINNING = 1000.0
 _MOST_CANCELLED = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """Whether things tend to happen at one moment, as all seconds are multiples of a 16th."""
+
+    are_common: bool = False
+
+    def rounded(self, seconds: float) -> float:
+        """So many seconds, or a little more."""
+        if not self.are_common or math.isinf(seconds):
+            return seconds
+        return math.ceil(seconds * 16) / 16
 
 
 class StandstillError(Exception):
