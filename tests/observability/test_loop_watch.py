@@ -383,25 +383,15 @@ def test_an_idle_loop_is_looked_at_once_a_second_and_a_busy_one_a_hundred_times(
     assert due == [loop_watch.IDLE_INTERVAL, *[busy] * (len(due) - 2), loop_watch.IDLE_INTERVAL]
 
 
-async def test_a_loop_is_watched_closely_while_a_request_is_in_work_and_for_a_moment_after(
-    monkeypatch,
-) -> None:
-    watch = LoopWatch(lambda _: None)
-    watch.start()
-    due = list[float]()
-    monkeypatch.setattr(loop_watch, "_BUSY_AFTER", 60.0)
+async def test_a_loop_is_watched_closely_while_a_request_is_in_work(monkeypatch) -> None:
+    script, seen = Script(monkeypatch), []
 
     async def app(scope, _receive, _send) -> None:
-        due.append(watch._timer.when() - asyncio.get_running_loop().time())
-        assert scope["type"] in {"http", "lifespan"}
+        seen.append((scope["type"], list(script.delays)))
 
     for kind in ("lifespan", "http"):
-        await WatchRequests(app, watch)({"type": kind}, None, None)
-    idle, busy = due
-    assert busy <= loop_watch.BUSY_INTERVAL < idle
-    watch._turn()
-    assert watch._beat.due - time.monotonic() <= loop_watch.BUSY_INTERVAL
-    await watch.close()
+        await WatchRequests(app, script.watch)({"type": kind}, None, None)
+    assert seen == [("lifespan", [1.0]), ("http", [1.0, 0.01])]
 
 
 def test_a_pause_that_began_while_the_loop_was_idle_is_counted() -> None:
