@@ -34,7 +34,7 @@ from app.server.transport import (
 HEADERS_TIMEOUT = 10.0
 MAX_HEADER_BYTES = 65_536
 # Of path and query: decoding 64 KiB of them takes 20 ms, and no client of the service needs more.
-MAX_TARGET_BYTES = 8192
+MAX_PATH_BYTES = 8192
 MAX_PIPELINED_REQUESTS = 16
 
 # What the parser calls back for in one turn: a millisecond of headers, or of chunks of one byte.
@@ -130,10 +130,13 @@ class BoundedConnection(HttpToolsProtocol):
         self._start_headers_timer()
 
     def on_url(self, url: bytes) -> None:
-        """A part of path and query; a long one ends the parser."""
+        """A part of path and query; a long path ends the parser."""
         super().on_url(url)
-        if len(self.url) > MAX_TARGET_BYTES:
+        if self._has_long_path():
             raise ValueError
+
+    def _has_long_path(self) -> bool:
+        return len(self.url) > MAX_PATH_BYTES and b"?" not in self.url[: MAX_PATH_BYTES + 1]
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header; trailers, which come after the body, are not read and never become headers."""
@@ -264,8 +267,8 @@ class BoundedConnection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(chunk[upgrade.args[0] :])
         except httptools.HttpParserError:
-            if len(self.url) > MAX_TARGET_BYTES:
-                detail = f"The path and its query are longer than {MAX_TARGET_BYTES} bytes."
+            if self._has_long_path():
+                detail = f"The path is longer than {MAX_PATH_BYTES} bytes."
                 self._reject(HTTPStatus.REQUEST_URI_TOO_LONG, "uri_too_long", detail)
                 return
             self._reject(HTTPStatus.BAD_REQUEST, "malformed_request", "This is not valid HTTP.")

@@ -105,6 +105,11 @@ async def test_no_endpoint_parses_a_query_that_it_does_not_read(monkeypatch) -> 
     async with AsyncClient(transport=transport, base_url="http://service") as client:
         for path in ("/", "/health", "/v1/models", "/nowhere"):
             await client.get(f"{path}?{'a&' * 30_000}")
+        answer = await client.post(
+            f"/embeddings/stream?{'a=b&' * 15_000}", headers={"Content-Type": "application/jsonl"}
+        )
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert "more than 100 options" in answer.json()["detail"]
     assert max((len(query) for query, *_ in parsed), default=0) == 0
 
 

@@ -19,8 +19,8 @@ from app.server import connection as module
 from app.server.connection import (
     HEADERS_TIMEOUT,
     MAX_HEADER_BYTES,
+    MAX_PATH_BYTES,
     MAX_PIPELINED_REQUESTS,
-    MAX_TARGET_BYTES,
     BoundedConnection,
     ParserTurns,
     bounded_connection,
@@ -444,8 +444,8 @@ def test_headers_are_limited_however_they_are_cut(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 100_000])
-@pytest.mark.parametrize("length", [MAX_TARGET_BYTES, MAX_TARGET_BYTES + 1, 60_000])
-def test_path_and_query_are_limited_however_they_are_cut(size, length, monkeypatch) -> None:
+@pytest.mark.parametrize("length", [MAX_PATH_BYTES, MAX_PATH_BYTES + 1, 60_000])
+def test_a_path_is_limited_however_it_is_cut(size, length, monkeypatch) -> None:
     """Nor is decoded what is too long: 64 KiB of percent signs would take 20 ms."""
     decoded = []
     monkeypatch.setattr("urllib.parse.unquote", lambda path: decoded.append(path) or path)
@@ -458,13 +458,21 @@ def test_path_and_query_are_limited_however_they_are_cut(size, length, monkeypat
             if client.wire.ended is None and not client.wire.sent_eof:
                 client.protocol.data_received(head[start : start + size])
         await turns()
-        if length <= MAX_TARGET_BYTES:
+        if length <= MAX_PATH_BYTES:
             assert (client.statuses, [*map(len, decoded)]) == ([200], [length])
         else:
             assert (client.statuses, client.error["code"]) == ([414], "uri_too_long")
             assert decoded == []
 
     send()
+
+
+@in_skipped_time
+async def test_a_query_is_as_long_as_headers_may_be() -> None:
+    """A prompt of a stream, which stands there, may take 36 KiB."""
+    client = Client()
+    await client.send(b"POST /embeddings/stream?prompt=%b HTTP/1.1\r\n\r\n" % (b"%E4" * 12_288))
+    assert client.statuses == [200]
 
 
 @in_skipped_time

@@ -41,6 +41,7 @@ from app.errors import InvalidRequestError, UnsupportedMediaError
 
 BULK_URGENCY = 7
 _MAX_LINES = 512
+_MAX_OPTIONS = 100
 
 _READERS: Mapping[str, Callable[[int], LineReader]] = {
     NDJSON: NdjsonReader,
@@ -102,7 +103,13 @@ async def stream_embeddings(request: Request, service: ServiceDep) -> Response:
 
 def _options(query: bytes) -> EmbeddingFields:
     """The options in the query; raises `InvalidRequestError`, as for a body."""
-    items = parse_qsl(query.decode("latin-1"), True)
+    try:
+        items = parse_qsl(query.decode("latin-1"), True, max_num_fields=_MAX_OPTIONS)
+    except ValueError:
+        raise InvalidRequestError(
+            f"the query holds more than {_MAX_OPTIONS} options, and there are "
+            f"{len(EmbeddingFields.model_fields)}: send each once"
+        ) from None
     counts = Counter(name for name, _ in items)
     twice = next((name for name in EmbeddingFields.model_fields if counts[name] > 1), None)
     if twice is not None:
