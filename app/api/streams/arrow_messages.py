@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from app.api.streams.lines import too_large
 from app.errors import InvalidRequestError
 
-_CONTINUATION = 0xFFFFFFFF
-_FRAME = struct.Struct("<Ii")
+_CONTINUATION = b"\xff\xff\xff\xff"
+# The continuation, and the size of the metadata.
+_FRAME = struct.Struct("<4si")
 # Two columns take some hundred bytes.
 _MAX_METADATA = 1 << 20
 SCHEMA, DICTIONARY, RECORD_BATCH = 1, 2, 3
@@ -108,10 +109,13 @@ class MessageBuffer:
 
     def take(self) -> Message | None:
         """The next message, if it has arrived; raises `InvalidRequestError` for malformed bytes."""
-        if self.complete or len(self._buffer) < _FRAME.size:
+        if self.complete:
             return None
-        mark, size = _FRAME.unpack_from(self._buffer)
-        if mark != _CONTINUATION or not 0 <= size <= _MAX_METADATA:
+        is_frame = _CONTINUATION.startswith(bytes(self._buffer[: len(_CONTINUATION)]))
+        if is_frame and len(self._buffer) < _FRAME.size:
+            return None
+        size = _FRAME.unpack_from(self._buffer)[1] if is_frame else -1
+        if not 0 <= size <= _MAX_METADATA:
             raise malformed("send the stream format, as pyarrow.ipc.new_stream writes it")
         if not size:
             self.complete = True
