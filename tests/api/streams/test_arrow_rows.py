@@ -182,7 +182,7 @@ def test_a_stream_that_is_cut_off_is_refused_after_the_rows_before() -> None:
 def test_what_follows_the_messages_and_begins_none_is_told_at_once(junk: bytes) -> None:
     """Zeros are the end in the format before 0.15, which is not read."""
     reader = ArrowReader(1 << 20)
-    reader.feed(stream_of(pa.table({"text": TEXTS}))[:-8] + junk)
+    reader.feed(stream_of(pa.table({"text": TEXTS}), 6)[:-8] + junk)
     assert len(take(reader, 6, 1 << 20)) == len(TEXTS)
     with pytest.raises(InvalidRequestError, match="send the stream format"):
         take(reader, 1, 1 << 20)
