@@ -59,8 +59,9 @@ LAWS: Final = {
 OWNER: "ContextVar[RequestBook | None]" = ContextVar("owner", default=None)
 # Virtual seconds within which two moments are one.
 _MOMENT = 1e-6
-# Of a model's measurement, in which a device's thread may be when it is to run a forward.
-_STEP = 0.1
+# Of a model's measurement, in which a device's thread may be when it is to run a forward, or, where
+# no model is loaded, of another launch.
+_STEP, _LAUNCH = 0.1, 0.001
 # Of two clocks that are added to in different orders.
 _ROUNDING = 1e-6
 _MOST_PREEMPTING_TOKENS = 256
@@ -134,6 +135,7 @@ class Auditor:
         self._loop = loop
         self._settings = settings
         self.most_tokens = MOST_TOKENS
+        self._late = _STEP if settings.models else _LAUNCH
         self._engine: Engine | None = None
         self._broken: LawBrokenError | None = None
         self._jobs: dict[Job, JobBook] = {}
@@ -259,7 +261,7 @@ class Auditor:
         since = self._loop.now - (job.first_taken_at or self._loop.now)
         on_gpu = all(each.device.on_gpu for each in running)
         if overdue and running and on_gpu and not book.retried:
-            since = max(self._loop.now - each.began for each in running) + _STEP
+            since = max(self._loop.now - each.began for each in running) + self._late
         if overdue and since < limit - _MOMENT:
             self.fail(
                 "deadline", f"a job is cut off {since:.3f} s after it was taken, of {limit} s"
@@ -477,7 +479,7 @@ class Auditor:
             if forward.tokens >= last.tokens:
                 self.fail("halves", f"{forward.tokens} tokens after {last.tokens} did not fit")
             # The thread may have been in a step of a model's measurement.
-            if book.resolved_at is not None and book.resolved_at < self._loop.now - _STEP:
+            if book.resolved_at is not None and book.resolved_at < self._loop.now - self._late:
                 self.fail("leavers", "a half is computed for a request that has its outcome")
         elif last.fault == "lasting":
             if last.device is forward.device:
