@@ -13,7 +13,8 @@ What is not, since it cannot mean anything or is no code of ours to test:
   kind (messages, f-strings, what a `raise` says), calls of the log, `TYPE_CHECKING` blocks;
 - numbers above `MOST_COUNTED` and fractions: a limit of 65,536 bytes or of 0.7 seconds that is off
   by one is as good a limit;
-- arguments that only name or describe, or that check the programmer (`NOT_MEANT`).
+- arguments that only name or describe, or that check the programmer (`NOT_MEANT`), and `del` of
+  parameters, which says that they are not used.
 """
 
 import ast
@@ -152,7 +153,8 @@ def _changes(body: list[ast.stmt]) -> Iterator[_Change]:
         for expression in _expressions(statement):
             yield from ((statement, *change) for change in _of_expression(expression))
         for name in ("body", "orelse", "finalbody"):
-            yield from _changes(getattr(statement, name, []))
+            inside = getattr(statement, name, [])
+            yield from _changes([each for each in inside if not _is_unused(each, statement)])
         for handler in getattr(statement, "handlers", []):
             yield from _changes(handler.body)
         for case in getattr(statement, "cases", []):
@@ -175,6 +177,18 @@ def _is_meaningless(statement: ast.stmt) -> bool:
             | ast.FunctionDef(name="__repr__")
         ):
             return True
+    return False
+
+
+def _is_unused(statement: ast.stmt, function: ast.stmt) -> bool:
+    """Whether all that it does is to say that parameters of the function are not used."""
+    if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    arguments = function.args
+    names = {each.arg for each in (*arguments.args, *arguments.kwonlyargs)}
+    match statement:
+        case ast.Delete(targets):
+            return all(isinstance(each, ast.Name) and each.id in names for each in targets)
     return False
 
 

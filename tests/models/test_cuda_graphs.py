@@ -291,3 +291,20 @@ def test_on_a_gpu_a_capture_that_waits_for_the_device_leaves_it_usable(tiny_m3: 
     torch.cuda.empty_cache()
     list(backbone.capture_graphs_in_steps())
     assert backbone.target.paths["launch"] == "graphs"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "holds"),
+    [
+        ([8, 8, 8, 8], True),
+        ([32], True),
+        ([33], False),
+        ([7, 7, 7, 7, 4], False),
+        ([1] * 5, False),
+        ([8, 8, 8, 9], False),
+    ],
+)
+def test_a_bucket_holds_what_fits_its_three_sizes_exactly(lengths, holds: bool) -> None:
+    packed = pack([np.zeros(n, np.int64) for n in lengths], device=torch.device("cpu"))
+    assert Bucket(32, 4, 32).holds(packed) == holds
+    assert not Bucket(64, 8, max(lengths) - 1).holds(packed)

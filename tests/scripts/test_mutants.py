@@ -66,6 +66,7 @@ def test_each_place_that_means_something_is_changed_and_nothing_else() -> None:
         ("a = [b for b in c if b.d]", {"condition: b.d -> (not (b.d))"}),
         ("async def f():\n    await g()", {"call left out: await g() -> pass"}),
         ("def f(a=True): ...", {"boolean: True -> False"}),
+        ("def f(a, *, b):\n    del a, b\n    del c", {"del left out: del c -> pass"}),
         ("a = 'ä' if b else c", {"condition: b -> (not (b))"}),
     ],
 )

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.models.batch import length_classes
 from app.models.batch.blocks import DenseBlock
 from app.models.batch.marks import SECOND_SEGMENT, UNATTENDED, WITHOUT_VECTOR
 from app.models.batch.packing import pack
@@ -152,6 +153,19 @@ def test_short_sequences_of_similar_length_are_a_block_and_long_ones_of_equal(
         else f"{each.padding.count} padded to {each.padding.length}"
         for each in pack([np.arange(n) for n in lengths], device=CPU).blocks
     ] == blocks
+
+
+def test_classes_of_lengths_begin_their_own_sequences_at_zero(monkeypatch) -> None:
+    monkeypatch.setattr(length_classes, "QUERIES_OF_A_BLOCK", 2)
+    monkeypatch.setattr(length_classes, "WORTH_A_CALL", 0)
+    packed = pack([np.arange(n) for n in (1, 3, 3, 9)], device=CPU)
+    assert len(packed.length_classes) > 1
+    lengths = [each.bounds.diff().tolist() for each in packed.length_classes]
+    assert [length for each in lengths for length in each] == packed.lengths
+    assert all(each.bounds[0] == 0 for each in packed.length_classes)
+    assert [each.longest for each in packed.length_classes] == list(map(max, lengths))
+    (whole,) = pack([np.arange(3)], device=CPU).length_classes
+    assert whole.bounds.tolist() == [0, 3]
 
 
 def test_cu_seqlens_is_int32_as_varlen_kernels_want_it() -> None:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -109,6 +110,22 @@ def test_texts_are_tokenised_together_up_to_the_characters_of_one_slice(
     assert [len(each) for each in watched.batches] == together
     assert "".join(map("".join, watched.batches)) == "".join(texts)
     assert len(found) == len(texts)
+
+
+@pytest.mark.parametrize("characters", [40, 400, 65_536])
+def test_tokens_stand_for_their_characters_in_every_slice(tiny_m3: Path, characters: int) -> None:
+    text = "hybrid search 検索 of vectors, " * 12
+    whole = Tokenizer.from_file(str(tiny_m3 / "tokenizer.json"))
+    expected = whole.encode(text, add_special_tokens=False)
+    tokenizer = TextTokenizer.from_folder(tiny_m3, 8192, slice_characters=characters)
+    parts = list(tokenizer.spans(text))
+    assert (len(parts) > 1) == (characters < 4 * len(text))
+    found = [
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("ids", "starts", "stops")
+    ]
+    assert found[0].tolist() == expected.ids
+    assert list(zip(*(each.tolist() for each in found[1:]), strict=True)) == expected.offsets
 
 
 def test_a_limit_that_leaves_no_room_for_text_stops_the_start(tiny_m3: Path) -> None:
