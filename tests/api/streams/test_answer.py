@@ -189,7 +189,7 @@ async def test_records_come_in_order_whichever_piece_is_ready_first() -> None:
     assert stream.begun == ["0", "2", "4", "6"], "no more until one of them is sent"
     assert stream.content == b""
     stream.ready["0"].set()
-    await until(lambda: len(stream.begun) == 6)
+    await until(lambda: len(stream.begun) == 6 and len(stream.records) == 8)
     assert [each["id"] for each in stream.records] == list(range(8))
     for event in stream.ready.values():
         event.set()
