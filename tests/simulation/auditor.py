@@ -151,6 +151,7 @@ class Auditor:
         self._leased: Counter[int] = Counter()
         self._preempting: dict[DeviceExecutor, list[Batch]] = {}
         self._returned: list[Forward] = []
+        self._most_held: dict[ConcurrencyLimit, int] = {}
 
     # How it sees the engine.
 
@@ -184,6 +185,7 @@ class Auditor:
         computing = source._forwards if isinstance(source, CachedForwards) else source
         assert isinstance(computing, Forwards)
         for limit in (computing._waiting, pipelines.reranking._limit):
+            self._most_held[limit] = 0
             limit._seconds_to_place = self._watched_refusal(limit)
         self._loop.on_quiet = self._quiet
         self._loop.set_exception_handler(self._unhandled)
@@ -204,7 +206,8 @@ class Auditor:
 
         def refused() -> int:
             owner = OWNER.get()
-            most = max(limit._permits._held.values(), default=0)
+            # At this moment a place may have become free after the time to wait for it was over.
+            most = min(_most_held(limit), self._most_held[limit])
             if owner and owner.is_only and not limit.held_by(owner.client) and most > 1:
                 self.fail("place", f"{owner.client} has no place, and another client has {most}")
             return seconds_to_place()
@@ -540,6 +543,7 @@ class Auditor:
         queue = self._queue
         waits = queue._jobs or queue._handed_over
         rests = True
+        self._most_held = {limit: _most_held(limit) for limit in self._most_held}
         self._quiets += 1
         if self._quiets % 16 == 0:
             self._check_lost()
@@ -549,7 +553,7 @@ class Auditor:
                 rests = False
             if waits and self._may_take(executor) and queue.has_work(executor.serves):
                 self.fail("work", f"{worker.name} rests while a job waits for it")
-        if waits and not rests:
+        if waits:
             self._check_stuck()
         if rests and not waits and self._unresolved:
             self.fail("lost", f"{len(self._unresolved)} jobs are nowhere")
@@ -568,14 +572,14 @@ class Auditor:
                 self.fail("lost", "a job was taken, and is on no device")
 
     def _check_stuck(self) -> None:
-        """Nobody waits for devices of which none has come back for twice its limit."""
+        """Nobody waits for devices that have failed, or are away for twice their limit."""
         away: list[Callable[[Model], bool]] = []
         for worker in self._devices._workers:
             dog = worker.executor._watchdog
             limit = max(dog._limits, default=float("inf"))
             if self._loop.now - dog._since > 2 * limit + 0.1:
                 away.append(worker.executor.serves)
-        for job in self._queue._jobs if away else ():
+        for job in self._queue._jobs if away or self._devices.failed else ():
             serving = [each for each in self._devices._workers if each.executor.serves(job.model)]
             if all(each.executor.serves in away for each in serving):
                 self.fail("lost", "a job waits for devices that do not come back")
@@ -633,6 +637,11 @@ class Auditor:
         return len(executor._in_flight) < executor._threads.most_batches and all(
             each.launched.is_set() and not each.batch.handed_over for each in executor._in_flight
         )
+
+
+def _most_held(limit: ConcurrencyLimit) -> int:
+    """The places of the client that has most."""
+    return max(limit._permits._held.values(), default=0)
 
 
 def _ids(sequence: TokenSequence) -> Any:

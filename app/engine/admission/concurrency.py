@@ -172,6 +172,10 @@ class ConcurrencyLimit:
     async def _acquire(self, client: str) -> None:
         if self._permits.try_acquire(client) or self._take_over(client):
             return
+        # Who was handed a permit at this moment holds it, but can lose it only once it has run.
+        await asyncio.sleep(0)
+        if self._permits.try_acquire(client) or self._take_over(client):
+            return
         try:
             async with asyncio.timeout(self._acquire_timeout):
                 await self._permits.acquire(client)

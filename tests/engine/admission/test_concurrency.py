@@ -80,6 +80,24 @@ async def test_when_it_is_full_the_newest_request_of_the_largest_holder_gives_wa
     assert limit.held == 0
 
 
+async def test_who_comes_as_all_permits_are_handed_to_one_client_has_one_of_them() -> None:
+    """At that moment its requests hold them, and none has run yet."""
+    limit = limit_of(2, acquire_timeout=30)
+    held = await holders(limit, "xy")
+    alices = [Holder(limit, "a") for _ in range(2)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    for each in held:
+        each._gate.set()
+    bob = Holder(limit, "b")
+    with pytest.raises(QueueFullError):
+        await alices[-1].task
+    await bob.inside.wait()
+    for each in (alices[0], bob):
+        await each.let_go()
+    assert limit.held == 0
+
+
 async def test_a_permit_is_not_taken_from_a_client_that_would_be_worse_off_then() -> None:
     limit = limit_of(2)
     both = await holders(limit, "ab")
