@@ -204,17 +204,18 @@ class _Rows:
 
     def _line(self, index: int) -> Line:
         name: int | str = index
+        size = sum(each.nbytes(self._taken) for each in (self._ids, self._texts) if each)
         try:
             own = None if self._ids is None else self._ids.get(self._taken)
             name = index if own is None else own
             text = self._texts.get(self._taken)
         except UnicodeDecodeError:
             error = InvalidRequestError("the row is not UTF-8: send text in Unicode")
-            return Line(index + 1, name, 0, error=error)
+            return Line(index + 1, name, size, error=error)
         if isinstance(text, str):
-            return Line(index + 1, name, len(text), text)
+            return Line(index + 1, name, size, text)
         error = InvalidRequestError("the field text is null: send a string")
-        return Line(index + 1, name, 0, error=error)
+        return Line(index + 1, name, size, error=error)
 
 
 class _Values:
@@ -249,6 +250,12 @@ class _Values:
         if self._data is None:
             return int(self._numbers[row])
         return str(self._data[self._numbers[row] : self._numbers[row + 1]], "utf-8")
+
+    def nbytes(self, row: int) -> int:
+        """The bytes that a value takes of the body."""
+        if self._data is None:
+            return self._numbers.itemsize
+        return int(self._numbers[row + 1] - self._numbers[row])
 
 
 def _check_offsets(offsets: npt.NDArray[Any], size: int) -> None:

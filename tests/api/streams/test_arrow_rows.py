@@ -45,6 +45,18 @@ def read(content: bytes, step: int = 1 << 20, most: int = 1 << 20) -> tuple[bool
     return reader.integer_ids, lines
 
 
+def test_a_row_is_as_large_as_its_bytes_in_the_body_good_or_bad() -> None:
+    ids = pa.array([b"bb", b"b", b"b"]).cast(pa.string())
+    texts = pa.array(["字" * 5, "a", None])
+    _, lines = read(stream_of(pa.table({"id": ids, "text": texts})))
+    assert [line.size for line in lines] == [17, 2, 1]
+    _, lines = read(stream_of(pa.table({"text": ["字"], "id": pa.array([1], pa.int16())})))
+    assert [line.size for line in lines] == [5]
+    content = stream_of(pa.table({"text": ["abc"]}))
+    _, (bad,) = read(content.replace(b"abc", b"ab\xff"))
+    assert (bad.size, "not UTF-8" in str(bad.error)) == (3, True)
+
+
 @given(
     texts=st.lists(st.one_of(st.none(), st.text(max_size=10)), max_size=10),
     rows=st.integers(1, 5),
