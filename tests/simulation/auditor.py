@@ -385,6 +385,7 @@ class Auditor:
         counts only for its client.
         """
         most, excess, least = self.most_tokens, self._excess, self._least_weights
+        still = {job.client for job in self._queue._jobs}
         for client, weight in weights.items():
             least[client] = min(least.get(client, weight), weight)
         for client, tokens in batch.client_tokens.items():
@@ -394,7 +395,7 @@ class Auditor:
                     continue
                 pair, reverse = (other, client), (client, other)
                 excess[reverse] = max(0.0, excess.get(reverse, 0.0) - gain)
-                if preempts:
+                if preempts or other not in still:  # A forward with all that it had is no loss.
                     continue
                 excess[pair] = now = excess.get(pair, 0.0) + gain
                 bound = (most + QUANTUM_TOKENS) * (1 / least[client] + 1 / least[other])
@@ -420,6 +421,8 @@ class Auditor:
                     continue
                 reverse = (job, other)
                 excess[reverse] = max(0.0, excess.get(reverse, 0.0) - gain)
+                if not other.waiting:
+                    continue
                 excess[other, job] = now = excess.get((other, job), 0.0) + gain
                 bound = (self.most_tokens + QUANTUM_TOKENS) * (1 / job.weight + 1 / other.weight)
                 if now > bound + _ROUNDING:
