@@ -25,8 +25,8 @@ _ADVICE = (
 )
 # Numbers of the types in Schema.fbs.
 _INT, _UTF8, _LARGE_UTF8 = 2, 5, 20
-_INTEGERS = {(bits, 1): f"<i{bits // 8}" for bits in (8, 16, 32, 64)}
-_INTEGERS |= {(bits, 0): f"<u{bits // 8}" for bits in (8, 16, 32)}
+_INTEGERS = {(bits, True): f"<i{bits // 8}" for bits in (8, 16, 32, 64)}
+_INTEGERS |= {(bits, False): f"<u{bits // 8}" for bits in (8, 16, 32)}
 _MOST_COLUMNS = 2
 _MOST_BUFFERS = 6
 # Messages in a row that bring no row; each takes 20 us to read.
@@ -129,6 +129,8 @@ class ArrowReader:
 def _columns_of(schema: FlatTable) -> dict[str, _Column]:
     columns: dict[str, _Column] = {}
     first = 0
+    if schema.number(0, "<h"):
+        raise InvalidRequestError("the Arrow stream is big-endian: write it little-endian")
     for field in schema.tables(1, _MOST_COLUMNS + 1):
         name, kind = field.text(0), field.number(2, "<B")
         about = field.table(3)
@@ -139,7 +141,7 @@ def _columns_of(schema: FlatTable) -> dict[str, _Column]:
             columns[name] = _Column(len(columns), first, dtype, is_text=True)
             first += 3
             continue
-        key = about.number(0, "<i"), about.number(1, "<B")
+        key = about.number(0, "<i"), bool(about.number(1, "<B"))
         if kind != _INT or key not in _INTEGERS or name == "text":
             raise _wrong_columns()
         columns[name] = _Column(len(columns), first, _INTEGERS[key], is_text=False)

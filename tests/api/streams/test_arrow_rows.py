@@ -106,6 +106,16 @@ def test_other_columns_are_refused(table: pa.Table) -> None:
         read(stream_of(table))
 
 
+def test_numbers_in_the_other_byte_order_are_refused() -> None:
+    """They would be other numbers. It stands in byte 40, if at all."""
+    content = bytearray(stream_of(pa.table({"id": pa.array([1]), "text": [""]})))
+    assert content[40:44] == b"\0\0\4\0"
+    content[40] = 4
+    assert pa.ipc.open_stream(bytes(content)).read_all()["id"].to_pylist() == [1 << 56]
+    with pytest.raises(InvalidRequestError, match="big-endian: write it little-endian"):
+        read(bytes(content))
+
+
 def test_it_has_begun_when_the_columns_are_known_and_is_ready_when_a_row_is_there() -> None:
     content, reader, seen = stream_of(pa.table({"text": TEXTS})), ArrowReader(1 << 20), []
     for start in range(0, len(content), 8):
