@@ -26,6 +26,7 @@ SIGNATURES = {
     (HttpToolsProtocol, "connection_lost"): ["self", "exc"],
     (HttpToolsProtocol, "data_received"): ["self", "data"],
     (HttpToolsProtocol, "on_message_begin"): ["self"],
+    (HttpToolsProtocol, "on_url"): ["self", "url"],
     (HttpToolsProtocol, "on_header"): ["self", "name", "value"],
     (HttpToolsProtocol, "on_headers_complete"): ["self"],
     (HttpToolsProtocol, "on_body"): ["self", "body"],

@@ -107,7 +107,7 @@ def test_other_columns_are_refused(table: pa.Table) -> None:
 
 
 def test_numbers_in_the_other_byte_order_are_refused() -> None:
-    """They would be other numbers. It stands in byte 40, if at all."""
+    """Read as they are they would be others. The order stands in byte 40, if at all."""
     content = bytearray(stream_of(pa.table({"id": pa.array([1]), "text": [""]})))
     assert content[40:44] == b"\0\0\4\0"
     content[40] = 4

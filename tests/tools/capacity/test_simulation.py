@@ -1,7 +1,6 @@
 """The simulation agrees with queueing theory, and its batches are those of the real queue."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -127,11 +126,17 @@ def test_times_have_no_unit(requests: list[tuple[int, int]], scale: float) -> No
     assert same.batches == seen.batches
 
 
+class ModelWithoutLimit:
+    """A model whose batches may have any number of sequences."""
+
+    max_batch_sequences = None
+
+
 def test_the_batches_are_those_of_the_real_queue() -> None:
     """Requests of several clients that come at once, taken by hand and by a simulated device."""
     lengths = [300, 20, 20, 150, 90, 10, 40, 400, 5, 60]
     clients = [str(place % 3) for place in range(len(lengths))]
-    queue, model = JobQueue(), SimpleNamespace(max_batch_sequences=None)
+    queue, model = JobQueue(), ModelWithoutLimit()
     for client, length in zip(clients, lengths, strict=True):
         queue.put(Job(model, [np.zeros(length, np.int64)], Outputs(dense=True), client=client))
     by_hand = []
