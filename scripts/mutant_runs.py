@@ -30,7 +30,7 @@ import psutil
 import pytest
 import torch
 
-from scripts.mutants import Mutant, copy_tree, test_folders
+from scripts.mutants import Mutant, copy_tree, test_files
 
 SECONDS_BETWEEN_LOOKS = 0.1
 MOST_IDLE_LOOKS = 150
@@ -90,7 +90,7 @@ class Runner:
             self._work = work
             # Threads of PyTorch's would not be copied.
             torch.set_num_threads(1)
-            self._run_pytest(test_folders(self.root))
+            self._run_pytest(test_files(self.root))
         os.waitpid(child, 0)
 
     @property

@@ -133,11 +133,13 @@ def copy_tree(source: Path, target: Path) -> None:
             shutil.copy2(source / name, target / name)
 
 
-def test_folders(root: Path) -> list[str]:
-    """The folders of tests/ that mirror a package of app/, and those of faults and simulation."""
+def test_files(root: Path) -> list[str]:
+    """The test files that mirror app/, and those of faults and simulation."""
     mirrored = sorted(each.parent.name for each in (root / "app").glob("*/__init__.py"))
-    folders = [f"tests/{name}" for name in (*mirrored, "simulation", "faults")]
-    return [folder for folder in folders if (root / folder).is_dir()]
+    folders = [root / "tests" / name for name in (*mirrored, "simulation", "faults")]
+    files = [each for folder in folders for each in folder.rglob("test_*.py")]
+    files += [root / "tests" / f"test_{name}.py" for name in ("main", "errors", "security")]
+    return sorted(str(each.relative_to(root)) for each in files if each.exists())
 
 
 _Target = ast.expr | ast.stmt | list[ast.stmt]

@@ -3,7 +3,7 @@
     python -m scripts.test_lines --folder /tmp/mutation --jobs 2
 
 Needs coverage.py (pip install coverage) beside the tests' environment. It copies the working tree
-into FOLDER in parts, runs the tests of app's folders and of tests/faults there once, and writes
+into FOLDER in parts, runs the tests of app and of tests/faults there once, and writes
 FOLDER/lines-*.json for `scripts.mutate`. Each line is noted with the tests during which it ran: a
 server that many tests share is told by a file which of them is running. What ran while a test was
 set up counts for all tests of its file, and for all that share the session's server.
@@ -28,7 +28,7 @@ from typing import Any
 import coverage
 import pytest
 
-from scripts.mutants import copy_tree, test_folders
+from scripts.mutants import copy_tree, test_files
 
 ROOT = Path(__file__).resolve().parents[1]
 CURRENT = "current-test"
@@ -201,9 +201,7 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=24, help="in which the test files are run")
     parser.add_argument("files", nargs="*", help="test files; by default all of app's")
     arguments = parser.parse_args()
-    every = (ROOT / each for each in test_folders(ROOT))
-    found = (str(f.relative_to(ROOT)) for each in every for f in each.rglob("test_*.py"))
-    files = arguments.files or sorted(found)
+    files = arguments.files or test_files(ROOT)
     with ThreadPoolExecutor(arguments.jobs) as pool:
         for number in range(min(arguments.parts, len(files))):
             part = files[number :: arguments.parts]
