@@ -158,7 +158,7 @@ class Runner:
             return []
         original = self.original(mutant)
         changed = mutant.applied_to(original)
-        found = _outermost_function(ast.parse(original), mutant)
+        found = outermost_function(ast.parse(original), mutant)
         if found is None:
             return None
         code = _code_of(compile(changed, path, "exec"), *found)
@@ -269,7 +269,7 @@ class Runner:
         return Ended("" if passed else test, held_up=held_up)
 
 
-def _outermost_function(module: ast.Module, mutant: Mutant) -> tuple[str, int] | None:
+def outermost_function(module: ast.Module, mutant: Mutant) -> tuple[str, int] | None:
     """The qualified name and first line of the function in whose body the fault is."""
     body: list[ast.stmt] = module.body
     names: list[str] = []

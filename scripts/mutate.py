@@ -21,6 +21,7 @@ Needs the tests' environment on Linux, and coverage.py for the first command.
 """
 
 import argparse
+import ast
 import difflib
 import json
 import os
@@ -36,7 +37,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from scripts.mutant_runs import Ended, Runner
+from scripts.mutant_runs import Ended, Runner, outermost_function
 from scripts.mutants import Mutant, draw, mutants_below
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -74,15 +75,16 @@ class Lines:
     def tests_of(self, mutant: Mutant, now: str) -> set[str]:
         """Those that run its statement, in the file as it is `now`.
 
-        Where it runs on import, all that run any of the file.
+        Where it runs on import, that is, for whoever is first, all that run any of the file.
         """
         tests: set[str] = set()
+        on_import = outermost_function(ast.parse(now), mutant) is None
         for notes in self._notes:
             of_file = notes["lines"].get(mutant.file, {})
             then = _then(notes["sources"].get(mutant.file, ""), now)
             lines = [str(then.get(line)) for line in range(mutant.first, mutant.last + 1)]
             known = [of_file[line] for line in lines if line in of_file]
-            if known and not any(known):
+            if known and (on_import or not any(known)):
                 known = list(of_file.values())
             tests.update(notes["tests"][number] for numbers in known for number in numbers)
         return tests - self._failing
