@@ -140,7 +140,7 @@ class ConcurrencyLimit:
         self._full = full
         self._seconds_to_place = seconds_to_place
         self._permits = FairSemaphore(capacity)
-        self._scopes: dict[str, list[asyncio.Timeout]] = {}
+        self._scopes: dict[asyncio.Timeout, str] = {}  # The oldest first.
 
     @property
     def held(self) -> int:
@@ -159,14 +159,14 @@ class ConcurrencyLimit:
         scope = asyncio.timeout(None)
         try:
             async with scope:
-                self._scopes.setdefault(client, []).append(scope)
+                self._scopes[scope] = client
                 yield
         except TimeoutError:
             if scope.expired():
                 raise self._error() from None
             raise
         finally:
-            if self._remove(client, scope):
+            if self._scopes.pop(scope, None) is not None:
                 self._permits.release(client)
 
     async def _acquire(self, client: str) -> None:
@@ -184,23 +184,14 @@ class ConcurrencyLimit:
 
     def _take_over(self, client: str) -> bool:
         """Take the newest permit of the client that holds most, unless it would then hold fewer."""
-        largest = max(self._scopes, key=self._permits.held_by, default=client)
+        clients = dict.fromkeys(self._scopes.values())
+        largest = max(clients, key=self._permits.held_by, default=client)
         if self._permits.held_by(client) + 1 >= self._permits.held_by(largest):
             return False
-        scope = self._scopes[largest][-1]
-        self._remove(largest, scope)
+        scope = next(each for each, of in reversed(self._scopes.items()) if of == largest)
+        del self._scopes[scope]
         scope.reschedule(asyncio.get_running_loop().time())
         self._permits.transfer(largest, client)
-        return True
-
-    def _remove(self, client: str, scope: asyncio.Timeout) -> bool:
-        """Remove a scope; False if it was removed before."""
-        scopes = self._scopes.get(client, [])
-        if scope not in scopes:
-            return False
-        scopes.remove(scope)
-        if not scopes:
-            del self._scopes[client]
         return True
 
     def _error(self) -> QueueFullError:

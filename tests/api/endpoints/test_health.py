@@ -44,6 +44,10 @@ def test_the_port_answers_while_the_model_is_loading(tiny_m3: Path, tmp_path: Pa
         health = client.get("/health")
         assert (health.status_code, health.json()["status"]) == (503, "loading")
         assert health.json()["model"] == tiny_m3.name
+        assert (health.json()["reason"], health.json()["download"]) == (
+            "the models are being loaded",
+            None,
+        )
         assert client.get("/health/live").status_code == 200
         refused = client.post("/embeddings/", json={"sentences": ["a"]})
         assert (refused.status_code, refused.json()["code"]) == (503, "loading")

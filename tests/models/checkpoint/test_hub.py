@@ -14,7 +14,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
+from app.models.checkpoint import hub
 from tests.support.bad_start import failing_start
 from tests.support.disks import full, give_up_rights, read_only
 from tests.support.hub import run_hub
@@ -141,6 +143,27 @@ def test_a_model_from_an_earlier_download_is_served_without_the_hub(
         run_server(tmp_path, HF_ENDPOINT=address, **settings) as server,
     ):
         server.wait_until_healthy()
+
+
+class Forgetful(Portal):
+    """Ends the first connection without an answer."""
+
+    asked = 0
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        if self.asked > 1:
+            self.answer(b'{"id": "example/m3", "siblings": []}')
+
+
+def test_a_connection_that_breaks_is_tried_once_more(monkeypatch, tmp_path: Path) -> None:
+    handler = type("Fresh", (Forgetful,), {})
+    with serve(handler, threading.Event()) as address:
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(hub, "_SECONDS_BETWEEN_TRIES", 0.0)
+        info = hub._ask_hub(str(MODEL), hub.Hub(tmp_path, None, offline=False))
+    assert (info.id, handler.asked) == (str(MODEL), 2)
 
 
 TOKEN = "hf_secret"
