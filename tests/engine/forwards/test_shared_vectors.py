@@ -62,6 +62,9 @@ async def test_what_one_has_computed_the_other_finds_bit_for_bit(redis: RedisSer
             again = await second.embed(TEXTS)
     assert facts(computed) == facts(found) == facts(again)
     assert not two.batches
+    async with replica(redis, Metrics(), KindsModel()) as third:
+        (own,) = await client_of(third).client_list()
+        assert own["cmd"].startswith("client"), "the others have closed their connections"
     hits = {
         source: metrics.value("embedder_cache_hits_total", source=source)
         for source in ("redis", "memory")

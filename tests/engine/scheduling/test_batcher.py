@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.engine.scheduling.batch import Batch
-from app.engine.scheduling.batcher import Flow, Limits, form_batch, weight_of
+from app.engine.scheduling.batcher import QUANTUM_TOKENS, Flow, Limits, form_batch, weight_of
 from app.engine.scheduling.job import Job
 from app.engine.scheduling.queue import JobQueue
 from app.engine.types import Outputs
@@ -76,6 +76,23 @@ def test_one_that_does_not_fit_keeps_its_turn_while_smaller_ones_fill_the_batch(
     jobs = [job(5), job(8), job(3, virtual_start=6.0)]
     assert taken(choose(jobs, Limits(9)), jobs) == [(0, 0, 1), (2, 0, 1)]
     assert taken(choose(jobs[1:2], Limits(9)), jobs) == [(1, 0, 1)]
+
+
+@pytest.mark.parametrize(("lead", "is_taken"), [(53, True), (54, True), (55, False)])
+@pytest.mark.parametrize("of_one_client", [True, False])
+def test_beside_one_that_was_passed_over_nobody_is_ahead_by_more_than_a_forward(
+    lead: int, is_taken: bool, of_one_client: bool
+) -> None:
+    """The rest of a forward of 64 tokens, in which 100 do not fit, is no gift."""
+    virtual_start = float(QUANTUM_TOKENS + lead)
+    first, _, short = jobs = [job(40), job(100), job(10)]
+    if of_one_client:
+        flows = [Flow()] * 3
+        jobs[2] = short = job(10, virtual_start=virtual_start)
+    else:
+        flows = [Flow(), Flow(), Flow(virtual_start)]
+    batch = form_batch(dict(zip(jobs, flows, strict=True)), lambda _: Limits(64))
+    assert [part.job for part in batch.slices] == [first, *([short] if is_taken else [])]
 
 
 def test_a_batch_is_for_one_model_that_of_whoever_is_next() -> None:
