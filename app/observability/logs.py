@@ -48,7 +48,7 @@ def configure_logs(log_format: str, level: str, *, server_at: str = "debug") -> 
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
     # Libraries log only warnings and errors.
     for library in ("httpx", "httpx2", "urllib3", "asyncio", "uvicorn.access"):
-        logging.getLogger(library).setLevel(logging.WARNING)
+        logging.getLogger(library).setLevel(max(logging.WARNING, logging.getLogger().level))
     _take_over_uvicorn(server_at)
 
 

@@ -77,7 +77,7 @@ def misspelt_names(environment: Mapping[str, str] = os.environ) -> Iterator[tupl
     for name in sorted(environment):
         upper = name.upper()
         near = [setting for setting in _SETTINGS - {upper} if _has_the_letters(upper, setting)]
-        if upper not in _KNOWN and (found := get_close_matches(upper, near, n=1, cutoff=_ALIKE)):
+        if upper not in _KNOWN and (found := get_close_matches(upper, near, cutoff=_ALIKE)):
             yield name, found[0]
 
 

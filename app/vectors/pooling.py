@@ -42,6 +42,6 @@ def pooling_bytes(tokens: int) -> int:
 
 def _cosine_distances(vectors: FloatArray) -> FloatArray:
     distances: FloatArray = vectors @ vectors.T
+    # Those below zero, by rounding, are as near to it: they will be squared.
     np.subtract(1, distances, out=distances)
-    np.maximum(distances, 0, out=distances)
     return distances

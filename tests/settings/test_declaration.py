@@ -77,57 +77,16 @@ def test_every_wrong_value_is_named_at_once(monkeypatch) -> None:
         load_settings()
 
 
-@pytest.mark.parametrize("device", ["cpu", "cpu:0,cpu:1"])
-def test_values_that_contradict_each_other_are_refused(monkeypatch, device: str) -> None:
-    monkeypatch.setenv("DEVICE", device)
-    monkeypatch.setenv("DTYPE", "float16")
-    with pytest.raises(StartupError, match="DTYPE=float16 is for GPUs"):
-        load_settings()
-
-
-@pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps"])
-def test_int8_with_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    monkeypatch.setenv("DEVICE", device)
-    monkeypatch.setenv("DTYPE", "INT8")
-    with pytest.raises(StartupError, match=f"DTYPE=int8 is for CPUs; with DEVICE={device} use"):
-        load_settings()
-
-
-def test_a_rerank_must_end_before_its_request(monkeypatch) -> None:
-    monkeypatch.setenv("RERANK_GPU_TIMEOUT", "90")
-    with pytest.raises(StartupError, match="RERANK_GPU_TIMEOUT=90 must be below REQUEST_TIMEOUT"):
-        load_settings()
-
-
 def test_an_empty_value_counts_as_not_set(monkeypatch) -> None:
     monkeypatch.setenv("DTYPE", "")
     monkeypatch.setenv("MAX_BATCH_TOKENS", "")
     assert load_settings() == Settings()
 
 
-def test_the_newer_length_wins_over_the_older_name(monkeypatch) -> None:
-    monkeypatch.setenv("MAX_INPUT_LENGTH", "512")
-    assert load_settings().embed_max_length == 512
-    monkeypatch.setenv("BGE_EMBED_MAX_LENGTH", "1024")
-    assert load_settings().embed_max_length == 1024
-
-
 def test_dotenv_is_read_and_the_environment_wins(monkeypatch, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("PORT=9000\nDTYPE=float32\n")
     monkeypatch.setenv("PORT", "9001")
     assert (load_settings().port, load_settings().dtype) == (9001, "float32")
-
-
-def test_settings_of_a_program_come_from_it_alone(monkeypatch, tmp_path: Path) -> None:
-    (tmp_path / ".env").write_text("PORT=9000\nDTYPE=float64\n")
-    monkeypatch.setenv("MAX_QUEUE_SIZE", "none")
-    settings = Settings(device="cpu")
-    assert (settings.device, settings.port, settings.max_queue_size) == ("cpu", 8000, 200)
-
-
-def test_a_name_that_is_no_setting_is_refused() -> None:
-    with pytest.raises(ValueError, match="max_queu_size"):
-        Settings(max_queu_size=1)
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -74,6 +74,10 @@ def test_every_field_is_read(tmp_path: Path) -> None:
     [
         ("", "models.yaml, line 1: this is no list of models, of which each has a name"),
         ("models: 3", "models.yaml, line 1: this is no list of models, of which each has a name"),
+        (
+            "\n- name: a/b\n  task: \x07\n",
+            "models.yaml, line 3: there is a character that YAML does not allow",
+        ),
         ("- a\n", "models.yaml, line 1: a model needs a name, as in `- name: my/model`"),
         ("- name: a/b\n- load: start\n", "models.yaml, line 2: this model has no name"),
         (

@@ -39,6 +39,13 @@ def test_a_flag_for_yes_or_no_needs_no_value() -> None:
     assert (settings.torch_compile, settings.protect_metrics) == (True, False)
 
 
+def test_the_file_of_models_is_read_with_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "models.yaml").write_text("- name: own/one\n- name: own/two\n")
+    models = load_settings(["--models", "models.yaml"]).models
+    assert models is not None
+    assert [each.name for each in models] == ["own/one", "own/two"]
+
+
 def test_an_empty_flag_counts_as_not_set(monkeypatch) -> None:
     monkeypatch.setenv("API_TOKEN", "secret")
     token = load_settings(["--api-token", ""]).api_token
@@ -54,6 +61,8 @@ def test_an_empty_flag_counts_as_not_set(monkeypatch) -> None:
         (["--max-queue", "1"], "there is no flag --max-queue: the nearest is --max-queue-size"),
         (["--api_token=hush"], "there is no flag --api_token: the nearest is --api-token"),
         (["--port"], "argument --port: expected one argument"),
+        (["--device=cpu", "--dtype=float16"], "DTYPE=float16 is for GPUs; on a CPU use"),
+        (["--models=none.yaml"], "MODELS=none.yaml cannot be read: "),
         (["hush"], "flags begin with --, and one of the arguments belongs to none"),
     ],
 )
@@ -140,6 +149,8 @@ def test_names_in_the_environment_that_are_nearly_settings_are_found() -> None:
         "rate_limit_brust_size": "RATE_LIMIT_BURST_SIZE",
     }
     far = ["HOME", "HOSTNAME", "PATH", "TERM", "MAX_QUEUE", "OTHER", "MEMORY_LIMITS"]
+    # Two more letters of five; three others, and one that is missing.
+    far += ["DTYPEXY", "LOG_LEVEXYZ"]
     environment = dict.fromkeys([*near, *far, *listed_settings(), *listed_for_others()], "")
     assert dict(misspelt_names(environment)) == near
 

@@ -66,6 +66,7 @@ from app.settings.sources import load_settings
         ("OTLP_ENDPOINT", "collector:4318"),
         ("OTLP_ENDPOINT", "http://"),
         ("OTLP_ENDPOINT", "http://collector:port"),
+        ("OTLP_ENDPOINT", "grpc://collector:4317"),
     ],
 )
 def test_a_wrong_value_names_the_variable_the_value_and_what_is_allowed(
@@ -103,6 +104,26 @@ def test_a_wrong_value_names_the_variable_the_value_and_what_is_allowed(
 def test_a_value_at_its_limit_is_taken(monkeypatch, name: str, value: object) -> None:
     monkeypatch.setenv(name, str(value))
     assert getattr(load_settings(), name.lower()) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("OTLP_ENDPOINT", " http://collector:4318 ", "http://collector:4318"),
+        ("OTLP_ENDPOINT", "https://collector/v1/traces", "https://collector/v1/traces"),
+        ("HF_ENDPOINT", "https://hub.example:8443/", "https://hub.example:8443/"),
+        ("EMBEDDING_MODEL", " own/m3 ", "own/m3"),
+        ("EMBEDDING_MODEL", "./models/m3@2:1", "./models/m3@2:1"),
+        ("RERANKER_MODEL", "None", "none"),
+        ("RERANKER_MODEL", "Late-Interaction ", "late-interaction"),
+        ("RERANKER_MODEL", "Own/Reranker", "Own/Reranker"),
+    ],
+)
+def test_an_address_or_a_name_is_kept_as_it_is_meant(
+    monkeypatch, name: str, value: str, kept: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert getattr(load_settings(), name.lower()) == kept
 
 
 def test_a_prompt_beyond_its_limit_is_refused(monkeypatch) -> None:
@@ -209,6 +230,7 @@ def test_the_embedding_cache_is_off_in_memory_or_in_a_redis(
         ("OTLP_ENDPOINT", "http://collector:4318?token=hush"),
         ("OTLP_ENDPOINT", "collector:4318/hush"),
         ("OTLP_ENDPOINT", "http://collector:4318#hush"),
+        ("OTLP_ENDPOINT", "http://collector:4318/ hush"),
         ("EMBEDDING_MODEL", "https://user:hush@hub.example/m3"),
         ("EMBEDDING_MODEL", "user:hush@hub.example/m3"),
         ("DENSE_EMBEDDING_MODEL", "https://hub.example/m3?token=hush"),

@@ -49,3 +49,14 @@ def test_products_of_encodings_rank_as_maxsim_does() -> None:
     products = [encoded @ encoder.encode(each, "document") for each in documents]
     maxsims = [(query @ each.T).max(axis=1).sum() for each in documents]
     assert np.corrcoef(products, maxsims)[0, 1] > 0.5
+
+
+def test_a_vector_of_zeros_is_on_no_side_and_falls_into_the_first_cell() -> None:
+    (vector,) = vectors_of(1, 16)
+    encoder = Muvera(16)
+    alone = encoder.encode(vector[None], "query").reshape(20, 32, 16)
+    cell = alone.any(axis=2).argmax(axis=1)
+    both = encoder.encode(np.stack([np.zeros_like(vector), vector]), "document")
+    first = both.reshape(20, 32, 16)[:, 0]
+    np.testing.assert_allclose(first, np.where(cell[:, None] == 0, vector / 2, 0), atol=1e-7)
+    assert len(set(cell.tolist())) > 5

@@ -1,11 +1,13 @@
 """Pooled ColBERT vectors against PyLate's, recorded by `record_references`."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.vectors.pooling import pool
+from app.vectors.pooling import pool, pooling_bytes
 from tests.vectors.conftest import REFERENCES
 from tests.vectors.record_references import FACTORS, vectors_of
 
@@ -37,3 +39,21 @@ def test_no_vectors_and_equal_vectors_are_pooled_too() -> None:
     assert pool(np.zeros((0, 4), np.float32), 2).shape == (0, 4)
     equal = np.tile(np.float32([1, 0, 0, 0]), (9, 1))
     np.testing.assert_allclose(pool(equal, 3), equal[: len(pool(equal, 3))])
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 2, 9])
+def test_a_factor_of_one_and_a_text_of_one_token_leave_the_vectors_as_they_are(tokens) -> None:
+    vectors = vectors_of(tokens, 8) if tokens else np.zeros((0, 8), np.float32)
+    assert pool(vectors, 1) is vectors
+    if tokens < 2:
+        assert pool(vectors, 3) is vectors
+
+
+def test_the_memory_that_it_takes_is_known_before() -> None:
+    vectors = vectors_of(600, 8)
+    pool(vectors[:2], 2)
+    tracemalloc.start()
+    pool(vectors, 2)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert pooling_bytes(600) <= most < 1.2 * pooling_bytes(600)

@@ -70,6 +70,16 @@ def test_a_vector_alone_is_what_it_is_among_others(dtype) -> None:
         assert scales_of([alone]) is None
 
 
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [("float32", "float32"), ("float16", "float16"), ("bfloat16", "bfloat16")]
+    + [(each, "int8") for each in ("int8", "binary")]
+    + [(each, "uint8") for each in ("uint8", "ubinary")],
+)
+def test_an_array_of_them_has_the_name_of_its_numbers(dtype, name) -> None:
+    assert quantize(np.ones((2, 8), np.float32), dtype).type_name == name
+
+
 def test_zeros_and_no_vectors_have_types_too() -> None:
     assert not quantize(np.zeros((2, 8), np.float32), "int8").values.any()
     assert quantize(np.zeros((0, 8), np.float32), "int8").values.shape == (0, 8)
