@@ -168,13 +168,21 @@ async def test_a_fault_behind_a_forward_is_told_to_those_in_it_and_to_those_who_
 
 
 async def test_a_failure_of_both_models_is_one_error_and_nothing_is_left_behind(caplog) -> None:
-    embedder, dense = FakeModel(), FakeModel()
+    both = embedder, dense = FakeModel(), FakeModel()
+    for model in both:
+        model.asynchronous = model.held = True
     models = replace(loaded(embedder), dense=dense)
     async with Engine(Settings(), loader=lambda _: models) as engine:
         embedder.failures.append(RuntimeError("one"))
         dense.failures.append(RuntimeError("other"))
+        request = asyncio.create_task(engine.embed(["a"]))
+        for model in both:  # Else the second is not launched, as nobody waits for it.
+            await asyncio.to_thread(model.entered.acquire)
+        for model in both:
+            model.held = False
+            model.gate.release()
         with pytest.raises(InferenceError):
-            await engine.embed(["a"])
+            await request
         result = await engine.embed(["a"])
     gc.collect()
     assert result.embeddings[0].dense == np.float32([97])

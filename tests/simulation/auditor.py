@@ -15,6 +15,7 @@ from typing import Any, Final
 from app.engine import Engine
 from app.engine.admission.concurrency import ConcurrencyLimit
 from app.engine.devices.executor import DeviceExecutor
+from app.engine.devices.forward_limit import CPU_SECONDS, GPU_SECONDS
 from app.engine.forwards.cached_forwards import CachedForwards
 from app.engine.forwards.forwards import Forwards
 from app.engine.model import Model
@@ -40,7 +41,7 @@ LAWS: Final = {
     "order": "sequences are taken in order, once, and only of requests that wait",
     "budget": "no forward is above its budget of tokens, sequences or requests",
     "halves": "what ran out of memory is tried in halves, and the budget with it",
-    "leavers": "nothing is computed, or computed again, for a request that has its outcome",
+    "leavers": "no forward begins for a request that has its outcome, be it the first or a half",
     "deadline": "a forward above its limit fails its requests at that moment, and none before",
     "failed device": "a device that has failed gets no forward, and a crash none on another device",
     "place": "a client's only request is refused for lack of places only where each client has one",
@@ -59,12 +60,11 @@ LAWS: Final = {
 OWNER: "ContextVar[RequestBook | None]" = ContextVar("owner", default=None)
 # Virtual seconds within which two moments are one.
 _MOMENT = 1e-6
-# Of a model's measurement, in which a device's thread may be when it is to run a forward, or, where
-# no model is loaded, of another launch.
-_STEP, _LAUNCH = 0.1, 0.001
 # Of two clocks that are added to in different orders.
 _ROUNDING = 1e-6
 _MOST_PREEMPTING_TOKENS = 256
+# At which a token takes twice as long, as the engine predicts.
+_DOUBLED_LENGTH = 2048
 # What is wrong with forwards that give results all the same.
 _RETURNS: Final = frozenset({None, "long", "overdue", "not_finite"})
 
@@ -103,7 +103,6 @@ class JobBook:
     forwards: list[Forward | None]
     taken: int = 0
     resolved_at: float | None = None
-    retried: bool = False
 
 
 class _Outcome(asyncio.Event):
@@ -135,7 +134,6 @@ class Auditor:
         self._loop = loop
         self._settings = settings
         self.most_tokens = MOST_TOKENS
-        self._late = _STEP if settings.models else _LAUNCH
         self._engine: Engine | None = None
         self._broken: LawBrokenError | None = None
         self._jobs: dict[Job, JobBook] = {}
@@ -146,7 +144,7 @@ class Auditor:
         self._excess: dict[tuple[str, str], float] = {}
         self._job_excess: dict[tuple[Job, Job], float] = {}
         self._least_weights: dict[str, float] = {}
-        self._failed_at: dict[FakeDevice, tuple[float, str]] = {}
+        self._failing: dict[FakeDevice, list[Forward]] = {}
         self._memory: dict[tuple[FakeDevice, Model], _Memory] = {}
         self._leased: Counter[int] = Counter()
         self._preempting: dict[DeviceExecutor, list[Batch]] = {}
@@ -256,23 +254,38 @@ class Auditor:
             self._check_limit(book, overdue=True)
 
     def _check_limit(self, book: JobBook, *, overdue: bool) -> None:
-        """A forward is above its limit if and only if the job has failed for that."""
-        limit, job = self._settings.gpu_process_timeout, book.job
-        if job.time_limit is not None or limit is None:
+        """A forward is above its limit if and only if the job has failed for that, and then.
+
+        The limit is counted from when the device begins the forward: neither the wait for the
+        thread or for a part of the forward that it preempts is in it, nor that which was launched
+        before it, be it of the same batch, of another one or of the half of one.
+        """
+        now, job = self._loop.now, book.job
+        limits = {each: self._limit_of(each, job) for each in book.forwards if each is not None}
+        if not overdue:
+            for each, limit in limits.items():
+                seconds = each.ends - each.began
+                if seconds > limit + _MOMENT:
+                    self.fail("deadline", f"a forward of {seconds:.3f} s is let pass, not {limit}")
             return
-        running = [each for each in book.forwards if each is not None]
-        since = self._loop.now - (job.first_taken_at or self._loop.now)
-        on_gpu = all(each.device.on_gpu for each in running)
-        if overdue and running and on_gpu and not book.retried:
-            since = max(self._loop.now - each.began for each in running) + self._late
-        if overdue and since < limit - _MOMENT:
-            self.fail(
-                "deadline", f"a job is cut off {since:.3f} s after it was taken, of {limit} s"
-            )
-        if not overdue and running:
-            last = max(each.ends - each.began for each in running)
-            if last > limit + 0.01 and last != float("inf"):
-                self.fail("deadline", f"a forward of {last:.3f} s is let pass, limit {limit} s")
+        late = [now - each.began - limit for each, limit in limits.items()]
+        if job.time_limit is not None:  # Of its forwards together, and of no halves that failed.
+            spent = sum(max(0.0, min(each.ends, now) - each.began) for each in limits)
+            if spent < job.time_limit - job.time_spent - _MOMENT:
+                self.fail("deadline", f"a job is cut off after {spent:.3f} s, of {job.time_limit}")
+        elif not any(abs(seconds) <= _MOMENT for seconds in late):
+            self.fail("deadline", f"a job is cut off, with {late} s above the limits")
+
+    def _limit_of(self, forward: Forward, job: Job) -> float:
+        """What is set, or else five times what the measurement at the start predicts."""
+        if job.time_limit is not None:
+            return job.time_limit - job.time_spent
+        if self._settings.gpu_process_timeout is not None:
+            return self._settings.gpu_process_timeout
+        tokens = sum(len(ids) * (1 + len(ids) / _DOUBLED_LENGTH) for ids in forward.sequences)
+        device = forward.device
+        least = GPU_SECONDS if device.on_gpu else CPU_SECONDS
+        return max(least, 5.0 * tokens / device.tokens_per_second)
 
     # Batches.
 
@@ -458,41 +471,41 @@ class Auditor:
     def launched(self, forward: Forward) -> None:
         """Implement `Watcher`."""
         now, device = self._loop.now, forward.device
-        failed = self._failed_at.get(device)
-        if failed is not None and failed[0] < now - _MOMENT:
+        failing = self._failing.setdefault(device, [])
+        # What a forward preempts, or is preempted by, may fail before it does.
+        if any(each.ends < now - _MOMENT for each in failing):
             self.fail("failed device", f"{device.name} has failed and gets a forward")
         retried = False
         for ids in forward.sequences:
             book, index = self._sequences[id(ids)]
             if index >= book.taken:
                 self.fail("order", "a sequence is computed that was not taken")
+            if book.resolved_at is not None:
+                self.fail("leavers", "a forward begins for a request that has its outcome")
             last = book.forwards[index]
             if last is not None:
-                retried = book.retried = True
-                self._check_retry(book, last, forward)
+                retried = True
+                self._check_retry(last, forward)
             book.forwards[index] = forward
         self._note_memory(forward)
         if forward.fault in _RETURNS:
             self._returned.append(forward)
-        if forward.fault in {"lasting", "crash"} and failed is None:
-            self._failed_at[device] = forward.ends, forward.fault
+        if forward.fault in {"lasting", "crash"}:
+            failing.append(forward)
         if not retried and len(forward.sequences) > 1:
             self._check_memory(forward)
 
-    def _check_retry(self, book: JobBook, last: Forward, forward: Forward) -> None:
+    def _check_retry(self, last: Forward, forward: Forward) -> None:
         """A sequence is computed again only after a lack of memory or on another device."""
         if last.fault == "memory":
             if forward.tokens >= last.tokens:
                 self.fail("halves", f"{forward.tokens} tokens after {last.tokens} did not fit")
-            # The thread may have been in a step of a model's measurement.
-            if book.resolved_at is not None and book.resolved_at < self._loop.now - self._late:
-                self.fail("leavers", "a half is computed for a request that has its outcome")
         elif last.fault == "lasting":
             if last.device is forward.device:
                 self.fail("failed device", "a batch is given to the device that it has failed")
         elif last.fault == "crash":
             self.fail("failed device", "what crashed a device is given to another one")
-        elif self._failed_at.get(last.device) is None:
+        else:
             self.fail("order", f"a sequence is computed twice, after {last.fault}")
 
     def _note_memory(self, forward: Forward) -> None:

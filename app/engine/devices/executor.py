@@ -14,7 +14,7 @@ from app.engine.devices.device_guard import DeviceGuard
 from app.engine.devices.device_threads import DeviceThreads
 from app.engine.devices.forward_limit import DeviceWatchdog, ForwardLimit, ServiceRate, fail_overdue
 from app.engine.devices.forward_metrics import observe_forward, observe_wait
-from app.engine.devices.in_flight import InFlight
+from app.engine.devices.in_flight import Forward, InFlight
 from app.engine.devices.memory import TokenBudget
 from app.engine.model import Model
 from app.engine.scheduling.batch import Batch
@@ -70,7 +70,7 @@ class DeviceExecutor:
         self._in_flight: set[InFlight] = set()
         self._last_done = asyncio.Event()
         self._last_done.set()
-        self._free_since = 0.0
+        self._last_returned: asyncio.Event | None = None
         self._preemption: Preemption | None = None
         self._watchdog = DeviceWatchdog(on_stuck)
         self._on_stuck = on_stuck
@@ -104,7 +104,7 @@ class DeviceExecutor:
         if len(running) < self._threads.most_batches:
             return 0.0
         first = min(running, key=lambda each: each.began or math.inf)
-        return first.seconds_left(self._free_since)
+        return first.seconds_left
 
     def serves(self, model: Model) -> bool:
         """Whether the device computes this model."""
@@ -170,7 +170,7 @@ class DeviceExecutor:
         """Let short jobs run between the layers of this forward, first those of its own batch."""
 
         def start(batch: Batch) -> None:
-            self._start(tasks, InFlight(batch, asyncio.Event(), preempts=in_flight))
+            self._start(tasks, InFlight(batch, in_flight.device_free, preempts=in_flight))
 
         short, in_flight.batch = split_short(in_flight.batch)
         self._preemption = Preemption(in_flight.batch, seconds, self._queue, self._limits_of, start)
@@ -217,19 +217,22 @@ class DeviceExecutor:
             preemption.ended(seconds)
 
     async def _run_batch(self, batch: Batch, in_flight: InFlight) -> None:
-        if self.failed:  # While this one waited for its turn.
-            self._queue.hand_over(batch)
-            return
-        on_device = self._on_device(batch, in_flight)
+        forward = Forward(batch)
         # As a value: the callers of this batch must get it, whatever it is.
         outcome: list[Any] | BaseException
-        (outcome,) = await asyncio.gather(on_device, return_exceptions=True)
+        (outcome,) = await asyncio.gather(
+            self._on_device(forward, in_flight), return_exceptions=True
+        )
+        batch = forward.batch
         if isinstance(outcome, OutOfMemoryError):
             # By then the batch before it has returned its memory.
             await in_flight.device_free.wait()
             await self._run_in_halves(batch, outcome, in_flight)
         elif isinstance(outcome, DeviceFailedError):
             self._take_out_of_service(batch, outcome)
+        elif isinstance(outcome, _NotLaunchedError):
+            if self.failed:
+                self._hand_over(batch, _failed_before())
         elif isinstance(outcome, Exception):
             _fail(batch, outcome)
         elif isinstance(outcome, BaseException):
@@ -240,15 +243,21 @@ class DeviceExecutor:
     def _take_out_of_service(self, batch: Batch, error: DeviceFailedError) -> None:
         """Take no more batches; hand `batch` to another device, unless it may be the cause."""
         was_serving, self.failed = not self.failed, True
-        is_suspect = batch.handed_over or isinstance(error, DeviceCrashedError)
-        if is_suspect or not self._has_others(batch.model):
+        if batch.handed_over or isinstance(error, DeviceCrashedError):
             batch.fail(error)
         else:
-            log.warning("batch_handed_over", model=batch.model.name, tokens=batch.tokens)
-            self._queue.hand_over(replace(batch, handed_over=True))
+            self._hand_over(replace(batch, handed_over=True), error)
         if was_serving:
             self.rate = ServiceRate()
             self._on_failed(error)
+
+    def _hand_over(self, batch: Batch, error: DeviceFailedError) -> None:
+        """Give a batch to another device; it fails with `error` if none has its model."""
+        if not self._has_others(batch.model):
+            batch.fail(error)
+            return
+        log.warning("batch_handed_over", model=batch.model.name, tokens=batch.tokens)
+        self._queue.hand_over(batch)
 
     def _complete(self, batch: Batch, results: list[Any], in_flight: InFlight) -> None:
         seconds = self._device_seconds(in_flight)
@@ -261,11 +270,9 @@ class DeviceExecutor:
 
     def _device_seconds(self, in_flight: InFlight) -> float:
         """Seconds that the device worked on this batch alone."""
-        now, preempted = clock.now(), in_flight.preempts
+        seconds, preempted = clock.now() - in_flight.began, in_flight.preempts
         if preempted is None:
-            began, self._free_since = max(in_flight.began, self._free_since), now
-            return now - began - in_flight.preempted_seconds
-        seconds = now - in_flight.began
+            return seconds - in_flight.preempted_seconds
         if in_flight.began > preempted.began > 0:
             preempted.preempted_seconds += seconds
         return seconds
@@ -283,41 +290,54 @@ class DeviceExecutor:
         left = self._limits_of(batch.model).max_tokens
         log.warning("out_of_memory", tokens=batch.tokens, max_batch_tokens=left)
         for half in halves:
-            unresolved = half.unresolved()
-            if unresolved.slices:
-                await self._run_batch(unresolved, in_flight)
+            await self._run_batch(half, in_flight)
 
-    async def _on_device(self, batch: Batch, in_flight: InFlight) -> list[Any]:
-        limits = self._limit.split(batch)
-        with self._watchdog.over(limits.device):
-            running = asyncio.ensure_future(self._compute(batch, in_flight))
+    async def _on_device(self, forward: Forward, in_flight: InFlight) -> list[Any]:
+        with self._watchdog.over(self._limit.split(forward.batch).device):
+            running = asyncio.ensure_future(self._compute(forward, in_flight))
             try:
-                # The limits do not include the forward before this one.
-                await in_flight.device_free.wait()
-                await fail_overdue(batch, limits, running)
+                # The limits include neither the wait for the thread nor the forward before this
+                # one, which may be of the batch after it if this is a half.
+                await forward.begun.wait()
+                if forward.device_free is not None and not forward.device_free.is_set():
+                    await forward.device_free.wait()
+                    in_flight.begin()
+                await fail_overdue(forward.batch, self._limit.split(forward.batch), running)
                 return await running
             finally:
                 running.cancel()
+                forward.returned.set()
 
-    async def _compute(self, batch: Batch, in_flight: InFlight) -> list[Any]:
-        model = self._models[batch.model]
+    async def _compute(self, forward: Forward, in_flight: InFlight) -> list[Any]:
+        model = self._models[forward.batch.model]
+        preempts = in_flight.preempts is not None
         loop = asyncio.get_running_loop()
 
         def launch() -> Callable[[], list[Any]]:
-            in_flight.began = clock.now()
-            in_flight.first_began = in_flight.first_began or in_flight.began
-            if in_flight.preempts is not None:
-                loop.call_soon_threadsafe(in_flight.device_free.set)
+            """Look at the latest moment for whom to compute, and on what: it may have waited."""
+            batch = forward.batch.unresolved()
+            if self.failed or not batch.slices:
+                raise _NotLaunchedError
+            forward.batch = batch
+            if not preempts:
+                forward.device_free, self._last_returned = self._last_returned, forward.returned
+            in_flight.begin()
+            loop.call_soon_threadsafe(forward.begun.set)
             collect = self._guard.guard(lambda: batch.launch(model))
             return lambda: self._guard.guard(collect)
 
         try:
-            return await self._threads.compute(
-                launch, in_flight.launched, preempts=in_flight.preempts is not None
-            )
-        finally:
-            if in_flight.preempts is not None:  # The thread may have ended before this began.
-                in_flight.device_free.set()
+            return await self._threads.compute(launch, in_flight.launched, preempts=preempts)
+        finally:  # The thread may have ended before this began.
+            forward.begun.set()
+
+
+class _NotLaunchedError(Exception):
+    """When it was its turn the device had failed, or nobody waited for it any longer."""
+
+
+def _failed_before() -> DeviceFailedError:
+    return DeviceFailedError("a device has failed before it computed this", retry_after=30)
 
 
 def consumer_ended() -> UnhealthyError:

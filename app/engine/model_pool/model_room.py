@@ -81,10 +81,7 @@ class ModelRoom:
         Requests that have waited for its loading use it before.
         """
         while model.is_awaited or self._is_busy(model):
-            self._lease_ended.clear()
-            # Now and then in any case: a batch whose caller has left ends no lease.
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._lease_ended.wait(), PAUSE)
+            await self._lease_end(PAUSE)
 
     async def relieve(self) -> None:
         """Unload idle models while more memory is in use than the threshold allows."""
@@ -112,8 +109,15 @@ class ModelRoom:
         left = first.turn_left(self._longest_turn)
         first.gives_way = left <= 0
         self._queue.expect_room(left)
+        await self._lease_end(min(left, PAUSE) if left > 0 else PAUSE)
+
+    async def _lease_end(self, most: float) -> None:
+        """Wait for a lease to end, at most so long: a batch whose caller has left ends none.
+
+        `asyncio.wait_for` would lose a cancellation at that moment (in Python 3.11), and whoever
+        ends the service would wait.
+        """
         self._lease_ended.clear()
-        # Now and then in any case: a batch whose caller has left ends no lease.
-        pause = min(left, PAUSE) if left > 0 else PAUSE
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._lease_ended.wait(), pause)
+            async with asyncio.timeout(most):
+                await self._lease_ended.wait()

@@ -123,7 +123,8 @@ class Batch:
 
     def unresolved(self) -> "Batch":
         """The same batch without the slices of jobs that are resolved."""
-        return replace(self, slices=[each for each in self.slices if not each.job.resolved])
+        slices = [each for each in self.slices if not each.job.resolved]
+        return self if len(slices) == len(self.slices) else replace(self, slices=slices)
 
     def halves(self) -> "tuple[Batch, Batch]":
         """Two batches of half of its sequences each; the first is empty for a single sequence."""

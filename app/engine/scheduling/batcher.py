@@ -11,6 +11,8 @@ shared between the clients that have work, and each client's share between its j
 - What does not fit the rest of a forward is passed over, and those after it may use that rest as
   long as they are then ahead of it by no more than a forward holds. Without this bound a background
   load of short texts would have the rest of every forward beside long ones, whatever its weight.
+  What a new job may not have for that reason, no less urgent one of its client has, though it would
+  be ahead by fewer tokens.
 - A new flow starts at the virtual time, which each batch advances by its tokens divided by the
   weights of the flows that waited.
 
@@ -84,11 +86,11 @@ def form_batch(jobs: Mapping[Job, Flow], limits_of: LimitsOf) -> Batch:
     while turns and not filling.full:
         active = heapq.heappop(turns).active
         candidate = heapq.heappop(active.candidates)
-        room = filling.room(max(active.lead(passed_over), candidate.lead(active.passed_over)))
+        room = filling.room(max(active.lead(passed_over), active.lead_of(candidate)))
         if filling.fits(candidate, room):
             active.advance(candidate, *filling.add(candidate, room))
         else:
-            active.passed_over = min(active.passed_over, candidate.latest_finish)
+            active.pass_over(candidate, is_ahead=filling.fits(candidate, filling.room(0)))
         if active.candidates:
             heapq.heappush(turns, active.turn)
         elif active.passed_over < math.inf:
@@ -129,12 +131,15 @@ class _ActiveFlow:
     """A client while a batch is formed; `candidates` is a heap.
 
     `passed_over` is the earliest `latest_finish` of its jobs that were passed over.
+    `refused_weight` is the greatest weight of its new jobs that were refused the rest as they are
+    too far ahead.
     """
 
     virtual_start: float
     weight: float = 0.0
     candidates: list[_Candidate] = field(default_factory=list)
     passed_over: float = math.inf
+    refused_weight: float = 0.0
 
     @property
     def turn(self) -> _Turn:
@@ -150,6 +155,18 @@ class _ActiveFlow:
     def lead(self, finish: float) -> float:
         """The tokens that it has had beyond a virtual finish."""
         return (self.virtual_start - finish) * self.weight
+
+    def lead_of(self, candidate: _Candidate) -> float:
+        """The tokens that one of its jobs has had beyond those that were passed over."""
+        if candidate.job.weight < self.refused_weight:
+            return math.inf
+        return candidate.lead(self.passed_over)
+
+    def pass_over(self, candidate: _Candidate, *, is_ahead: bool) -> None:
+        """Leave a candidate out, for its length or its model, or as it `is_ahead` of others."""
+        self.passed_over = min(self.passed_over, candidate.latest_finish)
+        if is_ahead and not candidate.start:
+            self.refused_weight = max(self.refused_weight, candidate.job.weight)
 
     def advance(self, chosen: _Candidate, after: int, tokens: int) -> None:
         """Advance by the tokens that were taken; the job's next sequence is at `after`."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from app.engine import Engine, clock
+from app.engine.devices.memory import TokenBudget
 from app.engine.scheduling.job import Job, Purpose
 from app.errors import (
     DeviceCrashedError,
@@ -316,6 +317,67 @@ async def test_what_nobody_waits_for_is_not_computed_in_halves(skipped) -> None:
         assert model.batches == [[4, 5], [5]]
 
 
+@in_skipped_time
+async def test_who_leaves_while_a_batch_waits_for_the_thread_costs_no_forward(skipped) -> None:
+    async with VirtualDevice(1.0).running() as device:
+        (model,) = device.models
+        for stay in (True, False):
+            model.batches.clear()
+            measuring = asyncio.create_task(device.thread.run(lambda: None))
+            await turns()
+            left, other = device.put(of(model, 4)), device.put(of(model, 5))
+            await turns(20)
+            assert len(device.executor.batches) == 1
+            rate = device.executor.tokens_per_second
+            left.cancel()
+            if not stay:
+                other.cancel()
+            await measuring
+            await asyncio.sleep(2)
+            assert model.batches == ([[5]] if stay else [])
+        assert device.executor.tokens_per_second == rate, "nothing was computed"
+        assert await device.compute(of(model, 3)) == [0]
+
+
+@in_skipped_time
+async def test_the_wait_for_the_thread_is_not_in_the_time_of_a_forward(skipped) -> None:
+    async with VirtualDevice(2.0, fixed=3.0).running() as device:
+        (model,) = device.models
+        measuring = asyncio.create_task(device.thread.run(lambda: None))
+        await turns()
+        waits = device.put(of(model, 4))
+        await measuring
+        assert numbers(await waits.result()) == [0]
+        assert waits.inference_seconds == pytest.approx(2, abs=0.01)
+
+
+@in_skipped_time
+async def test_halves_and_the_batch_that_was_launched_before_them_have_their_own_time(
+    skipped,
+) -> None:
+    """The device computes them after it, though they are of the batch before."""
+    async with VirtualDevice(2.0, gpu=True, fixed=3.0).running() as device:
+        (model,) = device.models
+        model.asynchronous = True
+        for slow in (False, True):
+            model.failures = [MemoryError()]
+            device.budgets[model] = TokenBudget(10)
+            began, halved, behind = now(), device.put(of(model, 5, 5)), device.put(of(model, 10))
+            await asyncio.sleep(1.9)
+            device.thread.seconds = 5.0 if slow else 2.0
+            await asyncio.sleep(0.2)
+            device.thread.seconds = 2.0
+            if slow:
+                with pytest.raises(InferenceTimeoutError):
+                    await behind.result()
+                assert now() - began == pytest.approx(5, abs=0.01), "the device began it after two"
+            else:
+                await behind.result()
+                assert behind.inference_seconds == pytest.approx(2, abs=0.01)
+            assert numbers(await halved.result()) == [0, 0]
+            assert halved.inference_seconds == pytest.approx(4, abs=0.01)
+
+
 @pytest.mark.parametrize("gpu", [False, True])
 def test_a_forward_that_takes_too_long_fails_its_requests_and_the_next_has_its_own_time(
     gpu: bool, skipped
@@ -400,6 +462,39 @@ async def test_a_failed_device_takes_no_more_and_gives_its_batch_to_another(skip
         device.put(of(model, 3))
         await asyncio.sleep(5)
         assert len(model.batches) == 2
+
+
+@pytest.mark.parametrize("has_other", [True, False])
+def test_what_has_not_begun_as_its_device_fails_is_no_suspect(has_other: bool, skipped) -> None:
+    @in_skipped_time
+    async def fail() -> None:
+        model = FakeModel()
+        others = [model] if has_other else []
+        async with VirtualDevice(1.0, model, gpu=True, others=others).running() as device:
+            model.asynchronous, model.failures = True, [broken(719)]
+            crashes = device.put(of(model, 10))
+            await turns(20)
+            launching = device.executor._threads.launching
+            launching.seconds = 3.0
+            measuring = asyncio.create_task(launching.run(lambda: None))
+            await turns()
+            waits = device.put(of(model, 9))
+            await turns(20)
+            assert len(device.executor.batches) == 2
+            with pytest.raises(DeviceCrashedError):
+                await crashes.result()
+            await measuring
+            await asyncio.sleep(5)
+            assert model.batches == [[10]]
+            if has_other:
+                given = device.queue.take(lambda _: device.budgets[model].limits)
+                assert given is not None
+                assert (given.handed_over, given.tokens) == (False, 9)
+            else:
+                with pytest.raises(DeviceFailedError, match="before it computed this"):
+                    await waits.result()
+
+    fail()
 
 
 @pytest.mark.parametrize("case", ["no other", "a crash", "handed over"])
@@ -511,6 +606,20 @@ async def test_a_short_job_that_arrives_runs_within_a_long_forward_and_at_no_cos
         assert device.executor.tokens_per_second == pytest.approx(200 / 6, rel=0.05)
         assert device.executor.batches == []
         assert not device.executor.is_using(model)
+
+
+@in_skipped_time
+async def test_what_preempted_a_forward_does_not_count_for_the_halves_of_it(skipped) -> None:
+    async with preemptible().running() as device:
+        (model,) = device.models
+        model.failures = [MemoryError()]
+        long = device.put(of(model, 100, 100, client="a"))
+        await asyncio.sleep(1)
+        device.thread.seconds = 2.0
+        assert await device.compute(of(model, 7, client="b")) == [0]
+        await long.result()
+        assert model.batches == [[100, 100], [7], [100], [100]]
+        assert long.inference_seconds == pytest.approx(2 + 2, abs=0.1)
 
 
 @in_skipped_time

@@ -26,22 +26,24 @@ def batch_of(*purposes: Purpose, start: int = 0, handed_over: bool = False) -> B
 
 
 @pytest.mark.parametrize(
-    ("began", "free_since", "left"),
+    ("began", "left"),
     [
-        (0.0, 0.0, 10.0),  # It waits on the device still.
-        (95.0, 0.0, 5.0),
-        (95.0, 97.0, 7.0),  # The one before it has just returned.
-        (90.5, 0.0, 0.5),
-        (90.0, 0.0, 5.0),  # Half as long again as it has taken.
-        (80.0, 0.0, 10.0),
-        (80.0, 84.0, 8.0),
+        (None, 10.0),  # It waits for the device still.
+        (95.0, 5.0),
+        (90.5, 0.5),
+        (90.0, 5.0),  # Half as long again as it has taken.
+        (80.0, 10.0),
     ],
 )
-def test_the_time_left_is_what_is_expected_of_a_forward(monkeypatch, began, free_since, left):
-    monkeypatch.setattr(clock, "now", lambda: 100.0)
+def test_the_time_left_is_what_is_expected_of_a_forward(monkeypatch, began, left) -> None:
     forward = InFlight(batch_of(Purpose.EMBEDDING), asyncio.Event(), expected_seconds=10.0)
-    forward.began = began
-    assert forward.seconds_left(free_since) == pytest.approx(left)
+    for now in [100.0] if began is None else [began - 7, began]:  # Launched, and then computed.
+        monkeypatch.setattr(clock, "now", lambda now=now: now)
+        if began is not None:
+            forward.begin()
+    assert forward.first_began == (0.0 if began is None else began - 7)
+    monkeypatch.setattr(clock, "now", lambda: 100.0)
+    assert forward.seconds_left == pytest.approx(left)
 
 
 @pytest.mark.parametrize(

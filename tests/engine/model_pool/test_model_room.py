@@ -317,6 +317,22 @@ async def test_who_is_waited_for_until_it_is_idle_has_its_requests_first() -> No
     assert waits.done()
 
 
+@in_skipped_time
+async def test_who_waits_is_cancelled_also_at_the_moment_at_which_a_lease_ends() -> None:
+    machine = Machine(gigabytes=1)
+    machine.load("one")
+    machine.lease("one")
+    making = machine.make()
+    waiting = asyncio.create_task(machine.room.wait_until_idle(machine.models["one"]))
+    await asyncio.sleep(1.5 * PAUSE)
+    machine.room.note_end_of_lease()
+    for each in (making, waiting):
+        each.cancel()
+    await turns()
+    assert making.cancelled()
+    assert waiting.cancelled()
+
+
 def test_the_time_until_a_model_is_loaded_is_that_of_those_before_it() -> None:
     @in_skipped_time
     async def tell() -> None:

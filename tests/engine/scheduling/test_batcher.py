@@ -195,6 +195,21 @@ def test_of_two_equal_newcomers_the_more_urgent_goes_first() -> None:
     assert order == [(2, 0, 1), (1, 0, 1), (0, 0, 1)]
 
 
+def test_a_rest_that_an_urgent_newcomer_may_not_have_is_not_for_one_that_is_less_urgent() -> None:
+    """Both are ahead of the long text that is passed over, the urgent one by more of its tokens."""
+    first, long = job(60), job(50, virtual_start=1.0, urgency=5)
+    urgent, other = job(5, virtual_start=300.0), job(5, virtual_start=300.0, urgency=5)
+    for jobs, expected in (
+        ([first, long, other], [(0, 0, 1), (2, 0, 1)]),
+        ([first, long, other, urgent], [(0, 0, 1)]),
+    ):
+        assert taken(choose(jobs, Limits(100)), jobs) == expected
+    after = job(5, 5, virtual_start=300.0)
+    after.take(1, 0.0)
+    jobs = [first, long, after, other]
+    assert taken(choose(jobs, Limits(100)), jobs) == [(0, 0, 1), (3, 0, 1)], "it has had its turn"
+
+
 async def test_an_urgent_newcomer_overtakes_those_who_still_wait() -> None:
     queue = JobQueue()
     for _ in range(100):
