@@ -10,7 +10,7 @@ needs pyarrow, which requirements-cpu.txt brings along.
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgpack
@@ -62,6 +62,11 @@ def raw_bytes(answer: EmbeddingAnswer) -> int:
     return vectors + sum(8 * len(row.sparse.values) for row in rows if row.sparse is not None)
 
 
+def render_json(answer: EmbeddingAnswer, *, as_base64: bool = False) -> Iterator[bytes]:
+    """The answer in JSON, its sparse vectors by id."""
+    return json_answer.render(answer, sparse_as_indices=False, as_base64=as_base64)
+
+
 def read_json(content: bytes) -> Any:
     """The ColBERT vectors of each text, as a client reads them that wants arrays."""
     data = orjson.loads(content)["data"]
@@ -69,10 +74,10 @@ def read_json(content: bytes) -> Any:
 
 
 FORMATS: dict[str, Format] = {
-    "JSON": (json_answer.render, read_json),
-    "JSON, gzip": (lambda answer: compress(json_answer.render(answer), "gzip"), len),
-    "JSON, zstd": (lambda answer: compress(json_answer.render(answer), "zstd"), len),
-    "JSON, base64": (lambda answer: json_answer.render(answer, as_base64=True), orjson.loads),
+    "JSON": (render_json, read_json),
+    "JSON, gzip": (lambda answer: compress(render_json(answer), "gzip"), len),
+    "JSON, zstd": (lambda answer: compress(render_json(answer), "zstd"), len),
+    "JSON, base64": (lambda answer: render_json(answer, as_base64=True), orjson.loads),
     "MessagePack": (msgpack_format.render, msgpack.unpackb),
     "Arrow": (arrow.render, lambda content: pa.ipc.open_stream(content).read_all()),
     "safetensors": (safetensors_format.render, safetensors.deserialize),

@@ -65,6 +65,19 @@ def test_a_body_is_refused_from_the_first_value_too_many_on(value, chunk, ascii_
     assert is_refused(text, count - 1, chunk) or count == 0
 
 
+@pytest.mark.parametrize("before", [b"", b'"'])
+def test_quotation_marks_count_without_commas_too(before: bytes) -> None:
+    """No JSON has two more than it has values; the search for them must end."""
+    for marks, is_too_many in ((7, False), (8, True), (99, True)):
+        counter = JsonValueCounter(2)
+        counter.feed(before)
+        if is_too_many:
+            with pytest.raises(InvalidRequestError, match="more than 2 values"):
+                counter.feed(b'"' * marks)
+        else:
+            counter.feed(b'"' * marks)
+
+
 @pytest.mark.parametrize(
     "text", ["," * 9999, '"' * 9999, "\\" * 9999, '[{":,\\"' * 999, "é" * 9999]
 )

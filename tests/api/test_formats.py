@@ -109,8 +109,8 @@ RENDERERS = {
     ARROW: arrow.render,
     MSGPACK: msgpack_format.render,
     SAFETENSORS: safetensors_format.render,
-    JSON: lambda answer: json_answer.render(answer, sparse_as_indices=True),
-    "base64": lambda answer: json_answer.render(answer, as_base64=True),
+    JSON: lambda answer: json_answer.render(answer, sparse_as_indices=True, as_base64=False),
+    "base64": lambda answer: json_answer.render(answer, sparse_as_indices=False, as_base64=True),
 }
 
 

@@ -6,8 +6,10 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from app.api.body import parse_json, validate
+from app.api.dialects.openai_schemas import OpenAIEmbeddingRequest
 from app.api.schemas import EmbeddingRequest, RequestModel, RerankBody
 from app.errors import InvalidRequestError
 
@@ -45,6 +47,44 @@ def test_an_embedding_request_is_told_what_to_send(body, said: str) -> None:
     assert str(problem(EmbeddingRequest, orjson.dumps(body))).startswith(said)
 
 
+@pytest.mark.parametrize("unknown", [9, 10, 11, 5000])
+@pytest.mark.parametrize("first", [True, False])
+def test_of_countless_unknown_names_ten_are_told_and_no_field_is_lost(unknown, first) -> None:
+    """An error for each would take longer than the work."""
+    names = {f"unknown {i}": i for i in range(unknown)}
+    known = {"sentences": ["a"], "return_dense": 1}
+    sent = known | names if first else names | known
+    with pytest.raises(ValidationError) as caught:
+        EmbeddingRequest.model_validate(sent)
+    told = [each["loc"] for each in caught.value.errors()]
+    assert told == [("return_dense",), *((f"unknown {i}",) for i in range(min(unknown, 10)))]
+
+
+def test_what_an_api_ignores_is_ignored_however_much_it_is() -> None:
+    names = {f"unknown {i}": i for i in range(5000)}
+    body = OpenAIEmbeddingRequest.model_validate(names | {"input": "a", "dimensions": 7})
+    assert (body.input, body.dimensions) == (["a"], 7)
+
+
+@pytest.mark.parametrize("as_list", [False, True])
+@pytest.mark.parametrize("field", ["input_type", "sentences", "prompt", "unknown"])
+def test_a_long_string_is_refused_early_where_no_text_belongs(field: str, as_list: bool) -> None:
+    for size in (16_384, 16_385):
+        sent = ["", "a" * size, ""] if as_list else "a" * size
+        error = None
+        try:
+            EmbeddingRequest.model_validate({"sentences": ["a"]} | {field: sent})
+        except ValidationError:
+            pass
+        except InvalidRequestError as found:
+            error = found
+        is_early = field == "input_type" and size > 16_384
+        assert (error is not None) is is_early
+        if error is not None:
+            assert "input_type holds a string of 16385 characters, and no text" in str(error)
+            assert [each["pointer"] for each in error.problems] == ["/input_type"]
+
+
 def test_a_pointer_is_written_as_json_pointers_are() -> None:
     (found,) = problem(EmbeddingRequest, b'{"sentences": ["a"], "a/b~c": 1}').problems
     assert found["pointer"] == "/a~1b~0c"
@@ -61,6 +101,7 @@ def test_a_pointer_is_written_as_json_pointers_are() -> None:
         ({"query": "a", "passages": ["b"], "weights": {"dense": -1}}, "the field weights.dense is out of range: send at least 0"),
         ({"query": "a", "passages": ["b"], "weights": {"dense": "1"}}, "the field weights.dense is a string of 1 characters: send a number"),
         ({"query": "a", "passages": ["b"], "weights": {"sparce": 1}}, "there is no field sparce here: did you mean sparse? There are dense, sparse, colbert"),
+        ({"query": "a", "weights": {"x": 1, "y": 1, "z": 1}, "pasages": ["b"]}, "the field passages is missing, and pasages is none: call it passages"),
         ({"query": "a", "passages": ["b"], "weights": [1, 1, 1]}, 'the field weights is a list of 3 items: send an object such as {"dense":1'),
         ({"query": "a", "passages": ["b"], "normalise": True}, "there is no field normalise here: did you mean normalize?"),
     ],

@@ -19,6 +19,8 @@ from tests.middleware.exchange import Inner, exchange, part_of
 
 EMPTY = gzip.compress(b"", mtime=0)
 TINY = gzip.compress(b" ", mtime=0)
+CONTEXT = RequestContext("id", "/embeddings/stream", EMBEDDING_STREAM, "192.0.2.1")
+PACKED = [(b"content-encoding", b"gzip")]
 
 
 async def unpack(*messages: bytes) -> list[bytes]:
@@ -35,9 +37,7 @@ async def unpack(*messages: bytes) -> list[bytes]:
             pieces.append(message["body"])
             more = message["more_body"]
 
-    context = RequestContext("id", "/embeddings/stream", EMBEDDING_STREAM, "192.0.2.1")
-    headers = [(b"content-encoding", b"gzip")]
-    scope = {"type": "http", "state": {"context": context}, "headers": headers}
+    scope = {"type": "http", "state": {"context": CONTEXT}, "headers": PACKED}
     await UnpackBody(read, 1, LoopTurns())(scope, receive, None)
     assert pieces.pop() == b""
     return pieces
@@ -108,6 +108,46 @@ async def test_a_body_of_empty_members_is_refused(messages) -> None:
 
 async def test_empty_members_between_others_are_no_fault() -> None:
     assert await unpack((EMPTY * 900 + TINY) * 3 + EMPTY) != []
+
+
+@pytest.mark.parametrize("size", [65_535, 65_536, 65_537, 131_072])
+@pytest.mark.parametrize("further", [[], [b"more"]])
+async def test_a_member_that_fills_a_piece_is_whole_and_so_is_what_follows(size, further) -> None:
+    members = [b"a" * size, *further]
+    assert b"".join(await unpack(b"".join(map(gzip.compress, members)))) == b"".join(members)
+
+
+@pytest.mark.parametrize("more", [True, False], ids=["in the middle", "after the end"])
+async def test_a_client_that_leaves_a_packed_body_has_left(more: bool) -> None:
+    gone = {"type": "http.disconnect"}
+    messages = [{"type": "http.request", "body": TINY, "more_body": more}, gone, gone]
+    received: list[dict[str, object]] = []
+
+    async def receive():
+        return messages.pop(0)
+
+    async def read(_scope, receive, _send) -> None:
+        while messages:
+            received.append(await receive())
+
+    scope = {"type": "http", "state": {"context": CONTEXT}, "headers": PACKED}
+    await UnpackBody(read, 100, LoopTurns())(scope, receive, None)
+    end = {"type": "http.request", "body": b"", "more_body": False}
+    assert received == [
+        {"type": "http.request", "body": b" ", "more_body": True},
+        *([] if more else [end]),
+        gone,
+        gone,
+    ]
+
+
+async def test_what_is_packed_counts_like_what_is_unpacked() -> None:
+    """Members without content are as large as they are."""
+    with pytest.raises(BodyTooLargeError, match="larger than 100 bytes"):
+        await exchange(UnpackBody(Inner(), 100, LoopTurns()), EMPTY * 6, headers=PACKED)
+    inner = Inner()
+    await exchange(UnpackBody(inner, 100, LoopTurns()), EMPTY * 5, headers=PACKED)
+    assert inner.body == b""
 
 
 @pytest.mark.parametrize("encoding", [b"gzip", b"identity, GZIP ,"])

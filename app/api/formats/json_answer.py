@@ -24,7 +24,7 @@ _BASE64_BYTES = 3 << 16
 
 
 def render(
-    answer: EmbeddingAnswer, *, sparse_as_indices: bool = False, as_base64: bool = False
+    answer: EmbeddingAnswer, *, sparse_as_indices: bool, as_base64: bool
 ) -> Iterator[bytes]:
     """The chunks of the answer to an embedding request."""
     yield b'{"data":'
