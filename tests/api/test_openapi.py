@@ -1,0 +1,180 @@
+"""What /openapi.json promises of this server: bodies, streams, limits, errors and locks."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from app.api.dialects.openai_schemas import OpenAIError
+from app.api.openapi import describe_work
+from app.api.response_schemas import RerankResponse
+from app.api.schemas import RerankBody
+from app.engine.loaded_models import LoadedModels
+from app.main import create_app
+from app.settings import Settings
+from tests.engine.fakes import FakeModel, FakeReranker, loaded
+from tests.support.in_process import served
+
+STREAM = "/embeddings/stream"
+
+
+@pytest.fixture(scope="module")
+def app() -> FastAPI:
+    return create_app(
+        Settings(api_token=None, max_sentences_per_request=123, max_rerank_passages=45)
+    )
+
+
+@pytest.fixture(scope="module")
+def paths(app: FastAPI) -> dict[str, Any]:
+    found: dict[str, Any] = app.openapi()["paths"]
+    return found
+
+
+def schemas_in(body: Any) -> Iterator[dict[str, Any]]:
+    """Every object of a description."""
+    if isinstance(body, dict):
+        yield body
+    for each in body.values() if isinstance(body, dict) else body if isinstance(body, list) else ():
+        yield from schemas_in(each)
+
+
+def test_every_body_is_required_and_described_without_references(paths) -> None:
+    """Tools look for references elsewhere, where FastAPI puts none of these."""
+    bodies = {
+        path: operations["post"]["requestBody"]
+        for path, operations in paths.items()
+        if "requestBody" in operations.get("post", {})
+    }
+    assert len(bodies) > 20
+    for path, body in bodies.items():
+        assert body["required"] is True, path
+        assert all("$ref" not in each and "$defs" not in each for each in schemas_in(body)), path
+    schema = bodies["/rerank"]["content"]["application/json"]["schema"]
+    weights = schema["properties"]["weights"]["anyOf"][0]
+    assert weights["properties"]["dense"]["maximum"] == 1_000_000
+    assert (schema["type"], schema["required"]) == ("object", ["query", "passages"])
+
+
+def test_a_priority_may_be_sent_and_is_medium_or_for_streams_the_last(paths) -> None:
+    for path, default in (("/rerank", "u=3"), (STREAM, "u=7")):
+        (priority,) = (
+            each for each in paths[path]["post"]["parameters"] if each["in"] == "header"
+        )
+        assert (priority["name"], priority["required"]) == ("Priority", False)
+        assert priority["schema"] == {"type": "string", "default": default}
+
+
+def test_a_stream_has_its_options_in_the_query_and_a_text_in_each_line(paths) -> None:
+    stream = paths[STREAM]["post"]
+    query = {each["name"]: each for each in stream["parameters"] if each["in"] == "query"}
+    assert {"return_dense", "truncate", "model"} <= set(query)
+    assert not {"text", "sentences"} & set(query)
+    assert not any(each["required"] for each in query.values())
+    assert query["truncate"]["description"] == "Cut texts that are too long; false: an error."
+    assert query["truncate"]["schema"]["default"] is True
+    read = stream["requestBody"]["content"]
+    assert set(read) == {"application/x-ndjson", "application/vnd.apache.arrow.stream"}
+    lines = read["application/x-ndjson"]["schema"]
+    assert (list(lines["properties"]), lines["required"]) == (["text", "id"], ["text"])
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    assert read["application/vnd.apache.arrow.stream"] == binary
+    written = stream["responses"]["200"]["content"]
+    assert {"application/x-ndjson", "application/vnd.apache.arrow.stream"} <= set(written)
+    assert all(each == binary for each in written.values())
+
+
+def test_only_this_services_own_lists_have_the_limits_in_force(paths) -> None:
+    found = {
+        (path, name): field["maxItems"]
+        for path, operations in paths.items()
+        for body in [operations.get("post", {}).get("requestBody", {}).get("content", {})]
+        for name, field in body.get("application/json", {})
+        .get("schema", {})
+        .get("properties", {})
+        .items()
+        if field.get("maxItems") in {123, 45}
+    }
+    assert found == {("/embeddings/", "sentences"): 123, ("/rerank", "passages"): 45}
+
+
+def test_work_tells_its_errors_in_its_dialects_shape() -> None:
+    told = describe_work("Rerank", RerankBody, RerankResponse, 422, 404, error=OpenAIError)
+    assert (told["summary"], told["response_model"]) == ("Rerank", RerankResponse)
+    statuses = [400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504]
+    assert list(told["responses"]) == statuses
+    assert all(each == {"model": OpenAIError} for each in told["responses"].values())
+
+
+@pytest.mark.parametrize("protected", [False, True])
+def test_metrics_are_locked_where_they_are_protected(protected: bool, app, paths) -> None:
+    if protected:
+        paths = create_app(Settings(api_token="a", protect_metrics=True)).openapi()["paths"]
+    lock = [{"HTTPBearer": []}]
+    locked = {
+        f"{method} {path}"
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+        if operation.get("security") == lock
+    }
+    counters = {"get /stats", "get /metrics"}
+    assert counters & locked == (counters if protected else set())
+    assert {"post /rerank", "post /embeddings/", "post /", "get /v1/models", "get /info"} <= locked
+    assert not {"get /health", "get /ping", "get /"} & locked
+    assert paths["/metrics"]["get"]["summary"] == "Prometheus metrics"
+
+
+def lengths(app_description: dict[str, Any]) -> list[list[str]]:
+    """The cells of the rows that depend on the models: two of each."""
+    rows = app_description["info"]["description"].splitlines()
+    cells = [[cell.strip() for cell in row.split("|")[1:4]] for row in rows if row[:1] == "|"]
+    return [own[1:] for own in cells if own[0].startswith(("tokens", "pairs"))]
+
+
+def test_until_the_models_are_loaded_their_limits_are_not_known(app) -> None:
+    unknown = "known once the models are loaded"
+    assert lengths(app.openapi()) == [[unknown] * 2, [unknown] * 2, ["", unknown]]
+
+
+class Dense(FakeModel):
+    name = "dense"
+    max_length = 77
+
+
+class Reranker(FakeReranker):
+    name = "judge"
+    max_length = 55
+
+
+class FewPairs(Reranker):
+    max_batch_sequences = 4
+
+
+BY_FAKE = "100 of a text by fake"
+OF_PAIRS = "55 of query and passage by judge"
+
+
+@pytest.mark.parametrize(
+    ("models", "embedding", "reranking", "pairs"),
+    [
+        (loaded(FakeModel()), BY_FAKE, "none: reranking is switched off", "no limit"),
+        (loaded(FakeModel(), reranker=Reranker()), BY_FAKE, OF_PAIRS, "no limit"),
+        (loaded(FakeModel(), reranker=FewPairs()), BY_FAKE, OF_PAIRS, "4"),
+        (
+            replace(loaded(FakeModel()), dense=Dense(), late_interaction=True),
+            f"77 of a text by dense, {BY_FAKE}",
+            BY_FAKE,
+            "no limit",
+        ),
+    ],
+)
+async def test_the_limits_of_loaded_models_are_told(
+    models: LoadedModels, embedding: str, reranking: str, pairs: str
+) -> None:
+    async with served(models, max_queue_size=321, rerank_max_queue=12) as (_, client):
+        description = (await client.get("/openapi.json")).json()
+    assert lengths(description) == [[embedding, reranking], ["10", "10"], ["", pairs]]
+    assert "| requests of all clients | 321 | 12 |" in description["info"]["description"]
+    assert "/openapi.json" not in description["paths"]

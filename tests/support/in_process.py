@@ -1,0 +1,29 @@
+"""The service in this process, with models at hand."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from httpx2 import ASGITransport, AsyncClient
+
+from app.api.handler import Service
+from app.engine.loaded_models import LoadedModels
+from app.main import create_app
+from app.settings import Settings
+
+
+@asynccontextmanager
+async def served(
+    models: LoadedModels, **settings: Any
+) -> AsyncIterator[tuple[Service, AsyncClient]]:
+    """A service that has loaded `models`, without its start's other work, and a client of it."""
+    app = create_app(Settings(**{"api_token": None} | settings), loader=lambda _: models)
+    service: Service = app.state.service
+    await service.engine.start()
+    try:
+        transport = ASGITransport(app)
+        async with AsyncClient(transport=transport, base_url="http://service") as client:
+            yield service, client
+    finally:
+        await service.engine.close()
+        service.render_threads.shutdown()
