@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import ClassVar
 
 import orjson
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from httpx2 import ASGITransport, AsyncClient
 from starlette import datastructures, requests
 
@@ -18,15 +20,27 @@ from app.api.handler import (
     Operation,
     ServiceDep,
     cancel_on_disconnect,
+    get_and_head,
     respond,
     urgency_of,
+    with_timeout,
 )
 from app.api.paths import NATIVE_EMBEDDINGS, Dialect
 from app.api.schemas import RequestModel
-from app.errors import ClientGoneError
+from app.engine.types import RerankResult
+from app.errors import (
+    ClientGoneError,
+    InferenceTimeoutError,
+    StartupError,
+    UnavailableError,
+)
 from app.main import create_app
 from app.middleware.context import ProvideContext
+from app.observability.tracing import Stage, Timings
 from app.settings import Settings
+from tests.engine.fakes import FakeModel, loaded
+from tests.engine.further_models import FakeLoader, entries
+from tests.support.in_process import served
 
 
 class Shout(RequestModel):
@@ -75,6 +89,12 @@ async def test_its_errors_have_the_same_shape_and_its_own_example(client) -> Non
     )
 
 
+def scope_of(context: RequestContext, *headers: tuple[bytes, bytes]) -> dict[str, object]:
+    """Of a request over HTTP/1.1."""
+    state = {"context": context}
+    return {"type": "http", "http_version": "1.1", "headers": list(headers), "state": state}
+
+
 @pytest.mark.parametrize("from_body", [False, True])
 @pytest.mark.parametrize("held", [LARGE_ANSWER_BYTES // 2, LARGE_ANSWER_BYTES])
 async def test_an_answer_that_holds_much_is_rendered_off_the_event_loop(held, from_body) -> None:
@@ -82,7 +102,6 @@ async def test_an_answer_that_holds_much_is_rendered_off_the_event_loop(held, fr
     rendered_by = []
     service = create_app(Settings(api_token=None)).state.service
     context = RequestContext("an id", "/", None, "192.0.2.1")
-    scope = {"type": "http", "http_version": "1.1", "headers": [], "state": {"context": context}}
     if from_body:
         context.answer.body_bytes = held
     else:
@@ -92,8 +111,10 @@ async def test_an_answer_that_holds_much_is_rendered_off_the_event_loop(held, fr
         rendered_by.append(threading.current_thread().name)
         yield b"{}"
 
-    await Call(Request(scope), service).render(render)
+    await Call(Request(scope_of(context)), service).render(render)
     (thread,) = rendered_by
+    (stage,) = context.stages
+    assert (stage.name, stage.ended >= stage.began) == ("render", True)
     assert thread.startswith("render" if held == LARGE_ANSWER_BYTES else "MainThread")
 
 
@@ -142,6 +163,123 @@ class Client:
         self.waits.set()
         await self.leaves.wait()
         return {"type": "http.disconnect"}
+
+
+async def test_what_work_took_is_noted_for_the_log_and_the_trace() -> None:
+    client = Client()
+    context = RequestContext("an id", "/", None, "192.0.2.1")
+    client.request.scope.update(scope_of(context, (b"priority", b"u=6")))
+    stages = (Stage("queue", 1.0, 2.0), Stage("forward", 2.0, 3.0))
+    result = RerankResult([], [], [], 7, Timings(0.001, 0.02, 0.3, 4.0, stages))
+
+    async def work() -> RerankResult:
+        return result
+
+    call = Call(client.request, create_app(Settings(api_token=None)).state.service)
+    assert await call.run(work(), pairs=3) is result
+    times = {"tokenize_ms": 1.0, "queue_ms": 20.0, "inference_ms": 300.0}
+    assert context.counts == {"pairs": 3, "tokens": 7} | times
+    assert context.stages == list(stages)
+    assert call.urgency == 6
+
+
+async def test_a_model_is_leased_once_and_until_the_request_is_answered() -> None:
+    models = FakeLoader()
+    default = replace(loaded(FakeModel(), 100), loader=models)
+    further = entries("a", "b")
+    async with served(default, models=further, model_memory_threshold=1.0) as (service, _):
+        leases = AsyncExitStack()
+        call = Call(Client().request, service, leases)
+        first = await call.lease("a")
+        assert await call.lease("a") is first
+        assert (await call.lease("b")) is not first
+        assert call.leased == {"a": first, "b": await call.lease("b")}
+        assert models.loads == ["a", "b"]
+        unloading = asyncio.ensure_future(service.engine.unload("a"))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not unloading.done()
+        await leases.aclose()
+        await unloading
+
+
+@pytest.mark.parametrize("overdue", [False, True])
+async def test_a_model_is_waited_for_as_long_as_the_request_may_take(overdue: bool) -> None:
+    models = FakeLoader()
+    models.held = True
+    default = replace(loaded(FakeModel(), 100), loader=models)
+    further = entries("a")
+    async with served(default, models=further, model_memory_threshold=1.0) as (service, _):
+        deadline = asyncio.get_running_loop().time() + (-1.0 if overdue else 60.0)
+        async with AsyncExitStack() as leases:
+            call = Call(Client().request, service, leases, deadline=deadline)
+            leasing = asyncio.ensure_future(call.lease("a"))
+            if overdue:
+                with pytest.raises(UnavailableError, match="a is still being loaded"):
+                    await leasing
+            await asyncio.to_thread(models.entered.acquire)
+            models.gate.release()
+            if not overdue:
+                assert (await leasing).embedder.name == "a"
+
+
+async def test_the_status_tells_how_far_the_start_is_and_that_the_end_has_begun() -> None:
+    loading = create_app(Settings(api_token=None)).state.service
+    assert loading.status == ("loading", "the models are being loaded")
+    async with served(loaded(FakeModel())) as (service, _):
+        assert service.status == ("healthy", None)
+        service.drain.announced = True
+        assert service.status == ("draining", "the service is shutting down")
+        service.drain.announced = False
+    assert service.status == ("draining", "the service is shutting down")
+
+
+async def test_a_start_that_has_failed_is_told_until_the_end() -> None:
+    def fail(_: Settings) -> None:
+        raise StartupError("there is no such folder")
+
+    service = create_app(Settings(api_token=None), loader=fail).state.service
+    with pytest.raises(StartupError):
+        await service.engine.start()
+    failed = ("unhealthy", "the models could not be loaded; the log says why")
+    assert service.status == failed
+    service.drain.announced = True
+    assert service.status == failed
+    await service.engine.close()
+
+
+async def test_only_the_time_of_the_request_is_told_as_such() -> None:
+    async def late() -> None:
+        await asyncio.Event().wait()
+
+    async def own() -> None:
+        raise TimeoutError("of a socket")
+
+    with pytest.raises(InferenceTimeoutError, match=r"longer than 0\.001 seconds"):
+        await with_timeout(0.001, late())
+    with pytest.raises(TimeoutError, match="of a socket"):
+        await with_timeout(60, own())
+
+
+async def test_what_answers_to_get_answers_to_head_and_is_described_once() -> None:
+    router = APIRouter()
+
+    @get_and_head(router, "/it", summary="It")
+    async def endpoint() -> str:
+        return "it"
+
+    app = FastAPI()
+    app.include_router(router)
+    async with AsyncClient(transport=ASGITransport(app), base_url="http://service") as client:
+        assert [(await client.request(each, "/it")).status_code for each in ("GET", "HEAD")] == [
+            200,
+            200,
+        ]
+        assert (await client.post("/it")).status_code == 405
+    (described,) = app.openapi()["paths"].values()
+    assert list(described) == ["get"]
+    assert described["get"]["summary"] == "It"
+    assert await endpoint() == "it"
 
 
 async def test_when_the_client_leaves_its_work_ends_before_the_error_is_told() -> None:

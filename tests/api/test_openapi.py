@@ -60,9 +60,7 @@ def test_every_body_is_required_and_described_without_references(paths) -> None:
 
 def test_a_priority_may_be_sent_and_is_medium_or_for_streams_the_last(paths) -> None:
     for path, default in (("/rerank", "u=3"), (STREAM, "u=7")):
-        (priority,) = (
-            each for each in paths[path]["post"]["parameters"] if each["in"] == "header"
-        )
+        (priority,) = (each for each in paths[path]["post"]["parameters"] if each["in"] == "header")
         assert (priority["name"], priority["required"]) == ("Priority", False)
         assert priority["schema"] == {"type": "string", "default": default}
 

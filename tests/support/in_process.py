@@ -14,10 +14,10 @@ from app.settings import Settings
 
 @asynccontextmanager
 async def served(
-    models: LoadedModels, **settings: Any
+    default: LoadedModels, /, **settings: Any
 ) -> AsyncIterator[tuple[Service, AsyncClient]]:
-    """A service that has loaded `models`, without its start's other work, and a client of it."""
-    app = create_app(Settings(**{"api_token": None} | settings), loader=lambda _: models)
+    """A service that has loaded `default`, without its start's other work, and a client of it."""
+    app = create_app(Settings(**{"api_token": None} | settings), loader=lambda _: default)
     service: Service = app.state.service
     await service.engine.start()
     try:

@@ -23,9 +23,7 @@ from app.vectors.quantization import QuantizedVectors
 _BASE64_BYTES = 3 << 16
 
 
-def render(
-    answer: EmbeddingAnswer, *, sparse_as_indices: bool, as_base64: bool
-) -> Iterator[bytes]:
+def render(answer: EmbeddingAnswer, *, sparse_as_indices: bool, as_base64: bool) -> Iterator[bytes]:
     """The chunks of the answer to an embedding request."""
     yield b'{"data":'
     yield from render_items(

@@ -1,12 +1,18 @@
-"""What text-embeddings-inference's paths tell before there are models; also to HEAD."""
+"""What text-embeddings-inference's paths tell of models, and before there are any."""
 
+import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from httpx2 import ASGITransport, AsyncClient
 
+from app.engine.loaded_models import ModelInfo
 from app.main import create_app
 from app.settings import Settings
+from tests.engine.fakes import FakeModel, FakeReranker, loaded
+from tests.engine.further_models import FakeLoader, entries
+from tests.support.in_process import served
 
 
 @pytest.fixture
@@ -38,3 +44,90 @@ async def test_what_a_model_is_like_is_told_when_it_is_loaded(client, path) -> N
 @pytest.mark.parametrize("path", ["/models/other/ping", "/models/other/info"])
 async def test_a_model_that_is_nobodys_is_told_so(client, path) -> None:
     assert (await client.get(path)).status_code == 404
+
+
+class Dense(FakeModel):
+    name = "own/dense"
+    max_length = 77
+    pooling = "last_token"
+
+
+class Judge(FakeReranker):
+    name = "own/judge"
+    max_length = 55
+
+
+class Classifier(Judge):
+    labels = ("good", "bad")
+
+
+def models(judge: FakeReranker) -> Any:
+    info = (ModelInfo("own/judge", "bfloat16", {}),)
+    return replace(loaded(FakeModel(), 640), dense=Dense(), reranker=judge, infos=info)
+
+
+NAMES = {
+    "embedding_model": "own/bge",
+    "dense_embedding_model": "own/dense",
+    "reranker_model": "own/judge",
+}
+
+
+async def told(client: AsyncClient, path: str) -> dict[str, Any]:
+    answer = await client.get(path)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_each_model_is_described_by_what_is_loaded_for_its_role() -> None:
+    settings = NAMES | {"dense_model_revision": "abc", "tokenizer_threads": 3}
+    limits = {"max_queue_size": 9, "max_requests_in_batch": 8, "max_sentences_per_request": 7}
+    async with served(models(Judge()), **settings, **limits) as (_, client):
+        for path in ("/ping", "/models/own/judge/health"):
+            answer = await client.get(path)
+            assert (answer.status_code, answer.content) == (200, b"")
+        root = await told(client, "/info")
+        assert await told(client, "/models/own/dense/info") == root
+        embedder = await told(client, "/models/own/bge/info")
+        judge = await told(client, "/models/own/judge/info")
+    assert root.pop("version")
+    assert root == {
+        "model_id": "own/dense",
+        "model_sha": "abc",
+        "model_dtype": "float32",
+        "served_model_name": "own/dense",
+        "model_type": {"embedding": {"pooling": "last_token"}},
+        "max_concurrent_requests": 9,
+        "max_input_length": 77,
+        "max_batch_tokens": 640,
+        "max_batch_requests": 8,
+        "max_client_batch_size": 7,
+        "auto_truncate": False,
+        "tokenization_workers": 3,
+    }
+    assert (embedder["model_id"], embedder["model_sha"]) == ("own/bge", None)
+    assert embedder["model_type"] == {"embedding": {"pooling": "mean"}}
+    assert (judge["max_input_length"], judge["model_dtype"]) == (55, "bfloat16")
+    one = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    assert judge["model_type"] == {"reranker": one}
+
+
+async def test_a_reranker_with_several_labels_is_a_classifier() -> None:
+    async with served(models(Classifier()), **NAMES) as (_, client):
+        judge = await told(client, "/models/own/judge/info")
+    labels = {"id2label": {"0": "good", "1": "bad"}, "label2id": {"good": 0, "bad": 1}}
+    assert judge["model_type"] == {"classifier": labels}
+    assert judge["tokenization_workers"] == os.cpu_count()
+
+
+async def test_a_model_of_models_is_described_while_it_is_loaded() -> None:
+    default = replace(loaded(FakeModel(), 100), loader=FakeLoader())
+    further = entries("own/further")
+    async with served(default, models=further, model_memory_threshold=1.0) as (service, client):
+        path = "/models/own/further/info"
+        refused = await client.get(path)
+        assert refused.status_code == 503
+        assert "own/further is not loaded now" in refused.json()["error"]
+        await service.engine.load("own/further")
+        assert (await told(client, path))["model_id"] == "own/further"
