@@ -4,6 +4,7 @@ import asyncio
 import ctypes
 import sys
 import threading
+import weakref
 from contextlib import suppress
 from functools import partial
 
@@ -26,6 +27,21 @@ async def thread():
 async def test_a_call_runs_on_the_thread_and_its_result_comes_back(thread) -> None:
     name = await thread.run(lambda: threading.current_thread().name)
     assert name == "device"
+
+
+async def test_an_idle_thread_keeps_nothing_of_its_last_call(thread) -> None:
+    """What it held may be a model that is to be unloaded."""
+
+    class Held:
+        pass
+
+    held, gone = Held(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    weakref.finalize(held, loop.call_soon_threadsafe, gone.set)
+    await thread.run(partial(id, held))
+    del held
+    async with asyncio.timeout(10):
+        await gone.wait()
 
 
 async def test_what_a_call_raises_is_raised_to_its_caller_and_to_no_later_one(thread) -> None:
