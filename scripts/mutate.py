@@ -6,12 +6,13 @@
 
 Each fault is planted in a copy of the working tree, never in the tree itself. First the tests that
 mirror the file look for it: of tests/api/test_body*.py for app/api/body.py, or where there is no
-such file of tests/api, those that run the line; then the others that run it. Of each the quickest
-are asked, as many as take `--seconds`. Kinds of faults are drawn with the weight of the square root
-of how many there are, and the faults of a kind at random; the same seed draws the same from the
-same sources. Results are appended to FOLDER/SEED.jsonl, and a run goes on where the last one
-stopped: without the notes of `scripts.test_lines` only a module's own test files are asked, and
-`--without-servers` no tests that start one; a later run asks those.
+such file of tests/api, those that run the line; then the others that run it. Of the others the
+quickest are asked, as many as take `--seconds`, and of the mirrored five times as many. Kinds of
+faults are drawn with the weight of the square root of how many there are, and the faults of a kind
+at random; the same seed draws the same from the same sources. Results are appended to
+FOLDER/SEED.jsonl, and a run goes on where the last one stopped: without the notes of
+`scripts.test_lines` only a module's own test files are asked, and `--without-servers` no tests that
+start one; a later run asks those.
 
 How tests are run against a fault, and what counts as a hang, says `scripts.mutant_runs`. A failure
 of a test with a server, or after a time in which this run got no processor, must happen twice; and
@@ -43,6 +44,8 @@ from scripts.mutants import Mutant, draw, mutants_below
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true", "GOMP_SPINCOUNT": "2000"}
 # Everything that these import, but what is in the tree, is imported once for all runs.
+# A module's own tests are asked for so many times the seconds of the others.
+_MIRRORED_SHARE = 5
 WARM_UP = ("tests/api/test_rendering.py", "tests/models/tasks/test_m3.py")
 IN_THE_TREE = {"app", "benchmark", "benchmarks", "scripts", "tests", "tools", "__main__"}
 IMPORTED = """
@@ -184,7 +187,8 @@ class Search:
         for servers in (False, True)[: 2 if self.servers else 1]:
             for by, tests in (("mirrored", mirrored), ("others", running - mirrored)):
                 kind = {each for each in tests if (each in lines.with_server) == servers}
-                stages.append((by, quickest(kind, lines, self.limit)))
+                limit = self.limit * (_MIRRORED_SHARE if by == "mirrored" else 1)
+                stages.append((by, quickest(kind, lines, limit)))
         stages.sort(key=lambda stage: stage[0])  # The mirrored first, of each the servers last.
         started, found = time.monotonic(), ("nobody", Ended())
         for by, asked in stages:
@@ -286,7 +290,9 @@ def main() -> None:
     running.add_argument("--count", type=int, default=100)
     running.add_argument("--only", default="app", help="a folder or a file of app/")
     running.add_argument("--jobs", type=int, default=1)
-    running.add_argument("--seconds", type=float, default=60.0, help="for the tests of each stage")
+    running.add_argument(
+        "--seconds", type=float, default=60.0, help="for other than mirrored tests"
+    )
     running.add_argument("--without-servers", action="store_true", help="a later run asks those")
     reporting = commands.add_parser("report")
     reporting.add_argument("results", type=Path, nargs="+")

@@ -190,6 +190,6 @@ async def test_a_call_whose_caller_has_left_before_it_began_is_not_run() -> None
     waits.set()
     await held
     assert await thread.run(lambda: 7) == 7
+    await thread.close(10)
     assert ran == []
     assert not thread._pending
-    await thread.close(10)
