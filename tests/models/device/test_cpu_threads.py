@@ -28,6 +28,17 @@ def test_work_below_half_a_gigaflop_runs_on_one_thread() -> None:
     assert CpuThreads(parameters=100_000).choose(tokens=1024) == 1
 
 
+@pytest.mark.parametrize(
+    ("tokens", "threads"),
+    [(1, 1), (1_000_000, 1), (1_000_001, 2), (7_000_000, 7), (7_000_001, 8), (8_000_001, 8)],
+)
+def test_a_thread_is_added_for_every_half_gigaflop(tokens: int, threads: int, monkeypatch) -> None:
+    """Two operations for each parameter and token: one product, one sum."""
+    monkeypatch.setattr(cpu_threads, "available_threads", lambda: 8)
+    assert CpuThreads(parameters=250).choose(tokens) == threads
+    assert CpuThreads(parameters=250, fixed=3).choose(tokens) == 3
+
+
 def test_large_work_gets_every_thread_and_no_more() -> None:
     assert CpuThreads(parameters=300_000_000).choose(tokens=1024) == available_threads()
 

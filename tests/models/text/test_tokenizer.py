@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer, BertModel, RobertaModel
 
 from app.engine.admission.tokenizer_threads import TokenizerThreads
 from app.engine.options import TruncationOptions
 from app.errors import StartupError
+from app.models.text import tokenizer as tokenizer_module
 from app.models.text.tokenizer import TextTokenizer
 from tests.support.checkpoints import save_byte_level_tokenizer
 from tests.support.texts import varied_texts
@@ -78,9 +79,14 @@ class WatchedTokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.batches: list[list[str]] = []
+        self.singles: list[list[str]] = []
 
     def __getattr__(self, name: str):
         return getattr(self._tokenizer, name)
+
+    def encode_batch(self, texts: list[str], **options):
+        self.singles.append(texts)
+        return self._tokenizer.encode_batch(texts, **options)
 
     def encode_batch_fast(self, texts: list[str], **options):
         self.batches.append(texts)
@@ -112,8 +118,12 @@ def test_texts_are_tokenised_together_up_to_the_characters_of_one_slice(
     assert len(found) == len(texts)
 
 
+@pytest.mark.parametrize("at_once", [1, 7, 4096])
 @pytest.mark.parametrize("characters", [40, 400, 65_536])
-def test_tokens_stand_for_their_characters_in_every_slice(tiny_m3: Path, characters: int) -> None:
+def test_tokens_stand_for_their_characters_in_every_slice(
+    tiny_m3: Path, characters: int, at_once: int, monkeypatch
+) -> None:
+    monkeypatch.setattr(tokenizer_module, "_OFFSETS_AT_ONCE", at_once)
     text = "hybrid search 検索 of vectors, " * 12
     whole = Tokenizer.from_file(str(tiny_m3 / "tokenizer.json"))
     expected = whole.encode(text, add_special_tokens=False)
@@ -133,6 +143,57 @@ def test_a_limit_that_leaves_no_room_for_text_stops_the_start(tiny_m3: Path) -> 
         TextTokenizer.from_folder(tiny_m3, 2)
 
 
+def test_a_limit_that_leaves_room_for_one_token_is_taken(tiny_m3: Path) -> None:
+    (text,) = TextTokenizer.from_folder(tiny_m3, 3).encode(["search vector"])
+    assert (len(text.ids), text.original_tokens, text.truncated) == (3, 4, True)
+
+
+def test_its_vocabulary_and_its_special_tokens_are_told(tiny_m3: Path) -> None:
+    tokenizer = TextTokenizer.from_folder(tiny_m3, 10)
+    before, after = tokenizer.special_tokens
+    assert [(each.id, each.string) for each in (*before, *after)] == [(0, "<s>"), (2, "</s>")]
+    assert (tokenizer.token_id("</s>"), tokenizer.token_id("<no such>")) == (2, None)
+    assert tokenizer.token_strings(np.array([0, 2, 10**6])) == ["<s>", "</s>", ""]
+    ids = tokenizer.encode(["search"])[0].ids.tolist()
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "search"
+    assert tokenizer.decode([*ids, 10**6], skip_special_tokens=False) == "<s> search</s>"
+
+
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_the_side_of_its_padding_is_told_and_nothing_is_padded(tiny_m3: Path, direction) -> None:
+    read = Tokenizer.from_file(str(tiny_m3 / "tokenizer.json"))
+    read.enable_padding(direction=direction, length=20)
+    read.enable_truncation(4)
+    tokenizer = TextTokenizer(read, 10)
+    assert tokenizer.pads_left == (direction == "left")
+    assert len(tokenizer.encode_plain(["search"], 100)[0].ids) == 1
+    assert len(tokenizer.encode_plain(["search " * 9], 100)[0].ids) == 9
+
+
+def test_one_without_padding_does_not_pad_on_the_left(tiny_m3: Path) -> None:
+    read = Tokenizer.from_file(str(tiny_m3 / "tokenizer.json"))
+    read.no_padding()
+    assert not TextTokenizer(read, 10).pads_left
+
+
+def test_a_text_without_a_token_is_read_as_the_first_of_the_vocabulary(tiny_m3: Path) -> None:
+    read = Tokenizer.from_file(str(tiny_m3 / "tokenizer.json"))
+    read.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
+    empty, word = TextTokenizer(read, 10).encode(["", "search"])
+    assert (empty.ids.tolist(), empty.original_tokens, empty.truncated) == ([0], 1, False)
+    assert (len(word.ids), word.original_tokens) == (1, 1)
+
+
+def test_letters_may_be_read_as_small_ones(kinds) -> None:
+    for folder in kinds.values():
+        capital, small = "Hybrid SEARCH", "hybrid search"
+        tokenizer = TextTokenizer.from_folder(folder, 50, lower_case=True)
+        first, second = tokenizer.encode([capital, small])
+        assert first.ids.tolist() == second.ids.tolist()
+        (as_ever,) = TextTokenizer.from_folder(folder, 50).encode([small])
+        assert as_ever.ids.tolist() == second.ids.tolist()
+
+
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"holds no tokenizer\.json"):
         TextTokenizer.from_folder(tmp_path, 10)
@@ -150,6 +211,25 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tiny_m3: Path, t
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
     with pytest.raises(StartupError, match=r"tokens, and the model only 20: they are not of one"):
         TextTokenizer.from_folder(tmp_path, 10)
+
+
+def test_a_model_has_an_embedding_for_every_token_or_more(tiny_m3: Path, tmp_path) -> None:
+    config = json.loads((tiny_m3 / "config.json").read_text())
+    shutil.copy(tiny_m3 / "tokenizer.json", tmp_path)
+    read = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    read.add_special_tokens(["<added>"])
+    read.save(str(tmp_path / "tokenizer.json"))
+    tokens = read.get_vocab_size(with_added_tokens=True)
+    assert tokens > read.get_vocab_size(with_added_tokens=False)
+    del config["vocab_size"]
+    for size in (None, tokens + 1, tokens, tokens - 1):
+        known = config if size is None else config | {"vocab_size": size}
+        (tmp_path / "config.json").write_text(json.dumps(known))
+        if size == tokens - 1:
+            with pytest.raises(StartupError, match=f"has {tokens} tokens, and the model only"):
+                TextTokenizer.from_folder(tmp_path, 10)
+        else:
+            TextTokenizer.from_folder(tmp_path, 10)
 
 
 # Of which kind a tokenizer is, what tokenizer.json says, and what tokenizer_config.json.

@@ -5,6 +5,7 @@ The reference is the whole text tokenised at once, and cut.
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from app.engine.options import TruncationOptions
 from app.models.text import tokenizer as tokenizer_module
 from app.models.text.tokenizer import TextTokenizer, TruncatedTokens
 from tests.models.text.test_slices import ODD, TEXTS, ids_of, qwen_words
+from tests.models.text.test_tokenizer import WatchedTokenizer
 
 PROMPTS = st.sampled_from(["query: ", "Instruct: search\nQuery:", "search", " ", "検索:", "a\n"])
 
@@ -30,6 +32,32 @@ def tokenizer(request) -> Tokenizer:
 def kept(tokens: TruncatedTokens) -> list[int]:
     ids: list[int] = tokens.ids.tolist()
     return ids
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("parts", [[], [[]], [[1, 2, 3], [4], [], [5, 6]], [[*range(40)], [40]]])
+def test_what_comes_in_parts_is_cut_and_counted_as_a_whole(parts: list[list[int]], side) -> None:
+    whole = [each for part in parts for each in part]
+    for limit in range(len(whole) + 2):
+        tokens = TruncatedTokens(limit, side)
+        for part in parts if side == "right" else reversed(parts):
+            tokens.add(part)
+        expected = whole[:limit] if side == "right" else whole[max(0, len(whole) - limit) :]
+        assert kept(tokens) == kept(tokens) == expected
+        assert (tokens.kept, tokens.total) == (len(expected), len(whole))
+        assert (tokens.first, tokens.last) == (whole[:16], whole[-16:])
+        begun = TruncatedTokens(limit, side, _parts=[tokens.ids])
+        begun.begin_with([7, 8])
+        assert kept(begun) == [7, 8][:limit] + expected[2:]
+        assert tokens.take(np.array([98]), np.array([99])).tolist() == [98, *expected, 99]
+
+
+def test_tokens_are_counted_so_far_beyond_the_limit_and_no_further() -> None:
+    tokens = TruncatedTokens(3)
+    tokens.add([1] * (tokenizer_module.COUNTED_TOKENS + 2))
+    assert not tokens.counted
+    tokens.add([1])
+    assert tokens.counted
 
 
 @given(TEXTS | ODD | st.text(), st.integers(1, 12))
@@ -88,6 +116,26 @@ def test_a_cut_from_the_left_leaves_the_prompt(
         assert kept(tokens) == begun + whole.ids[len(whole.ids) - (limit - len(begun)) :]
 
 
+def test_a_prompt_of_several_slices_is_left_whole(tiny_m3: Path) -> None:
+    sliced = TextTokenizer.from_folder(tiny_m3, 100, slice_characters=40)
+    prompt, text = "search vector " * 8, "history of the music " * 8
+    (whole,) = sliced.encode_plain([prompt + text], 100)
+    (of_prompt,) = sliced.encode_plain([prompt], 100)
+    head, ids = of_prompt.total, kept(whole)
+    assert (head, kept(of_prompt)) == (16, ids[:16])
+    for limit in (1, head - 1, head, head + 3, len(ids) - 1, len(ids), len(ids) + 1):
+        (tokens,) = sliced.encode_plain([text], limit, "left", prompt)
+        begun = ids[: min(head, limit)]
+        end = ids[head:][len(ids) - limit :] if limit > head else []
+        assert kept(tokens) == (ids if limit >= len(ids) else begun + end), limit
+        assert tokens.total == len(ids)
+    # What follows the prompt is not read a second time.
+    watched = WatchedTokenizer(Tokenizer.from_file(str(tiny_m3 / "tokenizer.json")))
+    TextTokenizer(watched, 100, slice_characters=40).encode_plain([text], 20, "left", prompt)
+    assert len(watched.singles) == 4 < len(watched.batches)
+    assert "".join(each for (each,) in watched.singles).startswith(prompt.rstrip())
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_special_tokens_stay_on_both_sides(tiny_m3: Path, side) -> None:
     tokenizer = TextTokenizer.from_folder(tiny_m3, 10)
@@ -102,6 +150,8 @@ def test_a_lower_limit_of_one_request_counts_no_special_tokens(tiny_m3: Path) ->
     limit = TruncationOptions(max_tokens=3)
     (text,) = tokenizer.encode(["search vector " * 20], truncation=limit)
     assert (len(text.ids), text.original_tokens) == (5, 42)
+    (text,) = tokenizer.encode(["search vector " * 20], truncation=TruncationOptions(max_tokens=30))
+    assert (len(text.ids), text.original_tokens) == (10, 42)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
