@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 from tokenizers import Tokenizer
-from transformers import ReformerConfig, ReformerModel, T5EncoderModel
+from transformers import MPNetConfig, MPNetModel, ReformerConfig, ReformerModel, T5EncoderModel
 
 from app.engine import Engine
 from app.engine.loaded_models import MemoryUsage
@@ -222,6 +223,24 @@ def test_a_missing_tensor_of_any_family_stops_the_start(
     without_a_tensor(folder)
     with pytest.raises(StartupError, match=r"lacks the tensor layers\.0\.self_attn\.q_proj"):
         load(folder, float32_target)
+
+
+@pytest.mark.parametrize("positions", [3, 24])
+def test_a_model_of_few_positions_is_measured_with_texts_that_it_can_read(
+    positions: int, tokenizer, tmp_path: Path, float32_target: Target
+) -> None:
+    config = MPNetConfig(
+        vocab_size=700, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=4,
+        intermediate_size=96, max_position_embeddings=positions + 2, pad_token_id=1,
+    )  # fmt: skip
+    MPNetModel(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, tokenizer)
+    transformers.utils.logging.enable_progress_bar()
+    model = load(save_modules(tmp_path), float32_target)
+    assert not transformers.utils.logging.is_progress_bar_enabled()
+    assert (model.max_length, model.info.paths["batch"]) == (positions, "padded")
+    (vector,) = embed(model, ["hybrid search"])
+    assert np.isfinite(vector).all()
 
 
 def test_a_named_attention_stops_a_family_that_cannot_have_it(

@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.engine.download import Download, DownloadStatus, human_size
+from app.models.checkpoint import download
 from app.models.checkpoint.download import DownloadProgress, follow_download
 from tests.support.hub import MODEL, Hub, run_hub
 from tests.support.server import REPOSITORY, RunningServer, run_server
@@ -196,6 +197,22 @@ def test_a_download_that_fails_is_no_longer_shown() -> None:
         fail_in_a_download(status)
     assert status.current is None
     assert [line["event"] for line in logs] == ["model_download"]
+
+
+def test_the_end_of_a_download_is_told_with_its_size_and_its_seconds(monkeypatch) -> None:
+    now, status = 1000.0, DownloadStatus()
+    monkeypatch.setattr(download.time, "monotonic", lambda: now)
+    with capture_logs() as logs:
+        with follow_download("m", status, {"a": 10**6, "b": 2 * 10**6}, {"a"}) as bar:
+            assert bar is not None
+            now += 12.4
+        with follow_download("m", status, {"a": 1, "b": 2}, {"a", "b"}) as bar:
+            assert (bar, status.current) == (None, None)
+    end = logs[-1]
+    assert [each["event"] for each in logs].count("model_downloaded") == 1
+    assert (end["event"], end["model"], end["total"]) == ("model_downloaded", "m", "3 MB")
+    assert end["seconds"] == 12
+    assert status.current is None
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Building the kernels, in a copy of their folder, by the real program."""
 
+import json
 import os
 import platform
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -115,6 +117,131 @@ def test_a_compiler_that_fails_is_quoted_and_nothing_half_made_stays(monkeypatch
         build.make_library(fake_compiler(tmp_path, fails))
     assert build.explain(raised.value) == "that is all"
     assert list(tmp_path.glob("kernels-*")) == []
+
+
+def interpreter(path: Path, log: Path, fails: str = "") -> str:
+    """A Python that notes how it is called: it installs nothing, and what it compiles is empty."""
+    path.write_text(
+        f"#!{sys.executable}\n"
+        "import json, os, pathlib, sys\n"
+        f"log = open({str(log)!r}, 'a')\n"
+        "log.write(json.dumps([sys.argv[1:], os.environ.get('PYTHONPATH', '')]) + '\\n')\n"
+        f"if {fails!r} and {fails!r} in sys.argv: sys.exit('one\\ntwo')\n"
+        "if '-o' in sys.argv: pathlib.Path(sys.argv[sys.argv.index('-o') + 1]).touch()\n"
+    )
+    path.chmod(0o700)
+    return str(path)
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Two sources and the one that is shared, in the place of the real ones."""
+    folder = tmp_path / "csrc"
+    folder.mkdir()
+    for name in ("gemm.c", "scratch.c", "rows.c", "rows.h"):
+        (folder / name).write_text(name)
+    monkeypatch.setattr(build, "FOLDER", folder)
+    return folder
+
+
+def calls(log: Path) -> list[tuple[list[str], str]]:
+    return [tuple(json.loads(line)) for line in log.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("architecture", [X86_64, AARCH64])
+@pytest.mark.parametrize("checks", [(), ("-fsanitize=address",)])
+def test_each_source_is_compiled_for_every_instruction_set_and_all_are_linked(
+    architecture, checks, sources: Path, monkeypatch, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path / "python", log))
+    compiler = build.Compiler(tmp_path / "package", tmp_path, architecture, checks)
+    build.make_library(compiler)
+    *compiled, (link, _) = calls(log)
+    names = [each.name for each in architecture.sets]
+    shared = names[-1]
+    expected = {(source, name) for source in ("gemm", "rows") for name in names}
+    found = {}
+    for arguments, path in compiled:
+        assert arguments[:5] == ["-m", "ziglang", "cc", "-target", architecture.target]
+        assert path == str(tmp_path / "package")
+        source = Path(arguments[arguments.index("-c") + 1])
+        name = next(each for each in arguments if each.startswith("-DINSTRUCTIONS="))
+        key = (source.stem, name.partition("=")[2])
+        found[key] = arguments[arguments.index("-o") + 1]
+        assert found[key] == str(tmp_path / f"{key[0]}-{key[1]}.o")
+        assert set(architecture.flags) <= set(arguments)
+        (processor,) = [each.processor for each in architecture.sets if each.name == key[1]]
+        assert f"-mcpu={processor}" in arguments
+        assert ("-O1" in arguments) == ("-fsanitize=address" in arguments) == bool(checks)
+    assert found.keys() == expected | {("scratch", shared)}
+    assert len(compiled) == len(found)
+    assert ("-s" in link) == (not checks)
+    assert "-shared" in link
+    assert [each for each in link if each.endswith(".o")] == [
+        *(found["gemm", name] for name in names),
+        *(found["rows", name] for name in names),
+        found["scratch", shared],
+    ]
+    assert list(sources.glob("kernels-*")) == [library_path(architecture)]
+
+
+def test_the_program_fetches_the_compiler_with_its_digest_and_builds_what_is_missing(
+    sources: Path, monkeypatch, tmp_path: Path, capsys
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path / "python", log))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    other = sources / library_path(AARCH64).name
+    other.touch()
+    (sources / "kernels-older.so").touch()
+    for machine in ("x86_64", "aarch64"):
+        assert build.main(["--machine", machine]) == 0
+    assert "Building the kernels" in capsys.readouterr().out
+    assert set(sources.glob("kernels-*")) == {library_path(X86_64), other}
+    (fetched, _), *rest = calls(log)
+    assert fetched[:3] == ["-m", "pip", "install"]
+    assert {"--require-hashes", "--no-deps", "--only-binary=:all:"} <= set(fetched)
+    assert fetched[-2:] == ["--requirement", str(build._COMPILER)]
+    package = fetched[fetched.index("--target") + 1]
+    assert {path for _, path in rest} == {package}
+    assert list(tmp_path.glob("smart-embedder-kernels-*")) == []
+    assert sum("pip" in arguments for arguments, _ in calls(log)) == 1
+
+
+@pytest.mark.parametrize("fails", ["pip", "-shared"])
+def test_the_program_says_in_one_sentence_why_it_could_not_build(
+    fails: str, sources: Path, monkeypatch, tmp_path: Path, capsys
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path / "python", log, fails))
+    assert build.main(["--machine", "aarch64"]) == 1
+    assert capsys.readouterr().err == "The kernels could not be built: two\n"
+    assert list(sources.glob("kernels-*")) == []
+
+
+def test_where_the_kernels_are_of_no_use_nothing_is_built(
+    sources: Path, monkeypatch, tmp_path: Path, capsys
+) -> None:
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path / "python", tmp_path / "log"))
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert build.main([]) == build.main(["--anywhere"]) == 0
+    assert capsys.readouterr() == ("", "")
+    assert not (tmp_path / "log").exists()
+    assert list(sources.glob("kernels-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError("no room"), "no room"),
+        (subprocess.CalledProcessError(1, "zig", stderr="a\nb\n \n"), "b"),
+        (subprocess.TimeoutExpired("zig", 600), "Command 'zig' timed out after 600 seconds"),
+        (OSError(), "OSError"),
+    ],
+)
+def test_an_error_is_told_by_its_last_line(error, said: str) -> None:
+    assert build.explain(error) == said
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from app.errors import StartupError
 from app.models.attention.sdpa import sdpa
 from app.models.ops.backend import choose_backend
-from app.models.ops.proof import Trial
+from app.models.ops.proof import Trial, try_path
 from app.models.ops.proof_cases import (
     CASES,
     DECODER,
@@ -70,6 +70,38 @@ def test_every_path_of_this_machine_holds(shapes: Shapes, dtype: torch.dtype) ->
     proven = trial(backend, shapes, dtype).prove(operations)
     assert proven.refused == ()
     assert proven.paths["attention"] == backend.attention
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "share"),
+    [
+        ([[1.0, 2.0]], [[1.0, 2.0]], 0.0),
+        ([[2.0, 4.0]], [[1.0, 2.0]], 1.0),  # Of what it should be, not of what it is.
+        ([[-3.0, 4.0]], [[-4.0, 4.0]], 0.25),
+        ([[1.0], [5.0], [1.0]], [[1.0], [4.0], [2.0]], 0.5),  # The worst of several.
+        ([[1.0, math.nan]], [[1.0, 2.0]], math.inf),
+        ([[1.0], [math.nan]], [[1.0], [2.0]], math.inf),
+        ([[1.0]], [[1.0, 1.0]], math.inf),
+    ],
+)
+def test_a_difference_is_a_share_of_the_largest_number_that_is_expected(
+    actual, expected, share
+) -> None:
+    made, right = ([torch.tensor(each) for each in both] for both in (actual, expected))
+    for tolerance in (1e9,) if math.isinf(share) else (share, share / 2):
+        proof = try_path("gate", "own", lambda: made, right, tolerance)
+        assert (proof.operation, proof.path) == ("gate", "own")
+        assert proof.difference == pytest.approx(share)
+        assert proof.holds == (share <= tolerance)
+
+
+def test_an_error_of_a_path_is_its_proof() -> None:
+    def fail() -> list[torch.Tensor]:
+        raise NotImplementedError("no kernel\nat all")
+
+    proof = try_path("gate", "own", fail, [], 0.5)
+    assert not proof.holds
+    assert (proof.reason, proof.message) == ("raises NotImplementedError", "no kernel")
 
 
 def test_every_operation_of_a_layer_has_a_case() -> None:
