@@ -1,12 +1,24 @@
 """The app as a whole: what its creation does once, and in which order its start does the rest."""
 
 import asyncio
+import gc
+import sys
+import threading
+from pathlib import Path
+from typing import Any
 
 import fastapi.routing
 import httpx2
 import pytest
 
+from app import main
+from app.__main__ import main as command
+from app.access.rate_limit import MemoryBuckets, SharedBuckets
+from app.engine.loaded_models import LoadedModels
+from app.errors import StartupError
 from app.main import create_app
+from app.middleware.memory_limit import BODY_SECONDS
+from app.server import process
 from app.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
 
@@ -45,3 +57,170 @@ async def test_what_only_documentation_needs_is_made_when_the_service_is_ready()
     async with app.router.lifespan_context(app):
         await settled.wait()
     assert done == [("ready", False), ("settled", True)]
+
+
+def middleware_of(**settings: Any) -> dict[str, dict[str, Any]]:
+    app = create_app(Settings(rerank_gpu_timeout=1, **settings))
+    return {each.cls.__name__: each.kwargs for each in app.user_middleware}
+
+
+def test_what_is_held_in_memory_follows_from_the_settings() -> None:
+    limit = middleware_of(max_body_bytes=1000, max_answer_bytes=7000, request_timeout=30)
+    held = {name: each for name, each in limit["LimitMemory"].items() if name != "answer_bytes"}
+    assert held == {
+        "max_bytes": 16_000,
+        "max_answers_bytes": 28_000,
+        "body_seconds": min(BODY_SECONDS, 10),
+        "stream_seconds": 30,
+    }
+    assert limit["LimitBody"]["max_bytes"] == limit["UnpackBody"]["max_bytes"] == 1000
+    limit = middleware_of(max_body_bytes=10_000, max_answer_bytes=7000, request_timeout=600)
+    assert limit["LimitMemory"]["max_answers_bytes"] == 160_000
+    assert limit["LimitMemory"]["body_seconds"] == BODY_SECONDS
+
+
+@pytest.mark.parametrize(("queue", "slots"), [(1, 1), (2, 1), (3, 1), (4, 2)])
+async def test_streams_take_half_of_the_queue_and_at_least_one_place(queue, slots) -> None:
+    free = create_app(Settings(max_queue_size=queue)).state.service.stream_slots
+    while free.try_acquire("a"):
+        pass
+    assert free.held == slots
+
+
+@pytest.mark.parametrize("ui", [True, False])
+async def test_what_is_switched_off_is_not_there(ui: bool) -> None:
+    app = create_app(Settings(ui=ui))
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+        assert (await client.get("/ui")).status_code == (200 if ui else 404)
+    assert app.state.service.tracer is None
+    assert isinstance(app.state.service.buckets, MemoryBuckets)
+
+
+async def test_the_rate_limit_is_that_of_the_settings_and_may_be_shared() -> None:
+    limit = {"rate_limit_requests_per_minute": 1, "rate_limit_burst_size": 2, "api_token": None}
+    app = create_app(Settings(**limit))
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+        answers = [await client.post("/rerank", json={}) for _ in range(3)]
+    assert [each.status_code for each in answers] == [422, 422, 429]
+    nowhere = "redis://127.0.0.1:1/0"
+    service = create_app(Settings(**limit, rate_limit_store=nowhere)).state.service
+    assert isinstance(service.buckets, SharedBuckets)
+    waits = [await service.buckets.take("a") for _ in range(3)]
+    assert waits[:2] == [0, 0], "each process has its own while the shared ones are gone"
+    assert waits[2] > 0
+    assert service.metrics.value("embedder_rate_limit_store_errors_total") >= 1
+    await service.buckets.close()
+
+
+async def test_the_end_closes_what_the_start_has_opened() -> None:
+    ready = asyncio.Event()
+    app = create_app(
+        Settings(), loader=lambda _: loaded(FakeModel()), on_ready=lambda _: ready.set()
+    )
+    service = app.state.service
+    async with app.router.lifespan_context(app):
+        await ready.wait()
+        assert not service.engine.closing
+        service.render_threads.submit(int).result()
+    assert service.engine.closing
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        service.render_threads.submit(int)
+
+
+async def test_an_end_before_the_models_are_loaded_ends_the_start() -> None:
+    told: list[object] = []
+    loading, go_on = threading.Event(), threading.Event()
+
+    def load(_: Settings) -> LoadedModels:
+        loading.set()
+        go_on.wait()
+        return loaded(FakeModel())
+
+    app = create_app(Settings(), loader=load, on_ready=told.append, on_failure=told.append)
+    async with app.router.lifespan_context(app):
+        await asyncio.to_thread(loading.wait)
+        go_on.set()
+    assert app.state.service.engine.closing
+    assert told == []
+
+
+async def test_a_start_that_fails_is_reported_once_and_the_port_answers_on() -> None:
+    told: list[Exception] = []
+    failed = asyncio.Event()
+
+    def fail(_: Settings) -> LoadedModels:
+        raise StartupError("there is no such folder")
+
+    def report(error: Exception) -> None:
+        told.append(error)
+        failed.set()
+
+    app = create_app(Settings(), loader=fail, on_failure=report)
+    transport = httpx2.ASGITransport(app)
+    async with app.router.lifespan_context(app):
+        await failed.wait()
+        async with httpx2.AsyncClient(transport=transport, base_url="http://service") as client:
+            assert (await client.get("/health")).json()["status"] == "unhealthy"
+    assert [str(each) for each in told] == ["there is no such folder"]
+
+
+def test_the_module_has_an_app_and_nothing_else_that_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = main.nothing
+
+
+# The command `python -m app`.
+
+
+@pytest.fixture
+def client_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package with commands, of which one has the name of this package's own."""
+    folder = tmp_path / "a_client-1.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: a-client\nVersion: 1\n")
+    commands = "[smart_embedder.commands]\nfetch = a_client:fetch\nserve = a_client:fetch\n"
+    (folder / "entry_points.txt").write_text(commands)
+    (tmp_path / "a_client.py").write_text("def fetch():\n    return 3\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("client_package")
+@pytest.mark.parametrize(
+    ("arguments", "status", "shown"),
+    [
+        (["fetch"], 3, ""),
+        (["fetch", "--help"], 3, ""),
+        (["serve", "--help"], 0, "--port"),
+        (["unknown", "--help"], 0, "--port"),
+        (["--help"], 0, "--port"),
+        (["--port", "7", "-h"], 0, "--port"),
+    ],
+)
+def test_a_command_of_an_installed_client_is_run_and_help_needs_no_service(
+    arguments, status, shown, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["app", *arguments])
+    monkeypatch.setattr(process, "run", None)
+    with pytest.raises(SystemExit) as ended:
+        command()
+    assert ended.value.code == status
+    printed = capsys.readouterr().out
+    assert shown in printed
+    assert bool(printed) == bool(shown)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--port", "7"], ["unknown"]])
+def test_anything_else_is_served_with_its_arguments(arguments, monkeypatch) -> None:
+    """Rarely collecting begins before the imports, and so before `run`."""
+    before, runs = gc.get_threshold(), []
+    monkeypatch.setattr(sys, "argv", ["app", *arguments])
+    monkeypatch.setattr(process, "run", lambda *call: runs.append((*call, gc.get_threshold())))
+    try:
+        command()
+    finally:
+        gc.set_threshold(*before)
+    ((create, passed, threshold),) = runs
+    assert (create, passed) == (create_app, arguments)
+    assert threshold[0] > before[0]

@@ -1,9 +1,17 @@
 """An error in the shape of each dialect, as the servers that it imitates answer it."""
 
+import orjson
 import pytest
+from fastapi import FastAPI
+from httpx2 import ASGITransport, AsyncClient
+from structlog.testing import capture_logs
 
+from app.api.context import RequestContext, context_of
 from app.api.error_shapes import ErrorFacts, body_of, status_in
-from app.api.paths import Dialect
+from app.api.errors import error_facts, install_error_handlers, unforeseen_error_response
+from app.api.paths import RERANK, Dialect
+from app.errors import QueueFullError
+from app.middleware.context import ProvideContext
 
 PROBLEMS = [{"pointer": "/input/0/text", "detail": "too long"}, {"pointer": "/model"}]
 
@@ -91,3 +99,50 @@ def test_where_dialects_share_a_path_the_first_decides_and_all_can_be_read() -> 
     shared = body_of(failed, "r", [Dialect.TEI, Dialect.OPENAI])
     assert shared["error"] == "It failed."
     assert body_of(failed, "r", [Dialect.OPENAI, Dialect.TEI])["error"]["type"]
+
+
+def scope() -> dict[str, object]:
+    context = RequestContext("an id", "/rerank", RERANK, "192.0.2.1")
+    return {"type": "http", "state": {"context": context}}
+
+
+def test_what_nobody_foresaw_reveals_nothing_and_is_500() -> None:
+    of = scope()
+    answer = unforeseen_error_response(of, ValueError("secret"))
+    told = orjson.loads(answer.body)
+    assert (answer.status_code, told["code"], told["request_id"]) == (
+        500,
+        "internal_error",
+        "an id",
+    )
+    assert "secret" not in answer.body.decode()
+    assert (context_of(of).error_code, context_of(of).error_status) == ("internal_error", 500)
+
+
+async def test_a_lack_of_memory_is_temporary_wherever_it_is_noticed() -> None:
+    outside = unforeseen_error_response(scope(), MemoryError())
+    app = FastAPI()
+    install_error_handlers(app)
+
+    @app.get("/rerank")
+    async def endpoint() -> None:
+        raise MemoryError("of something")
+
+    app.add_middleware(ProvideContext, trusted_proxies=())
+    transport = ASGITransport(app)
+    async with AsyncClient(transport=transport, base_url="http://service") as client:
+        with capture_logs() as log:
+            inside = await client.get("/rerank")
+    assert [(each["event"], each["reason"]) for each in log] == [
+        ("request_out_of_memory", "of something")
+    ]
+    for answer, told in ((outside, orjson.loads(outside.body)), (inside, inside.json())):
+        assert (answer.status_code, told["code"]) == (503, "out_of_memory")
+        assert answer.headers["retry-after"] == "30"
+        assert told["detail"].startswith("The service has too little memory for this request now;")
+
+
+def test_the_error_of_a_record_tells_when_to_try_again_only_where_that_helps() -> None:
+    full = {"status": 503, "code": "queue_full", "detail": "It is full."}
+    assert error_facts(QueueFullError("it is full.", retry_after=7)) == full | {"retry_after": 7}
+    assert error_facts(QueueFullError("it is full")) == full

@@ -410,3 +410,23 @@ async def test_an_answer_is_refused_and_held_through_the_context_of_its_request(
     await limit(scope(), receiving(1000), send)
     assert asked == [4 * MIB + 10 * 1000]
     answer_of(limit.responses, "another", HELD).need(12 * MIB, *ADVICE)
+
+
+def test_nobody_is_evicted_for_a_client_that_is_over_its_share_alone(clock: Clock) -> None:
+    bodies, other = BodyMemory(HELD), Reader("a")
+    bodies.reserve(other, MIB)
+    clock.pass_seconds(2)
+    for size, evicts in ((15 * MIB, False), (15 * MIB + 1, True)):
+        with pytest.raises(QueueFullError):
+            bodies.reserve(Reservation("b", None), size)
+        assert other.evicted is evicts
+
+
+def test_nothing_is_kept_of_a_client_that_holds_nothing(clock: Clock) -> None:
+    bodies = BodyMemory(HELD)
+    held = [Reservation(f"client {i}", None) for i in range(3)]
+    for each in held:
+        bodies.reserve(each, 100)
+    bodies.release_part(held[0], 100)
+    bodies.release(held[1])
+    assert list(bodies._by_client) == ["client 2"]

@@ -91,6 +91,7 @@ class App:
         self.paths: list[str] = []
         self.states: list[dict[str, Any]] = []
         self.bodies: list[bytes] = []
+        self.headers: list[list[tuple[bytes, bytes]]] = []
         self.left: list[str] = []
         self.go = asyncio.Event()
         self.go.set()
@@ -101,6 +102,7 @@ class App:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.paths.append(scope["path"])
         self.states.append(scope["state"])
+        self.headers.append(scope["headers"])
         body, more = b"", self.reads
         while more:
             message = await receive()
@@ -226,8 +228,9 @@ async def test_headers_of_a_next_request_wait_for_the_one_in_work() -> None:
     assert client.wire.ended is None
     client.app.go.set()
     await turns()
-    how, _ = await client.ended()
+    how, seconds = await client.ended()
     assert (how, client.statuses) == ("closed", [200])
+    assert seconds <= 6 * HEADERS_TIMEOUT + 1
 
 
 @in_skipped_time
@@ -787,3 +790,13 @@ async def test_headers_are_parsed_in_turns_and_the_request_is_answered() -> None
     await turns(20)
     await client.send(b"\r\n")
     assert client.statuses == [200]
+
+
+async def test_trailers_never_become_headers() -> None:
+    client = Client()
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    await client.send(head + b"1\r\nx\r\n0\r\nX-Request-ID: trailer\r\n\r\n" + GET % 2)
+    await turns()
+    first, second = client.app.headers
+    assert [name for name, _ in first] == [b"host", b"transfer-encoding"]
+    assert second == [(b"host", b"a")]

@@ -118,3 +118,14 @@ def test_who_has_hung_up_is_known_without_reading() -> None:
         far.shutdown(socket.SHUT_WR)
         assert has_hung_up(near)
     assert not has_hung_up(None)
+
+
+async def test_it_tells_of_its_connection_what_the_one_below_tells() -> None:
+    wire = Wire()
+    transport = LingeringTransport(wire, asyncio.get_running_loop())
+    assert transport.get_extra_info("peername") == ("192.0.2.1", 7)
+    assert transport.get_extra_info("cipher", "none") == "none"
+    wire.unread = 7
+    assert transport.get_write_buffer_size() == 7
+    transport.abort()
+    assert wire.ended == "aborted"

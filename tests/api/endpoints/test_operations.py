@@ -2,15 +2,21 @@
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urljoin
 
 import pytest
+from httpx2 import ASGITransport, AsyncClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.api.endpoints.operations import describe_server, totals
 from app.api.paths import ENDPOINTS
 from app.engine.scheduling.job import Purpose
+from app.main import create_app
 from app.observability.metrics import Metrics
+from app.settings import Settings
+from tests.engine.fakes import FakeModel, FakeReranker, loaded
 from tests.support.server import RunningServer, run_server
 
 COUNTERS = {
@@ -198,3 +204,74 @@ def test_openapi_describes_the_request_the_answer_and_the_errors(client) -> None
         operation["responses"]
     )
     assert "/embeddings" not in description["paths"]
+
+
+@pytest.mark.parametrize(
+    ("accepted", "is_browser"),
+    [
+        ("text/html", True),
+        ("text/html;q=0.9, application/json;q=0.8", True),
+        ("text/html, application/json", False),
+        ("application/json", False),
+        ("*/*", False),
+        ("", False),
+    ],
+)
+@pytest.mark.parametrize("ui", [True, False])
+async def test_a_browser_is_sent_to_the_page_where_there_is_one(accepted, is_browser, ui) -> None:
+    app = create_app(Settings(api_token=None, ui=ui, trusted_proxies="192.0.2.1"))
+    transport = ASGITransport(app, client=("192.0.2.1", 1))
+    async with AsyncClient(transport=transport, base_url="http://service") as client:
+        for prefix in ("", "/below"):
+            headers = {"Accept": accepted} | ({"X-Forwarded-Prefix": prefix} if prefix else {})
+            answer = await client.get("/", headers=headers)
+            assert answer.headers["vary"] == "Accept"
+            if ui and is_browser:
+                assert answer.status_code == 303
+                assert answer.headers["location"] == (f"{prefix}/ui" if prefix else "ui")
+                continue
+            assert answer.status_code == 200
+            paths = answer.json()["paths"]
+            assert paths["rerank"] == f"{prefix}/rerank"
+            assert paths.get("page") == (f"{prefix}/ui" if ui else None)
+
+
+def test_the_uptime_is_told_in_hours_minutes_and_seconds() -> None:
+    metrics = Metrics()
+    metrics.started_at -= 3600 + 120 + 3.5
+    found = totals(metrics)
+    assert (found["uptime"], found["uptime_seconds"]) == ("1h 2m 3s", 3723)
+
+
+class Judge(FakeReranker):
+    max_length = 55
+
+
+class Logits(Judge):
+    scores_are_logits = False
+
+
+class Dense(FakeModel):
+    max_length = 77
+
+
+@pytest.mark.parametrize(
+    ("dense", "reranker", "expected"),
+    [
+        (None, None, ("100", "13", "11", "12")),
+        (Dense(), Judge(), ("100", "77", "55", "12")),
+        (None, Logits(), ("100", "13", "11", "55")),
+    ],
+)
+def test_the_lengths_of_a_server_are_those_of_its_models(dense, reranker, expected) -> None:
+    settings = Settings(
+        bge_rerank_max_length=11,
+        qwen_rerank_max_length=12,
+        qwen_embed_max_length=13,
+        embedding_model="/models/private/mine",
+    )
+    models = replace(loaded(FakeModel()), dense=dense, reranker=reranker)
+    labels = describe_server(settings, models)
+    names = [f"{kind}_max_length" for kind in ("bge_embed", "qwen_embed", "bge_rerank")]
+    assert tuple(labels[each] for each in [*names, "qwen_rerank_max_length"]) == expected
+    assert (labels["model"], labels["gpu_available"], labels["device"]) == ("mine", "false", "cpu")

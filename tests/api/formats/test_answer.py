@@ -1,11 +1,13 @@
 """What is made of a result's vectors: what it takes, what it leaves out, and what it refuses."""
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.api.formats.answer import EmbeddingAnswer, ModelNames, VectorOptions, vectors_of
+from app.api.formats.msgpack import pack
 from app.api.handler import LARGE_ANSWER_BYTES
 from app.engine.answer_memory import AnswerMemory
 from app.engine.types import (
@@ -150,3 +152,11 @@ def test_an_answer_has_its_texts_in_order_and_tells_who_made_it() -> None:
     assert answer.typed_report() == answer.report() | {"output_dtype": "int8"}
     told = {"model_name": "d", "dense_model_name": "d", "sparse_model_name": "s"}
     assert (told | {"colbert_model_name": "c"}).items() <= answer.report().items()
+
+
+@pytest.mark.parametrize("size", [0, 1, 127, 128, 255, 256, 65_535, 65_536])
+def test_an_array_in_msgpack_is_what_a_packer_writes_of_its_bytes(size: int) -> None:
+    values = np.arange(size).astype(np.uint8)
+    about = {b"nd": True, b"type": "|u1", b"kind": b"", b"shape": [size]}
+    packed = b"".join(pack(msgpack.Packer(), {"it": [1], "array": values}))
+    assert packed == msgpack.packb({"it": [1], "array": about | {b"data": values.tobytes()}})

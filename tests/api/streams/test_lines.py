@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.api.body import validate
-from app.api.streams.lines import Line, LineReader, NdjsonReader, StreamLine, _is_usual
+from app.api.streams.lines import (
+    STEP_BYTES,
+    Line,
+    LineReader,
+    NdjsonReader,
+    StreamLine,
+    _is_usual,
+)
 from app.errors import BodyTooLargeError, InvalidRequestError
 
 MOST = 200
@@ -253,3 +260,15 @@ def test_many_lines_are_read_in_steps_of_64_kib() -> None:
     steps = [after - before for before, after in pairwise(begins)]
     assert max(steps) <= 65_536 + len(line)
     assert len(steps) >= len(line) * 400 // (65_536 + len(line))
+
+
+def test_what_arrives_while_lines_are_taken_is_not_counted_with_them() -> None:
+    reader = NdjsonReader(2 * STEP_BYTES)
+    reader.feed(json.dumps({"text": "a" * STEP_BYTES}).encode() + b'\n{"text": "b')
+    steps = reader.take(2, 1 << 30)
+    next(steps)
+    reader.feed(b"c")
+    (large,) = end_of(steps)
+    reader.feed(b'"}\n')
+    (small,) = take(reader, 2, 1000)
+    assert [len(large.text), small.text] == [STEP_BYTES, "bc"]

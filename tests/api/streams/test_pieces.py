@@ -5,9 +5,17 @@ import asyncio
 import numpy as np
 import pytest
 
+from app.api.formats.answer import VectorOptions
 from app.api.streams.lines import Line
 from app.api.streams.pieces import LineResult, Piece, PieceEmbedder, PieceMemory, PieceSize
-from app.engine.types import EmbeddingResult, TextEmbedding, Timings, Truncation
+from app.engine.types import (
+    EmbeddingResult,
+    Outputs,
+    TextEmbedding,
+    Timings,
+    TokenStrings,
+    Truncation,
+)
 from app.errors import (
     InferenceError,
     InferenceTimeoutError,
@@ -230,3 +238,32 @@ def test_a_line_without_a_result_is_told_by_its_number() -> None:
     )
     lost = LineResult(Line(8, 3, 10)).record(None, 9)
     assert (lost.id, lost.error["line"]) == (3, 8)
+
+
+def made(cuts: tuple[Truncation, ...] = ()) -> LineResult:
+    colbert = np.ones((8, 4), np.float32)
+    embedding = TextEmbedding(np.ones(4, np.float32), None, colbert)
+    return LineResult(Line(7, "its id", 10, "a"), embedding, TokenStrings(None, ["a"] * 8), cuts)
+
+
+def test_a_record_holds_what_is_made_of_the_vectors_and_which_line_was_cut() -> None:
+    options = VectorOptions(Outputs(dense=True, colbert=True), "int8")
+    cut = Truncation("sentences", 3, "m", 4, 9)
+    record = made((cut,)).record(options, 1 << 20)
+    assert (record.id, record.error) == ("its id", None)
+    assert record.vectors.dense.values.dtype == np.int8
+    assert record.vectors.colbert.values.shape == (8, 4)
+    assert record.vectors.tokens == TokenStrings(None, ["a"] * 8)
+    (warning,) = record.warnings
+    assert warning["target"] == {"field": "text", "index": 6, "pointer": "/text"}
+    assert warning["details"]["original_tokens"] == 9
+
+
+def test_what_post_processing_takes_too_much_for_is_that_lines_error() -> None:
+    options = VectorOptions(Outputs(colbert=True), pool_factor=2)
+    needed = options.working_bytes(made().embedding)
+    assert made().record(options, needed).vectors.colbert.values.shape[0] < 8
+    refused = made().record(options, needed - 1)
+    assert (refused.id, refused.vectors, refused.error["line"]) == ("its id", None, 7)
+    assert refused.error["code"] == "invalid_request"
+    assert "leave out colbert_pool_factor" in refused.error["detail"]
