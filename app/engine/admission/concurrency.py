@@ -54,10 +54,9 @@ class FairSemaphore:
 
     def release(self, client: str) -> None:
         """Return a permit; the next waiting client gets it at once."""
-        # Chosen while this client still holds it: two waiting clients then alternate.
-        next_client = self._next_client()
         self._drop(client)
         self._free += 1
+        next_client = self._next_client(client)
         if next_client is not None:
             self.try_acquire(next_client)
             self._next_turn(next_client).set_result(None)
@@ -74,9 +73,10 @@ class FairSemaphore:
         if not self._held[client]:
             del self._held[client]
 
-    def _next_client(self) -> str | None:
+    def _next_client(self, last: str) -> str | None:
+        """The waiting client that holds the fewest; of equals not `last`, so that two alternate."""
         waiting = (client for client in self._waiters if self._has_turn(client))
-        return min(waiting, key=self.held_by, default=None)
+        return min(waiting, key=lambda client: (self.held_by(client), client == last), default=None)
 
     def _has_turn(self, client: str) -> bool:
         return any(not turn.done() for turn in self._waiters[client])

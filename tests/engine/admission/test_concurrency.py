@@ -147,6 +147,18 @@ async def test_a_client_that_holds_less_goes_before_one_that_has_waited_longer()
     assert order == ["b", "a", "a"]
 
 
+async def test_who_returns_its_only_permit_and_waits_goes_before_one_that_holds_another() -> None:
+    limit = limit_of(2, acquire_timeout=60)
+    a, b = await holders(limit, "ab")
+    waiting = [Holder(limit, client) for client in "bab"]
+    await turns()
+    await a.let_go()
+    await waiting[1].inside.wait()
+    assert (limit.held_by("a"), limit.held_by("b")) == (1, 1)
+    for each in (b, *waiting):
+        await each.let_go()
+
+
 async def test_a_permit_handed_to_someone_who_is_cancelled_in_the_same_moment_is_not_lost() -> None:
     permits = FairSemaphore(1)
     await permits.acquire("a")
