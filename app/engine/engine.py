@@ -152,6 +152,7 @@ class Engine:
         error = DrainingError("the service was stopped before this was done", retry_after=5)
         self._devices.abort(error)
         self._further.abort(error)
+        self._pipelines.tokenizer_threads.abort(error)
 
     async def embed(
         self,

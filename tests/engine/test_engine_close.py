@@ -27,6 +27,32 @@ async def test_aborting_tells_everyone_who_still_waits() -> None:
     await engine.close()
 
 
+async def test_aborting_waits_for_no_tokenizer() -> None:
+    """Texts that a tokenizer thread has, that wait for it, and that come later."""
+    reads, gate = threading.Event(), threading.Event()
+
+    class Slow(FakeModel):
+        def tokenize(self, *arguments, **options):
+            reads.set()
+            assert gate.wait(60)
+            return super().tokenize(*arguments, **options)
+
+    model = Slow()
+    engine = engine_for(model, shutdown_timeout=0.05, tokenizer_threads=1)
+    await engine.start()
+    tasks = [asyncio.create_task(engine.embed([f"text {i}"])) for i in range(5)]
+    while not reads.is_set():  # noqa: ASYNC110 - turns, not time
+        await asyncio.sleep(0)
+    await engine.close()
+    assert not gate.is_set()
+    for task in tasks:
+        with pytest.raises(DrainingError):
+            await task
+    engine.abort()
+    assert not model.batches
+    gate.set()
+
+
 async def test_closing_answers_what_was_accepted_and_refuses_the_rest() -> None:
     model, metrics = FakeModel(), Metrics()
     engine = engine_for(model, metrics)

@@ -125,7 +125,7 @@ class _Memory:
     """What the auditor knows of a model's budget on a device since memory ran out there."""
 
     limit: int
-    since: float
+    failed: Forward  # Whose end moves for as long as others preempt it.
     fitted: int = 0
 
 
@@ -519,7 +519,7 @@ class Auditor:
             limit = max(1, forward.tokens // 2)
             if known is not None:
                 limit = min(limit, known.limit + known.fitted)
-            self._memory[key] = _Memory(limit, forward.ends)
+            self._memory[key] = _Memory(limit, forward)
         elif known is not None and forward.fault in _RETURNS:
             known.fitted += max(1, self.most_tokens // 100)
 
@@ -529,7 +529,7 @@ class Auditor:
             known is not None
             and forward.fault != "memory"
             and not forward.device.on_gpu
-            and known.since < forward.began
+            and known.failed.ends < forward.began
             and forward.tokens > known.limit + known.fitted
         ):
             self.fail(

@@ -15,6 +15,7 @@ from functools import partial
 from typing import TypeVar
 
 from app.engine.admission.concurrency import FairSemaphore
+from app.errors import SmartEmbedderError
 
 Result = TypeVar("Result")
 
@@ -51,11 +52,32 @@ class TokenizerThreads:
         usual = count or min(os.cpu_count() or 1, _MOST_THREADS)
         self._usual = _FairThreads(usual, "tokenizer")
         self._huge = _FairThreads(1, "tokenizer-huge")
+        self._scopes: set[asyncio.Timeout] = set()
+        self._aborted_by: SmartEmbedderError | None = None
 
     async def run(self, call: Callable[[], Result], texts: list[str], client: str) -> Result:
         """Run `call`, which tokenises `texts`, on a thread; return its result."""
-        threads = self._huge if await self._are_huge(texts, client) else self._usual
-        return await threads.run(call, client)
+        # It has no deadline until all are aborted.
+        scope = asyncio.timeout(None)
+        try:
+            async with scope:
+                self._scopes.add(scope)
+                if self._aborted_by is not None:
+                    raise self._aborted_by
+                threads = self._huge if await self._are_huge(texts, client) else self._usual
+                return await threads.run(call, client)
+        except TimeoutError:
+            if self._aborted_by is not None and scope.expired():
+                raise self._aborted_by from None
+            raise
+        finally:
+            self._scopes.discard(scope)
+
+    def abort(self, error: SmartEmbedderError) -> None:
+        """Fail every call, those that run, wait and come."""
+        self._aborted_by = error
+        while self._scopes:
+            self._scopes.pop().reschedule(asyncio.get_running_loop().time())
 
     async def _are_huge(self, texts: list[str], client: str) -> bool:
         characters = sum(map(len, texts))

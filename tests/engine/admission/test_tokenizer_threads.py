@@ -12,6 +12,7 @@ from app.engine.admission.tokenizer_threads import (
     TokenizerThreads,
     stop_if_given_up,
 )
+from app.errors import DrainingError
 
 USUAL = {
     "a sentence": ["search vector"],
@@ -57,6 +58,29 @@ async def held(threads: TokenizerThreads, client: str) -> tuple[Held, "asyncio.T
     task = asyncio.create_task(threads.run(call, ["a"], client))
     await asyncio.to_thread(call.entered.wait)
     return call, task
+
+
+async def test_aborting_fails_what_runs_what_waits_and_what_comes(threads) -> None:
+    held, error = Held(), DrainingError("the service was stopped before this was done")
+    running = asyncio.create_task(threads.run(held, ["a"], "a"))
+    await asyncio.to_thread(held.entered.wait, 60)
+    waiting = asyncio.create_task(threads.run(held, ["a"], "a"))
+    await asyncio.sleep(0)
+    threads.abort(error)
+    threads.abort(error)
+    coming = threads.run(held, ["a"], "a")
+    for each in (running, waiting, coming):
+        with pytest.raises(DrainingError, match="stopped before"):
+            await each
+    held.gate.set()
+
+
+async def test_a_timeout_of_the_call_itself_is_told_as_it_is(threads) -> None:
+    def times_out() -> None:
+        raise TimeoutError("of the call")
+
+    with pytest.raises(TimeoutError, match="of the call"):
+        await threads.run(times_out, ["a"], "a")
 
 
 async def test_a_client_with_one_text_does_not_wait_behind_all_of_another_client(threads) -> None:
