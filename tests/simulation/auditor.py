@@ -146,6 +146,7 @@ class Auditor:
         self._excess: dict[tuple[str, str], float] = {}
         self._job_excess: dict[tuple[Job, Job], float] = {}
         self._least_weights: dict[str, float] = {}
+        self._lightest_jobs: dict[str, float] = {}
         self._failing: dict[FakeDevice, list[Forward]] = {}
         self._memory: dict[tuple[FakeDevice, Model], _Memory] = {}
         self._leased: Counter[int] = Counter()
@@ -394,15 +395,17 @@ class Auditor:
 
         Of two that wait, the one whose turn it is, or that has the rest of a forward, is then ahead
         by what a forward holds, divided by its own weight, and by a turn of `QUANTUM_TOKENS` of the
-        other, at most. As the other may be ahead by as much when that time begins, what one is
-        given, divided by its weight, exceeds that of the other by at most the sum of both; of
-        weights that change, the least count. What preempts a forward has a promise of its own, and
-        counts only for its client.
+        other, at most. When that time begins, the other may be ahead by a forward, too, and by the
+        longest turn of anybody, which is what `JobQueue` leaves to whoever comes. So what one is
+        given, divided by its weight, exceeds that of the other by at most the sum; of weights that
+        change, the least count. What preempts a forward has a promise of its own, and counts only
+        for its client.
         """
         most, excess, least = self.most_tokens, self._excess, self._least_weights
         still = {job.client for job in self._queue._jobs}
         for client, weight in weights.items():
             least[client] = min(least.get(client, weight), weight)
+        longest_turn = QUANTUM_TOKENS / min(least.values())
         for client, tokens in batch.client_tokens.items():
             gain = tokens / weights[client]
             for other in served:
@@ -413,7 +416,8 @@ class Auditor:
                 if preempts or other not in still:  # A forward with all that it had is no loss.
                     continue
                 excess[pair] = now = excess.get(pair, 0.0) + gain
-                bound = (most + QUANTUM_TOKENS) * (1 / least[client] + 1 / least[other])
+                bound = most * (1 / least[client] + 1 / least[other])
+                bound += QUANTUM_TOKENS / least[other] + longest_turn
                 if now > bound + _ROUNDING:
                     self.fail(
                         "share",
@@ -433,6 +437,8 @@ class Auditor:
                     del excess[pair]
                 continue
             gain = each.tokens / job.weight
+            lightest = min(self._lightest_jobs.get(job.client, 8.0), *(o.weight for o in others))
+            self._lightest_jobs[job.client] = lightest
             for other in others:
                 if other is job:
                     continue
@@ -441,7 +447,8 @@ class Auditor:
                 if not other.waiting:
                     continue
                 excess[other, job] = now = excess.get((other, job), 0.0) + gain
-                bound = (self.most_tokens + QUANTUM_TOKENS) * (1 / job.weight + 1 / other.weight)
+                bound = self.most_tokens * (1 / job.weight + 1 / other.weight)
+                bound += QUANTUM_TOKENS * (1 / other.weight + 1 / lightest)
                 if now > bound + _ROUNDING:
                     self.fail("job share", f"{now:.0f} weighted tokens above {bound:.0f}")
 
