@@ -322,17 +322,23 @@ class Judge:
         """How many times the last cost is the one before; 0 where that is not above linear.
 
         The doubling before is looked at, too: a cost that only jumps, as where another way is taken
-        from some size on, is no growth.
+        from some size on, is no growth. Where an answer has more than doubled, that counts.
         """
         if len(costs) < 2 or costs[-1].seconds - self._base < LEAST_JUDGED:
             return 0.0
         last = costs[-3:]
         own = [max(cost.seconds - self._base, LITTLE / 3) for cost in last]
         growth = [
-            (own[-1] / before) ** (1 / math.log2(last[-1].asked / cost.asked))
+            (own[-1] / before) ** (1 / math.log2(_times_larger(last[-1], cost)))
             for before, cost in zip(own[:-1], last[:-1], strict=True)
         ]
         return growth[-1] if min(growth) > MOST_GROWTH else 0.0
+
+
+def _times_larger(cost: Cost, before: Cost) -> float:
+    """How many times it is, in what was asked for or in the bytes received and sent."""
+    exchanged = (cost.size + cost.answer) / (before.size + before.answer)
+    return max(cost.asked / before.asked, exchanged)
 
 
 def sizes(shape: Shape) -> list[int]:

@@ -254,10 +254,11 @@ class _Values:
         return str(self._data[self._numbers[row] : self._numbers[row + 1]], "utf-8")
 
     def nbytes(self, row: int) -> int:
-        """The bytes that a value takes of the body."""
-        if self._data is None:
-            return self._numbers.itemsize
-        return int(self._numbers[row + 1] - self._numbers[row])
+        """The bytes that a value takes of the body: its number, or its offset and its text."""
+        size = self._numbers.itemsize
+        return (
+            size if self._data is None else size + int(self._numbers[row + 1] - self._numbers[row])
+        )
 
 
 def _check_offsets(offsets: npt.NDArray[Any], size: int) -> None:

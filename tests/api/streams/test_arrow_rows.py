@@ -49,12 +49,18 @@ def test_a_row_is_as_large_as_its_bytes_in_the_body_good_or_bad() -> None:
     ids = pa.array([b"bb", b"b", b"b"]).cast(pa.string())
     texts = pa.array(["字" * 5, "a", None])
     _, lines = read(stream_of(pa.table({"id": ids, "text": texts})))
-    assert [line.size for line in lines] == [17, 2, 1]
+    assert [line.size for line in lines] == [25, 10, 9], "with its offsets, of 4 bytes each"
     _, lines = read(stream_of(pa.table({"text": ["字"], "id": pa.array([1], pa.int16())})))
-    assert [line.size for line in lines] == [5]
+    assert [line.size for line in lines] == [9]
     content = stream_of(pa.table({"text": ["abc"]}))
     _, (bad,) = read(content.replace(b"abc", b"ab\xff"))
-    assert (bad.size, "not UTF-8" in str(bad.error)) == (3, True)
+    assert (bad.size, "not UTF-8" in str(bad.error)) == (7, True)
+
+
+def test_rows_without_text_are_many_in_a_piece_and_not_one_each() -> None:
+    reader = ArrowReader(1 << 20)
+    reader.feed(stream_of(pa.table({"text": [""] * 1000}), 1000))
+    assert [len(take(reader, 500, 400)) for _ in range(3)] == [100, 100, 100]
 
 
 @given(
