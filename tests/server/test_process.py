@@ -353,6 +353,14 @@ def test_the_example_asks_for_a_token_where_one_is_needed_and_tells_none(
     assert "secret" not in printed
 
 
+def test_the_example_is_there_at_once_where_output_is_collected(monkeypatch) -> None:
+    """A log that is no terminal would show it when the service ends."""
+    collected = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(collected))
+    process._print_example("http://a:1", Settings())
+    assert b"curl -s http://a:1/embeddings/" in collected.getvalue()
+
+
 class StartedServer:
     """Runs until it is told to end; what comes of the start is told while it runs."""
 
