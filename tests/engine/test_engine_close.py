@@ -20,9 +20,9 @@ async def test_aborting_tells_everyone_who_still_waits() -> None:
     tasks = [await hold(engine, model), asyncio.create_task(engine.embed(["waits"]))]
     await waiting(metrics, 1)
     engine.abort()
-    for task in tasks:
+    for request in (*tasks, engine.embed(["late"])):
         with pytest.raises(DrainingError):
-            await task
+            await request
     let_go(model)
     await engine.close()
 

@@ -478,12 +478,14 @@ async def test_a_model_whose_first_forward_fails_leaves_nothing_behind(skipped) 
         yield None
         raise MemoryError
 
-    whole = placed(model, "cpu", [])
-    broken = replace(whole, models=(replace(whole.models[0], measure=measure),))
+    (first,) = placed(model, "cpu", []).models
+    broken = replace(first, measure=measure)
+    second = replace(broken, device=replace(first.device, name="other"))
     async with VirtualPool().started(named("cpu", FakeModel())) as pool:
-        with pytest.raises(OutOfMemoryError):
-            await pool.add(broken, thoroughly=True)
-        assert not pool.serves(model)
+        for models in ((broken,), (first, second)):
+            with pytest.raises(OutOfMemoryError):
+                await pool.add(PlacedModels(models, lambda: None), thoroughly=True)
+            assert not pool.serves(model)
 
 
 @in_skipped_time

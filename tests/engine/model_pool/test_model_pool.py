@@ -571,6 +571,16 @@ async def test_a_command_that_waits_is_refused_when_the_service_is_stopped() -> 
         let_go(model)
 
 
+async def test_a_command_that_is_done_has_given_memory_back_and_does_not_end_again() -> None:
+    loader = FakeLoader()
+    async with engine_with(loader, *entries("one")) as engine:
+        await engine.load("one")
+        loader.garbage = GIGABYTE
+        await engine.unload("one")
+        assert loader.garbage == 0
+        engine.abort()
+
+
 async def test_requests_that_waited_for_a_model_have_it_before_a_command_unloads_it() -> None:
     loader = FakeLoader()
     loader.held = True
