@@ -138,6 +138,14 @@ async def test_so_many_calls_run_at_once(monkeypatch, count, cores, expected) ->
     assert max(most) == expected
 
 
+@pytest.mark.parametrize("texts", [["a"], ENORMOUS["megabytes"]], ids=["usual", "enormous"])
+async def test_no_thread_is_started_once_they_are_closed(texts: list[str]) -> None:
+    threads = TokenizerThreads(1)
+    threads.close()
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        await threads.run(lambda: None, texts, "alice")
+
+
 async def thread_for(texts: list[str]) -> str:
     threads = TokenizerThreads(2)
     try:

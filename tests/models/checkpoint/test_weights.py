@@ -252,6 +252,7 @@ def test_a_tensor_that_is_larger_than_its_file_is_an_error(tmp_path: Path) -> No
         ({"a": ([1], [0, 4])}, 5, "has 1 bytes that are of no tensor"),
         ({"a": ([1], [4, 8])}, 8, "describes a in a way that cannot be"),
         ({"a": ([1], [0, 4]), "b": ([1], [0, 4])}, 4, "describes b in a way that cannot be"),
+        ({"a": ([-1, 2, -1], [0, 8])}, 8, "describes a in a way that cannot be"),
         ({"a": ([1], [0.0, 4])}, 4, "describes a in a way that cannot be"),
         ({"a": ([True], [0, 4])}, 4, "describes a in a way that cannot be"),
         ({"a": ([-1, -1], [0, 4])}, 4, "describes a in a way that cannot be"),
