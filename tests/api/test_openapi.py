@@ -8,9 +8,10 @@ import pytest
 from fastapi import FastAPI
 
 from app.api.dialects.openai_schemas import OpenAIError
-from app.api.openapi import describe_work
+from app.api.openapi import describe_body, describe_stream, describe_work
 from app.api.response_schemas import RerankResponse
-from app.api.schemas import RerankBody
+from app.api.schemas import EmbeddingFields, RerankBody
+from app.api.streams.lines import StreamLine
 from app.engine.loaded_models import LoadedModels
 from app.main import create_app
 from app.settings import Settings
@@ -82,6 +83,26 @@ def test_a_stream_has_its_options_in_the_query_and_a_text_in_each_line(paths) ->
     written = stream["responses"]["200"]["content"]
     assert {"application/x-ndjson", "application/vnd.apache.arrow.stream"} <= set(written)
     assert all(each == binary for each in written.values())
+
+
+def test_what_is_published_is_what_bodies_and_streams_are_described_as(paths) -> None:
+    described = describe_body(RerankBody)
+    published = paths["/rerank"]["post"]
+    body, expected = described["requestBody"], published["requestBody"]
+    assert body["required"] is expected["required"] is True
+    schema, known = (each["content"]["application/json"]["schema"] for each in (body, expected))
+    assert not any("$ref" in each or "$defs" in each for each in schemas_in(schema))
+    assert [*schema["properties"]] == [*known["properties"]]
+    assert schema["properties"]["weights"] == known["properties"]["weights"]
+    assert described["parameters"] == published["parameters"]
+    stream = describe_stream(EmbeddingFields, StreamLine, ["a", "b"], ["c", "d"])
+    published = paths[STREAM]["post"]
+    assert stream["parameters"] == published["parameters"]
+    assert not any(each["required"] for each in stream["parameters"])
+    lines, other = stream["requestBody"]["content"].values()
+    assert lines == published["requestBody"]["content"]["application/x-ndjson"]
+    assert other["schema"]["format"] == "binary"
+    assert [*stream["responses"]["200"]["content"]] == ["c", "d"]
 
 
 def test_only_this_services_own_lists_have_the_limits_in_force(paths) -> None:
