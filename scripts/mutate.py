@@ -43,9 +43,9 @@ from scripts.mutants import Mutant, draw, mutants_below
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true", "GOMP_SPINCOUNT": "2000"}
-# Everything that these import, but what is in the tree, is imported once for all runs.
 # A module's own tests are asked for so many times the seconds of the others.
 _MIRRORED_SHARE = 5
+# Everything that these import, but what is in the tree, is imported once for all runs.
 WARM_UP = ("tests/api/test_rendering.py", "tests/models/tasks/test_m3.py")
 IN_THE_TREE = {"app", "benchmark", "benchmarks", "scripts", "tests", "tools", "__main__"}
 IMPORTED = """

@@ -76,7 +76,8 @@ class RequestModel(BaseModel):
         """Keep the first MAX_PROBLEMS unknown names: an error for each costs more than the work."""
         if not isinstance(value, dict) or cls.model_config["extra"] != "forbid":
             return value
-        unknown = (name for name in value if name not in cls.model_fields)
+        fields = cls.model_fields
+        unknown = (name for name in value if name not in fields)
         dropped = set(islice(unknown, MAX_PROBLEMS, None))
         return {name: sent for name, sent in value.items() if name not in dropped}
 

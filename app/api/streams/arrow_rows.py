@@ -255,10 +255,9 @@ class _Values:
 
     def nbytes(self, row: int) -> int:
         """The bytes that a value takes of the body: its number, or its offset and its text."""
-        size = self._numbers.itemsize
-        return (
-            size if self._data is None else size + int(self._numbers[row + 1] - self._numbers[row])
-        )
+        if self._data is None:
+            return self._numbers.itemsize
+        return self._numbers.itemsize + int(self._numbers[row + 1] - self._numbers[row])
 
 
 def _check_offsets(offsets: npt.NDArray[Any], size: int) -> None:
