@@ -161,7 +161,7 @@ def test_texts_are_cut_to_the_lengths_of_their_type(model: ColbertEmbedder) -> N
     (left,) = model.tokenize(["sea " + long], truncation=TruncationOptions(side="left"))
     assert model.token_strings(model.colbert_tokens(left.ids))[:3] == ["[CLS]", "[unused1]", "rank"]
     (short,) = model.tokenize(["sea"], input_type="query")
-    assert not short.truncated
+    assert (len(short.ids), short.original_tokens, short.truncated) == (24, 24, False)
 
 
 def test_a_text_that_asks_for_nothing_gets_nothing(model: ColbertEmbedder) -> None:
@@ -320,6 +320,17 @@ def test_vectors_that_are_not_of_unit_length_or_pooled_are_refused(
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(StartupError, match=message):
         load(tmp_path)
+
+
+def test_queries_are_filled_up_with_the_end_of_a_text_where_no_mask_is_named(
+    folders, load, tmp_path: Path
+) -> None:
+    folder = copy_of(folders["qwen3"], tmp_path)
+    save_dense(folder / "1_Dense", 64, 16)
+    change(folder / "tokenizer_config.json", mask_token=None, eos_token="[SEP]")
+    (text,) = ids_of(load(folder), ["memory"], "query")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert load(folder).token_strings(load(folder).colbert_tokens(text))[-1] == tokenizer.eos_token
 
 
 def test_queries_that_are_longer_than_a_window_are_refused(load, tmp_path: Path) -> None:
