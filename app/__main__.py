@@ -3,8 +3,8 @@
 import sys
 from importlib import metadata
 
-from app.server.garbage import collect_rarely
-from app.settings.flags import parse_flags
+from app.server.process import collect_rarely
+from app.settings.sources import parse_flags
 
 # The entry points of commands: the client's package adds ingest and search.
 _COMMANDS = "smart_embedder.commands"

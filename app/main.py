@@ -13,50 +13,39 @@ from fastapi.telemetry import TelemetryConfig
 from starlette.middleware import Middleware
 
 from app import __version__
-from app.access.api_tokens import ApiTokens
 from app.access.rate_limit import Buckets, MemoryBuckets, SharedBuckets
-from app.api.dialects import (
-    cohere_embed,
-    embedding_server,
-    openai,
-    tei,
-    tei_info,
-    tei_predict,
-    tei_tokens,
-    vllm,
-)
-from app.api.endpoints import embedding_stream, embeddings, health, operations, rerank
-from app.api.endpoints.docs import install_docs
-from app.api.endpoints.ui import install_ui
+from app.access.tokens import ApiTokens
+from app.api.catalogue import ModelCatalogue
+from app.api.dialects import cohere, embedding_server, openai, tei, vllm
+from app.api.endpoints import embeddings, operations, rerank, stream
+from app.api.endpoints.pages import install_docs, install_ui
 from app.api.errors import install_error_handlers
 from app.api.handler import Service
-from app.api.model_catalogue import ModelCatalogue
 from app.api.openapi import TAGS, install_openapi
 from app.engine import Engine
-from app.engine.admission.concurrency import FairSemaphore, LoopTurns
-from app.engine.download import DownloadStatus
-from app.engine.loaded_models import LoadedModels, Loader
-from app.middleware.auth import RequireToken
-from app.middleware.body_limit import LimitBody
-from app.middleware.context import ProvideContext
-from app.middleware.draining import RefuseWhileDraining
-from app.middleware.memory_limit import BODY_SECONDS, LimitMemory
-from app.middleware.origin import CheckOrigin
-from app.middleware.rate_limit import LimitRate, RateLimiter
-from app.middleware.request_log import LogRequests
-from app.middleware.request_metrics import MeasureRequests
-from app.middleware.request_tracing import TraceRequests
-from app.middleware.unpack_body import UnpackBody
+from app.engine.model import DownloadStatus, LoadedModels, Loader
+from app.engine.scheduling.fairness import FairSemaphore, LoopTurns
+from app.middleware.access import (
+    CheckOrigin,
+    LimitRate,
+    RateLimiter,
+    RefuseWhileDraining,
+    RequireToken,
+)
+from app.middleware.body import LimitBody, UnpackBody
+from app.middleware.memory import BODY_SECONDS, LimitMemory
+from app.middleware.observe import LogRequests, MeasureRequests, ProvideContext, TraceRequests
 from app.models.load import load_models
 from app.observability.loop_watch import LoopWatch, WatchRequests
 from app.observability.metrics import Metrics
 from app.observability.tracing import Tracer
 from app.server.drain import Drain
-from app.server.garbage import freeze_startup_objects
-from app.server.startup_log import log_failure, log_ready
-from app.server.uvicorn_command import (
+from app.server.process import (
     exit_on_startup_error,
+    freeze_startup_objects,
     load_settings_and_configure_logs,
+    log_failure,
+    log_ready,
     stop_uvicorn,
 )
 from app.settings import Settings
@@ -65,19 +54,16 @@ OnReady = Callable[[LoadedModels], None]
 OnFailure = Callable[[Exception], None]
 
 _ROUTERS = (
-    embeddings,
-    embedding_stream,
-    rerank,
-    openai,
-    cohere_embed,
-    vllm,
-    tei,
-    tei_predict,
-    tei_tokens,
-    tei_info,
-    embedding_server,
-    health,
-    operations,
+    embeddings.router,
+    stream.router,
+    rerank.router,
+    openai.router,
+    cohere.router,
+    vllm.router,
+    tei.router,
+    tei.info_router,
+    embedding_server.router,
+    operations.router,
 )
 _RENDER_THREADS = 2
 _BODIES_IN_MEMORY = 16
@@ -134,8 +120,8 @@ def create_app(
         middleware=[Middleware(WatchRequests, watch=watch), *_middleware(service)],
     )
     app.state.service = service
-    for module in _ROUTERS:
-        app.include_router(module.router)
+    for router in _ROUTERS:
+        app.include_router(router)
     install_docs(app)
     if settings.ui:
         install_ui(app)

@@ -24,7 +24,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
+from app.models.tasks.qwen3 import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
 from benchmark import WORDS
 
 

@@ -19,14 +19,13 @@ import orjson
 import pyarrow as pa
 import safetensors
 
-from app.api.compression import compress
-from app.api.formats import arrow, json_answer
-from app.api.formats import msgpack as msgpack_format
-from app.api.formats import safetensors as safetensors_format
-from app.api.formats.answer import EmbeddingAnswer, ModelNames, VectorOptions
-from app.engine.types import EmbeddingResult, Outputs, SparseVector, TextEmbedding
+from app.api.formats import arrow, binary
+from app.api.formats import vectors as json_answer
+from app.api.formats.vectors import EmbeddingAnswer, ModelNames, VectorOptions
+from app.api.negotiation import compress
+from app.engine.records import EmbeddingResult, Outputs, SparseVector, TextEmbedding
 from app.observability.tracing import Timings
-from app.vectors.quantization import OutputDtype
+from app.vectors import OutputDtype
 
 _WIDTH = 1024
 _WEIGHTS = 150
@@ -78,9 +77,9 @@ FORMATS: dict[str, Format] = {
     "JSON, gzip": (lambda answer: compress(render_json(answer), "gzip"), len),
     "JSON, zstd": (lambda answer: compress(render_json(answer), "zstd"), len),
     "JSON, base64": (lambda answer: render_json(answer, as_base64=True), orjson.loads),
-    "MessagePack": (msgpack_format.render, msgpack.unpackb),
+    "MessagePack": (binary.render_msgpack, msgpack.unpackb),
     "Arrow": (arrow.render, lambda content: pa.ipc.open_stream(content).read_all()),
-    "safetensors": (safetensors_format.render, safetensors.deserialize),
+    "safetensors": (binary.render_safetensors, safetensors.deserialize),
 }
 
 

@@ -16,10 +16,10 @@ from FlagEmbedding import FlagReranker
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from app.engine import Engine, RerankRequest
-from app.engine.types import FloatArray
+from app.engine.records import FloatArray
 from app.models.checkpoint.config import read_config
 from app.models.load import load_models
-from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION
+from app.models.tasks.qwen3 import DEFAULT_INSTRUCTION
 from app.settings import Settings
 from benchmarks.turns import Compute, measure, print_table
 from benchmarks.workload import PASSAGES, QUERIES, draw_texts

@@ -38,7 +38,7 @@ say "the kernels, with checks"
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from app.models.ops.build import Compiler, make_library
-from app.models.ops.instruction_sets import architecture_here
+from app.models.ops.build import architecture_here
 
 # The compiler's own driver drops AddressSanitizer, for which it brings no library.
 checks = ("-Xclang", "-fsanitize=address", "-fsanitize=undefined,float-cast-overflow")

@@ -26,8 +26,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-KERNELS = ("app/models/ops/cuda_kernels.py", "app/models/ops/fused_cuda_backend.py")
-DESCRIPTIONS = ("app/api/response_schemas.py", "app/api/operation_schemas.py")
+KERNELS = ("app/models/ops/cuda.py", "app/models/ops/cuda.py")
+DESCRIPTIONS = ("app/api/answers.py", "app/api/answers.py")
 MOST_COUNTED = 16
 NOT_MEANT = {
     "daemon", "description", "exc_info", "examples", "frozen", "indent", "init",

@@ -46,12 +46,12 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "true", "GOMP_SP
 # A module's own tests are asked for so many times the seconds of the others.
 _MIRRORED_SHARE = 5
 # Everything that these import, but what is in the tree, is imported once for all runs.
-WARM_UP = ("tests/api/test_rendering.py", "tests/models/tasks/test_m3.py")
+WARM_UP = ("tests/api/test_rendering.py", "tests/models/tasks/test_dense_m3.py")
 IN_THE_TREE = {"app", "benchmark", "benchmarks", "scripts", "tests", "tools", "__main__"}
 IMPORTED = """
 import sys, pytest
 pytest.main(["-q", *sys.argv[1:]])
-import app.main, app.models.runtime, app.models.model_loader, app.server.process
+import app.main, app.models.loader, app.models.loader, app.server.process
 print("imported:", *sys.modules)
 """
 

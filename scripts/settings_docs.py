@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-from app.settings.compose import COMPOSE_VARIABLES
-from app.settings.describe import default, meaning, sections, without_markup
+from app.settings.declaration import default, meaning, sections, without_markup
+from app.settings.sources import COMPOSE_VARIABLES
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / ".env.example"

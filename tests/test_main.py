@@ -14,10 +14,10 @@ import pytest
 from app import main
 from app.__main__ import main as command
 from app.access.rate_limit import MemoryBuckets, SharedBuckets
-from app.engine.loaded_models import LoadedModels
+from app.engine.model import LoadedModels
 from app.errors import StartupError
 from app.main import create_app
-from app.middleware.memory_limit import BODY_SECONDS
+from app.middleware.memory import BODY_SECONDS
 from app.server import process
 from app.settings import Settings
 from tests.engine.fakes import FakeModel, loaded

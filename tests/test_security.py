@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from app.errors import StartupError
+from app.models.families.backbone import Target
 from app.models.ops.backend import choose_backend
-from app.models.target import Target
-from app.models.tasks.m3 import load_m3_embedder
+from app.models.tasks.dense import load_m3_embedder
 from tests.support.server import REPOSITORY
 
 CPU = torch.device("cpu")

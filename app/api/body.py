@@ -22,12 +22,11 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
-from app.api.context import context_of
-from app.api.paths import Dialect, Endpoint
-from app.api.preferences import preference
+from app.api.context import Dialect, Endpoint, context_of
+from app.api.errors import as_invalid_request, not_json
+from app.api.negotiation import preference
 from app.api.schemas import OPENAI_TEXTS, RequestModel
-from app.api.validation_errors import as_invalid_request, not_json
-from app.engine.admission.concurrency import LoopTurns
+from app.engine.scheduling.fairness import LoopTurns
 from app.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
 from app.observability.logs import escape_text
 from app.settings import Settings

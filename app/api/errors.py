@@ -1,22 +1,136 @@
 """The table from errors to HTTP statuses, and the responses for errors."""
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import Any
+from typing import Any, get_args
 
 import orjson
 import structlog
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute, iter_route_contexts
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Scope
 
 from app import errors
-from app.api.context import context_of, is_stream
-from app.api.error_shapes import ErrorFacts, body_of, status_in
-from app.errors import SmartEmbedderError
+from app.api.context import Dialect, context_of, is_stream
+from app.api.schemas import MAX_PROBLEMS, RequestModel
+from app.errors import InvalidRequestError, SmartEmbedderError
 from app.observability.logs import escape_text
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFacts:
+    """An error independent of the dialect.
+
+    `status` is the native one; `problems` lists the faults of an invalid body.
+    """
+
+    message: str
+    code: str
+    status: int
+    problems: list[dict[str, str]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The body of an error, and the statuses that differ from the native ones, by code."""
+
+    body: Callable[[ErrorFacts, str], dict[str, Any]]
+    statuses: Mapping[str, int]
+
+
+def body_of(error: ErrorFacts, request_id: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
+    """The body of the response, with the fields of all `dialects`."""
+    bodies = [_SHAPES[dialect].body(error, request_id) for dialect in dialects]
+    return {name: value for body in reversed(bodies) for name, value in body.items()}
+
+
+def status_in(dialects: Sequence[Dialect], error: ErrorFacts) -> int:
+    """The status that the first dialect gives to an error."""
+    return _SHAPES[dialects[0]].statuses.get(error.code, error.status)
+
+
+def _native(error: ErrorFacts, request_id: str) -> dict[str, Any]:
+    body = {"detail": error.message, "code": error.code, "request_id": request_id}
+    return body if error.problems is None else body | {"errors": error.problems}
+
+
+# Servers that have no 422.
+_BAD_REQUEST = {"invalid_request": 400, "text_too_long": 400}
+_OPENAI_TYPES: Mapping[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
+
+
+def _openai(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    """OpenAI's `error`, and beside it what text-embeddings-inference and Voyage answer there."""
+    about = _about(error)
+    beside = {name: about[name] for name in ("message", "type", "code")}
+    return {"error": about} | beside | {"detail": error.message}
+
+
+def _about(error: ErrorFacts) -> dict[str, Any]:
+    server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = "server_error" if server_error else "invalid_request_error"
+    pointer = error.problems[0]["pointer"] if error.problems else ""
+    return {
+        "message": error.message,
+        "type": _OPENAI_TYPES.get(error.status, kind),
+        "param": pointer.split("/")[1] if pointer else None,
+        "code": error.code,
+    }
+
+
+def _cohere(error: ErrorFacts, request_id: str) -> dict[str, Any]:
+    """Cohere's `message`, and Jina's `detail`."""
+    return {"id": request_id, "message": error.message, "detail": error.message, "code": error.code}
+
+
+def _vllm(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    """The newer shape, which is OpenAI's with a number, and the older one beside it."""
+    about = _about(error) | {"code": _BAD_REQUEST.get(error.code, error.status)}
+    return {"error": about, "object": "error"} | about
+
+
+def _tei(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    return {"error": error.message, "error_type": _TEI_TYPES.get(error.code, _tei_type(error))}
+
+
+def _tei_type(error: ErrorFacts) -> str:
+    return "Backend" if error.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "Validation"
+
+
+_TEI_TYPES = {
+    "empty_input": "Empty",
+    "unauthorized": "Unauthorized",
+    "rate_limited": "Overloaded",
+    "queue_full": "Overloaded",
+    "loading": "Unhealthy",
+    "model_not_loaded": "Unhealthy",
+    "model_too_large": "Unhealthy",
+    "draining": "Unhealthy",
+    "unhealthy": "Unhealthy",
+}
+_TEI_STATUSES = {
+    "queue_full": 429,
+    "inference_failed": 424,
+    "out_of_memory": 424,
+    "reranker_disabled": 424,
+}
+_SHAPES = {
+    Dialect.NATIVE: _Shape(_native, {}),
+    Dialect.OPENAI: _Shape(_openai, _BAD_REQUEST),
+    Dialect.COHERE: _Shape(_cohere, _BAD_REQUEST),
+    Dialect.VLLM: _Shape(_vllm, _BAD_REQUEST),
+    Dialect.TEI: _Shape(_tei, _TEI_STATUSES),
+}
+
 
 log = structlog.get_logger(__name__)
 
@@ -160,3 +274,156 @@ def _response(
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:].rstrip(".") + "."
+
+
+Item = Mapping[str, Any]
+Location = tuple[int | str, ...]
+
+_MAX_POINTER = 200
+# Of unknown names: how many are compared with those of the fields, for one that is missing.
+_MAX_SEARCHED = 3
+_MAX_NAME = 60
+
+_ALLOWED = {
+    "list_type": "send a list of strings",
+    "string_type": "send a string",
+    "bool_type": "send true or false",
+    "float_type": "send a number",
+    "int_type": "send a whole number",
+    "finite_number": "send a number",
+    "string_unicode": "send text in Unicode, without lone surrogates",
+}
+
+
+def not_json(reason: str, model: type[RequestModel], size: int) -> InvalidRequestError:
+    """The error for a body of `size` bytes that no parser reads; it shows an example of `model`."""
+    message = f"the body is empty: send {_example(model)}"
+    if size:
+        message = (
+            f"the body of {size} bytes is no JSON ({reason}): send an object such as "
+            f"{_example(model)}"
+        )
+    return InvalidRequestError(message, [{"pointer": "", "message": message}])
+
+
+def as_invalid_request(
+    error: ValidationError, model: type[RequestModel], most: int = MAX_PROBLEMS
+) -> InvalidRequestError:
+    """The error for a body that is no valid `model`; lists `most` problems at most."""
+    found = error.errors(include_url=False)
+    unknown = [
+        str(item["loc"][0])[:_MAX_NAME]
+        for item in found
+        if item["type"] == "extra_forbidden" and len(item["loc"]) == 1
+    ]
+    problems = [
+        {"pointer": _pointer(item["loc"]), "message": _message(item, model, unknown)}
+        for item in found[:most]
+    ]
+    return InvalidRequestError(problems[0]["message"], problems)
+
+
+def _message(item: Item, model: type[RequestModel], unknown: list[str]) -> str:
+    location: Location = item["loc"]
+    match item["type"]:
+        case "missing":
+            # Where unknown fields are ignored, they are none of the errors.
+            return _missing(str(location[-1]), model, unknown or _aliases_in(item["input"], model))
+        case "extra_forbidden":
+            return _unknown(str(location[-1])[:_MAX_NAME], _model_at(location, model))
+        case _:
+            return _wrong_value(item, model)
+
+
+def _aliases_in(body: Any, model: type[RequestModel]) -> list[str]:
+    return [name for name in model.aliases if name in body] if isinstance(body, dict) else []
+
+
+def _missing(field: str, model: type[RequestModel], unknown: list[str]) -> str:
+    aliases = [name for name in unknown if model.aliases.get(name.lower()) == field]
+    near = (name for name in unknown[:_MAX_SEARCHED] if _suggest(name, model) == field)
+    sent = next(iter(aliases), None) or next(near, None)
+    if sent is not None:
+        name = escape_text(sent)
+        return (
+            f"the field {field} is missing, and {name} is none: call it {field}, as in "
+            f"{_example(model)}"
+        )
+    return f"the field {field} is missing: send it, as in {_example(model)}"
+
+
+def _unknown(name: str, model: type[RequestModel]) -> str:
+    meant = _suggest(name, model)
+    advice = f"did you mean {meant}? There are" if meant else "there are"
+    return f"there is no field {escape_text(name)} here: {advice} {', '.join(model.model_fields)}"
+
+
+def _wrong_value(item: Item, model: type[RequestModel]) -> str:
+    location: Location = item["loc"]
+    kind, sent = item["type"], _describe(item["input"])
+    if kind in {"model_type", "model_attributes_type"}:
+        expected = _model_at((*location, ""), model)
+        return f"{_name(location)} is {sent}: send an object such as {_example(expected)}"
+    if kind == "greater_than_equal":
+        return f"{_name(location)} is out of range: send at least {item['ctx']['ge']:g}"
+    if kind == "less_than_equal":
+        return f"{_name(location)} is out of range: send at most {item['ctx']['le']:.0f}"
+    allowed = f"send {item['ctx']['expected']}" if kind == "literal_error" else _ALLOWED.get(kind)
+    if allowed is None:  # pydantic's own message, which quotes nothing.
+        return f"{_name(location)}: {item['msg']}"
+    example = f", as in {_example(model)}" if location[0] in model.example else ""
+    return f"{_name(location)} is {sent}: {allowed}{example}"
+
+
+def _model_at(location: Location, model: type[RequestModel]) -> type[RequestModel]:
+    """The model that has the field at `location`: `model` itself or one nested in it."""
+    for part in location[:-1]:
+        field = model.model_fields.get(str(part))
+        kinds = get_args(field.annotation) if field else ()
+        model = next((kind for kind in kinds if _is_model(kind)), model)
+    return model
+
+
+def _is_model(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, RequestModel)
+
+
+def _suggest(name: str, model: type[RequestModel]) -> str | None:
+    """The field that an unknown name most likely stands for."""
+    if (known := model.aliases.get(name.lower())) is not None:
+        return known
+    return next(iter(difflib.get_close_matches(name.lower(), model.model_fields, 1)), None)
+
+
+def _describe(value: Any) -> str:
+    """The type and size of a value, in JSON's terms."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case int() | float():
+            return "a number"
+        case str():
+            return f"a string of {len(value)} characters"
+        case list():
+            return f"a list of {len(value)} items"
+        case _:
+            return f"an object with {len(value)} fields"
+
+
+def _name(location: Location) -> str:
+    """The field as sentences[3] or weights.dense; the body where there is none."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    field = "".join(parts).removeprefix(".")
+    return f"the field {field}" if field else "the body"
+
+
+def _example(model: type[RequestModel]) -> str:
+    return orjson.dumps(model.example).decode()
+
+
+def _pointer(location: Location) -> str:
+    parts = (str(part)[:_MAX_POINTER] for part in location)
+    escaped = (part.replace("~", "~0").replace("/", "~1") for part in parts)
+    return "".join(f"/{part}" for part in escaped)[:_MAX_POINTER]

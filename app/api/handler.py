@@ -20,17 +20,15 @@ from starlette.responses import Response
 
 from app.access.rate_limit import Buckets
 from app.api.body import BodyForm, max_json_values, read_body
-from app.api.compression import encoding_of
+from app.api.catalogue import ModelCatalogue
 from app.api.context import RequestContext, context_of
-from app.api.model_catalogue import ModelCatalogue
-from app.api.preferences import preference
+from app.api.negotiation import encoding_of, preference
 from app.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
 from app.engine import DEFAULT_URGENCY, Engine
-from app.engine.admission.concurrency import FairSemaphore, LoopTurns
-from app.engine.download import DownloadStatus
-from app.engine.loaded_models import LoadedModels
-from app.engine.model_pool.model_pool import SHARE_FOR_LOADING
-from app.engine.types import ClassificationResult, EmbeddingResult, RerankResult
+from app.engine.model import DownloadStatus, LoadedModels
+from app.engine.model_pool import SHARE_FOR_LOADING
+from app.engine.records import ClassificationResult, EmbeddingResult, RerankResult
+from app.engine.scheduling.fairness import FairSemaphore, LoopTurns
 from app.errors import ClientGoneError, InferenceTimeoutError
 from app.observability.metrics import Metrics
 from app.observability.tracing import Stage, Tracer

@@ -8,12 +8,12 @@ from fastapi.security import HTTPBearer
 from pydantic import BaseModel
 from starlette.responses import JSONResponse
 
+from app.api.answers import ErrorResponse
 from app.api.handler import Service
-from app.api.response_schemas import ErrorResponse
 from app.api.schemas import OPENAI_TEXTS, RequestModel
 from app.engine import DEFAULT_URGENCY
-from app.engine.loaded_models import LoadedModels
-from app.observability.labels import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
+from app.engine.model import LoadedModels
+from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from app.settings import Settings
 
 _LIMITS = """\

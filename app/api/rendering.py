@@ -21,8 +21,8 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api.compression import compress
-from app.engine.types import (
+from app.api.negotiation import compress
+from app.engine.records import (
     EmbeddingResult,
     RerankResult,
     SparseVector,

@@ -4,10 +4,8 @@ Knows nothing of HTTP.
 """
 
 from app.engine.engine import Engine
-from app.engine.options import EmbeddingOptions, TruncationOptions
-from app.engine.pipelines.classification import ClassificationRequest
-from app.engine.pipelines.late_interaction import FusionWeights
-from app.engine.pipelines.reranking import RerankRequest
+from app.engine.records import EmbeddingOptions, TruncationOptions
+from app.engine.requests.reranking import ClassificationRequest, FusionWeights, RerankRequest
 from app.engine.scheduling.batcher import DEFAULT_URGENCY
 
 __all__ = [

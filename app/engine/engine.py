@@ -1,29 +1,39 @@
 """The engine's public class: `async with Engine(settings, load_models) as engine: ...`."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Self, TypeVar
 
-from app.engine.active_requests import ActiveRequests
-from app.engine.answer_memory import UNLIMITED, AnswerMemory
-from app.engine.devices.device_pool import DevicePool
-from app.engine.devices.device_threads import DeviceThread, ThreadFactory
-from app.engine.devices.failure import find_failure, start_failure
-from app.engine.loaded_models import LoadedModels, Loader
-from app.engine.model_pool.model_pool import ModelPool
-from app.engine.model_pool.model_state import ModelState, ModelStatus, default_statuses
-from app.engine.option_checks import wanted_kinds
-from app.engine.options import NO_OPTIONS, EmbeddingOptions
-from app.engine.pipelines.classification import ClassificationRequest
-from app.engine.pipelines.pipelines import Pipelines
-from app.engine.pipelines.reranking import RerankRequest
+from app.engine.checks import UNLIMITED, AnswerMemory, wanted_kinds
+from app.engine.devices.pool import DevicePool, find_failure, start_failure
+from app.engine.devices.thread import DeviceThread, ThreadFactory
+from app.engine.model import LoadedModels, Loader
+from app.engine.model_pool import ModelPool
+from app.engine.pooled_model import ModelState, ModelStatus, default_statuses
+from app.engine.records import (
+    NO_OPTIONS,
+    ClassificationResult,
+    EmbeddingOptions,
+    EmbeddingResult,
+    RerankResult,
+)
+from app.engine.requests.cache import make_cache, with_cache
+from app.engine.requests.embedding import EmbeddingPipeline, Forwards
+from app.engine.requests.reranking import (
+    ClassificationPipeline,
+    ClassificationRequest,
+    RerankingPipeline,
+    RerankRequest,
+)
+from app.engine.scheduling.admission import Admission, TokenizerThreads
 from app.engine.scheduling.batcher import DEFAULT_URGENCY
+from app.engine.scheduling.fairness import ConcurrencyLimit
+from app.engine.scheduling.job import Purpose
 from app.engine.scheduling.queue import JobQueue
-from app.engine.types import ClassificationResult, EmbeddingResult, RerankResult
 from app.errors import (
     DrainingError,
     EmptyInputError,
@@ -33,6 +43,74 @@ from app.errors import (
 )
 from app.observability.metrics import Metrics
 from app.settings import Settings
+
+
+class ActiveRequests:
+    """The number of requests in work, and an event for when there is none."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+
+    @contextmanager
+    def track(self) -> Iterator[None]:
+        """Count one request within the block."""
+        self._count += 1
+        self._none_left.clear()
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if not self._count:
+                self._none_left.set()
+
+    async def wait_for_none(self) -> None:
+        """Wait until no request is in work."""
+        await self._none_left.wait()
+
+
+ACQUIRE_TIMEOUT = 0.5
+
+
+class Pipelines:
+    """Embedding, reranking and classification over one queue, with the limits of the settings."""
+
+    def __init__(
+        self, settings: Settings, queue: JobQueue, devices: DevicePool, metrics: Metrics
+    ) -> None:
+        self._devices = devices
+        threads = settings.tokenizer_threads
+        self.tokenizer_threads = TokenizerThreads(None if threads == "auto" else threads)
+        admission = Admission(queue, self.tokenizer_threads, metrics)
+        waiting = self._limit(
+            settings.max_queue_size, "embedding requests wait (MAX_QUEUE_SIZE)", Purpose.EMBEDDING
+        )
+        scoring = self._limit(
+            settings.rerank_max_queue,
+            "rerank requests are in work (RERANK_MAX_QUEUE)",
+            Purpose.RERANKING,
+        )
+        self._cache = make_cache(settings, metrics)
+        source = with_cache(Forwards(admission, waiting), self._cache, admission, metrics)
+        time_limit = settings.rerank_gpu_timeout
+        self.embedding = EmbeddingPipeline(admission, source)
+        self.reranking = RerankingPipeline(admission, scoring, time_limit)
+        self.classification = ClassificationPipeline(admission, scoring, time_limit)
+        metrics.watch_queue(lambda: waiting.held)
+        metrics.set_capacities(embedding=settings.max_queue_size, rerank=settings.rerank_max_queue)
+
+    def _limit(self, capacity: int, what: str, purpose: Purpose) -> ConcurrencyLimit:
+        full = f"the queue is full: {capacity} {what}"
+        seconds_to_place = partial(self._devices.seconds_to_place, purpose)
+        return ConcurrencyLimit(capacity, ACQUIRE_TIMEOUT, full, seconds_to_place)
+
+    async def close(self) -> None:
+        """End the tokenizer threads, and the connections of the cache."""
+        self.tokenizer_threads.close()
+        if self._cache is not None:
+            await self._cache.close()
+
 
 Result = TypeVar("Result")
 

@@ -17,12 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from app.engine.types import TokenIds
-from app.models.batch.arrays import to_device
-from app.models.batch.length_classes import QUERIES_OF_A_BLOCK, WORTH_A_CALL, LengthClass
+from app.engine.records import TokenIds
+from app.models.batch.blocks import QUERIES_OF_A_BLOCK, WORTH_A_CALL, LengthClass, to_device
 from app.models.batch.packing import PackedBatch
-from app.models.device.memory import capturing
-from app.models.device.timing import shortest
+from app.models.device.choose import capturing, shortest
 from app.models.ops.proof import Proof, try_path, warn_of_refused
 
 # Each computes at most half as much again as the smallest batch that it takes, or the weights cost

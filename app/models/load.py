@@ -10,9 +10,8 @@ from dataclasses import replace
 
 from pydantic import SecretStr
 
-from app.engine.download import DownloadStatus
-from app.engine.loaded_models import LoadedModels
-from app.models.checkpoint.read_ahead import read_ahead
+from app.engine.model import DownloadStatus, LoadedModels
+from app.models.checkpoint.reading import read_ahead
 from app.settings import Settings
 
 # How often a thread of PyTorch's pool polls for work before it sleeps: about 80 microseconds,
@@ -37,8 +36,7 @@ def load_models(
     sys.setswitchinterval(min(_SWITCH_INTERVAL, sys.getswitchinterval()))
     # The weights come from the disk while Python imports.
     read_ahead(settings)
-    from app.models.model_loader import EntryLoader  # noqa: PLC0415 - see above
-    from app.models.runtime import load  # noqa: PLC0415
+    from app.models.loader import EntryLoader, load  # noqa: PLC0415 - see above
 
     models = load(settings, status, with_digests=with_digests)
     if settings.models:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 from prometheus_client import (
     CollectorRegistry,
@@ -20,12 +21,39 @@ from prometheus_client import (
 )
 
 from app import __version__
-from app.observability.labels import (
-    CACHE_SOURCES,
-    EMBEDDING_ENDPOINTS,
-    REJECTION_REASONS,
-    STATUSES,
+
+STATUSES: Final = ("success", "client_error", "error", "timeout")
+REJECTION_REASONS: Final = (
+    "backpressure",
+    "rate_limit",
+    "auth",
+    "body_too_large",
+    "loading",
+    "model",
+    "draining",
+    "unhealthy",
+    "disabled",
+    "origin",
 )
+EMBEDDING_ENDPOINT: Final = "/embeddings/"
+RERANK_ENDPOINT: Final = "/rerank"
+# Where a vector was found: in memory, in Redis, or in a computation that was under way.
+CACHE_SOURCES: Final = ("memory", "redis", "in_flight")
+# The values of the label `endpoint`: the native one, and one for each operation of another dialect.
+EMBEDDING_ENDPOINTS: Final = (
+    EMBEDDING_ENDPOINT,
+    "/embeddings/stream",
+    "/v1/embeddings",
+    "/embed",
+    "/embed_all",
+    "/embed_sparse",
+    "/similarity",
+    "/tokenize",
+    "/decode",
+    "/v2/embed",
+    "/api/v1/embed",
+)
+
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 _PAUSES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from app.engine.active_requests import ActiveRequests
+from app.engine.engine import ActiveRequests
 
 
 class Drain:

@@ -1,28 +1,94 @@
 """The service as a process: from settings to an exit status."""
 
+import atexit
+import gc
 import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Protocol, TextIO
 
+import structlog
 import uvicorn
 from starlette.types import ASGIApp
 
-from app.engine.loaded_models import LoadedModels
+from app.engine.model import LoadedModels, Model
 from app.errors import StartupError
 from app.observability.logs import configure_logs
 from app.server.connection import bounded_connection
 from app.server.drain import Drain
-from app.server.garbage import collect_rarely, freeze_startup_objects
 from app.server.ports import require_port
 from app.server.server import DrainingServer
-from app.server.startup_log import log_failure, log_ready, warn_of_misspelt_names
 from app.settings import Settings
-from app.settings.sources import load_settings
+from app.settings.sources import load_settings, misspelt_names
+
+# Allocations before a collection of the youngest generation, and collections before the older ones.
+_STARTUP_THRESHOLD = (20_000, 1000, 1000)
+_DEFAULT_THRESHOLD = gc.get_threshold()
+
+
+def collect_rarely() -> None:
+    """Collect rarely while libraries and models load: their objects stay, and scans cost 0.4 s."""
+    gc.set_threshold(*_STARTUP_THRESHOLD)
+
+
+def freeze_startup_objects() -> None:
+    """Exclude every present object from collections, and collect as usual from now on.
+
+    These are more than 400,000 objects; a full collection that scanned them stopped every thread
+    for 0.3 seconds, /health included.
+    """
+    gc.freeze()
+    gc.set_threshold(*_DEFAULT_THRESHOLD)
+
+
+log = structlog.get_logger(__name__)
+
+
+def log_ready(models: LoadedModels, url: str | None = None) -> None:
+    """Log that the service is ready, with the limits in force, and its `url` if that is known."""
+    reranker = models.embedder if models.late_interaction else models.reranker
+    if reranker is not None:
+        log.info("Reranker ready.", **_limits(reranker))
+    if models.demo:
+        log.warning("demo_model", note=models.demo)
+    log.info(
+        "Server ready to accept requests",
+        **({} if url is None else {"url": url}),
+        **_limits(models.embedder),
+        device=models.device.description,
+        dtype=models.device.dtype,
+        attention=models.device.attention,
+        max_batch_tokens=models.max_batch_tokens,
+    )
+
+
+def _limits(model: Model) -> dict[str, str | int]:
+    """The model's name and its limits in force, which may be lower than the settings."""
+    limits: dict[str, str | int] = {"model": model.name, "max_length": model.max_length}
+    if model.max_batch_sequences is not None:
+        limits["max_pairs_in_forward"] = model.max_batch_sequences
+    return limits
+
+
+def warn_of_misspelt_names() -> None:
+    """Warn of environment variables whose names are close to a setting's."""
+    for name, setting in misspelt_names():
+        log.warning("unknown_setting", name=name, nearest=setting)
+
+
+def log_failure(error: Exception) -> None:
+    """Log why the start failed; the last line holds the reason."""
+    reason = str(error)
+    if not isinstance(error, StartupError):
+        first_line = reason.partition("\n")[0]
+        reason = f"unexpected error while loading: {type(error).__name__}: {first_line}"
+        log.error("unexpected_error", exc_info=error)
+    log.error("start_failed", reason=reason)
+
 
 # Seconds. Longer than clients and proxies keep an idle connection (httpx 5, nginx 60): a request
 # that is sent while the server closes its connection gets no response.
@@ -159,3 +225,35 @@ Documentation: {url}/docs. Try:
   curl -s {url}/embeddings/ -H 'Content-Type: application/json' \\
     {header}-d '{{"sentences": ["What is hybrid search?"], "return_colbert": false}}'
 """
+
+
+@contextmanager
+def exit_on_startup_error() -> Iterator[None]:
+    """Exit with one sentence if the app cannot be created; uvicorn would print a traceback."""
+    try:
+        yield
+    except StartupError as error:
+        sys.exit(f"Smart Embedder cannot start: {error}")
+
+
+def load_settings_and_configure_logs() -> Settings:
+    """Read the settings and take over the log; uvicorn's own flags say where it listens."""
+    settings = load_settings()
+    configure_logs(settings.log_format, settings.log_level, server_at="info")
+    warn_of_misspelt_names()
+    return settings
+
+
+def stop_uvicorn(error: Exception) -> None:
+    """End uvicorn with status 1, the reason last; another ASGI server keeps an unhealthy app."""
+    server = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    if not isinstance(server, uvicorn.Server):
+        log_failure(error)
+        return
+    server.should_exit = True
+    atexit.register(_exit_uvicorn, error)
+
+
+def _exit_uvicorn(error: Exception) -> None:
+    log_failure(error)
+    os._exit(1)

@@ -4,13 +4,17 @@
 module: run `python -m scripts.settings_docs` after a change.
 """
 
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic.fields import FieldInfo
 
+from app.errors import StartupError
 from app.settings import types
-from app.settings.model_entry import ModelEntry
-from app.settings.types import IN_MEMORY, OFF
+from app.settings.types import IN_MEMORY, INT8, LATE_INTERACTION, OFF, Allowed, ModelEntry
 
 # The groups that settings are shown in, each by its first setting.
 SECTIONS = {
@@ -321,3 +325,157 @@ class DeclaredSettings(BaseModel):
         "address with a user or a query is refused; of the rest only host and port are ever logged",
     )
     otel_service_name: str = Field("smart-embedder", description="the service's name in its traces")
+
+
+class Settings(DeclaredSettings):
+    """The settings of a service or of an engine; None is a setting that is not set.
+
+    Reads no sources: `app.settings.sources.load_settings` reads flags, the environment and .env.
+    Raises `ValueError` for a name that is no setting and for a value that is not allowed.
+    """
+
+    @model_validator(mode="after")
+    def _agree(self) -> "Settings":
+        if self.dtype == "float16" and self.device.startswith("cpu"):
+            raise ValueError("DTYPE=float16 is for GPUs; on a CPU use bfloat16 or float32")
+        if self.dtype == INT8 and self.device.startswith(("cuda", "mps")):
+            raise ValueError(f"DTYPE=int8 is for CPUs; with DEVICE={self.device} use auto")
+        if self.rerank_gpu_timeout >= self.request_timeout:
+            raise ValueError(
+                f"RERANK_GPU_TIMEOUT={self.rerank_gpu_timeout:g} must be below "
+                f"REQUEST_TIMEOUT={self.request_timeout:g}"
+            )
+        return self
+
+    @property
+    def devices(self) -> list[str]:
+        """The devices by name, one worker each."""
+        return list(dict.fromkeys(name.strip() for name in self.device.split(",")))
+
+    @property
+    def dense_model(self) -> str:
+        """The model that makes dense vectors."""
+        return self.dense_embedding_model or self.embedding_model
+
+    @property
+    def reranker_name(self) -> str:
+        """The model that scores passages."""
+        if self.reranker_model == LATE_INTERACTION:
+            return self.embedding_model
+        return self.reranker_model
+
+    @property
+    def shared_rate_limit_store(self) -> str | None:
+        """The address of the Redis that replicas share; None where each counts for itself."""
+        store = self.rate_limit_store.get_secret_value()
+        return None if store == IN_MEMORY else store
+
+    @property
+    def caches_embeddings(self) -> bool:
+        """Whether vectors are kept."""
+        return self.embedding_cache.get_secret_value() != OFF
+
+    @property
+    def shared_embedding_cache(self) -> str | None:
+        """The address of the Redis that processes share vectors through; None without one."""
+        store = self.embedding_cache.get_secret_value()
+        return None if store in {OFF, IN_MEMORY} else store
+
+    @property
+    def embed_max_length(self) -> int:
+        """Token limit of bge-m3: BGE_EMBED_MAX_LENGTH, else the older MAX_INPUT_LENGTH."""
+        return self.bge_embed_max_length or self.max_input_length
+
+    @property
+    def hub_cache(self) -> Path:
+        """The folder of downloaded models; raises `StartupError` if the user has no home folder."""
+        try:
+            return self.hf_home.expanduser() / "hub"
+        except RuntimeError as error:
+            raise StartupError(
+                f"HF_HOME={self.hf_home} cannot be found: this user has no home folder; set "
+                "HF_HOME to a folder for downloaded models"
+            ) from error
+
+
+_SECRETS = {
+    *("API_TOKEN", "EMBEDDING_CACHE", "HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "RATE_LIMIT_STORE"),
+}
+_HIDDEN = "**********"
+# An address of scheme, host and port, which can hold no password and no key.
+_PLAIN_ADDRESS = re.compile(r"(\w+://)?[\w.-]*(:\w*)?/?")
+
+
+def sections() -> dict[str, list[str]]:
+    """The names of the settings, in lower case, under the titles of their groups."""
+    groups: dict[str, list[str]] = {}
+    for name in Settings.model_fields:
+        if name in SECTIONS:
+            names = groups[SECTIONS[name]] = []
+        names.append(name)
+    return groups
+
+
+def default(name: str) -> str:
+    """The default as a user would write it; empty if there is none."""
+    value = Settings.model_fields[name].default
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
+
+
+def meaning(name: str) -> str:
+    """What the setting does, in Markdown, after the words that it allows, if these are fixed."""
+    description = Settings.model_fields[name].description or ""
+    words = choices(Settings.model_fields[name])
+    return f"{_either([f'`{word}`' for word in words])}: {description}" if words else description
+
+
+def without_markup(markdown: str) -> str:
+    """The same as plain text."""
+    return markdown.replace("`", "")
+
+
+def choices(field: FieldInfo) -> tuple[str, ...]:
+    """The words that a setting allows; empty if it is not limited to fixed words."""
+    annotation = field.annotation
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def allowed(name: str) -> str:
+    """The values that the setting allows."""
+    return allowed_in(Settings.model_fields[name]) or f"see {name.upper()} in .env.example"
+
+
+def allowed_in(field: FieldInfo) -> str:
+    """The values that a field allows; empty if its declaration does not say."""
+    if field.annotation is bool:
+        return "true or false"
+    if words := choices(field):
+        return _either(words)
+    parts = [*field.metadata, *_parts(field.annotation)]
+    texts = [each.text for each in parts if isinstance(each, Allowed)]
+    # The words of an optional field are nested in its type.
+    texts += [_either(get_args(each)) for each in parts if get_origin(each) is Literal]
+    return next(iter(texts), "")
+
+
+def shown(name: str, value: str) -> str:
+    """The value, or asterisks if it may hold a password or a key."""
+    address = "://" in value or name in {"HF_ENDPOINT", "OTLP_ENDPOINT"}
+    if name in _SECRETS or "@" in value or (address and not _PLAIN_ADDRESS.fullmatch(value)):
+        return _HIDDEN
+    return value
+
+
+def _either(words: Sequence[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}"
+
+
+def _parts(annotation: object) -> Iterator[object]:
+    for part in get_args(annotation):
+        yield part
+        yield from _parts(part)

@@ -1,12 +1,15 @@
 """The types of settings: which values are allowed, how they are checked, and how errors say so."""
 
+import os
 import re
 from dataclasses import dataclass
+from functools import cache
 from ipaddress import IPv4Network, IPv6Network
+from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import SplitResult, urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 LATE_INTERACTION = "late-interaction"
 NO_RERANKER = "none"
@@ -223,3 +226,58 @@ Collector = Annotated[
         "without a user"
     ),
 ]
+
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", re.ASCII)
+
+
+@cache
+def public_name(model: str) -> str:
+    """The hub id, or the last part of a local folder's path.
+
+    `model` is a setting's value. The path of a folder never leaves the machine.
+    """
+    # Unlike pathlib's, this one does not raise where there is no home folder.
+    folder = Path(os.path.expanduser(model))  # noqa: PTH111
+    if _HUB_ID.fullmatch(model) and not folder.is_dir():
+        return model
+    # Absolute, because . and .. are no names; links are not followed, to keep the name of the link.
+    return re.split(r"[/\\]", os.path.abspath(folder))[-1] or "model"  # noqa: PTH100
+
+
+_Name = Annotated[str, Field(min_length=1, strict=True)]
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+class ModelEntry(BaseModel):
+    """One model of the file; None stands for the value of the setting of that name.
+
+    `location` is its file and line, for messages.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: EmbeddingModel
+    task: Literal["embed", "rerank"] = "embed"
+    aliases: Annotated[
+        tuple[_Name, ...], BeforeValidator(_as_list), Allowed("a name, or a list of names")
+    ] = ()
+    revision: Annotated[_Name | None, Allowed("a branch, tag or commit, in quotes")] = None
+    device: DeviceNames | None = None
+    dtype: Dtype | None = None
+    max_length: Tokens | None = None
+    pooling: Pooling | None = None
+    normalize: Annotated[bool | None, Field(strict=True)] = None
+    query_prompt: Prompt | None = None
+    document_prompt: Prompt | None = None
+    load: Literal["start", "first_use"] = "first_use"
+    pinned: Annotated[bool, Field(strict=True)] = False
+    location: str = "MODELS"
+
+    @property
+    def public_name(self) -> str:
+        """The name that answers carry: its hub id, or the last part of its folder's path."""
+        return public_name(self.name)

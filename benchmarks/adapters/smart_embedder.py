@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from app.engine import Engine
-from app.engine.types import EmbeddingResult
+from app.engine.records import EmbeddingResult
 from app.models.load import load_models
 from app.settings import Settings
 from benchmarks.adapters.interface import Setting, Vectors

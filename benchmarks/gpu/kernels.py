@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from app.engine import Engine
 from app.engine.model import Model
-from app.engine.types import Outputs
+from app.engine.records import Outputs
 from app.models.load import load_models
 from app.settings import NO_RERANKER, Settings
 from benchmarks.checkpoints import SHAPES, save_bge_m3

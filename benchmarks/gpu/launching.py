@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import uvloop
 
-from app.engine.types import Outputs
+from app.engine.records import Outputs
 from app.models.load import load_models
-from app.models.tasks.m3 import M3Embedder
+from app.models.tasks.dense import M3Embedder
 from app.settings import NO_RERANKER, Settings
 
 _TOKENS = 16

@@ -20,7 +20,7 @@ from ray.data import ActorPoolStrategy
 from ray.data.exceptions import UserCodeException
 from ray.exceptions import RayError
 
-from app.engine.types import Outputs
+from app.engine.records import Outputs
 from app.errors import StartupError
 from app.settings.sources import load_settings
 from deploy.ray.blocks import Block, Input, InputError, find_input, list_blocks

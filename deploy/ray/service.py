@@ -12,10 +12,9 @@ from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.engine import Engine
-from app.engine.loaded_models import LoadedModels
+from app.engine.model import LoadedModels
 from app.main import create_app
-from app.server.startup_log import log_failure, log_ready
-from app.server.uvicorn_command import load_settings_and_configure_logs
+from app.server.process import load_settings_and_configure_logs, log_failure, log_ready
 
 
 class ReadyOnceLoaded:

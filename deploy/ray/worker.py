@@ -16,8 +16,7 @@ import orjson
 
 from app import __version__
 from app.engine import Engine
-from app.engine.options import EmbeddingOptions
-from app.engine.types import Outputs, TextEmbedding
+from app.engine.records import EmbeddingOptions, Outputs, TextEmbedding
 from app.errors import SmartEmbedderError, UnavailableError
 from app.models.load import load_models
 from app.observability.logs import configure_logs

@@ -16,19 +16,18 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers
 
 import app.main  # noqa: F401 - every dialect has its requests
-from app.api import body, validation_errors
+from app.api import body
+from app.api import errors as validation_errors
 from app.api.body import JsonValueCounter
-from app.api.context import RequestContext
+from app.api.context import NATIVE_EMBEDDINGS, Dialect, RequestContext
 from app.api.dialects import openai
-from app.api.dialects.cohere_embed import CohereEmbedRequest
-from app.api.dialects.cohere_rerank import DocumentsRequest
-from app.api.dialects.openai_schemas import OpenAIEmbeddingRequest
+from app.api.dialects.cohere import CohereEmbedRequest, DocumentsRequest
+from app.api.dialects.openai import OpenAIEmbeddingRequest
 from app.api.dialects.tei_schemas import DecodeRequest
 from app.api.endpoints import embeddings
-from app.api.paths import NATIVE_EMBEDDINGS, Dialect
 from app.api.schemas import EmbeddingRequest, RequestModel, RerankBody
-from app.api.streams.lines import StreamLine
-from app.engine.admission.concurrency import LoopTurns
+from app.api.stream.lines import StreamLine
+from app.engine.scheduling.fairness import LoopTurns
 from app.errors import ClientGoneError, InvalidRequestError, UnsupportedMediaError
 from app.settings import Settings
 

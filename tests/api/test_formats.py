@@ -8,11 +8,10 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from app.api.formats import arrow, json_answer
-from app.api.formats import msgpack as msgpack_format
-from app.api.formats import safetensors as safetensors_format
-from app.api.formats.answer import EmbeddingAnswer, ModelNames, VectorOptions
-from app.engine.types import EmbeddingResult, Outputs, SparseVector, TextEmbedding, TokenStrings
+from app.api.formats import arrow, binary
+from app.api.formats import vectors as json_answer
+from app.api.formats.vectors import EmbeddingAnswer, ModelNames, VectorOptions
+from app.engine.records import EmbeddingResult, Outputs, SparseVector, TextEmbedding, TokenStrings
 from app.observability.tracing import Timings
 from benchmarks.formats import answer_of
 from tests.support.formats import (
@@ -107,8 +106,8 @@ def of_base64(item: Item) -> Item:
 
 RENDERERS = {
     ARROW: arrow.render,
-    MSGPACK: msgpack_format.render,
-    SAFETENSORS: safetensors_format.render,
+    MSGPACK: binary.render_msgpack,
+    SAFETENSORS: binary.render_safetensors,
     JSON: lambda answer: json_answer.render(answer, sparse_as_indices=True, as_base64=False),
     "base64": lambda answer: json_answer.render(answer, sparse_as_indices=False, as_base64=True),
 }
@@ -302,7 +301,7 @@ def test_little_is_added_to_the_raw_bytes(client, accept) -> None:
     assert len(content) <= 1.02 * raw
 
 
-@pytest.mark.parametrize("render", [arrow.render, msgpack_format.render, safetensors_format.render])
+@pytest.mark.parametrize("render", [arrow.render, binary.render_msgpack, binary.render_safetensors])
 def test_the_pieces_of_an_answer_hold_its_numbers_after_it_is_gone(render) -> None:
     outputs = Outputs(dense=True, sparse=True, colbert=True)
     answer = answer_of(4, 128, VectorOptions(outputs, "float16"))

@@ -12,7 +12,7 @@ from fastapi import APIRouter, FastAPI, Request
 from httpx2 import ASGITransport, AsyncClient
 from starlette import datastructures, requests
 
-from app.api.context import RequestContext
+from app.api.context import NATIVE_EMBEDDINGS, Dialect, RequestContext
 from app.api.errors import install_error_handlers
 from app.api.handler import (
     LARGE_ANSWER_BYTES,
@@ -25,9 +25,8 @@ from app.api.handler import (
     urgency_of,
     with_timeout,
 )
-from app.api.paths import NATIVE_EMBEDDINGS, Dialect
 from app.api.schemas import RequestModel
-from app.engine.types import RerankResult
+from app.engine.records import RerankResult
 from app.errors import (
     ClientGoneError,
     InferenceTimeoutError,
@@ -35,7 +34,7 @@ from app.errors import (
     UnavailableError,
 )
 from app.main import create_app
-from app.middleware.context import ProvideContext
+from app.middleware.observe import ProvideContext
 from app.observability.tracing import Stage, Timings
 from app.settings import Settings
 from tests.engine.fakes import FakeModel, loaded

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from app.api.dialects.openai_schemas import OpenAIError
+from app.api.answers import RerankResponse
+from app.api.dialects.openai import OpenAIError
 from app.api.openapi import describe_body, describe_stream, describe_work
-from app.api.response_schemas import RerankResponse
 from app.api.schemas import EmbeddingFields, RerankBody
-from app.api.streams.lines import StreamLine
-from app.engine.loaded_models import LoadedModels
+from app.api.stream.lines import StreamLine
+from app.engine.model import LoadedModels
 from app.main import create_app
 from app.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded

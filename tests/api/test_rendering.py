@@ -26,7 +26,7 @@ from app.api.rendering import (
     text_as_json,
     truncation_as_json,
 )
-from app.engine.types import (
+from app.engine.records import (
     PartScores,
     RerankResult,
     SparseVector,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.engine import Engine, RerankRequest
-from app.engine.model_pool.model_state import ModelState
+from app.engine.pooled_model import ModelState
 from app.main import create_app
 from app.models.load import load_models
 from app.settings import Settings

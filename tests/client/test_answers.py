@@ -13,9 +13,9 @@ from smart_embedder_client.calls import embed_calls
 from transformers import BertModel
 
 from app.api import schemas
-from app.api.formats.answer import VectorOptions
-from app.engine.forwards.forwards import vector_bytes
-from app.engine.types import Outputs, TextEmbedding
+from app.api.formats.vectors import VectorOptions
+from app.engine.records import Outputs, TextEmbedding
+from app.engine.requests.embedding import vector_bytes
 from app.settings import Settings
 from tests.support.server import run_server
 from tests.support.texts import varied_texts

@@ -8,10 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from app.engine.devices.device_threads import run_preempting_call
-from app.engine.loaded_models import DeviceInfo, LoadedModels
-from app.engine.options import CUT_AT_END, InputType, TruncationOptions
-from app.engine.types import Outputs, TextEmbedding, TokenizedPair, TokenizedText
+from app.engine.devices.thread import run_preempting_call
+from app.engine.model import DeviceInfo, LoadedModels
+from app.engine.records import (
+    CUT_AT_END,
+    InputType,
+    Outputs,
+    TextEmbedding,
+    TokenizedPair,
+    TokenizedText,
+    TruncationOptions,
+)
 
 
 class HeldDevice(ABC):

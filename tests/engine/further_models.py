@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from app.engine import Engine
-from app.engine.loaded_models import (
+from app.engine.model import (
     LoadPlan,
     Measured,
     MemoryUsage,
@@ -19,10 +19,10 @@ from app.engine.loaded_models import (
     PlacedModel,
     PlacedModels,
 )
-from app.engine.model_pool.model_state import ModelState, ModelStatus
+from app.engine.pooled_model import ModelState, ModelStatus
 from app.observability.metrics import Metrics
 from app.settings import Settings
-from app.settings.model_entry import ModelEntry
+from app.settings.types import ModelEntry
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
 
 GIGABYTE = 10**9

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from app.engine import Engine
-from app.engine.answer_memory import AnswerMemory
-from app.engine.pipelines.classification import ClassificationRequest
-from app.engine.types import Outputs, SparseVector, TextEmbedding
+from app.engine.checks import AnswerMemory
+from app.engine.records import Outputs, SparseVector, TextEmbedding
+from app.engine.requests.reranking import ClassificationRequest
 from app.errors import (
     EmptyInputError,
     InvalidRequestError,

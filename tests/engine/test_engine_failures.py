@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from app.engine import Engine
-from app.engine.types import TokenizedText
+from app.engine.records import TokenizedText
 from app.errors import (
     InferenceError,
     InferenceTimeoutError,
@@ -159,7 +159,7 @@ async def test_a_fault_behind_a_forward_is_told_to_those_in_it_and_to_those_who_
     await engine.start()
     tasks = [await hold(engine, model), asyncio.create_task(engine.embed(["waits"] * 9))]
     await waiting(metrics, 1)
-    monkeypatch.setattr("app.engine.scheduling.batch.Batch.complete", broken)
+    monkeypatch.setattr("app.engine.scheduling.batcher.Batch.complete", broken)
     let_go(model)
     for task in tasks:
         with pytest.raises(UnhealthyError, match="consumer has ended"):

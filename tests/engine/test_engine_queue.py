@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from app.engine import Engine
-from app.engine.pipelines.reranking import RerankRequest
+from app.engine.requests.reranking import RerankRequest
 from app.errors import (
     LoadingError,
     QueueFullError,

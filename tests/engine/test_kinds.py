@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from app.engine import Engine, RerankRequest
-from app.engine.types import Outputs, TextEmbedding
+from app.engine.records import Outputs, TextEmbedding
 from app.errors import InvalidRequestError, KindNotMadeError
 from app.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from app.engine.loaded_models import LoadedModels
+from app.engine.model import LoadedModels
 from app.main import create_app
 from app.models.load import load_models
 from app.models.ops.backend import choose_backend

@@ -7,15 +7,15 @@ import dataclasses
 from functools import partial
 
 from app.api.endpoints import embeddings
-from app.api.formats import json_answer
+from app.api.formats import vectors
 from app.api.schemas import EmbeddingRequest
-from app.engine.loaded_models import LoadedModels
+from app.engine.model import LoadedModels
 from app.main import create_app
 from app.models.load import load_models
 from app.server.process import run
 from app.settings import Settings
 
-_render = json_answer.render
+_render = vectors.render
 
 
 class ForgetfulRequest(EmbeddingRequest):
@@ -59,5 +59,5 @@ def load(settings: Settings) -> LoadedModels:
 if __name__ == "__main__":
     operation = embeddings._OPERATION
     embeddings._OPERATION = dataclasses.replace(operation, schema=ForgetfulRequest)
-    json_answer.render = render
+    vectors.render = render
     run(partial(create_app, loader=load))

@@ -9,10 +9,10 @@ import threading
 from functools import partial
 from pathlib import Path
 
-from app.engine.loaded_models import MemoryUsage
+from app.engine.model import MemoryUsage
 from app.main import create_app
-from app.models import model_loader
-from app.models.device import memory
+from app.models import loader as model_loader
+from app.models.device import choose
 from app.models.load import load_models
 from app.server.process import run
 from tests.support.memory import status_bytes
@@ -37,6 +37,6 @@ def load(*arguments):
 
 
 if __name__ == "__main__":
-    memory.control_group_usage = group_usage
+    choose.control_group_usage = group_usage
     model_loader._load = load
     run(partial(create_app, loader=load_models))

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from app.api.streams.arrow_rows import ArrowReader
-from app.api.streams.lines import Line
+from app.api.stream.arrow_lines import ArrowReader
+from app.api.stream.lines import Line
 from app.errors import SmartEmbedderError
 from tests.fuzzing.inputs import (
     Target,

@@ -17,8 +17,8 @@ from smart_embedder_client import safetensors as client_format
 from smart_embedder_client.errors import MALFORMED
 from smart_embedder_client.records import RecordReader
 
-from app.engine.forwards import shared_vectors
-from app.engine.forwards.cached_vectors import CachedVectors, join
+from app.engine.requests import shared_cache
+from app.engine.requests.shared_cache import CachedVectors, join
 from app.errors import StartupError
 from app.models.checkpoint.weights import Weights, count_parameters
 from tests.fuzzing.inputs import Target, check_sentence, cut, linear, outcome, read_input, seeds_of
@@ -133,17 +133,17 @@ def entry_seeds() -> Iterator[bytes]:
     """An entry of each kind, for itself and for the others."""
     for number, own in enumerate(_ENTRY_KINDS):
         for kind, entry in _entries():
-            yield bytes([number, 0]) + shared_vectors._encode(entry)
+            yield bytes([number, 0]) + shared_cache._encode(entry)
             if kind == own:
                 zeros = {name: array * 0 for name, array in entry.arrays.items()}
-                yield bytes([number, 0]) + shared_vectors._encode(replace(entry, arrays=zeros))
+                yield bytes([number, 0]) + shared_cache._encode(replace(entry, arrays=zeros))
 
 
 def check_entry(data: bytes) -> None:
     """What the cache believes has the numbers that the package reads, and can be vectors."""
     kind, content = _ENTRY_KINDS[(data[:1] or b"\0")[0] % len(_ENTRY_KINDS)], data[2:]
     with linear(content, calls_per_byte=60):
-        entry = shared_vectors._decode(content, kind, _MODEL)
+        entry = shared_cache._decode(content, kind, _MODEL)
     if isinstance(entry, str):
         check_sentence(ValueError(entry))
         return

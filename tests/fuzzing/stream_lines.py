@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from unittest.mock import patch
 
 from app.api import body
-from app.api.streams import lines
-from app.api.streams.lines import NdjsonReader
+from app.api.stream import lines
+from app.api.stream.lines import NdjsonReader
 from app.errors import BodyTooLargeError
 from tests.fuzzing.inputs import (
     Target,

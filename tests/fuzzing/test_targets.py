@@ -5,9 +5,9 @@ import torch
 from smart_embedder_client import safetensors as client_format
 
 from app.api import body
-from app.api.streams import arrow_rows, lines
-from app.engine.forwards import shared_vectors
-from app.middleware.unpack_body import _GzippedBody
+from app.api.stream import arrow_lines, lines
+from app.engine.requests import shared_cache
+from app.middleware.body import _GzippedBody
 from app.models.checkpoint import weights
 from app.server.connection import BoundedConnection
 from tests.fuzzing.inputs import linear
@@ -31,10 +31,10 @@ FAULTS = {
     "heads": (BoundedConnection, "on_header", BoundedConnection.__mro__[1].on_header),
     "lines": (lines, "_is_id", lambda _: True),
     "bodies": (body, "_WITHIN_A_CHARACTER", range(0)),
-    "arrow": (arrow_rows, "_bits", lambda *_: None),
+    "arrow": (arrow_lines, "_bits", lambda *_: None),
     "gzip": (_GzippedBody, "_begin_member", begin_a_byte_late),
     "checkpoints": (weights, "_STORED_DTYPES", weights._STORED_DTYPES | {"F32": torch.int32}),
-    "entries": (shared_vectors, "problem_of", lambda *_: None),
+    "entries": (shared_cache, "problem_of", lambda *_: None),
     "answers": (client_format, "_BFLOAT16", "none"),
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.settings.compose import COMPOSE_VARIABLES
+from app.settings.sources import COMPOSE_VARIABLES
 from launcher import docker
 from launcher.console import LaunchError
 from tests.launcher.checkout import (

@@ -5,7 +5,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from app.middleware.context import ProvideContext
+from app.middleware.observe import ProvideContext
 
 Headers = Sequence[tuple[bytes, bytes]]
 

@@ -3,7 +3,7 @@
 import pytest
 
 from app.errors import BodyTooLargeError
-from app.middleware.body_limit import LimitBody
+from app.middleware.body import LimitBody
 from tests.middleware.exchange import Inner, exchange, header
 
 

@@ -5,11 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from app.api.context import RequestContext
-from app.api.paths import NATIVE_EMBEDDINGS
+from app.api.context import NATIVE_EMBEDDINGS, RequestContext
 from app.errors import BodyStalledError, InvalidRequestError, QueueFullError
-from app.middleware.held_memory import BodyMemory, HeldAnswer, Reservation, ResponseMemory
-from app.middleware.memory_limit import LimitMemory
+from app.middleware.memory import BodyMemory, HeldAnswer, LimitMemory, Reservation, ResponseMemory
 from tests.middleware.exchange import part_of
 
 MIB = 1 << 20
@@ -106,7 +104,7 @@ async def test_a_body_that_does_not_come_is_refused_after_its_window() -> None:
 
 
 async def test_where_memory_is_short_an_upload_that_stalls_is_evicted(monkeypatch) -> None:
-    monkeypatch.setattr("app.middleware.held_memory.STALLED_SECONDS", 0.0)
+    monkeypatch.setattr("app.middleware.memory.STALLED_SECONDS", 0.0)
     limit = limited(read_whole)
     stalled = [
         asyncio.create_task(limit(scope(), receiving(6 * MIB, complete=False), send))

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from app.models.families.backbone import Target
 from app.models.ops.backend import choose_backend
-from app.models.target import Target
-from app.models.tasks.m3 import M3Embedder, load_m3_embedder
+from app.models.tasks.dense import M3Embedder, load_m3_embedder
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, DistilBertConfig
 
 from app.errors import StartupError
-from app.models.runtime import load
+from app.models.loader import load
 from app.settings import Settings
 from tests.support.bad_start import failing_start
 

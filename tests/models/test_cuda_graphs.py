@@ -15,15 +15,14 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from app.models import cuda_graphs
-from app.models.backbones.backbone import Backbone
-from app.models.backbones.by_architectures import load_decoder, load_encoder
 from app.models.batch.packing import PackedBatch, pack
 from app.models.checkpoint.weights import Weights
 from app.models.cuda_graphs import Bucket, GraphedForward, GraphedForwards, GraphTrial, make_buckets
-from app.models.device.memory import capturing
+from app.models.device.choose import capturing
+from app.models.families.backbone import Backbone, Target
+from app.models.families.load import load_decoder, load_encoder
 from app.models.ops.backend import choose_backend
 from app.models.ops.torch_backend import TorchBackend
-from app.models.target import Target
 from app.models.text.tokenizer import TextTokenizer
 from tests.support.cpu_graphs import CpuGraph, attend_as_on_a_gpu, cpu_graphs
 

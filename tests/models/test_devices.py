@@ -13,13 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from app.engine.types import Outputs, TextEmbedding, TokenIds
-from app.models.device.choose import choose_dtype
-from app.models.device.memory import ensure_allocates
+from app.engine.records import Outputs, TextEmbedding, TokenIds
+from app.models.device.choose import choose_dtype, ensure_allocates
+from app.models.families.backbone import Target
 from app.models.ops.backend import choose_backend
-from app.models.target import Target
-from app.models.tasks.choose import load_embedder
-from app.models.tasks.device_model import DeviceModel
+from app.models.tasks.base import DeviceModel
+from app.models.tasks.load import load_embedder
 
 pytestmark = pytest.mark.device
 HAS_MPS = torch.backends.mps.is_available()

@@ -9,7 +9,7 @@ import pytest
 
 import app
 from app.models import load as loading
-from app.models import runtime
+from app.models import loader
 from app.settings import Settings
 
 
@@ -46,7 +46,7 @@ def test_threads_sleep_soon_unless_the_user_says_how_they_wait() -> None:
 def test_a_thread_that_computes_soon_gets_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     before = sys.getswitchinterval()
     monkeypatch.setattr(loading, "read_ahead", lambda *_: None)
-    monkeypatch.setattr(runtime, "load", lambda settings, *_, **__: settings)
+    monkeypatch.setattr(loader, "load", lambda settings, *_, **__: settings)
     try:
         for interval, expected in (0.005, 1e-4), (2e-5, 2e-5):
             sys.setswitchinterval(interval)

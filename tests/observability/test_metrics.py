@@ -3,13 +3,13 @@
 import pytest
 
 from app import __version__
-from app.observability.labels import (
+from app.observability.metrics import (
     CACHE_SOURCES,
     EMBEDDING_ENDPOINTS,
     REJECTION_REASONS,
     STATUSES,
+    Metrics,
 )
-from app.observability.metrics import Metrics
 
 
 @pytest.fixture

@@ -16,9 +16,8 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
-from app.vectors.muvera import MuveraSide, muvera_of
-from app.vectors.pooling import pool
+from app.models.tasks.qwen3 import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
+from app.vectors import MuveraSide, muvera_of, pool
 
 Numbers = np.ndarray
 _PROMPTS = "config_sentence_transformers.json"

@@ -18,6 +18,7 @@ from uvicorn.server import ServerState
 from app.server import connection as module
 from app.server.connection import (
     HEADERS_TIMEOUT,
+    LINGER_TIMEOUT,
     MAX_HEADER_BYTES,
     MAX_PATH_BYTES,
     MAX_PIPELINED_REQUESTS,
@@ -26,7 +27,6 @@ from app.server.connection import (
     bounded_connection,
 )
 from app.server.drain import Drain
-from app.server.transport import LINGER_TIMEOUT
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 RESPONSE_TIMEOUT = 30.0

@@ -226,7 +226,7 @@ def test_importing_the_app_does_nothing(tmp_path: Path) -> None:
         "assert 'app' not in vars(sys.modules['app.main'])\n"
         "assert not {'torch', 'redis', 'throttled'} & {*sys.modules}\n"
         "assert threading.active_count() == 1\n"
-        "import app.models.runtime\n"
+        "import app.models.loader\n"
         "assert 'transformers' not in sys.modules\n"
     )
     done = subprocess.run(

@@ -16,9 +16,8 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import Server, ServerState
 
-from app.server.connection import BoundedConnection
+from app.server.connection import BoundedConnection, BoundedFlowControl
 from app.server.server import DrainingServer
-from app.server.transport import BoundedFlowControl
 
 SIGNATURES = {
     (HttpToolsProtocol, "__init__"): ["self", "config", "server_state", "app_state", "_loop"],
@@ -144,7 +143,7 @@ def test_uvicorn_installs_its_method_as_the_signal_handler(config) -> None:
     with server.capture_signals():
         handler = signal.getsignal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
-    assert getattr(handler, "__self__", None) is server, "app.server.uvicorn_command relies on it"
+    assert getattr(handler, "__self__", None) is server, "app.server.process relies on it"
 
 
 def test_the_parser_reports_an_upgrade_and_where_the_rest_begins() -> None:

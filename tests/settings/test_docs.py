@@ -3,8 +3,7 @@
 import pytest
 
 from app.settings import Settings
-from app.settings.declaration import SECTIONS
-from app.settings.describe import sections
+from app.settings.declaration import SECTIONS, sections
 from scripts import settings_docs
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from app.errors import StartupError
 from app.settings import Settings
-from app.settings.describe import meaning, without_markup
+from app.settings.declaration import meaning, without_markup
 from app.settings.sources import load_settings, misspelt_names
 from tests.support.env_example import listed_for_others, listed_settings
 from tests.support.server import REPOSITORY

@@ -13,18 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from app.engine import Engine
-from app.engine.admission.concurrency import ConcurrencyLimit
 from app.engine.devices.executor import DeviceExecutor
-from app.engine.devices.forward_limit import CPU_SECONDS, GPU_SECONDS
-from app.engine.forwards.cached_forwards import CachedForwards
-from app.engine.forwards.forwards import Forwards
+from app.engine.devices.limits import CPU_SECONDS, GPU_SECONDS
 from app.engine.model import Model
-from app.engine.scheduling.batch import Batch
-from app.engine.scheduling.batcher import DEFAULT_URGENCY, QUANTUM_TOKENS, LimitsOf
+from app.engine.records import JoinedIds, TokenSequence, join
+from app.engine.requests.cache import CachedForwards
+from app.engine.requests.embedding import Forwards
+from app.engine.scheduling.batcher import DEFAULT_URGENCY, QUANTUM_TOKENS, Batch, LimitsOf
+from app.engine.scheduling.fairness import ConcurrencyLimit
 from app.engine.scheduling.job import Job, JobState, Purpose
-from app.engine.types import JoinedIds, TokenSequence, join
 from app.errors import InferenceTimeoutError
-from app.middleware.held_memory import ResponseMemory
+from app.middleware.memory import ResponseMemory
 from app.observability.metrics import Metrics
 from app.settings import Settings
 from tests.simulation.fakes import MOST_TOKENS, FakeDevice, Forward

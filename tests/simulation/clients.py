@@ -17,16 +17,20 @@ from typing import Any, cast
 import numpy as np
 from starlette.types import Message, Receive, Scope, Send
 
-from app.api.context import RequestContext
+from app.api.context import NATIVE_EMBEDDINGS, RERANK, RequestContext
 from app.api.errors import status_of
 from app.api.handler import Call, Service, with_timeout
-from app.api.paths import NATIVE_EMBEDDINGS, RERANK
 from app.engine import Engine, FusionWeights, RerankRequest
-from app.engine.loaded_models import LoadedModels
-from app.engine.options import EmbeddingOptions, TruncationOptions
-from app.engine.pipelines.late_interaction import score
+from app.engine.model import LoadedModels
+from app.engine.records import (
+    EmbeddingOptions,
+    EmbeddingResult,
+    Outputs,
+    TextEmbedding,
+    TruncationOptions,
+)
+from app.engine.requests.reranking import score
 from app.engine.scheduling.job import Purpose
-from app.engine.types import EmbeddingResult, Outputs, TextEmbedding
 from app.errors import (
     LONGEST_RETRY_AFTER,
     ClientGoneError,
@@ -36,8 +40,8 @@ from app.errors import (
     QueueFullError,
     SmartEmbedderError,
 )
-from app.middleware.held_memory import HeldAnswer, ResponseMemory
-from app.middleware.request_metrics import _REASON_OF, MeasureRequests, _outcome
+from app.middleware.memory import HeldAnswer, ResponseMemory
+from app.middleware.observe import _REASON_OF, MeasureRequests, _outcome
 from app.observability.metrics import Metrics
 from app.settings import Settings
 from tests.simulation.auditor import OWNER, Auditor, RequestBook

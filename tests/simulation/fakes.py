@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from app.engine.admission.tokenizer_threads import stop_if_given_up
-from app.engine.loaded_models import (
+from app.engine.model import (
     DeviceInfo,
     LoadedModels,
     LoadPlan,
@@ -26,8 +25,9 @@ from app.engine.loaded_models import (
     PlacedModel,
     PlacedModels,
 )
-from app.engine.options import CUT_AT_END, InputType, TruncationOptions
-from app.engine.types import (
+from app.engine.records import (
+    CUT_AT_END,
+    InputType,
     JoinedIds,
     Outputs,
     SparseVector,
@@ -35,10 +35,12 @@ from app.engine.types import (
     TokenIds,
     TokenizedPair,
     TokenizedText,
+    TruncationOptions,
 )
+from app.engine.scheduling.admission import stop_if_given_up
 from app.errors import InferenceError, StartupError
 from app.settings import Settings
-from app.settings.model_entry import ModelEntry
+from app.settings.types import ModelEntry
 from tests.simulation.virtual_time import Effect, Moments
 
 GIGABYTE = 10**9

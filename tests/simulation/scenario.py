@@ -13,13 +13,13 @@ import structlog
 from pydantic import SecretStr
 
 from app.engine import Engine
-from app.engine.loaded_models import LoadedModels
-from app.engine.types import Outputs
+from app.engine.model import LoadedModels
+from app.engine.records import Outputs
 from app.errors import SmartEmbedderError
-from app.middleware.held_memory import ResponseMemory
+from app.middleware.memory import ResponseMemory
 from app.observability.metrics import Metrics
 from app.settings import Settings
-from app.settings.model_entry import ModelEntry
+from app.settings.types import ModelEntry
 from tests.simulation.auditor import Auditor, LawBrokenError
 from tests.simulation.clients import Client, World
 from tests.simulation.fakes import (

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from app.engine import clock
-from app.engine.devices.device_threads import DeviceThread
-from app.engine.devices.outcome import outcome_of
+from app.engine.devices.thread import DeviceThread, outcome_of
 from app.errors import InferenceError
 
 Result = TypeVar("Result")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from app.models.attention.varlen import attend_by_length
-from app.models.batch.length_classes import LengthClass
+from app.models.attention.packed import attend_by_length
+from app.models.batch.blocks import LengthClass
 from app.models.batch.packing import PackedBatch
 
 

@@ -17,9 +17,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from app.models.ops.build import FOLDER, Compiler, explain
-from app.models.ops.instruction_sets import AARCH64, InstructionSet
-from app.models.ops.native_library import _ARGUMENTS
+from app.models.ops.build import AARCH64, FOLDER, Compiler, InstructionSet, explain
+from app.models.ops.native import _ARGUMENTS
 
 QEMU = shutil.which("qemu-aarch64")
 # The least processors of qemu 7.2 that have them.
@@ -60,7 +59,7 @@ def _compiler(folder: Path, library: str) -> Compiler:
 
 
 class EmulatedLibrary:
-    """As `app.models.ops.native_library.Library`, for a processor of another architecture."""
+    """As `app.models.ops.native.Library`, for a processor of another architecture."""
 
     def __init__(self, program: Path, instructions: InstructionSet) -> None:
         self.instructions = instructions

@@ -8,7 +8,7 @@ import orjson
 import pyarrow as pa
 import safetensors
 
-from app.api.formats.answer import TextVectors
+from app.api.formats.vectors import TextVectors
 
 JSON, NDJSON = "application/json", "application/x-ndjson"
 ARROW, MSGPACK, SAFETENSORS = (

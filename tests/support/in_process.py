@@ -7,7 +7,7 @@ from typing import Any
 from httpx2 import ASGITransport, AsyncClient
 
 from app.api.handler import Service
-from app.engine.loaded_models import LoadedModels
+from app.engine.model import LoadedModels
 from app.main import create_app
 from app.settings import Settings
 

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from app.models.attention.reference import QueryKeyValue
+from app.models.attention.dense import QueryKeyValue
 from app.models.batch.packing import PackedBatch, pack
 
 CPU = torch.device("cpu")

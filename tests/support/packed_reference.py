@@ -10,7 +10,7 @@ import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
-from app.models.attention.reference import eager
+from app.models.attention.dense import eager
 from app.models.batch.packing import PackedBatch
 
 ATTENTION = "packed_eager"

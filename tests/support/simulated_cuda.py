@@ -94,7 +94,7 @@ class SimulatedCuda(TorchDispatchMode):
             raise CudaMisuseError("the host waited for the device")
 
     def run(self, name: str, blocks: int, threads: int, *arguments: Any) -> None:
-        """As `app.models.ops.cuda_kernels.CudaKernels`, of which this is the stand-in."""
+        """As `app.models.ops.cuda.CudaKernels`, of which this is the stand-in."""
         tensors = [each for each in arguments if isinstance(each, Tensor)]
         if not all(each.device.type == "cuda" and each.is_contiguous() for each in tensors):
             raise CudaMisuseError(f"{name} needs contiguous tensors on the device")

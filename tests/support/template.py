@@ -15,8 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 import app.main
-import app.models.model_loader
-import app.models.runtime
+import app.models.loader
 import app.server.process  # noqa: F401 - for the copies, as the others
 
 _MESSAGE_BYTES = 65_536

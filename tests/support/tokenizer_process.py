@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, QwenTemplate
+from app.models.tasks.qwen3 import DEFAULT_INSTRUCTION, QwenTemplate
 from app.models.text.tokenizer import TextTokenizer
 from tests.support.memory import forget_peak, status_bytes
 

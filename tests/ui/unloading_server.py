@@ -13,12 +13,12 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import Response
 
-from app.engine.loaded_models import LoadedModels, LoadPlan, ModelLoader
+from app.engine.model import LoadedModels, LoadPlan, ModelLoader
 from app.main import create_app
 from app.models.load import load_models
 from app.server.process import run
 from app.settings import Settings
-from app.settings.model_entry import ModelEntry
+from app.settings.types import ModelEntry
 
 
 class HeldLoader:

@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from app.vectors.muvera import muvera_of
-from app.vectors.pooling import pool
+from app.vectors import muvera_of, pool
 from tests.vectors import record_references
 from tests.vectors.references import ENVIRONMENT, MISSING, run_references
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import BertModel, MistralModel, Qwen3Model, XLMRobertaModel
 
-from app.engine.types import Outputs
+from app.engine.records import Outputs
+from app.models.families.backbone import Target
 from app.models.ops.backend import choose_backend
-from app.models.target import Target
-from app.models.tasks.choose import load_embedder
+from app.models.tasks.load import load_embedder
 from tests.support.wordpiece import ROBERTA, save_colbert
 
 CPU = torch.device("cpu")

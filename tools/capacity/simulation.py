@@ -15,12 +15,10 @@ from typing import Any
 import numpy as np
 
 from app.engine.model import Model
-from app.engine.scheduling.batch import Batch
-from app.engine.scheduling.batcher import Limits
+from app.engine.records import Outputs, TokenIds
+from app.engine.scheduling.batcher import Batch, Limits
 from app.engine.scheduling.job import Job
-from app.engine.scheduling.preemption import Preemption, is_long, split_short
-from app.engine.scheduling.queue import JobQueue
-from app.engine.types import Outputs, TokenIds
+from app.engine.scheduling.queue import JobQueue, Preemption, is_long, split_short
 from tools.capacity.cost import CostModel
 from tools.capacity.load import Arrival
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from app.engine.options import EmbeddingOptions, InputType
+from app.engine.records import EmbeddingOptions, InputType
 from app.errors import SmartEmbedderError
 from app.settings import Settings
 from app.settings.sources import load_settings

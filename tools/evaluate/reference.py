@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from app.engine.options import NO_OPTIONS, EmbeddingOptions
-from app.engine.types import TextEmbedding
+from app.engine.records import NO_OPTIONS, EmbeddingOptions, TextEmbedding
 from app.models.device.choose import choose_device
 from app.settings import Settings
 from tools.evaluate.representations import Kinds

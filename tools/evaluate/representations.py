@@ -14,10 +14,16 @@ import numpy as np
 import numpy.typing as npt
 from scipy.sparse import csr_matrix
 
-from app.engine.types import FloatArray, SparseVector, TextEmbedding
-from app.vectors.muvera import MuveraSide, muvera_of
-from app.vectors.pooling import pool
-from app.vectors.quantization import OUTPUT_DTYPES, OutputDtype, QuantizedVectors, quantize
+from app.engine.records import FloatArray, SparseVector, TextEmbedding
+from app.vectors import (
+    OUTPUT_DTYPES,
+    MuveraSide,
+    OutputDtype,
+    QuantizedVectors,
+    muvera_of,
+    pool,
+    quantize,
+)
 
 Scores = npt.NDArray[np.float32]
 Vectors = TypeVar("Vectors", FloatArray, SparseVector)

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.engine import Engine, RerankRequest
-from app.engine.options import NO_OPTIONS, EmbeddingOptions
-from app.engine.types import SparseVector, TextEmbedding
+from app.engine.records import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
 from app.errors import InvalidRequestError
 from app.models.load import load_models
 from app.settings import NO_RERANKER, Settings

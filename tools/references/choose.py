@@ -9,17 +9,14 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from app.engine.options import EmbeddingOptions
-from app.engine.pipelines.late_interaction import FusionWeights, score
-from app.models.backbones.families import is_qwen3
-from app.models.checkpoint.config import read_config
-from app.models.checkpoint.modules import read_modules
-from app.models.checkpoint.sentence_config import NO_OVERRIDES, has_modules
-from app.models.device_loader import overrides_in
-from app.models.locate import locate_models
-from app.models.tasks.classification_head import is_classifier
-from app.models.tasks.colbert_config import is_colbert
-from app.models.tasks.m3 import HEADS
+from app.engine.records import EmbeddingOptions
+from app.engine.requests.reranking import FusionWeights, score
+from app.models.checkpoint.config import NO_OVERRIDES, has_modules, read_config, read_modules
+from app.models.families.load import is_qwen3
+from app.models.loader import locate_models, overrides_in
+from app.models.tasks.colbert import is_colbert
+from app.models.tasks.cross_encoder import is_classifier
+from app.models.tasks.dense import HEADS
 from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
 from tools.references.reference import (
     EmbeddingReference,

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from FlagEmbedding import BGEM3FlagModel, FlagReranker
 
-from app.engine.options import NO_OPTIONS, EmbeddingOptions
-from app.engine.types import TextEmbedding
-from app.models.checkpoint.sentence_config import read_pooling, read_prompts
+from app.engine.records import NO_OPTIONS, EmbeddingOptions, TextEmbedding
+from app.models.checkpoint.config import read_pooling, read_prompts
 from tools.references.reference import BATCH, prompt_of, sparse_vector
 
 

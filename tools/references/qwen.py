@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from app.engine.options import NO_OPTIONS, EmbeddingOptions
-from app.engine.types import FloatArray, TextEmbedding
-from app.models.checkpoint.sentence_config import read_prompts
+from app.engine.records import NO_OPTIONS, EmbeddingOptions, FloatArray, TextEmbedding
+from app.models.checkpoint.config import read_prompts
 from app.models.tasks.dense import QWEN_END
-from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
+from app.models.tasks.qwen3 import DEFAULT_INSTRUCTION, PREFIX, SUFFIX
 from tools.references.reference import BATCH, prompt_of
 
 PACKAGE = "transformers"

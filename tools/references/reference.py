@@ -5,8 +5,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from app.engine.options import NO_OPTIONS, EmbeddingOptions
-from app.engine.types import SparseVector, TextEmbedding
+from app.engine.records import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
 
 # Texts of one padded forward, where a package's own default would need gigabytes.
 BATCH = 8

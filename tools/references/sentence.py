@@ -14,9 +14,8 @@ from sentence_transformers import (
 )
 from sentence_transformers.sentence_transformer.modules import Normalize
 
-from app.engine.options import NO_OPTIONS, EmbeddingOptions
-from app.engine.types import SparseVector, TextEmbedding
-from app.models.checkpoint.sentence_config import NO_OVERRIDES, POOLINGS, SentenceOverrides
+from app.engine.records import NO_OPTIONS, EmbeddingOptions, SparseVector, TextEmbedding
+from app.models.checkpoint.config import NO_OVERRIDES, POOLINGS, SentenceOverrides
 from app.models.tasks.cross_encoder import find_ranking_label
 
 PACKAGE = "sentence-transformers"

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from app.engine import Engine, RerankRequest
-from app.engine.loaded_models import ModelInfo
-from app.engine.types import (
+from app.engine.model import ModelInfo
+from app.engine.records import (
     EmbeddingResult,
     FloatArray,
     RerankResult,

@@ -7,13 +7,14 @@ import torch
 
 from app.models.device.choose import choose_device, choose_dtype, cpu_has_bfloat16, cpu_has_int8
 from app.models.ops.backend import choose_backend
-from app.models.ops.proof import Proof, Trial
-from app.models.ops.proof_cases import (
+from app.models.ops.proof import (
     DECODER,
     ENCODER,
     GPU_ENCODER,
     QUANTIZED_ENCODER,
+    Proof,
     Shapes,
+    Trial,
 )
 from app.settings import INT8
 

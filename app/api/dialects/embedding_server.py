@@ -9,13 +9,13 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from app.api.answers import Usage
+from app.api.context import EMBEDDING_SERVER, Dialect
 from app.api.dialects import tei, tei_schemas
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_work
-from app.api.paths import EMBEDDING_SERVER, Dialect
 from app.api.rendering import render_list, usage_as_json
-from app.api.response_schemas import Usage
-from app.engine.types import EmbeddingResult
+from app.engine.records import EmbeddingResult
 
 router = APIRouter(tags=["embedding-server"], dependencies=[BEARER])
 

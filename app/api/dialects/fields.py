@@ -9,11 +9,11 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, FailFast, Field
 from pydantic_core import PydanticCustomError
 
 from app.api.body import TEXTS_ADVICE
-from app.api.checks import check_truncation
+from app.api.schemas import check_truncation
 from app.engine import TruncationOptions
-from app.engine.options import InputType, Side
+from app.engine.records import InputType, Side
 from app.errors import InvalidRequestError
-from app.vectors.quantization import OutputDtype
+from app.vectors import OutputDtype
 
 _LONGEST_WORD = 32
 NumberType = Literal["float", "int8", "uint8", "binary", "ubinary"]

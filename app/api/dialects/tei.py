@@ -3,22 +3,32 @@
 Below /models/{model}/ every path exists again, for that model alone.
 """
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
-from app.api import paths
+from app import __version__
+from app.api import context as paths
+from app.api.catalogue import Role, ServedModel
+from app.api.context import Dialect
 from app.api.dialects import tei_schemas as schemas
-from app.api.dialects.work import Passages, embed, embedder_of, rerank
-from app.api.handler import Call, Operation, ServiceDep, respond
-from app.api.model_catalogue import Role, ServedModel
-from app.api.openapi import BEARER, describe_work
-from app.api.paths import Dialect
+from app.api.handler import (
+    Call,
+    Operation,
+    Service,
+    ServiceDep,
+    cancel_on_disconnect,
+    get_and_head,
+    respond,
+)
+from app.api.openapi import BEARER, describe_work, error_responses
 from app.api.rendering import (
     OPTIONS,
     by_falling_score,
@@ -27,15 +37,24 @@ from app.api.rendering import (
     render_matrix,
     text_as_json,
 )
-from app.api.schemas import ForeignRequest, RequestModel
-from app.engine.types import (
+from app.api.schemas import ForeignRequest, RequestModel, check_passages, check_texts
+from app.api.work import Passages, classify, embed, embedder_of, rerank
+from app.engine import ClassificationRequest
+from app.engine.model import LoadedModels, Model
+from app.engine.records import (
     ClassificationResult,
     EmbeddingResult,
+    FloatArray,
     Outputs,
     RerankResult,
+    SpecialToken,
     TextEmbedding,
+    TokenSpans,
 )
-from app.errors import InvalidRequestError
+from app.engine.requests.reranking import sigmoid
+from app.engine.scheduling.admission import stop_if_given_up
+from app.errors import InvalidRequestError, LoadingError, ModelNotLoadedError
+from app.settings import Settings
 
 router = APIRouter(dependencies=[BEARER])
 
@@ -252,4 +271,298 @@ add_operation(
 )
 add_operation(
     router, RERANK, schemas.Ranks, "At the root, /rerank takes the same body.", root=False
+)
+
+
+_TOKENS_PER_CHUNK = 4096
+# Of the answer, about: numbers of four digits and a word.
+_BYTES_PER_TOKEN = 64
+# Of a string with other letters than ASCII's in memory.
+_BYTES_PER_CHARACTER = 4
+_ADVICE = "send fewer texts or shorter ones"
+
+Result = TypeVar("Result")
+
+
+def model_of(call: Call) -> ServedModel:
+    """The model in the request's path, or the one that makes dense vectors."""
+    name = call.request.path_params.get("model")
+    catalogue = call.service.catalogue
+    return catalogue.embedder(None) if name is None else catalogue.find(name)
+
+
+def loaded(model: ServedModel, models: LoadedModels) -> Model:
+    """The loaded model behind one that is served."""
+    of_role = {
+        Role.EMBEDDER: models.embedder,
+        Role.DENSE: models.dense,
+        Role.RERANKER: models.reranker,
+    }
+    found = of_role[model.role]
+    assert found is not None  # noqa: S101 - what is served is loaded
+    return found
+
+
+async def _tokenize(body: schemas.TokenizeRequest, call: Call) -> Response:
+    check_texts(body.inputs, "inputs", call.service.settings)
+    model = model_of(call)
+    answer = call.context.answer
+
+    def split(models: LoadedModels) -> tuple[Model, list[str], list[list[TokenSpans]], int]:
+        tokenizer = loaded(model, models)
+        prompt = _prompt(tokenizer, body.prompt_name)
+        texts = [prompt + text for text in body.inputs]
+        spans: list[list[TokenSpans]] = [[] for _ in texts]
+        tokens = 0
+        for text, own in zip(texts, spans, strict=True):
+            for part in tokenizer.token_spans(text):
+                tokens += len(part.ids)
+                answer.check(_BYTES_PER_TOKEN * tokens, *_tokens_needed(tokens))
+                own.append(part)
+        return tokenizer, texts, spans, tokens
+
+    tokenizer, texts, spans, tokens = await _on_tokenizer_thread(call, split, body.inputs, model)
+    answer.need(_BYTES_PER_TOKEN * tokens, *_tokens_needed(tokens))
+    frame = tokenizer.special_tokens if body.add_special_tokens is not False else ([], [])
+    render = partial(_render_tokens, texts, spans, frame)
+    return await call.render(render)
+
+
+def _tokens_needed(tokens: int) -> tuple[str, str]:
+    return f"{tokens} tokens of these texts", _ADVICE
+
+
+async def _on_tokenizer_thread(
+    call: Call, work: Callable[[LoadedModels], Result], texts: list[str], model: ServedModel
+) -> Result:
+    """The result of `work` on `texts`, which is given up where the client leaves."""
+    run = call.service.engine.run_tokenizer(
+        work, texts, client=call.context.client, model=model.key
+    )
+    return await cancel_on_disconnect(call.request, run)
+
+
+def _prompt(model: Model, name: str | None) -> str:
+    if name is None:
+        return ""
+    prompts: Mapping[str, str] = getattr(model, "prompts", {})
+    if name not in prompts:
+        raise InvalidRequestError(
+            f"the field prompt_name is unknown to {model.name}: it has "
+            f"{', '.join(prompts) or 'no prompts'}"
+        )
+    return prompts[name]
+
+
+def _render_tokens(
+    texts: list[str],
+    spans: list[list[TokenSpans]],
+    frame: tuple[list[SpecialToken], list[SpecialToken]],
+) -> Iterator[bytes]:
+    before, after = (list(map(_special, tokens)) for tokens in frame)
+    return render_items(
+        render_items(
+            (orjson.dumps(items)[1:-1],)
+            for items in chain([before], _plain(text, parts), [after])
+            if items
+        )
+        for text, parts in zip(texts, spans, strict=True)
+    )
+
+
+def _special(token: SpecialToken) -> dict[str, Any]:
+    return {"id": token.id, "text": token.string, "special": True, "start": None, "stop": None}
+
+
+def _plain(text: str, parts: list[TokenSpans]) -> Iterator[list[dict[str, Any]]]:
+    pieces = (
+        (tokens, slice(begin, begin + _TOKENS_PER_CHUNK))
+        for tokens in parts
+        for begin in range(0, len(tokens.ids), _TOKENS_PER_CHUNK)
+    )
+    for tokens, part in pieces:
+        ids, starts, stops = (
+            each[part].tolist() for each in (tokens.ids, tokens.starts, tokens.stops)
+        )
+        yield [
+            {"id": id_, "text": text[start:stop], "special": False, "start": start, "stop": stop}
+            for id_, start, stop in zip(ids, starts, stops, strict=True)
+        ]
+
+
+async def _decode(body: schemas.DecodeRequest, call: Call) -> Response:
+    check_texts(body.ids, "ids", call.service.settings)
+    model, skip = model_of(call), body.skip_special_tokens is not False
+    answer = call.context.answer
+
+    def decode(models: LoadedModels) -> tuple[list[str], int]:
+        tokenizer = loaded(model, models)
+        texts: list[str] = []
+        size = 0
+        for ids in body.ids:
+            stop_if_given_up()
+            texts.append(tokenizer.decode(ids, skip_special_tokens=skip))
+            size += _BYTES_PER_CHARACTER * len(texts[-1])
+            answer.check(size, f"{len(texts)} of these texts", _ADVICE)
+        return texts, size
+
+    texts, size = await _on_tokenizer_thread(call, decode, [], model)
+    answer.need(size, "these texts", _ADVICE)
+    return await call.render(partial(render_list, texts))
+
+
+add_operation(
+    router,
+    Operation(Dialect.TEI, paths.TEI_TOKENIZE, "inputs", schemas.TokenizeRequest, _tokenize),
+    schemas.Tokens,
+    "The tokens that the model reads of each text, none of which is cut.",
+)
+add_operation(
+    router,
+    Operation(Dialect.TEI, paths.TEI_DECODE, "ids", schemas.DecodeRequest, _decode),
+    schemas.Texts,
+    "The text of each list of the model's own token ids.",
+)
+
+
+info_router = APIRouter()
+
+_ONE_LABEL = ("LABEL_0",)
+
+_INFO: dict[str, Any] = {
+    "summary": "What is served",
+    "response_model": schemas.Info,
+    "responses": error_responses(401, 404, 503, model=schemas.TeiError),
+    "dependencies": [BEARER],
+}
+_PING: dict[str, Any] = {
+    "summary": "Can this service answer?",
+    "response_class": Response,
+    "responses": error_responses(503, model=schemas.TeiError),
+}
+
+
+@get_and_head(info_router, "/info", tags=[ROOT_TAG], **_INFO)
+async def info(service: ServiceDep) -> Response:
+    """The model that makes dense vectors, and the limits of this service."""
+    return _describe_model(service, service.catalogue.embedder(None))
+
+
+@get_and_head(info_router, f"{BELOW_MODEL}/info", tags=[MODEL_TAG], **_INFO)
+async def info_of_model(model: str, service: ServiceDep) -> Response:
+    """One model and its kind, and the limits of this service."""
+    return _describe_model(service, service.catalogue.find(model))
+
+
+@get_and_head(info_router, "/ping", tags=[ROOT_TAG], **_PING)
+async def ping(service: ServiceDep) -> Response:
+    """200 once the models are warm, else 503."""
+    return _status(service)
+
+
+@get_and_head(
+    info_router,
+    f"{BELOW_MODEL}/health",
+    tags=[MODEL_TAG],
+    summary="Can this service answer?",
+    response_class=Response,
+    responses=error_responses(404, 503, model=schemas.TeiError),
+)
+@get_and_head(info_router, f"{BELOW_MODEL}/ping", include_in_schema=False)
+async def ping_model(model: str, service: ServiceDep) -> Response:
+    """The same, of one model."""
+    service.catalogue.find(model)
+    return _status(service)
+
+
+def _status(service: Service) -> Response:
+    status, reason = service.status
+    if status == "healthy":
+        return Response(status_code=200)
+    return JSONResponse({"error": f"{status}: {reason}", "error_type": "Unhealthy"}, 503)
+
+
+def _describe_model(service: Service, model: ServedModel) -> Response:
+    settings, models = service.settings, service.engine.loaded(model.key)
+    if models is None and model.further and service.engine.models is not None:
+        raise ModelNotLoadedError(
+            f"the model {model.name} is not loaded now: the next request for vectors or scores of "
+            "it loads it"
+        )
+    if models is None:
+        raise LoadingError("the models are still being loaded", retry_after=5)
+    return JSONResponse(
+        {
+            "model_id": model.name,
+            "model_sha": model.revision,
+            "model_dtype": models.dtype_of(loaded(model, models)),
+            "served_model_name": model.name,
+            "model_type": _kind(model, models),
+            "max_concurrent_requests": settings.max_queue_size,
+            "max_input_length": loaded(model, models).max_length,
+            "max_batch_tokens": models.max_batch_tokens,
+            "max_batch_requests": settings.max_requests_in_batch,
+            "max_client_batch_size": settings.max_sentences_per_request,
+            "auto_truncate": False,
+            "tokenization_workers": _workers(settings),
+            "version": __version__,
+        }
+    )
+
+
+def _kind(model: ServedModel, models: LoadedModels) -> dict[str, Any]:
+    if model.role is Role.RERANKER:
+        labels = getattr(models.reranker, "labels", _ONE_LABEL)
+        kind = "reranker" if len(labels) == 1 else "classifier"
+        named = {str(index): label for index, label in enumerate(labels)}
+        ids = {label: index for index, label in enumerate(labels)}
+        return {kind: {"id2label": named, "label2id": ids}}
+    embedder = models.embedder if model.role is Role.EMBEDDER else models.dense_model
+    return {"embedding": {"pooling": embedder.pooling}}
+
+
+def _workers(settings: Settings) -> int:
+    threads = settings.tokenizer_threads
+    return (os.cpu_count() or 1) if threads == "auto" else threads
+
+
+async def _predict(body: schemas.PredictRequest, call: Call) -> Response:
+    pairs = body.pairs
+    check_passages([], pairs, "inputs", call.service.settings)
+    request = ClassificationRequest(pairs, truncation=body.truncation)
+    result = await classify(call, request, reranker_of(call))
+    render = partial(_render, body, result)
+    response = await call.render(render)
+    return add_headers(response, call, request.texts, result)
+
+
+def _render(body: schemas.PredictRequest, result: ClassificationResult) -> Iterator[bytes]:
+    predictions = _predictions(body, result)
+    if body.is_single:
+        return render_list(next(predictions))
+    return render_list(predictions)
+
+
+def _predictions(
+    body: schemas.PredictRequest, result: ClassificationResult
+) -> Iterator[list[dict[str, Any]]]:
+    for logits in result.logits:
+        scores = logits.tolist() if body.raw_scores else probabilities(logits)
+        ranked = by_falling_score(scores)
+        yield [{"score": score, "label": result.labels[label]} for label, score in ranked]
+
+
+def probabilities(logits: FloatArray) -> list[float]:
+    """The sigmoid of one label's logit, the softmax of several."""
+    if len(logits) == 1:
+        return sigmoid(logits.tolist())
+    powers = np.exp(logits - logits.max())
+    return (powers / powers.sum()).tolist()  # type: ignore[no-any-return]
+
+
+add_operation(
+    router,
+    Operation(Dialect.TEI, paths.TEI_PREDICT, "inputs", schemas.PredictRequest, _predict),
+    schemas.Predictions,
+    "The labels of each text, or pair of texts, by falling probability.",
 )

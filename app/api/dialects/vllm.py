@@ -11,6 +11,9 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from starlette.responses import Response
 
+from app.api.answers import Usage
+from app.api.context import SCORE as SCORE_ENDPOINT
+from app.api.context import Dialect
 from app.api.dialects.fields import (
     Refused,
     TextsOrText,
@@ -20,15 +23,12 @@ from app.api.dialects.fields import (
     unless,
     value_of,
 )
-from app.api.dialects.work import Passages, rerank
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_work
-from app.api.paths import SCORE as SCORE_ENDPOINT
-from app.api.paths import Dialect
 from app.api.rendering import OPTIONS, usage_as_json
-from app.api.response_schemas import Usage
 from app.api.schemas import ForeignRequest
-from app.engine.types import RerankResult
+from app.api.work import Passages, rerank
+from app.engine.records import RerankResult
 from app.errors import EmptyInputError, InvalidRequestError
 
 router = APIRouter(tags=["Cohere, Jina, vLLM"], dependencies=[BEARER])

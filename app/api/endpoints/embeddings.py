@@ -6,24 +6,25 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.checks import check_texts
+from app.api.answers import Base64Response, EmbeddingResponse
+from app.api.context import NATIVE_EMBEDDINGS, Dialect
 from app.api.dialects import openai
-from app.api.dialects.work import EmbeddingWork, models_for, vectors
-from app.api.formats import json_answer
-from app.api.formats.answer import EmbeddingAnswer
-from app.api.formats.negotiation import BINARY, SAFETENSORS, media_type_of
-from app.api.formats.requested import (
+from app.api.formats import vectors as json_answer
+from app.api.formats.records import BINARY, SAFETENSORS, media_type_of
+from app.api.formats.vectors import EmbeddingAnswer
+from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.openapi import BEARER, describe_body, error_responses
+from app.api.rendering import Chunk
+from app.api.schemas import EmbeddingRequest, check_texts
+from app.api.work import (
+    EmbeddingWork,
     as_asked_for,
     check_numbers,
     model_names,
+    models_for,
     vector_options,
+    vectors,
 )
-from app.api.handler import Call, Operation, ServiceDep, respond
-from app.api.openapi import BEARER, describe_body, error_responses
-from app.api.paths import NATIVE_EMBEDDINGS, Dialect
-from app.api.rendering import Chunk
-from app.api.response_schemas import Base64Response, EmbeddingResponse
-from app.api.schemas import EmbeddingRequest
 
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 

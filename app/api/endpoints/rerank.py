@@ -5,17 +5,16 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from app.api.checks import check_passages, check_rerank_options, check_truncation
-from app.api.dialects import cohere_rerank, tei
-from app.api.dialects.work import models_for, scores
+from app.api.answers import RerankResponse
+from app.api.context import RERANK, Dialect
+from app.api.dialects import cohere, tei
 from app.api.handler import Call, Operation, ServiceDep, respond
 from app.api.openapi import BEARER, describe_work
-from app.api.paths import RERANK, Dialect
 from app.api.rendering import render_rerank
-from app.api.response_schemas import RerankResponse
-from app.api.schemas import RerankBody
+from app.api.schemas import RerankBody, check_passages, check_rerank_options, check_truncation
+from app.api.work import models_for, scores
 from app.engine import FusionWeights, RerankRequest, TruncationOptions
-from app.settings.model_names import public_name
+from app.settings.types import public_name
 
 router = APIRouter(dependencies=[BEARER])
 
@@ -31,18 +30,18 @@ async def rerank(request: Request, service: ServiceDep) -> Response:
     A body with `documents` is read as Cohere's, as at /v2/rerank; one with `texts` is read as
     text-embeddings-inference's, as at /models/{model}/rerank.
     """
-    return await respond(request, service, _OPERATION, tei.RERANK, cohere_rerank.RERANK)
+    return await respond(request, service, _OPERATION, tei.RERANK, cohere.RERANK)
 
 
-@router.post("/v2/rerank", **cohere_rerank.DESCRIPTION)
-@router.post("/v1/rerank", **cohere_rerank.DESCRIPTION)
+@router.post("/v2/rerank", **cohere.DESCRIPTION)
+@router.post("/v1/rerank", **cohere.DESCRIPTION)
 async def rerank_documents(request: Request, service: ServiceDep) -> Response:
     """The relevance of each document to the query, from 0 to 1, the best first.
 
     A body with `passages` is read as this service's own, as at /rerank, and one with `texts` as
     text-embeddings-inference's.
     """
-    return await respond(request, service, _OPERATION, tei.RERANK, cohere_rerank.RERANK)
+    return await respond(request, service, _OPERATION, tei.RERANK, cohere.RERANK)
 
 
 async def _rerank(body: RerankBody, call: Call) -> Response:

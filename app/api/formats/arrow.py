@@ -17,10 +17,10 @@ import orjson
 from nanoarrow.c_array_stream import CArrayStream
 from nanoarrow.ipc import StreamWriter
 
-from app.api.formats.answer import METADATA_KEY, EmbeddingAnswer, TextVectors
+from app.api.formats.vectors import METADATA_KEY, EmbeddingAnswer, TextVectors
 from app.api.rendering import Chunk
-from app.engine.types import SparseVector
-from app.vectors.quantization import scales_of
+from app.engine.records import SparseVector
+from app.vectors import scales_of
 
 BATCH_BYTES = 1 << 20
 _ALIGNMENT = 8

@@ -1,20 +1,28 @@
-"""The records that answer a stream of texts, and a writer for each format."""
+"""The formats of answers with vectors: which one a client prefers, and the records of a stream."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 import msgpack
 import numpy as np
 import orjson
+from starlette.requests import Request
 
-from app.api.formats import arrow, safetensors
-from app.api.formats.answer import ModelNames, TextVectors, VectorOptions, vectors_of
-from app.api.formats.json_answer import render_item
-from app.api.formats.msgpack import item_of, pack
-from app.api.rendering import Chunk
-from app.engine.types import SparseVector, TextEmbedding, TokenStrings
+from app.api.formats import arrow, binary
+from app.api.formats.binary import item_of, pack
+from app.api.formats.vectors import (
+    EmbeddingAnswer,
+    ModelNames,
+    TextVectors,
+    VectorOptions,
+    render_item,
+    vectors_of,
+)
+from app.api.negotiation import preference, preferences
+from app.api.rendering import JSON, Chunk
+from app.engine.records import SparseVector, TextEmbedding, TokenStrings
 
 NDJSON = "application/x-ndjson"
 ARROW = "application/vnd.apache.arrow.stream"
@@ -131,7 +139,7 @@ class _SafetensorsWriter:
     def write(self, records: Sequence[Record]) -> Iterator[Chunk]:
         facts = [record.facts | _tokens_of(record) for record in records]
         rows = [record.vectors for record in records if record.vectors is not None]
-        return safetensors.file_of(rows, self._metadata | {"records": facts})
+        return binary.file_of(rows, self._metadata | {"records": facts})
 
     def end(self) -> bytes:
         return b""
@@ -202,3 +210,24 @@ WRITERS: Mapping[str, Callable[[RecordOptions], RecordWriter]] = {
     "application/msgpack": _MsgpackWriter,
     "application/vnd.safetensors": _SafetensorsWriter,
 }
+
+
+SAFETENSORS = "application/vnd.safetensors"
+# Renderers by media type; JSON, the default, has its own.
+BINARY: Mapping[str, Callable[[EmbeddingAnswer], Iterator[Chunk]]] = {
+    "application/vnd.apache.arrow.stream": arrow.render,
+    "application/msgpack": binary.render_msgpack,
+    SAFETENSORS: binary.render_safetensors,
+}
+
+
+def media_type_of(request: Request, answered: tuple[str, ...] = (JSON, *BINARY)) -> str:
+    """The media type among `answered` that the request prefers; by default the first one."""
+    return _preferred(preference(request.headers, "accept"), answered)
+
+
+@lru_cache(maxsize=64)  # Clients send the same header with every request.
+def _preferred(accept: str, answered: tuple[str, ...]) -> str:
+    wanted = preferences(accept)
+    named = {name: wanted[name] for name in answered if wanted.get(name)}
+    return max(named, key=lambda name: named[name], default=answered[0])

@@ -3,25 +3,25 @@
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import structlog
 
 from app.engine import clock
-from app.engine.devices.device_guard import DeviceGuard
-from app.engine.devices.device_threads import DeviceThreads
-from app.engine.devices.forward_limit import DeviceWatchdog, ForwardLimit, ServiceRate, fail_overdue
-from app.engine.devices.forward_metrics import observe_forward, observe_wait
-from app.engine.devices.in_flight import Forward, InFlight
-from app.engine.devices.memory import TokenBudget
+from app.engine.devices.limits import (
+    DeviceWatchdog,
+    ForwardLimit,
+    ServiceRate,
+    TokenBudget,
+    fail_overdue,
+)
+from app.engine.devices.thread import DeviceGuard, DeviceThreads
 from app.engine.model import Model
-from app.engine.scheduling.batch import Batch
-from app.engine.scheduling.batcher import Limits
-from app.engine.scheduling.job import Job
-from app.engine.scheduling.preemption import Preemption, is_long, split_short
-from app.engine.scheduling.queue import JobQueue
+from app.engine.scheduling.batcher import Batch, Limits
+from app.engine.scheduling.job import Job, Purpose
+from app.engine.scheduling.queue import JobQueue, Preemption, is_long, split_short
 from app.errors import (
     DeviceCrashedError,
     DeviceFailedError,
@@ -30,6 +30,79 @@ from app.errors import (
     UnhealthyError,
 )
 from app.observability.metrics import Metrics
+
+
+@dataclass(slots=True, eq=False)
+class Forward:
+    """One forward of a batch, or of a half of it after memory ran out.
+
+    In the device's thread `batch` is left without the requests that have their outcome by then, and
+    `begun` is set. `device_free` is what the forward launched before it has as `returned`, which is
+    set once the device has computed it.
+    """
+
+    batch: Batch
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    device_free: asyncio.Event | None = None
+    returned: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """A batch that was taken from the queue and is not completed yet.
+
+    `device_free` is set when the batch before it is completed. `began` is when the device began it
+    (0 before it is launched), or the last half of it after memory ran out, and `first_began` when
+    it was launched as a whole. `preempted_seconds` is how long batches that preempted it had the
+    device since `began`. `expected_seconds` are those of its forward.
+    """
+
+    batch: Batch
+    device_free: asyncio.Event
+    preempts: "InFlight | None" = None
+    expected_seconds: float = 0.0
+    launched: asyncio.Event = field(default_factory=asyncio.Event)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    began: float = 0.0
+    first_began: float = 0.0
+    preempted_seconds: float = 0.0
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the device has computed it, about."""
+        if not self.began:
+            return self.expected_seconds
+        elapsed = clock.now() - self.began
+        # A forward that takes longer than expected is expected to take half as long again.
+        return self.expected_seconds - elapsed if elapsed < self.expected_seconds else elapsed / 2
+
+    def begin(self) -> None:
+        """Note that the device begins it, or the next half of it."""
+        self.began, self.preempted_seconds = clock.now(), 0.0
+        self.first_began = self.first_began or self.began
+
+
+def observe_wait(metrics: Metrics, batch: Batch) -> None:
+    """Count the wait of each job whose first sequences are taken for the first time."""
+    if batch.handed_over:
+        return
+    for batch_slice in batch.slices:
+        taken_at = batch_slice.job.first_taken_at
+        if batch_slice.start == 0 and taken_at is not None:
+            metrics.queue_wait.observe(taken_at - batch_slice.job.enqueued_at)
+
+
+def observe_forward(metrics: Metrics, batch: Batch, seconds: float) -> None:
+    """Count a forward of `seconds`."""
+    metrics.tokens.labels(batch.model.name).inc(batch.tokens)
+    metrics.batch_tokens.observe(batch.tokens)
+    embedded = batch.count(Purpose.EMBEDDING)
+    if embedded:
+        metrics.batch_size.observe(embedded)
+        metrics.embedding_inference.observe(seconds)
+    if batch.count(Purpose.RERANKING):
+        metrics.rerank_inference.observe(seconds)
+
 
 log = structlog.get_logger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from app.engine import clock
 from app.engine.model import Model
-from app.engine.types import Outputs, TokenSequence
+from app.engine.records import Outputs, TokenSequence
 from app.errors import InferenceError, SmartEmbedderError
 
 

@@ -1,14 +1,27 @@
 """Blocks of a packed batch: neighbouring sequences as one dense tensor, padded where necessary."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from app.models.batch.arrays import Indices, to_device
+from app.engine.records import TokenIds
+
+Indices = npt.NDArray[np.int64]
+
+
+def to_device(device: torch.device, array: npt.NDArray[Any]) -> torch.Tensor:
+    """Copy an array to the device; to a CUDA device without waiting for the copy."""
+    tensor = torch.from_numpy(array)
+    if device.type != "cuda":
+        return tensor.to(device)
+    # From pageable memory the copy would wait for the forward that still runs.
+    return tensor.pin_memory().to(device, non_blocking=True)
+
 
 # A call for every length costs more than padding does while sequences are this short.
 _LONGEST_PADDED = 64
@@ -96,3 +109,75 @@ def divide_into_blocks(lengths: list[int], device: torch.device) -> Iterator[Blo
 def _bucket(length: int) -> int:
     """Sequences of one bucket form a block; long ones only with others of the same length."""
     return length if length > _LONGEST_PADDED else -(-length // _BUCKET_WIDTH) - _LONGEST_PADDED
+
+
+# Queries in one block of threads, as in FlashAttention's kernels for packed sequences.
+QUERIES_OF_A_BLOCK = 128
+# The cost of one more call, as a number of superfluous blocks for each head.
+WORTH_A_CALL = 256
+# The most blocks of threads in the second and third dimension of a grid, one for each sequence.
+_MOST_SEQUENCES = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class LengthClass:
+    """Neighbouring sequences, the tokens from `start` to `stop`, the longest of `longest` tokens.
+
+    `bounds` int32 on the device are their cumulative lengths, from 0.
+    """
+
+    start: int
+    stop: int
+    longest: int
+    bounds: torch.Tensor
+
+
+def divide_lengths(lengths: Sequence[int]) -> list[slice]:
+    """Divide sequences of ascending lengths so that all calls together cost least."""
+    blocks = -(-np.asarray(lengths) // QUERIES_OF_A_BLOCK)
+    groups = np.flatnonzero(np.diff(np.ceil(np.log2(blocks)))) + 1
+    borders = [0, *groups.tolist(), len(blocks)]
+    # For each border the least cost up to it, and the border at which the last class begins.
+    best = [(0, 0)]
+    for index, stop in enumerate(borders[1:], start=1):
+        highest = int(blocks[stop - 1])
+        costs = (
+            (best[first][0] + WORTH_A_CALL + (stop - borders[first]) * highest, first)
+            for first in range(index)
+        )
+        best.append(min(costs))
+    return _classes(borders, best)
+
+
+def _classes(borders: list[int], best: list[tuple[int, int]]) -> list[slice]:
+    classes: list[slice] = []
+    index = len(borders) - 1
+    while index:
+        first = best[index][1]
+        classes.append(slice(borders[first], borders[index]))
+        index = first
+    return [
+        slice(start, min(start + _MOST_SEQUENCES, each.stop))
+        for each in reversed(classes)
+        for start in range(each.start, each.stop, _MOST_SEQUENCES)
+    ]
+
+
+_ID_BITS = 28
+_IDS = (1 << _ID_BITS) - 1
+# A token of the second text of a pair, to which BERT adds another type embedding.
+SECOND_SEGMENT = 1 << _ID_BITS
+# A token at the end of its sequence to which no token attends, not even itself.
+UNATTENDED = SECOND_SEGMENT << 1
+# A token without a ColBERT vector.
+WITHOUT_VECTOR = UNATTENDED << 1
+
+
+def without_marks(ids: TokenIds) -> TokenIds:
+    """The ids alone."""
+    return ids & _IDS
+
+
+def marked(ids: TokenIds, mark: int) -> npt.NDArray[np.bool_]:
+    """Which tokens have the mark."""
+    return np.bitwise_and(ids, mark).astype(np.bool_)

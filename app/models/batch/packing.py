@@ -5,21 +5,136 @@ that sequences of equal length lie side by side and can be viewed as one dense b
 leads back to the order in which they were given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from app.engine.types import TokenIds
-from app.models.batch.arrays import Indices, to_device
-from app.models.batch.blocks import Block, Padding, divide_into_blocks
-from app.models.batch.length_classes import LengthClass, divide_lengths
-from app.models.batch.marks import UNATTENDED, marked, without_marks
-from app.models.batch.position_ids import PositionScheme
-from app.models.batch.shared_prefix import Sharing, find_shared_prefixes
+from app.engine.records import TokenIds
+from app.models.batch.blocks import (
+    SECOND_SEGMENT,
+    UNATTENDED,
+    Block,
+    Indices,
+    LengthClass,
+    Padding,
+    divide_into_blocks,
+    divide_lengths,
+    marked,
+    to_device,
+    without_marks,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PositionScheme:
+    """Positions count from 0 in each sequence, or as RoBERTa's do.
+
+    RoBERTa's count from `roberta_padding` + 1, its padding id; a padding token that a text spells
+    out stays at `roberta_padding`. Tokens that are marked as of the second segment have
+    `segment_offset` added, if it is not 0.
+    """
+
+    roberta_padding: int | None = None
+    segment_offset: int = 0
+
+    def position_ids(self, ids: TokenIds, marked_ids: TokenIds, offsets: Indices) -> Indices:
+        """`[T]`, of sequences that begin at `offsets` `[N + 1]`, of which the last one is T.
+
+        `ids` `[T]` are without the marks of `marked_ids` `[T]`.
+        """
+        padding = self.roberta_padding
+        if padding is None:
+            positions = _count(np.ones_like(ids), offsets) - 1
+        else:
+            real = (ids != padding).astype(np.int64)
+            positions = _count(real, offsets) * real + padding
+        if self.segment_offset:
+            positions += self.segment_offset * marked(marked_ids, SECOND_SEGMENT)
+        return positions
+
+
+def _count(flags: Indices, offsets: Indices) -> Indices:
+    """Running count of the set `flags`, begun anew at every offset."""
+    running = np.cumsum(flags)
+    before = np.concatenate(([0], running))[offsets[:-1]]
+    counted: Indices = running - np.repeat(before, np.diff(offsets))
+    return counted
+
+
+# The least share of tokens that must be saved, because gathering has a cost in every layer.
+_LEAST_SAVED = 1 / 16
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """`unique` `[U]`: the tokens that are computed; `inverse` `[T]`: which of them each one is."""
+
+    unique: Tensor
+    inverse: Tensor
+
+
+def find_shared_prefixes(sequences: Sequence[TokenIds]) -> tuple[Indices, Indices] | None:
+    """`unique` and `inverse` of the sequences joined end to end; None where little is shared."""
+    lengths = np.array([len(ids) for ids in sequences])
+    joined = np.concatenate(sequences)
+    order = _dictionary_order(joined, lengths)
+    starts = _starts(lengths)[order]
+    lengths = lengths[order]
+    shared = _shared_with_the_one_before(joined, starts, lengths)
+    if shared.sum() < _LEAST_SAVED * len(joined):
+        return None
+    tokens = _ranges(starts, lengths)
+    computed = _ranges(np.zeros_like(starts), lengths) >= np.repeat(shared, lengths)
+    number = np.cumsum(computed) - 1
+    _take_from_the_one_before(number, _starts(lengths), shared)
+    inverse = np.empty_like(tokens)
+    inverse[tokens] = number
+    return tokens[computed], inverse
+
+
+def _starts(lengths: Indices) -> Indices:
+    return np.cumsum(lengths) - lengths
+
+
+def _ranges(starts: Indices, lengths: Indices) -> Indices:
+    """From each start on so many numbers, one after the other."""
+    return np.arange(lengths.sum()) + np.repeat(starts - _starts(lengths), lengths)
+
+
+def _dictionary_order(joined: TokenIds, lengths: Indices) -> Indices:
+    comparable = joined.astype(">i8").tobytes()
+    ends = (np.cumsum(lengths) * 8).tolist()
+    keys = [comparable[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__))
+
+
+def _shared_with_the_one_before(joined: TokenIds, starts: Indices, lengths: Indices) -> Indices:
+    """How many tokens each sequence, in dictionary order, begins with like the one before it.
+
+    No other that comes before begins with more of it.
+    """
+    most = np.minimum(lengths[1:], lengths[:-1])
+    if not len(most):
+        return np.zeros_like(starts)
+    within = _ranges(np.zeros_like(most), most)
+    differ = joined[_ranges(starts[1:], most)] != joined[_ranges(starts[:-1], most)]
+    common = np.minimum.reduceat(np.where(differ, within, np.repeat(most, most)), _starts(most))
+    return np.concatenate(([0], common))
+
+
+def _take_from_the_one_before(number: Indices, starts: Indices, shared: Indices) -> None:
+    """One after the other: what is taken may have been taken by the one before."""
+    before = 0
+    for start, count in zip(starts.tolist(), shared.tolist(), strict=True):
+        if count:
+            number[start : start + count] = number[before : before + count]
+        before = start
+
 
 _FROM_ZERO = PositionScheme()
 
@@ -152,3 +267,61 @@ def _share(sequences: list[TokenIds], device: torch.device, multiple: int) -> Sh
     unique, inverse = found
     padded = np.pad(unique, (0, -len(unique) % multiple), constant_values=unique[0])
     return Sharing(to_device(device, padded), to_device(device, inverse))
+
+
+# The rows of each sequence, in the order given to `pack`; None for one without rows.
+Spans = list[slice | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSelection:
+    """Some sequences of a packed batch, token by token.
+
+    `tokens` `[R]` int64 on the device are the selected tokens of the packed row; None selects them
+    all. `spans[i]` is where the tokens of the i-th sequence given to `pack` lie among the selected
+    ones, None for a sequence that is not selected.
+    """
+
+    tokens: Tensor | None
+    spans: Spans
+
+    def gather(self, states: Tensor) -> Tensor:
+        """`[R, width]`: the states of the selected tokens, of those `[T, width]` of all."""
+        return states if self.tokens is None else states.index_select(0, self.tokens)
+
+
+def select_tokens(
+    packed: PackedBatch, selected: Sequence[bool], multiple_of: Callable[[int], int]
+) -> TokenSelection:
+    """Select the tokens of sequences; `selected` is in the order given to `pack`.
+
+    R is rounded up to a multiple of `multiple_of(R)` by repeating a token.
+    """
+    offsets, order = packed.offsets, packed.unpack_order
+    spans = [slice(int(offsets[index]), int(offsets[index + 1])) for index in order]
+    if all(selected):
+        return TokenSelection(None, list(spans))
+    chosen = [span for span, want in zip(spans, selected, strict=True) if want]
+    tokens = np.concatenate([np.arange(span.start, span.stop) for span in chosen])
+    padded = np.pad(tokens, (0, -len(tokens) % multiple_of(len(tokens))), mode="edge")
+    return TokenSelection(to_device(packed.device, padded), _side_by_side(spans, selected))
+
+
+def select_sequences(packed: PackedBatch, selected: Sequence[bool]) -> tuple[Indices, Spans]:
+    """The packed indices `[S]` of the selected sequences, in the order given to `pack`.
+
+    Also returns, for each sequence given to `pack`, the span of its one row among those.
+    """
+    indices = packed.unpack_order[np.flatnonzero(selected)].astype(np.int64)
+    return indices, _side_by_side([slice(0, 1)] * len(selected), selected)
+
+
+def _side_by_side(spans: list[slice], selected: Sequence[bool]) -> Spans:
+    """The spans of the selected sequences moved together."""
+    moved: Spans = []
+    start = 0
+    for span, want in zip(spans, selected, strict=True):
+        length = span.stop - span.start
+        moved.append(slice(start, start + length) if want else None)
+        start += length * want
+    return moved

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from app.engine.types import FloatArray
+from app.engine.records import FloatArray
 from app.errors import InferenceError, StartupError
 
 # In bytes: the alignment of a result in pinned memory, and the smallest buffer.

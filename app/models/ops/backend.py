@@ -14,26 +14,23 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from app.models.attention.choose import require_runs
-from app.models.attention.reference import Attention
-from app.models.ops.arguments import (
+from app.models.attention.dense import Attention
+from app.models.attention.packed import require_runs
+from app.models.ops.cuda import CudaBackend, FusedCudaBackend, load_kernels
+from app.models.ops.native import FORMATS, NativeBackend, load_library
+from app.models.ops.torch_backend import (
     AddLinear,
     Columns,
     Int8Gemm,
     LayerNorm,
     Linear,
+    OneDnnBackend,
     QuantizedRows,
     QuantizedWeights,
     RmsNorm,
     RotaryEmbedding,
+    TorchBackend,
 )
-from app.models.ops.cuda_backend import CudaBackend
-from app.models.ops.cuda_kernels import load_kernels
-from app.models.ops.fused_cuda_backend import FusedCudaBackend
-from app.models.ops.native_backend import NativeBackend
-from app.models.ops.native_library import FORMATS, load_library
-from app.models.ops.onednn_backend import OneDnnBackend
-from app.models.ops.torch_backend import TorchBackend
 
 
 class Backend(Protocol):

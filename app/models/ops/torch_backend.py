@@ -1,27 +1,129 @@
 """The operations by PyTorch's own operators."""
 
-from collections.abc import Sequence
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from app.models.attention.choose import load_attention
-from app.models.attention.reference import Attention
-from app.models.ops.arguments import (
-    AddLinear,
-    Columns,
-    Int8Gemm,
-    LayerNorm,
-    Linear,
-    QuantizedRows,
-    QuantizedWeights,
-    RmsNorm,
-    RotaryEmbedding,
-    activate,
-)
-from app.models.ops.instruction_sets import MAX_INT8
+from app.models.attention.dense import Attention
+from app.models.attention.packed import load_attention
+from app.models.ops.build import MAX_INT8, MAX_INT8_IN_PAIRS
+
+# `[T, in]` to `[T, out]`.
+Linear = Callable[[Tensor], Tensor]
+# The same and a residual `[T, out]`, which may be overwritten, to their sum.
+AddLinear = Callable[[Tensor, Tensor], Tensor]
+# oneDNN's names for the activations of transformers: (operation, algorithm).
+ACTIVATIONS = {
+    None: ("none", ""),
+    "gelu": ("gelu", "none"),
+    "gelu_new": ("gelu", "tanh"),
+    "gelu_pytorch_tanh": ("gelu", "tanh"),
+    "relu": ("relu", ""),
+}
+
+
+def activate(states: Tensor, activation: str | None) -> Tensor:
+    """One of `ACTIVATIONS`; `states` may be overwritten."""
+    operation, algorithm = ACTIVATIONS[activation]
+    match operation:
+        case "gelu":
+            return functional.gelu(states, approximate=algorithm)
+        case "relu":
+            return states.relu_()
+    return states
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm:
+    """Layer normalisation over the last dimension; on a CPU its parameters are always float32."""
+
+    weight: Tensor
+    bias: Tensor
+    epsilon: float
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """In the dtype of `states`."""
+        return functional.layer_norm(
+            states, self.weight.shape, self.weight, self.bias, self.epsilon
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RmsNorm:
+    """Normalisation by the root of the mean square; a weight may be `[heads, width]`."""
+
+    weight: Tensor
+    epsilon: float
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Of the last dimension, in the dtype of `states`."""
+        return functional.rms_norm(states, self.weight.shape[-1:], None, self.epsilon) * self.weight
+
+
+@dataclass(frozen=True, slots=True)
+class RotaryEmbedding:
+    """Rotary position embedding (Su et al. 2021): cosines and sines `[T, width / 2]`, float32."""
+
+    cosines: Tensor
+    sines: Tensor
+
+    @classmethod
+    def at(cls, positions: Tensor, width: int, theta: float) -> "RotaryEmbedding":
+        """Of tokens at `positions` `[T]`, for heads of `width` numbers."""
+        pair = torch.arange(0, width, 2, dtype=torch.float32, device=positions.device)
+        angles = positions[:, None].float() * (1.0 / theta ** (pair / width))
+        return cls(angles.cos(), angles.sin())
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of bytes that a row of `width` channels becomes.
+
+    Each channel is multiplied by one of `factors` `[width]`. The channels `repeated` `[repeats]`
+    int32 have further columns behind the others. `offsets` `[width + repeats]` are what truncation
+    begins with: those of a channel's k columns are k-ths apart, so that their sum is what k times
+    the channel is rounded to.
+    """
+
+    factors: Tensor
+    repeated: Tensor
+    offsets: Tensor
+
+    def spread(self, steps: Tensor) -> Tensor:
+        """From `[T, width]` in steps to `[T, width + repeats]`, whole numbers."""
+        return torch.cat([steps, steps[:, self.repeated]], 1).add_(self.offsets).floor_()
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedRows:
+    """`values` `[T, columns]` u8; each stands for `scale` x value + `minimum`, both `[T, 1]`."""
+
+    values: Tensor
+    scale: Tensor
+    minimum: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeights:
+    """`values` `[out, columns]` s8; each stands for `scale` x value, and all else is `[out]`.
+
+    `sums` are those of the scaled values. `bias` is added to the product.
+    """
+
+    values: Tensor
+    scale: Tensor
+    sums: Tensor
+    bias: Tensor
+
+
+# The product of rows with weights: `[T, out]`.
+Int8Gemm = Callable[[QuantizedRows], Tensor]
+
 
 # The least divisor of a row, as in `torch.nn.functional.normalize`.
 SHORTEST_ROW = 1e-12
@@ -148,3 +250,82 @@ def join_layers(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 
 def _join(tensors: list[Tensor]) -> Tensor:
     return (tensors[0] if len(tensors) == 1 else torch.cat(tensors)).detach()
+
+
+# Any number of rows runs on weights that were packed for this many.
+_PACKED_FOR_ROWS = 256
+
+
+class OneDnnBackend(TorchBackend):
+    """Weights are packed once; bias and activation are computed within the product.
+
+    The operators are those that PyTorch's compiler emits for frozen weights. In float32 PyTorch's
+    own product is as fast, and reads the weights where they are.
+    """
+
+    name = "onednn"
+
+    def __init__(self, dtype: torch.dtype, attention: str | None = None) -> None:
+        matmul_is_faster = dtype is torch.bfloat16 and _is_x86() and not has_fast_sdpa()
+        super().__init__(attention or ("matmul" if matmul_is_faster else "sdpa"))
+        self._packs = dtype is torch.bfloat16 and can_pack_bfloat16()
+        self.int8_weight_limit = MAX_INT8 if sums_bytes_exactly() else MAX_INT8_IN_PAIRS
+
+    def implementations(self, operation: str) -> list[type[TorchBackend]]:
+        """As that of `TorchBackend`."""
+        found = super().implementations(operation)
+        left = operation == "linear" and not self._packs
+        return [each for each in found if not left or each is not OneDnnBackend]
+
+    def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
+        """Implement `Backend`."""
+        if layers[0].weight.dtype is not torch.bfloat16 or not can_pack_bfloat16():
+            return super().linear(layers, activation)
+        weight, bias = join_layers(layers)
+        operation, algorithm = ACTIVATIONS[activation]
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS)  # noqa: SLF001
+        compute = torch.ops.mkldnn._linear_pointwise.default  # noqa: SLF001
+
+        def linear(states: Tensor) -> Tensor:
+            product: Tensor = compute(states, packed, bias, operation, [], algorithm)
+            return product
+
+        return linear
+
+    def int8_gemm(
+        self, weights: QuantizedWeights, dtype: torch.dtype, activation: str | None = None
+    ) -> Int8Gemm:
+        """Implement `Backend`; a scale for each row takes a pass of its own."""
+        weights = replace(weights, values=torch.ops.onednn.qlinear_prepack(weights.values, None))
+        zero_points = torch.zeros(len(weights.scale), dtype=torch.int32)
+
+        def gemm(rows: QuantizedRows) -> Tensor:
+            product = torch.ops.onednn.qlinear_pointwise.default(
+                rows.values, 1.0, 0, weights.values, weights.scale, zero_points, None,
+                1.0, 0, torch.float32, "none", [], "",
+            )  # fmt: skip
+            return self.dequantize(product, rows, weights, dtype, activation)
+
+        return gemm
+
+
+def sums_bytes_exactly() -> bool:
+    """Whether the processor sums products of bytes in 32 bits, and not first in 16."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("amx_int8", "avx512_vnni", "avx_vnni"))
+
+
+def has_fast_sdpa() -> bool:
+    """Whether PyTorch's fused attention in bfloat16 is fast: with AMX, many times as fast."""
+    return bool(torch.cpu.get_capabilities().get("amx_bf16"))
+
+
+def _is_x86() -> bool:
+    """Whether this is the architecture on which attention by two products was measured."""
+    return platform.machine() in {"x86_64", "AMD64"}
+
+
+def can_pack_bfloat16() -> bool:
+    """Whether oneDNN multiplies bfloat16 on this processor."""
+    native = torch.cpu.get_capabilities().get("avx512_bf16", False)
+    return bool(native and torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]

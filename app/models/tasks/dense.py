@@ -1,19 +1,17 @@
 """Dense vectors of any encoder: pooling, then projections and scaling to unit length."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from app.engine.types import Outputs
+from app.engine.records import Outputs, SparseVector, TokenIds
 from app.errors import StartupError
-from app.models.backbones.backbone import Backbone
-from app.models.backbones.families import is_qwen3, load_backbone
-from app.models.batch.arrays import Indices
+from app.models.batch.blocks import Indices
 from app.models.batch.packing import PackedBatch
-from app.models.checkpoint.config import read_config
-from app.models.checkpoint.sentence_config import (
+from app.models.checkpoint.config import (
     NO_OVERRIDES,
     Normalization,
     SentenceConfig,
@@ -21,15 +19,19 @@ from app.models.checkpoint.sentence_config import (
     Step,
     TextOptions,
     has_modules,
+    read_config,
+    read_pooling,
+    read_prompts,
 )
+from app.models.checkpoint.weights import read_linear
 from app.models.device.transfer import DeviceRows
-from app.models.target import Target
-from app.models.tasks.heads import token_states
-from app.models.tasks.heads_embedder import HeadsEmbedder
-from app.models.tasks.pooling import pool
-from app.models.tasks.projection import load_steps
-from app.models.text.qwen_prompt import DEFAULT_INSTRUCTION
-from app.models.text.tokenizer import TextTokenizer
+from app.models.families.backbone import Backbone, Target
+from app.models.families.load import is_qwen3, load_backbone, load_encoder, load_tokenizer
+from app.models.tasks import base
+from app.models.tasks.base import HeadsEmbedder, KindRows, token_states
+from app.models.tasks.pooling import load_steps, pool
+from app.models.tasks.qwen3 import DEFAULT_INSTRUCTION
+from app.models.text.tokenizer import TextTokenizer, ids_of
 
 # As sentence-transformers does for a folder without a configuration.
 _DEFAULT_POOLING = "mean"
@@ -157,3 +159,75 @@ def _scaled(steps: tuple[Step, ...], normalize: bool) -> tuple[Step, ...]:
     scales = bool(steps) and isinstance(steps[-1], Normalization)
     before = steps[:-1] if scales else steps
     return (*before, Normalization()) if normalize else before
+
+
+HEADS = _SPARSE_HEAD, _COLBERT_HEAD = "sparse_linear.pt", "colbert_linear.pt"
+_FRAME_TOKENS = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
+
+
+class M3Embedder(HeadsEmbedder):
+    """Implements `app.engine.model.Embedder` for checkpoints of bge-m3's shape."""
+
+    kinds = Outputs(dense=True, sparse=True, colbert=True, states=True)
+    normalizes = True
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        backbone: Backbone,
+        tokenizer: TextTokenizer,
+        sparse_head: nn.Linear,
+        colbert_head: nn.Linear,
+        pooling: str,
+        prompts: Mapping[str, str],
+    ) -> None:
+        super().__init__(
+            name, backbone, tokenizer, prompts,
+            dense_head=partial(base.dense_vectors, backbone.backend, pooling),
+            token_heads={
+                "sparse": partial(base.token_weights, sparse_head),
+                "colbert": partial(base.token_vectors, colbert_head, backbone),
+                "states": base.token_states,
+            },
+        )  # fmt: skip
+        self.pooling = pooling
+        self.colbert_width = colbert_head.out_features
+        self._vocabulary = base.LexicalVocabulary(_ids_of(tokenizer, _FRAME_TOKENS))
+
+    def _sparse_vectors(
+        self, sequences: list[TokenIds], weights: KindRows | None
+    ) -> dict[int, SparseVector]:
+        if weights is None:
+            return {}
+        by_index = {
+            index: rows
+            for index in range(len(sequences))
+            if (rows := weights.of(index)) is not None
+        }
+        vectors = self._vocabulary.sparse_vectors(
+            [sequences[index] for index in by_index], list(by_index.values())
+        )
+        return dict(zip(by_index, vectors, strict=True))
+
+
+def load_m3_embedder(name: str, folder: Path, max_length: int, target: Target) -> M3Embedder:
+    """Load a checkpoint of bge-m3's shape; raise `StartupError` for whatever is wrong with it."""
+    tokenizer = load_tokenizer(folder, max_length)
+    backbone = load_encoder(folder, target, tokenizer)
+    sparse_head = read_linear(folder / _SPARSE_HEAD, backbone.hidden_size, 1)
+    colbert_head = read_linear(folder / _COLBERT_HEAD, backbone.hidden_size)
+    return M3Embedder(
+        name=name,
+        backbone=backbone,
+        tokenizer=tokenizer,
+        sparse_head=sparse_head.to(backbone.device, backbone.dtype),
+        colbert_head=colbert_head.to(backbone.device, backbone.dtype),
+        pooling=read_pooling(folder),
+        prompts=read_prompts(folder),
+    )
+
+
+def _ids_of(tokenizer: TextTokenizer, tokens: tuple[str, ...]) -> TokenIds:
+    ids = map(tokenizer.token_id, tokens)
+    return ids_of([token_id for token_id in ids if token_id is not None])

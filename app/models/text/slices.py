@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from app.engine.admission.tokenizer_threads import NORMALIZATION_GROWTHS, normalization_growth
+from app.engine.scheduling.admission import NORMALIZATION_GROWTHS, normalization_growth
 
 SLICE_CHARACTERS = 65_536
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.api.dialects.fields import TASKS, Task
-from app.api.dialects.openai_schemas import OpenAIEmbeddingRequest, VectorForm
+from app.api.dialects.openai import OpenAIEmbeddingRequest, VectorForm
 from app.errors import InvalidRequestError
 
 

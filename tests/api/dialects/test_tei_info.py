@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from httpx2 import ASGITransport, AsyncClient
 
-from app.engine.loaded_models import ModelInfo
+from app.engine.model import ModelInfo
 from app.main import create_app
 from app.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded

@@ -10,8 +10,8 @@ import pytest
 from httpx2 import ASGITransport, AsyncClient
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.api.context import ENDPOINTS
 from app.api.endpoints.operations import describe_server, totals
-from app.api.paths import ENDPOINTS
 from app.engine.scheduling.job import Purpose
 from app.main import create_app
 from app.observability.metrics import Metrics

@@ -10,9 +10,9 @@ import orjson
 import pyarrow as pa
 import pytest
 
-from app.api.formats.answer import ModelNames, VectorOptions, vectors_of
 from app.api.formats.records import ARROW, NDJSON, WRITERS, Record, RecordOptions
-from app.engine.types import Outputs, SparseVector, TextEmbedding, TokenStrings
+from app.api.formats.vectors import ModelNames, VectorOptions, vectors_of
+from app.engine.records import Outputs, SparseVector, TextEmbedding, TokenStrings
 from tests.support.formats import (
     MSGPACK,
     SAFETENSORS,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from app.engine import Engine, clock
-from app.engine.devices.memory import TokenBudget
+from app.engine.devices.limits import TokenBudget
 from app.engine.scheduling.job import Job, Purpose
 from app.errors import (
     DeviceCrashedError,

@@ -7,12 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from app.engine.devices.device_guard import DeviceGuard
-from app.engine.devices.device_threads import DeviceThreads
 from app.engine.devices.executor import DeviceExecutor
-from app.engine.devices.forward_limit import ForwardLimit
-from app.engine.devices.memory import TokenBudget
-from app.engine.devices.outcome import outcome_of
+from app.engine.devices.limits import ForwardLimit, TokenBudget
+from app.engine.devices.thread import DeviceGuard, DeviceThreads, outcome_of
 from app.engine.model import Model
 from app.engine.scheduling.job import Job
 from app.engine.scheduling.queue import JobQueue

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.scheduling.batch import Batch
-from app.engine.scheduling.batcher import QUANTUM_TOKENS, Flow, Limits, form_batch, weight_of
+from app.engine.records import Outputs
+from app.engine.scheduling.batcher import QUANTUM_TOKENS, Batch, Flow, Limits, form_batch, weight_of
 from app.engine.scheduling.job import Job
 from app.engine.scheduling.queue import JobQueue
-from app.engine.types import Outputs
 from tests.engine.fakes import FakeModel
 
 MODEL = FakeModel()

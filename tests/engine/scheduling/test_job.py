@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from app.engine import clock
-from app.engine.scheduling.batch import Batch
-from app.engine.scheduling.batcher import Limits
+from app.engine.records import Outputs
+from app.engine.scheduling.batcher import Batch, Limits
 from app.engine.scheduling.job import Job, JobState
 from app.engine.scheduling.queue import JobQueue
-from app.engine.types import Outputs
 from app.errors import InferenceError, InferenceTimeoutError, OutOfMemoryError, UnhealthyError
 from tests.engine.fakes import FakeModel
 

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engine.scheduling.batch import Batch
-from app.engine.scheduling.batcher import QUANTUM_TOKENS, Limits, weight_of
+from app.engine.records import Outputs
+from app.engine.scheduling.batcher import QUANTUM_TOKENS, Batch, Limits, weight_of
 from app.engine.scheduling.job import Job, Purpose
 from app.engine.scheduling.queue import JobQueue
-from app.engine.types import Outputs
 from app.errors import DeviceFailedError, UnhealthyError
 from tests.engine.fakes import FakeModel
 

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from app.engine.devices.device_threads import DeviceThread
-from app.engine.types import Outputs
-from app.models.architectures import transformer
-from app.models.target import Target
-from app.models.tasks.dense import load_dense_embedder
-from app.models.tasks.device_model import EmbeddingModel
-from app.models.tasks.m3 import M3Embedder
+from app.engine.devices.thread import DeviceThread
+from app.engine.records import Outputs
+from app.models.families import backbone
+from app.models.families.backbone import Target
+from app.models.tasks.base import EmbeddingModel
+from app.models.tasks.dense import M3Embedder, load_dense_embedder
 from tests.support.encoders import save_family, word_tokenizer
 
 
@@ -72,10 +71,10 @@ def test_the_long_forward_goes_on_with_its_own_number_of_threads(monkeypatch) ->
         return True
 
     threads = torch.get_num_threads()
-    monkeypatch.setattr(transformer, "run_preempting_call", run_with_fewer_threads)
+    monkeypatch.setattr(backbone, "run_preempting_call", run_with_fewer_threads)
     try:
         torch.set_num_threads(2)
-        transformer.preemption_point()
+        backbone.preemption_point()
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(threads)

@@ -11,15 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.models.attention.matmul import matmul
-from app.models.attention.memory_efficient import memory_efficient
-from app.models.attention.partly_attended import excluding_unattended
-from app.models.attention.reference import Attention, eager
-from app.models.attention.sdpa import sdpa
-from app.models.attention.varlen import _flash_attention, varlen
-from app.models.attention.windowed import PackedAttention
-from app.models.batch import length_classes
-from app.models.batch.marks import UNATTENDED
+from app.models.attention.dense import Attention, eager, matmul, sdpa
+from app.models.attention.packed import (
+    PackedAttention,
+    _flash_attention,
+    excluding_unattended,
+    memory_efficient,
+    varlen,
+)
+from app.models.batch import blocks
+from app.models.batch.blocks import UNATTENDED
 from app.models.batch.packing import PackedBatch, pack
 
 CPU = torch.device("cpu")
@@ -146,8 +147,8 @@ def test_kernels_for_packed_sequences_are_called_as_their_documentation_says(
     cuda_kernels_on_cpu, monkeypatch, attend, causal, kv_heads, cost_of_a_call
 ) -> None:
     """In one call, and in one for each class of lengths where that costs nothing."""
-    monkeypatch.setattr(length_classes, "QUERIES_OF_A_BLOCK", 2)
-    monkeypatch.setattr(length_classes, "WORTH_A_CALL", cost_of_a_call)
+    monkeypatch.setattr(blocks, "QUERIES_OF_A_BLOCK", 2)
+    monkeypatch.setattr(blocks, "WORTH_A_CALL", cost_of_a_call)
     check(attend, [3, 1, 7, 3, 1, 9], kv_heads, causal=causal)
 
 

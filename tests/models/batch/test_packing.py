@@ -6,12 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.models.batch import length_classes
-from app.models.batch.blocks import DenseBlock
-from app.models.batch.marks import SECOND_SEGMENT, UNATTENDED, WITHOUT_VECTOR
-from app.models.batch.packing import pack
-from app.models.batch.position_ids import PositionScheme
-from app.models.batch.selection import select_sequences, select_tokens
+from app.models.batch import blocks as length_classes
+from app.models.batch.blocks import SECOND_SEGMENT, UNATTENDED, WITHOUT_VECTOR, DenseBlock
+from app.models.batch.packing import PositionScheme, pack, select_sequences, select_tokens
 
 CPU = torch.device("cpu")
 SEQUENCES = st.lists(

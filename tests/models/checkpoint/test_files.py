@@ -11,11 +11,10 @@ from structlog.testing import capture_logs
 
 from app.errors import StartupError
 from app.models.checkpoint import hub as checkpoint
-from app.models.checkpoint.config import read_config
+from app.models.checkpoint.config import read_config, read_pooling
 from app.models.checkpoint.hub import Hub, locate
-from app.models.checkpoint.sentence_config import read_pooling
 from app.models.checkpoint.weights import read_linear
-from app.models.locate import ModelFolders, locate_models
+from app.models.loader import ModelFolders, locate_models
 from app.settings import Settings
 
 

@@ -17,7 +17,7 @@ from app.errors import StartupError
 from app.models.checkpoint.config import read_config
 from app.models.checkpoint.reading import AT_ONCE, read_file, reading
 from app.models.checkpoint.weights import Weights
-from app.models.runtime import load
+from app.models.loader import load
 from app.settings import Settings
 
 # So large that it is read in three parts.

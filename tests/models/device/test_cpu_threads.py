@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from app.models.device import cpu_threads
-from app.models.device.cpu_threads import (
+from app.models.device import cpu
+from app.models.device.cpu import (
     CpuThreads,
     available_threads,
     cpu_quota,
@@ -34,7 +34,7 @@ def test_work_below_half_a_gigaflop_runs_on_one_thread() -> None:
 )
 def test_a_thread_is_added_for_every_half_gigaflop(tokens: int, threads: int, monkeypatch) -> None:
     """Two operations for each parameter and token: one product, one sum."""
-    monkeypatch.setattr(cpu_threads, "available_threads", lambda: 8)
+    monkeypatch.setattr(cpu, "available_threads", lambda: 8)
     assert CpuThreads(parameters=250).choose(tokens) == threads
     assert CpuThreads(parameters=250, fixed=3).choose(tokens) == 3
 
@@ -88,8 +88,8 @@ def test_the_smallest_quota_of_the_control_groups_counts(
 @pytest.mark.parametrize(("quota", "threads"), [("50000", 1), ("100000", 1), ("max", 2)])
 def test_threads_fit_the_quota(monkeypatch, quota, threads, tmp_path: Path) -> None:
     cgroups, membership = make_group(tmp_path, {"cpu.max": f"{quota} 100000"}, "0::/")
-    monkeypatch.setattr(cpu_threads, "CGROUPS", cgroups)
-    monkeypatch.setattr(cpu_threads, "MEMBERSHIP", membership)
+    monkeypatch.setattr(cpu, "CGROUPS", cgroups)
+    monkeypatch.setattr(cpu, "MEMBERSHIP", membership)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert available_threads.__wrapped__() == threads
 

@@ -11,18 +11,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from app.engine.types import Outputs
-from app.models.ops.arguments import QuantizedRows, QuantizedWeights
-from app.models.ops.instruction_sets import AARCH64
-from app.models.ops.native_backend import NativeBackend
-from app.models.ops.native_library import runnable_here
-from app.models.ops.proof import Trial
-from app.models.ops.proof_cases import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes
-from app.models.ops.torch_backend import TorchBackend
-from app.models.target import Target
+from app.engine.records import Outputs
+from app.models.families.backbone import Target
+from app.models.ops.build import AARCH64
+from app.models.ops.native import NativeBackend, runnable_here
+from app.models.ops.proof import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes, Trial
+from app.models.ops.torch_backend import QuantizedRows, QuantizedWeights, TorchBackend
 from app.models.tasks.cross_encoder import load_cross_encoder
-from app.models.tasks.dense import load_dense_embedder
-from app.models.tasks.m3 import load_m3_embedder
+from app.models.tasks.dense import load_dense_embedder, load_m3_embedder
 from tests.models.ops.test_native_backend import CLOSE, random_layer
 from tests.models.ops.test_native_backend_attention import CLOSE as ATTENTION_CLOSE
 from tests.models.ops.test_native_backend_attention import attend, by_definition

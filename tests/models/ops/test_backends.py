@@ -12,21 +12,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from app.models.device.choose import cpu_has_int8
-from app.models.ops.arguments import (
+from app.models.ops.backend import Backend, choose_backend
+from app.models.ops.cuda import CudaBackend, FusedCudaBackend
+from app.models.ops.native import NativeBackend
+from app.models.ops.torch_backend import (
     ACTIVATIONS,
     Columns,
     LayerNorm,
+    OneDnnBackend,
     QuantizedRows,
     QuantizedWeights,
     RmsNorm,
     RotaryEmbedding,
+    TorchBackend,
 )
-from app.models.ops.backend import Backend, choose_backend
-from app.models.ops.cuda_backend import CudaBackend
-from app.models.ops.fused_cuda_backend import FusedCudaBackend
-from app.models.ops.native_backend import NativeBackend
-from app.models.ops.onednn_backend import OneDnnBackend
-from app.models.ops.torch_backend import TorchBackend
 from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
 from tests.support.native import LIBRARIES
 from tests.support.packed_attention import pack_lengths, random_states

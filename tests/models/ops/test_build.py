@@ -13,9 +13,15 @@ from pathlib import Path
 import pytest
 
 from app.models.ops import build
-from app.models.ops.build import FOLDER, library_path
-from app.models.ops.instruction_sets import AARCH64, ARCHITECTURES, X86_64, architecture_here
-from app.models.ops.native_library import load_library, runnable_here
+from app.models.ops.build import (
+    AARCH64,
+    ARCHITECTURES,
+    FOLDER,
+    X86_64,
+    architecture_here,
+    library_path,
+)
+from app.models.ops.native import load_library, runnable_here
 
 ROOT = Path(__file__).parents[3]
 FITTING = "flags\t\t: fpu avx fma avx2\n"

@@ -8,15 +8,13 @@ import pytest
 import torch
 
 from app.errors import StartupError
-from app.models.attention.choose import load_attention
-from app.models.attention.varlen import FLASH_MODULES
+from app.models.attention.packed import FLASH_MODULES, load_attention
 from app.models.ops import backend as backends
 from app.models.ops.backend import choose_backend
-from app.models.ops.cuda_backend import CudaBackend
-from app.models.ops.instruction_sets import X86_64
-from app.models.ops.native_backend import NativeBackend
-from app.models.ops.onednn_backend import OneDnnBackend
-from app.models.ops.torch_backend import TorchBackend
+from app.models.ops.build import X86_64
+from app.models.ops.cuda import CudaBackend
+from app.models.ops.native import NativeBackend
+from app.models.ops.torch_backend import OneDnnBackend, TorchBackend
 from app.settings import Settings
 
 LIBRARY = SimpleNamespace(instructions=X86_64.sets[0])

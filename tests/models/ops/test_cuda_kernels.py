@@ -13,12 +13,11 @@ import torch
 from torch.nn import functional
 
 import app
-from app.engine.devices.device_guard import DeviceGuard
+from app.engine.devices.thread import DeviceGuard
 from app.errors import DeviceFailedError, OutOfMemoryError
-from app.models.ops import cuda_kernels
-from app.models.ops.arguments import LayerNorm, RmsNorm, RotaryEmbedding
-from app.models.ops.fused_cuda_backend import FusedCudaBackend
-from app.models.ops.torch_backend import TorchBackend
+from app.models.ops import cuda as cuda_kernels
+from app.models.ops.cuda import FusedCudaBackend
+from app.models.ops.torch_backend import LayerNorm, RmsNorm, RotaryEmbedding, TorchBackend
 from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
 from tests.support.nvidia_driver import install_driver
 
@@ -128,8 +127,8 @@ import ctypes, sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 import torch
-from app.models.ops import cuda_kernels
-from app.models.ops.cuda_kernels import NAMES, CudaKernels, Wide
+from app.models.ops import cuda
+from app.models.ops.cuda import NAMES, CudaKernels, Wide
 
 seen = ctypes.CDLL(sys.argv[1])
 ctypes.c_int.in_dll(seen, "arguments").value = 5
@@ -138,7 +137,7 @@ torch.cuda.current_stream = lambda _: SimpleNamespace(cuda_stream=7)
 torch.cuda.get_device_capability = lambda _: (9, 0)
 torch.empty = lambda *_, **__: None
 # NVRTC would ask this driver for more than it has.
-cuda_kernels.compile_for = lambda *_: bytes(b"\\x7fELF, and so on")
+cuda.compile_for = lambda *_: bytes(b"\\x7fELF, and so on")
 kernels = CudaKernels(torch.device("cuda:0"), torch.float16)
 assert bytes((ctypes.c_ubyte * 4).in_dll(seen, "image")) == b"\\x7fELF"
 states = torch.zeros(3)

@@ -10,17 +10,16 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from app.models.ops.arguments import (
+from app.models.ops.native import Library, NativeBackend
+from app.models.ops.torch_backend import (
     LayerNorm,
+    OneDnnBackend,
     QuantizedRows,
     QuantizedWeights,
     RmsNorm,
     RotaryEmbedding,
+    TorchBackend,
 )
-from app.models.ops.native_backend import NativeBackend
-from app.models.ops.native_library import Library
-from app.models.ops.onednn_backend import OneDnnBackend
-from app.models.ops.torch_backend import TorchBackend
 from tests.support.native import LIBRARIES
 
 pytestmark = pytest.mark.skipif(not LIBRARIES, reason="the kernels are not built")

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from app.models.attention.reference import QueryKeyValue, eager
+from app.models.attention.dense import QueryKeyValue, eager
 from app.models.batch.packing import PackedBatch
-from app.models.ops.native_backend import NativeBackend
+from app.models.ops.native import NativeBackend
 from tests.support.native import LIBRARIES
 from tests.support.packed_attention import pack_lengths, random_states
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from structlog.testing import capture_logs
 
-from app.models.ops import native_library as library
+from app.models.ops import native as library
 from app.models.ops.build import library_path
 from tests.support.native import LIBRARIES
 

@@ -10,15 +10,16 @@ import torch
 from structlog.testing import capture_logs
 
 from app.errors import StartupError
-from app.models.attention.sdpa import sdpa
+from app.models.attention.dense import sdpa
 from app.models.ops.backend import choose_backend
-from app.models.ops.proof import Trial, try_path
-from app.models.ops.proof_cases import (
+from app.models.ops.proof import (
     CASES,
     DECODER,
     GPU_ENCODER,
     QUANTIZED_ENCODER,
     Shapes,
+    Trial,
+    try_path,
 )
 from app.models.ops.torch_backend import TorchBackend
 

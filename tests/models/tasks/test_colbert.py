@@ -19,16 +19,15 @@ from transformers import (
 )
 
 from app.engine import Engine, RerankRequest
-from app.engine.loaded_models import DeviceInfo, LoadedModels
-from app.engine.options import EmbeddingOptions, TruncationOptions
-from app.engine.pipelines.late_interaction import FusionWeights
-from app.engine.types import Outputs, TextEmbedding
+from app.engine.model import DeviceInfo, LoadedModels
+from app.engine.records import EmbeddingOptions, Outputs, TextEmbedding, TruncationOptions
+from app.engine.requests.reranking import FusionWeights
 from app.errors import InferenceError, InvalidRequestError, StartupError
 from app.models.device.transfer import DeviceRows
 from app.models.load import load_models
-from app.models.tasks.choose import load_embedder
 from app.models.tasks.colbert import ColbertEmbedder
-from app.models.tasks.m3 import M3Embedder
+from app.models.tasks.dense import M3Embedder
+from app.models.tasks.load import load_embedder
 from app.settings import Settings
 from tests.support.wordpiece import (
     MODERNBERT,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.errors import StartupError
-from app.models.tasks.colbert_config import (
+from app.models.tasks.colbert import (
     ColbertConfig,
     Expansion,
     Reading,

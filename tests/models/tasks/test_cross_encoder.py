@@ -9,9 +9,9 @@ import torch
 from FlagEmbedding import FlagReranker
 from safetensors.torch import load_file, save_file
 
-from app.engine.types import Outputs
+from app.engine.records import Outputs
 from app.errors import StartupError
-from app.models.target import Target
+from app.models.families.backbone import Target
 from app.models.tasks.cross_encoder import CrossEncoder, load_cross_encoder
 from tests.support.checkpoints import corpus, plain_corpus
 from tests.support.texts import ODD_TEXTS

@@ -9,12 +9,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.engine import EmbeddingOptions, Engine
-from app.engine.types import Outputs
+from app.engine.records import Outputs
 from app.errors import StartupError
-from app.models.checkpoint.sentence_config import SentenceOverrides
+from app.models.checkpoint.config import SentenceOverrides
+from app.models.families.backbone import Target
 from app.models.load import load_models
-from app.models.target import Target
-from app.models.tasks.choose import load_embedder
+from app.models.tasks.load import load_embedder
 from app.settings import Settings
 from tests.support.checkpoints import corpus
 from tests.support.encoders import (

@@ -14,17 +14,16 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import BertModel, ModernBertModel, MPNetModel
 
-from app.engine.types import Outputs, TextEmbedding, TokenIds
-from app.models.backbones.families import overflows_float16
+from app.engine.records import Outputs, TextEmbedding, TokenIds
 from app.models.device.choose import choose_dtype
+from app.models.families.backbone import Target
+from app.models.families.load import overflows_float16
 from app.models.ops import backend
 from app.models.ops.backend import choose_backend
-from app.models.target import Target
-from app.models.tasks.choose import load_embedder
+from app.models.tasks.base import DeviceModel
 from app.models.tasks.cross_encoder import load_cross_encoder
-from app.models.tasks.dense import load_dense_embedder
-from app.models.tasks.device_model import DeviceModel
-from app.models.tasks.m3 import M3Embedder, load_m3_embedder
+from app.models.tasks.dense import M3Embedder, load_dense_embedder, load_m3_embedder
+from app.models.tasks.load import load_embedder
 from app.models.tasks.qwen3 import load_qwen_reranker
 from tests.support.checkpoints import save_m3, save_qwen
 from tests.support.simulated_cuda import SimulatedCuda, simulated_cuda

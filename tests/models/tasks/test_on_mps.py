@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import BertModel
 
-from app.engine.types import Outputs
+from app.engine.records import Outputs
 from app.models.batch.packing import pack
 from app.models.device.choose import choose_dtype
+from app.models.families.backbone import Target
 from app.models.ops.backend import choose_backend
-from app.models.target import Target
 from app.models.tasks import pooling
-from app.models.tasks.choose import load_embedder
 from app.models.tasks.cross_encoder import load_cross_encoder
+from app.models.tasks.load import load_embedder
 from app.models.tasks.qwen3 import load_qwen_reranker
 from tests.support.simulated_mps import SimulatedMps, simulated_mps
 from tests.support.wordpiece import save_colbert

@@ -19,13 +19,12 @@ from transformers import (
 )
 
 from app.engine import Engine
-from app.engine.loaded_models import DeviceInfo, LoadedModels
-from app.engine.options import EmbeddingOptions
-from app.engine.types import Outputs, TextEmbedding
+from app.engine.model import DeviceInfo, LoadedModels
+from app.engine.records import EmbeddingOptions, Outputs, TextEmbedding
 from app.errors import InferenceError, StartupError
 from app.models.tasks import splade
-from app.models.tasks.choose import load_embedder
-from app.models.tasks.m3 import M3Embedder
+from app.models.tasks.dense import M3Embedder
+from app.models.tasks.load import load_embedder
 from app.models.tasks.splade import SpladeEmbedder
 from app.settings import Settings
 from tests.support.wordpiece import (

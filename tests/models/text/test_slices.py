@@ -14,7 +14,7 @@ from tokenizers import Regex as Pattern
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from transformers.models.qwen2 import tokenization_qwen2
 
-from app.engine.admission.tokenizer_threads import normalization_growth
+from app.engine.scheduling.admission import normalization_growth
 from app.models.text import slices as pieces
 from app.models.text.slices import QWEN_WORDS, RunShortener, Slicer
 from app.models.text.tokenizer import TextTokenizer

@@ -15,8 +15,8 @@ from structlog.testing import capture_logs
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer, BertModel, RobertaModel
 
-from app.engine.admission.tokenizer_threads import TokenizerThreads
-from app.engine.options import TruncationOptions
+from app.engine.records import TruncationOptions
+from app.engine.scheduling.admission import TokenizerThreads
 from app.errors import StartupError
 from app.models.text import tokenizer as tokenizer_module
 from app.models.text.tokenizer import TextTokenizer

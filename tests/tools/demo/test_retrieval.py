@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from app.engine import Engine
-from app.engine.types import SparseVector, TextEmbedding
+from app.engine.records import SparseVector, TextEmbedding
 from app.models.device.choose import cpu_has_int8
 from app.models.load import load_models
 from app.settings import Settings

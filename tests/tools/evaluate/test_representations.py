@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from app.engine.pipelines.late_interaction import score
-from app.engine.types import SparseVector, TextEmbedding
-from app.vectors.quantization import OUTPUT_DTYPES, quantize
+from app.engine.records import SparseVector, TextEmbedding
+from app.engine.requests.reranking import score
+from app.vectors import OUTPUT_DTYPES, quantize
 from tools.evaluate.representations import KINDS, Piece, Queries, all_representations, restore
 
 WIDTH = 32

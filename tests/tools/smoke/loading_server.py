@@ -3,7 +3,7 @@
 import threading
 from functools import partial
 
-from app.engine.loaded_models import LoadedModels
+from app.engine.model import LoadedModels
 from app.main import create_app
 from app.server.process import run
 from app.settings import Settings

@@ -5,7 +5,7 @@ import dataclasses
 from app.api import rendering
 from app.api.endpoints import operations, rerank
 from app.api.errors import STATUS_OF
-from app.api.formats import json_answer
+from app.api.formats import vectors
 from app.errors import EmptyInputError
 from app.main import create_app
 from app.server.process import run
@@ -37,7 +37,7 @@ def by_rising_score(passages, result, model):
 
 
 if __name__ == "__main__":
-    json_answer.render_matrix = drop_a_vector
+    vectors.render_matrix = drop_a_vector
     rendering.truncation_as_json = miscount
     operations.totals = exaggerate
     rerank.render_rerank = by_rising_score

@@ -1,1 +1,0 @@
-"""Before the queue: limits of concurrency, tokenisation, and what was truncated."""

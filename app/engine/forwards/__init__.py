@@ -1,1 +1,0 @@
-"""Where vectors come from: forwards, or a cache in front of them."""

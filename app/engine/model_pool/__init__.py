@@ -1,1 +1,0 @@
-"""The models of MODELS: their states, loading, and the memory that they share."""

@@ -1,1 +1,0 @@
-"""The transformer of a model: one of `architectures`, or transformers' modules."""

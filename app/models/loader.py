@@ -1,0 +1,473 @@
+"""From settings to warm models."""
+
+import gc
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+import torch
+from huggingface_hub.utils.tqdm import disable_progress_bars
+
+from app.engine.model import (
+    DeviceInfo,
+    DownloadStatus,
+    LoadedModels,
+    LoadPlan,
+    Measured,
+    MemoryUsage,
+    Model,
+    ModelInfo,
+    PlacedModel,
+    PlacedModels,
+)
+from app.errors import StartupError
+from app.models.budget import (
+    ChosenBudget,
+    capped,
+    named_or_chosen,
+    probe,
+    probe_in_steps,
+    tokens_that_fit,
+    warm_up,
+)
+from app.models.checkpoint.config import DEMO_KEY, NO_OVERRIDES, SentenceOverrides, read_config
+from app.models.checkpoint.hub import Hub, local_folder, locate
+from app.models.checkpoint.reading import reading, trim_heap
+from app.models.checkpoint.weights import count_parameters
+from app.models.device.choose import (
+    choose_device,
+    choose_dtype,
+    describe_device,
+    empty_cuda_cache,
+    ensure_allocates,
+    memory_bytes,
+    memory_freer,
+    memory_reader,
+    memory_usage,
+)
+from app.models.device.cpu import CpuShare, leave_processor_to_others, share_cpus
+from app.models.families.backbone import Target
+from app.models.families.load import is_qwen3, overflows_float16
+from app.models.ops.backend import choose_backend
+from app.models.ops.proof import ATTENTION
+from app.models.tasks.base import DeviceModel, EmbeddingModel
+from app.models.tasks.cross_encoder import CrossEncoder
+from app.models.tasks.load import load_embedder, load_reranker
+from app.models.tasks.qwen3 import QwenReranker
+from app.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
+from app.settings.types import ModelEntry, public_name
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLoader:
+    """Loads models for one device."""
+
+    settings: Settings
+    device: torch.device
+    cpu_threads: int | None = None
+
+    def target_of(self, folder: Path) -> Target:
+        """The target of the model in `folder`; the dtype depends on the model."""
+        settings = self.settings
+        ensure_allocates(self.device)
+        dtype = choose_dtype(settings.dtype, self.device, qwen=overflows_float16(folder))
+        backend = choose_backend(self.device, dtype, settings.attention)
+        return Target(
+            self.device,
+            dtype,
+            backend,
+            quantized=settings.dtype == INT8,
+            attention_named=settings.attention != "auto",
+            cpu_threads=self.cpu_threads,
+        )
+
+    def load_embedder(self, name: str, folder: Path) -> EmbeddingModel:
+        """The embedding model of that name in a setting."""
+        settings = self.settings
+        limit = settings.qwen_embed_max_length if is_qwen3(folder) else settings.embed_max_length
+        overrides = overrides_in(settings) if name == settings.dense_model else NO_OVERRIDES
+        public, target = public_name(name), self.target_of(folder)
+        return load_embedder(public, folder, limit, target, overrides)
+
+    def load_dense(self, folder: Path | None) -> EmbeddingModel | None:
+        """The separate model for dense vectors; None without one."""
+        return None if folder is None else self.load_embedder(self.settings.dense_model, folder)
+
+    def load_reranker(self, folder: Path | None) -> CrossEncoder | QwenReranker | None:
+        """The reranker; None if it is no separate model."""
+        if folder is None:
+            return None
+        return self.load_reranker_named(self.settings.reranker_model, folder)
+
+    def load_reranker_named(self, name: str, folder: Path) -> CrossEncoder | QwenReranker:
+        """The reranker of that name in a setting."""
+        settings = self.settings
+        limit = settings.bge_rerank_max_length
+        if is_qwen3(folder):
+            limit = settings.qwen_rerank_max_length
+        return load_reranker(
+            public_name(name),
+            folder,
+            limit,
+            self.target_of(folder),
+            max_qwen_pairs=settings.qwen_rerank_batch_size,
+        )
+
+
+def overrides_in(settings: Settings) -> SentenceOverrides:
+    """What settings say of the model of dense vectors."""
+    names = (each.name for each in fields(SentenceOverrides))
+    return SentenceOverrides(**{name: getattr(settings, name) for name in names})
+
+
+def describe(device: torch.device, model: ModelInfo) -> DeviceInfo:
+    """The hardware, with the number format and the attention of a model on it."""
+    return DeviceInfo(
+        name=str(device),
+        description=describe_device(device),
+        dtype=model.dtype,
+        attention=model.paths[ATTENTION],
+        gpu_available=device.type != "cpu",
+        device_count=torch.cuda.device_count(),
+        memory_bytes=memory_bytes(device),
+        read_memory=memory_reader(device),
+    )
+
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolders:
+    """The folders of the models; None for a model that is not separate."""
+
+    embedding: Path
+    dense: Path | None
+    reranker: Path | None
+
+
+def locate_models(settings: Settings, status: DownloadStatus | None = None) -> ModelFolders:
+    """Find the models, each in its own revision; download those that are not on the disk."""
+    # Made only where it is needed: without a home folder there is no cache.
+    hub = partial(_hub, settings, status or DownloadStatus())
+    return ModelFolders(
+        _locate(settings.embedding_model, settings.model_revision, hub),
+        _locate_unless(
+            {settings.embedding_model}, settings.dense_model, settings.dense_model_revision, hub
+        ),
+        _locate_unless(
+            {LATE_INTERACTION, NO_RERANKER},
+            settings.reranker_model,
+            settings.reranker_model_revision,
+            hub,
+        ),
+    )
+
+
+def locate_model(
+    name: str, revision: str | None, settings: Settings, status: DownloadStatus
+) -> Path:
+    """Find a model by its name in a setting; download it if it is not on the disk."""
+    return _locate(name, revision, partial(_hub, settings, status))
+
+
+def _hub(settings: Settings, status: DownloadStatus, revision: str | None) -> Hub:
+    return Hub(settings.hub_cache, revision, settings.hf_hub_offline, status)
+
+
+def _locate_unless(
+    no_models: set[str], name: str, revision: str | None, hub: Callable[[str | None], Hub]
+) -> Path | None:
+    """The folder of the model `name`, or None if the name is in `no_models`."""
+    if name not in no_models:
+        return _locate(name, revision, hub)
+    _warn_of_revision(name, revision)
+    return None
+
+
+def _locate(name: str, revision: str | None, hub: Callable[[str | None], Hub]) -> Path:
+    folder = local_folder(name)
+    if not folder.is_dir():
+        return locate(name, hub(revision))
+    _warn_of_revision(name, revision)
+    return folder
+
+
+def _warn_of_revision(name: str, revision: str | None) -> None:
+    if revision is not None:
+        log.warning("revision_not_used", model=public_name(name), revision=revision)
+
+
+def load(
+    settings: Settings, status: DownloadStatus | None = None, *, with_digests: bool = False
+) -> LoadedModels:
+    """Load and warm the models of the settings; raise `StartupError` if one cannot be loaded.
+
+    `status` shows a running download. `with_digests` makes fingerprints also where no cache needs
+    them.
+    """
+    # It would log every retry; a failure becomes one `StartupError`.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    disable_progress_bars()
+    warnings.filterwarnings("ignore", module="huggingface_hub")
+    if settings.torch_compile:
+        log.warning("torch_compile_has_no_effect", reason="kernels of the service took its place")
+    folders = locate_models(settings, status)
+    with reading(with_digests=with_digests or settings.caches_embeddings) as read:
+        first, *others = _load_workers(settings, folders)
+    trim_heap()
+    embedders = ((first.embedder, folders.embedding), (first.dense, folders.dense))
+    prints: dict[Model, str] = {
+        model: read.fingerprint(folder)
+        for model, folder in embedders
+        if model is not None and folder is not None
+    }
+    return replace(first, replicas=tuple(others), fingerprints=prints)
+
+
+def _load_workers(settings: Settings, folders: ModelFolders) -> list[LoadedModels]:
+    if settings.device.startswith("cpu:") and len(settings.devices) > 1:
+        return list(_load_cpu_workers(settings, folders))
+    return [_load_on(name, settings, folders) for name in settings.devices]
+
+
+def _load_cpu_workers(settings: Settings, folders: ModelFolders) -> Iterator[LoadedModels]:
+    """Load for several workers; those on one memory node share the models."""
+    shares = share_cpus(settings.devices)
+    on_node: dict[int, LoadedModels] = {}
+    for share in shares:
+        if share.node not in on_node:
+            load = partial(_load_on, share.name, settings, folders, share.threads)
+            on_node[share.node] = share.run(partial(copy_context().run, load))
+        models = on_node[share.node]
+        description = f"{models.device.description}, shared by {len(shares)} workers"
+        device = replace(models.device, name=share.name, description=description)
+        yield replace(models, device=device, prepare_thread=share.bind_thread)
+
+
+def _load_on(
+    name: str, settings: Settings, folders: ModelFolders, cpu_threads: int | None = None
+) -> LoadedModels:
+    device = choose_device(name)
+    loader = DeviceLoader(settings, device, cpu_threads)
+    embedder = loader.load_embedder(settings.embedding_model, folders.embedding)
+    dense, reranker = loader.load_dense(folders.dense), loader.load_reranker(folders.reranker)
+    _require_dense(dense)
+    models = [each for each in (embedder, dense, reranker) if each is not None]
+    for model in models:
+        model.capture_graphs()
+    budget = _budget(settings, embedder, models[1:], device)
+    return LoadedModels(
+        embedder=embedder,
+        device=describe(device, embedder.info),
+        infos=tuple(each.info for each in models),
+        max_batch_tokens=budget.tokens,
+        dense=dense,
+        reranker=reranker,
+        late_interaction=settings.reranker_model == LATE_INTERACTION,
+        demo=read_config(folders.embedding).get(DEMO_KEY),
+        seconds_per_token=budget.seconds_per_token,
+        free_memory=memory_freer(device),
+    )
+
+
+def _require_dense(model: EmbeddingModel | None) -> None:
+    """Raise `StartupError` if the model for dense vectors makes none."""
+    if model is not None and not model.kinds.dense:
+        raise StartupError(f"DENSE_EMBEDDING_MODEL={model.name} makes no dense vectors")
+
+
+def _budget(
+    settings: Settings, embedder: EmbeddingModel, others: Sequence[Model], device: torch.device
+) -> ChosenBudget:
+    """Warm up every model, and choose and log the token budget."""
+    budget = probe(embedder, device)
+    for other in others:
+        warm_up(other)
+        budget = capped(budget, tokens_that_fit(other, device))
+    budget = named_or_chosen(budget, settings.max_batch_tokens)
+    log.info("token_budget", tokens=budget.tokens, reason=budget.reason)
+    return budget
+
+
+# What a model takes beside its weights.
+_OVERHEAD = 1.05
+# Seconds of a forward that is measured while the device serves other models.
+_LONGEST_RUN = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """A device for a model, by the name of its worker; a CPU's has a share where several share."""
+
+    name: str
+    device: torch.device
+    share: CpuShare | None = None
+
+    @property
+    def memory(self) -> str:
+        """The name of its memory."""
+        return "cpu" if self.device.type == "cpu" else self.name
+
+    @property
+    def node(self) -> tuple[str, int]:
+        """Where workers share one copy."""
+        return self.memory, self.share.node if self.share is not None else 0
+
+
+class EntryLoader:
+    """Implements `app.engine.model.ModelLoader`; `status` shows a download."""
+
+    def __init__(self, settings: Settings, status: DownloadStatus | None = None) -> None:
+        self._settings = settings
+        self._status = status or DownloadStatus()
+        self._workers = list(_default_placements(settings))
+
+    def prepare_thread(self) -> None:
+        """Make the calling thread leave the processor to others."""
+        leave_processor_to_others()
+        torch.set_num_threads(1)
+
+    def read_memory(self, name: str) -> MemoryUsage:
+        """The usage of a device's memory."""
+        return memory_usage(torch.device(name))
+
+    def free_memory(self) -> None:
+        """Give back what models that were unloaded have left."""
+        gc.collect()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            empty_cuda_cache()
+        trim_heap()
+
+    def plan(self, entry: ModelEntry) -> LoadPlan:
+        """Find the model's files, and say how much memory they take."""
+        settings = _settings_for(entry, self._settings)
+        folder = locate_model(entry.name, entry.revision, settings, self._status)
+        placements = list(_placements_of(entry, self._workers))
+        needs: dict[str, int] = {}
+        for node in {placement.node: placement for placement in placements}.values():
+            loader = DeviceLoader(settings, node.device)
+            needs[node.memory] = needs.get(node.memory, 0) + _bytes_of(folder, loader)
+        load = partial(_load, entry, settings, folder, placements)
+        return LoadPlan(needs, load, _state_of(folder))
+
+
+def _state_of(folder: Path) -> str:
+    """A text that changes when files of the model are replaced; reads none of them."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    states = [(path.relative_to(folder).as_posix(), path.stat()) for path in files]
+    return repr([(name, state.st_size, state.st_mtime_ns) for name, state in states])
+
+
+def _settings_for(entry: ModelEntry, settings: Settings) -> Settings:
+    """The settings as they are for one model."""
+    update: dict[str, Any] = {"dense_embedding_model": entry.name}
+    # These are for the default model of dense vectors, whose place this one takes.
+    update |= {each.name: getattr(entry, each.name) for each in fields(SentenceOverrides)}
+    if entry.dtype is not None:
+        update["dtype"] = entry.dtype
+    if entry.device is not None:  # Another device may not have what was named.
+        update["attention"] = "auto"
+    if entry.max_length is not None:
+        limits = ("bge_embed", "qwen_embed", "bge_rerank", "qwen_rerank")
+        update |= {f"{limit}_max_length": entry.max_length for limit in limits}
+    return settings.model_copy(update=update)
+
+
+def _default_placements(settings: Settings) -> Iterator[_Placement]:
+    """Those of the workers that DEVICE names."""
+    cpu = torch.device("cpu")
+    if settings.device.startswith("cpu:") and len(settings.devices) > 1:
+        yield from (_Placement(share.name, cpu, share) for share in share_cpus(settings.devices))
+        return
+    for name in settings.devices:
+        device = choose_device(name)
+        yield _Placement(str(device), device)
+
+
+def _placements_of(entry: ModelEntry, workers: Sequence[_Placement]) -> Iterator[_Placement]:
+    """Where a model is to be: on every worker, or on the devices that it names."""
+    if entry.device is None:
+        yield from workers
+        return
+    for name in entry.device.split(","):
+        device = choose_device(name.strip())
+        same = [each for each in workers if _is_same(each.device, device)]
+        named = [each for each in same if each.name == name.strip()]
+        if device.type == "cpu" and ":" in name and same and not named:
+            raise StartupError(
+                f"{entry.location}: device={name.strip()} is none of DEVICE's workers"
+            )
+        yield from named or same or [_Placement(str(device), device)]
+
+
+def _is_same(one: torch.device, other: torch.device) -> bool:
+    """Whether both name one device: without a number it is the first."""
+    return one.type == other.type and (one.index or 0) == (other.index or 0)
+
+
+def _bytes_of(folder: Path, loader: DeviceLoader) -> int:
+    """How much memory the model will take, about."""
+    size = 1 if loader.settings.dtype == INT8 else loader.target_of(folder).dtype.itemsize
+    return int(_OVERHEAD * size * count_parameters(folder))
+
+
+def _load(
+    entry: ModelEntry, settings: Settings, folder: Path, placements: Sequence[_Placement]
+) -> PlacedModels:
+    copies: dict[tuple[str, int], DeviceModel[Any]] = {}
+    with reading(with_digests=settings.caches_embeddings) as read:
+        for placement in placements:
+            if placement.node not in copies:
+                threads = placement.share.threads if placement.share is not None else None
+                loader = DeviceLoader(settings, placement.device, threads)
+                load = loader.load_embedder if entry.task == "embed" else loader.load_reranker_named
+                copies[placement.node] = _run_there(placement, partial(load, entry.name, folder))
+    trim_heap()
+    placed = tuple(_placed(placement, copies[placement.node], settings) for placement in placements)
+    first = copies[placements[0].node]
+    return PlacedModels(placed, lambda: first.info, read.fingerprint(folder))
+
+
+def _run_there(placement: _Placement, load: Callable[[], DeviceModel[Any]]) -> DeviceModel[Any]:
+    """Load where the placement's memory is: the system gives a thread that of its own node."""
+    if placement.share is None or placement.share.node == 0:
+        return load()
+    with ThreadPoolExecutor(1, initializer=placement.share.bind_thread) as executor:
+        return executor.submit(copy_context().run, load).result()
+
+
+def _placed(placement: _Placement, model: DeviceModel[Any], settings: Settings) -> PlacedModel:
+    def measure(thoroughly: bool) -> Iterator[Measured | None]:
+        for _ in model.capture_graphs_in_steps():
+            yield None
+        longest_run = math.inf if thoroughly else _LONGEST_RUN
+        for budget in probe_in_steps(model, placement.device, longest_run):
+            yield None if budget is None else _measured(budget, settings, model.name, placement)
+
+    info: DeviceInfo = replace(describe(placement.device, model.info), name=placement.name)
+    bind = None if placement.share is None else placement.share.bind_thread
+    return PlacedModel(model, info, measure, memory_freer(placement.device), bind)
+
+
+def _measured(
+    budget: ChosenBudget, settings: Settings, name: str, placement: _Placement
+) -> Measured:
+    """The measurement of a model, with the token budget of the settings or its own."""
+    budget = named_or_chosen(budget, settings.max_batch_tokens)
+    log.info(
+        "token_budget",
+        model=name,
+        device=placement.name,
+        tokens=budget.tokens,
+        reason=budget.reason,
+    )
+    return Measured(budget.tokens, budget.seconds_per_token)

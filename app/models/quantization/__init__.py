@@ -1,1 +1,0 @@
-"""Matrix products in 8 bits on a CPU."""

@@ -1,0 +1,276 @@
+"""Fewer ColBERT vectors of a document: similar ones are replaced by their mean.
+
+Source: PyLate's `pool_embeddings_hierarchical`, with no protected tokens; its means keep their
+lengths, and these are scaled.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+
+def cluster(distances: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
+    """For each of `n` points the first point of its cluster, `[n]`, of `count` clusters in all.
+
+    `distances` `[n, n]` are symmetric, and are overwritten. Source: Murtagh's nearest-neighbour
+    chain with the update of Lance and Williams, as `scipy.cluster.hierarchy.linkage` does it.
+    """
+    heights, left, right = _merge_all(np.square(distances, out=distances))
+    parents = np.arange(len(distances))
+    for merge in np.argsort(heights, kind="stable")[: len(distances) - count]:
+        first, second = _root(parents, left[merge]), _root(parents, right[merge])
+        parents[max(first, second)] = min(first, second)
+    return np.array([_root(parents, point) for point in range(len(distances))], np.intp)
+
+
+def _merge_all(
+    squares: npt.NDArray[np.float32],
+) -> tuple[npt.NDArray[np.float64], list[int], list[int]]:
+    """The squared distance of every merge, and a point of each of the two clusters it joins."""
+    np.fill_diagonal(squares, np.inf)
+    sizes = np.ones(len(squares))
+    left: list[int] = []
+    right: list[int] = []
+    heights: list[float] = []
+    chain: list[int] = []
+    for _ in range(len(squares) - 1):
+        # A point whose cluster was joined to another has no size any more.
+        chain = chain or [int(sizes.argmax())]
+        first, second = _mutual_neighbours(squares, chain)
+        heights.append(float(squares[first, second]))
+        left.append(first)
+        right.append(second)
+        _join(squares, sizes, first, second)
+    return np.array(heights), left, right
+
+
+def _mutual_neighbours(squares: npt.NDArray[np.float32], chain: list[int]) -> tuple[int, int]:
+    """Follow the chain to two clusters that are each other's nearest, and take them off it."""
+    while True:
+        last = chain[-1]
+        nearest = int(squares[last].argmin())
+        if len(chain) > 1 and squares[last, chain[-2]] <= squares[last, nearest]:
+            return chain.pop(), chain.pop()
+        chain.append(nearest)
+
+
+def _join(
+    squares: npt.NDArray[np.float32], sizes: npt.NDArray[np.float64], first: int, second: int
+) -> None:
+    """Make one cluster of two, in the place of `second`."""
+    a, b, between = sizes[first], sizes[second], squares[first, second]
+    joined = ((sizes + a) * squares[first] + (sizes + b) * squares[second] - sizes * between) / (
+        sizes + a + b
+    )
+    joined[[first, second]] = np.inf
+    squares[second] = squares[:, second] = joined
+    squares[first] = squares[:, first] = np.inf
+    sizes[first], sizes[second] = 0, a + b
+
+
+def _root(parents: npt.NDArray[np.intp], point: int) -> int:
+    while parents[point] != point:
+        parents[point] = parents[parents[point]]
+        point = int(parents[point])
+    return point
+
+
+FloatArray = npt.NDArray[np.float32]
+
+# More than any text has tokens.
+MAX_POOL_FACTOR = 1_000_000
+_LEAST = 1e-12
+
+
+def pool(vectors: FloatArray, factor: int) -> FloatArray:
+    """At most `[tokens // factor, width]` of unit vectors `[tokens, width]`, but at least one.
+
+    Ward's clustering by cosine distance; the means of the clusters have unit length, too, and
+    stand in the order of their first tokens. Takes 4 bytes for each pair of tokens while it works.
+    """
+    tokens = len(vectors)
+    clusters = max(tokens // factor, 1)
+    if clusters >= tokens:
+        return vectors
+    firsts = cluster(_cosine_distances(vectors), clusters)
+    order = np.argsort(firsts, kind="stable")
+    _, starts = np.unique(firsts[order], return_index=True)
+    sums = np.add.reduceat(vectors[order], starts, axis=0)
+    # The length of a sum does not matter: it is scaled to unit length.
+    pooled: FloatArray = sums / np.maximum(np.linalg.norm(sums, axis=-1, keepdims=True), _LEAST)
+    return pooled
+
+
+def pooling_bytes(tokens: int) -> int:
+    """What `pool` takes while it works."""
+    return np.dtype(np.float32).itemsize * tokens**2
+
+
+def _cosine_distances(vectors: FloatArray) -> FloatArray:
+    distances: FloatArray = vectors @ vectors.T
+    # Those below zero, by rounding, are as near to it: they will be squared.
+    np.subtract(1, distances, out=distances)
+    return distances
+
+
+OutputDtype = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
+OUTPUT_DTYPES: tuple[OutputDtype, ...] = get_args(OutputDtype)
+_MAX_INT8 = 127
+_UINT8_SHIFT = 128
+# PyTorch divides more numbers than this among threads, which would take cores from the forward.
+_PIECE = 32_768
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedVectors:
+    """Vectors as `dtype` has them: `values` `[..., width]`, little-endian.
+
+    - float32 and float16 are themselves; bfloat16 is the upper half of float32's bits, as uint16.
+    - int8 times `scales` `[...]` float32 gives the vector back, within half a step; uint8 is 128
+      more. The largest number of a vector is 127 or -127.
+    - ubinary holds the signs, eight to a byte, the first in its highest bit: `[..., width / 8]`.
+      binary is the same less 128, as int8. Source: sentence-transformers' `quantize_embeddings`.
+    """
+
+    dtype: OutputDtype
+    values: npt.NDArray[Any]
+    scales: FloatArray | None = None
+
+    @property
+    def type_name(self) -> str:
+        """What an array of `values` holds: numpy's name, or bfloat16."""
+        return "bfloat16" if self.dtype == "bfloat16" else self.values.dtype.name
+
+
+def quantize(vectors: FloatArray, dtype: OutputDtype) -> QuantizedVectors:
+    """Vectors `[..., width]` in another number format."""
+    if dtype in {"int8", "uint8"}:
+        return _scaled(vectors, dtype)
+    return QuantizedVectors(dtype, _CONVERSIONS[dtype](vectors))
+
+
+def scales_of(vectors: Sequence[QuantizedVectors]) -> FloatArray | None:
+    """The scales of all of them, one after the other; None where the type has none."""
+    scales = [np.atleast_1d(each.scales) for each in vectors if each.scales is not None]
+    return np.concatenate(scales) if scales else None
+
+
+def _scaled(vectors: FloatArray, dtype: OutputDtype) -> QuantizedVectors:
+    largest = np.maximum(np.abs(vectors).max(axis=-1, keepdims=True), _LEAST)
+    values = np.rint(vectors * (_MAX_INT8 / largest)).astype(np.int8)
+    if dtype == "uint8":
+        values = values.view(np.uint8) + np.uint8(_UINT8_SHIFT)  # Two's complement: modulo 256.
+    return QuantizedVectors(dtype, values, np.asarray(largest[..., 0] / _MAX_INT8, np.float32))
+
+
+def _rounded(vectors: FloatArray, dtype: Literal["float16", "bfloat16"]) -> npt.NDArray[Any]:
+    """The bits of the nearest numbers, as uint16; PyTorch makes them 9 times as fast as numpy."""
+    # Not before there are vectors: the port answers before PyTorch is loaded.
+    import torch  # noqa: PLC0415 - see above
+
+    bits = np.empty(vectors.shape, np.uint16)
+    numbers = vectors.reshape(-1)
+    rounded = torch.from_numpy(bits).view(getattr(torch, dtype)).view(-1)
+    for begin in range(0, numbers.size, _PIECE):
+        piece = slice(begin, begin + _PIECE)
+        rounded[piece] = torch.from_numpy(numbers[piece])
+    return bits
+
+
+def _ubinary(vectors: FloatArray) -> npt.NDArray[np.uint8]:
+    return np.packbits(vectors > 0, axis=-1)
+
+
+_CONVERSIONS: Mapping[OutputDtype, Callable[[FloatArray], npt.NDArray[Any]]] = {
+    "float32": lambda vectors: vectors,
+    "float16": lambda vectors: _rounded(vectors, "float16").view(np.float16),
+    "bfloat16": lambda vectors: _rounded(vectors, "bfloat16"),
+    "ubinary": _ubinary,
+    "binary": lambda vectors: (_ubinary(vectors) - np.uint8(_UINT8_SHIFT)).view(np.int8),
+}
+
+
+MuveraSide = Literal["query", "document"]
+
+_HYPERPLANES = 5
+_PROJECTED = 16
+_REPETITIONS = 20
+_SEED = 42
+_CELLS = 2**_HYPERPLANES
+# Multiplied at a time, as float64.
+_ROWS = 512
+MUVERA_WIDTH = _REPETITIONS * _CELLS * _PROJECTED
+
+
+class Muvera:
+    """Encodes vectors of one width; each repetition has random hyperplanes and a projection."""
+
+    def __init__(self, width: int) -> None:
+        random = np.random.default_rng(_SEED)
+        planes = [random.normal(size=(width, _HYPERPLANES)) for _ in range(_REPETITIONS)]
+        signs = random.choice([-1, 1], size=(_REPETITIONS, width, _PROJECTED))
+        # Side by side, so that all repetitions are one product. Narrow vectors are not projected.
+        self._planes = np.concatenate(planes, axis=1)
+        self._projections = (
+            np.concatenate(list(signs), axis=1) / np.sqrt(_PROJECTED)
+            if width > _PROJECTED
+            else np.tile(np.eye(width, _PROJECTED), _REPETITIONS)
+        )
+        cells = np.arange(_CELLS)
+        self._distances = np.bitwise_count(cells[:, None] ^ cells)
+
+    def encode(self, vectors: FloatArray, side: MuveraSide) -> FloatArray:
+        """`[10240]` of ColBERT vectors `[tokens, width]`; all zeros where there are none.
+
+        A query's cells hold sums, a document's means, and those of a document that no vector falls
+        into hold the first vector of the nearest cell.
+        """
+        tokens = len(vectors)
+        encoding = np.zeros((_REPETITIONS, _CELLS, _PROJECTED))
+        if tokens:
+            cells = np.empty((tokens, _REPETITIONS), dtype=np.int64)
+            projected = np.empty((tokens, _REPETITIONS, _PROJECTED))
+            for start in range(0, tokens, _ROWS):
+                rows = slice(start, start + _ROWS)
+                cells[rows], projected[rows] = self._project(vectors[rows])
+            for repetition in range(_REPETITIONS):
+                own = projected[:, repetition]
+                encoding[repetition] = self._encode_once(cells[:, repetition], own, side)
+        return encoding.reshape(-1).astype(np.float32)
+
+    def _project(
+        self, vectors: FloatArray
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """The cell of each vector, `[tokens, repetitions]`, and what it adds to that cell."""
+        sides = (-1, _REPETITIONS, _HYPERPLANES)
+        above = (vectors @ self._planes > 0).reshape(sides)
+        projected = (vectors @ self._projections).reshape(-1, _REPETITIONS, _PROJECTED)
+        return above @ (1 << np.arange(_HYPERPLANES)), projected
+
+    def _encode_once(
+        self,
+        cells: npt.NDArray[np.int64],
+        projected: npt.NDArray[np.float64],
+        side: MuveraSide,
+    ) -> npt.NDArray[np.float64]:
+        """`[cells, projected]`."""
+        sums: npt.NDArray[np.float64] = (cells == np.arange(_CELLS)[:, None]) @ projected
+        if side == "query":
+            return sums
+        occupied, first = np.unique(cells, return_index=True)
+        counts = np.bincount(cells, minlength=_CELLS)
+        empty = counts == 0
+        means: npt.NDArray[np.float64] = sums / np.maximum(counts, 1)[:, None]
+        nearest = self._distances[empty][:, occupied].argmin(axis=1)
+        means[empty] = projected[first[nearest]]
+        return means
+
+
+@cache
+def muvera_of(width: int) -> Muvera:
+    """The encoder of vectors of this width, made once."""
+    return Muvera(width)

@@ -1,1 +1,0 @@
-"""Post-processing of vectors: quantization, pooling of ColBERT vectors, MUVERA."""

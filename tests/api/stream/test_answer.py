@@ -1,0 +1,347 @@
+"""The answer to a stream: in order, no further than its client reads, and with one clear end."""
+
+import asyncio
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from backports import zstd
+from starlette.requests import Request
+
+from app.api.context import EMBEDDING_STREAM, RequestContext
+from app.api.formats.records import NDJSON, WRITERS, Record, RecordOptions
+from app.api.formats.vectors import ModelNames, VectorOptions
+from app.api.handler import Call, Service
+from app.api.stream import answer as module
+from app.api.stream.answer import (
+    PIECES,
+    LineResult,
+    Piece,
+    PieceAnswer,
+    PieceSize,
+    StreamPlan,
+    StreamResponse,
+)
+from app.api.stream.lines import Line, NdjsonReader
+from app.engine.checks import AnswerMemory
+from app.engine.records import Outputs, TextEmbedding
+from app.errors import InvalidRequestError, QueueFullError, UnavailableError
+from app.main import create_app
+from app.settings import Settings
+from tests.support.skipped_time import turns
+
+PATIENCE = 60.0
+LINES = b"".join(b'"%d"\n' % number for number in range(12))
+
+
+class Stream:
+    """A stream with pieces of two lines, its client, and the engine behind it.
+
+    The client sends `parts`, and leaves where one is None; it reads while `reads` is set. A piece
+    is computed once `go` is set, or its first text is in `ready`.
+    """
+
+    def __init__(self, *parts: bytes | None, **settings: Any) -> None:
+        self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()
+        for part in parts:
+            self.parts.put_nowait(part)
+        self.reads, self.go = asyncio.Event(), asyncio.Event()
+        self.reads.set()
+        self.go.set()
+        self.ready: dict[str, asyncio.Event] = {}
+        self.begun: list[str] = []
+        self.sent: list[dict[str, Any]] = []
+        self.written: list[int] = []
+        self.held: list[int] = [0]
+        self.taken = 0
+        self.sends = False
+        self.waits = [0.0] * 99
+        self.error: Exception | None = None
+        self.width = 2
+        self.observed: list[int] = []
+        self.context = RequestContext("id", "/embeddings/stream", EMBEDDING_STREAM, "192.0.2.1")
+        self.context.memory = self  # type: ignore[assignment]
+        values = {"api_token": None, "request_timeout": PATIENCE, "rerank_gpu_timeout": 1.0}
+        app = create_app(Settings.model_validate(values | settings))
+        self.service: Service = replace(
+            app.state.service,
+            buckets=self,
+            settings=app.state.service.settings.model_copy(
+                update={"max_sentences_per_request": 4, "max_body_bytes": 1 << 20}
+            ),
+        )
+
+    # The client.
+
+    async def receive(self) -> dict[str, Any]:
+        part = await self.parts.get()
+        if part is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": part, "more_body": part != b""}
+
+    async def send(self, message: Any) -> None:
+        self.sends = True
+        await self.reads.wait()
+        self.sends = False
+        self.sent.append(message)
+
+    @property
+    def content(self) -> bytes:
+        return b"".join(each["body"] for each in self.sent[1:])
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.content.splitlines()]
+
+    # What it is counted by.
+
+    def release_body(self, size: int) -> None:
+        """Implement `StreamMemory`."""
+
+    def hold_vectors(self, size: int) -> None:
+        self.held.append(self.held[-1] + size)
+
+    def release_vectors(self, size: int) -> None:
+        self.held.append(self.held[-1] - size)
+
+    async def take(self, key: str) -> float:
+        """Implement `Buckets`."""
+        assert key == "address:192.0.2.1"
+        self.taken += 1
+        return self.waits.pop()
+
+    # The engine.
+
+    async def embed(self, lines: Sequence[Line], answer: PieceAnswer) -> Piece:
+        first = str(lines[0].text)
+        self.begun.append(first)
+        await self.ready.get(first, self.go).wait()
+        while True:
+            more_room = answer.next_end()
+            try:
+                answer.need(60, "vectors", "less")
+                break
+            except QueueFullError:
+                await more_room.wait()
+        if self.error is not None:
+            raise self.error
+        results = [
+            LineResult(line, error=line.error)
+            if line.error
+            else LineResult(line, TextEmbedding(np.full(self.width, 1, np.float32)))
+            for line in lines
+        ]
+        return Piece(results, answer, 3 * len(lines), 4 * self.width * len(lines), 0.5)
+
+    def observe(self, piece: Piece) -> None:
+        self.observed.append(piece.tokens)
+
+    # The stream.
+
+    def begin(self, encoding: str | None = None) -> "asyncio.Task[None]":
+        scope = {"type": "http", "headers": [], "state": {"context": self.context}}
+        vectors = VectorOptions(Outputs(dense=True))
+        options = RecordOptions(vectors, ModelNames("d", "s", "c"), (self.width, 8))
+        writer = WRITERS[NDJSON](options)
+        write = writer.write
+
+        def counted(records: Sequence[Record]) -> Any:
+            self.written.append(len(records))
+            return write(records)
+
+        writer.write = counted  # type: ignore[method-assign]
+        size = PieceSize(1000)
+        size.observe = self.observe  # type: ignore[method-assign]
+        plan = StreamPlan(
+            NdjsonReader(1 << 20),
+            SimpleNamespace(embed=self.embed),  # type: ignore[arg-type]
+            vectors,
+            lambda: writer,
+            max_lines=2,
+            size=size,
+            media_type=NDJSON,
+            encoding=encoding,
+        )
+        response = StreamResponse(Call(Request(scope), self.service), plan)
+        return asyncio.create_task(response(scope, self.receive, self.send))
+
+    async def whole(self) -> list[dict[str, Any]]:
+        await asyncio.wait_for(self.begin(), 60)
+        return self.records
+
+
+async def until(condition: Any) -> None:
+    """Others run meanwhile, on other threads, too."""
+    for _ in range(20_000):
+        if condition():
+            return
+        await asyncio.sleep(0.001)
+    raise TimeoutError
+
+
+async def test_records_come_in_order_whichever_piece_is_ready_first() -> None:
+    stream = Stream(LINES, b"")
+    stream.ready = {str(number): asyncio.Event() for number in range(0, 12, 2)}
+    ended = stream.begin()
+    await until(lambda: len(stream.begun) == PIECES)
+    for first in ("6", "2", "4"):
+        stream.ready[first].set()
+    await turns(100)
+    assert stream.begun == ["0", "2", "4", "6"], "no more until one of them is sent"
+    assert stream.content == b""
+    stream.ready["0"].set()
+    await until(lambda: len(stream.begun) == 6 and len(stream.records) == 8)
+    assert [each["id"] for each in stream.records] == list(range(8))
+    for event in stream.ready.values():
+        event.set()
+    await ended
+    assert [each["id"] for each in stream.records] == list(range(12))
+    assert [each["more_body"] for each in stream.sent[1:]] == [True] * 6 + [False]
+    assert stream.context.counts == {"sentences": 12, "failed": 0, "tokens": 36}
+    assert stream.observed == [6] * 6
+    assert (stream.held[-1], max(stream.held)) == (0, 64)
+
+
+async def test_a_piece_that_is_sent_leaves_its_room_to_others() -> None:
+    stream = Stream(LINES, b"")
+    stream.context.answer = AnswerMemory(100)
+    assert [each["id"] for each in await stream.whole()] == list(range(12))
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "zstd"])
+async def test_a_compressed_stream_can_be_read_as_it_comes_and_has_an_end(encoding: str) -> None:
+    stream = Stream(LINES[:16], b"")
+    await asyncio.wait_for(stream.begin(encoding), 60)
+    unpack = zstd.ZstdDecompressor() if encoding == "zstd" else zlib.decompressobj(wbits=31)
+    parts = [unpack.decompress(each["body"]) for each in stream.sent[1:]]
+    assert [part.count(b"\n") for part in parts] == [2, 2, 0]
+    assert unpack.eof
+    headers = dict(stream.sent[0]["headers"])
+    assert headers[b"content-encoding"] == encoding.encode()
+    assert headers[b"vary"] == b"Accept-Encoding"
+
+
+async def test_it_begins_at_once_and_tells_proxies_not_to_wait_for_its_end() -> None:
+    stream = Stream(LINES[:8])
+    ended = stream.begin()
+    await until(lambda: len(stream.sent) == 2)
+    assert stream.sent[0]["status"] == 200
+    headers = dict(stream.sent[0]["headers"])
+    assert headers == {b"content-type": NDJSON.encode(), b"x-accel-buffering": b"no"}
+    assert [each["id"] for each in stream.records] == [0, 1]
+    stream.parts.put_nowait(b"")
+    await ended
+    assert stream.sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+async def test_for_a_client_that_does_not_read_only_some_pieces_are_computed() -> None:
+    stream = Stream(LINES * 9, b"")
+    ended = stream.begin()
+    await until(lambda: stream.sent)
+    stream.reads.clear()
+    await until(lambda: len(stream.observed) == len(stream.begun) >= PIECES)
+    await turns(100)
+    assert len(stream.begun) <= PIECES + 1
+    stream.reads.set()
+    await ended
+    assert [each["id"] for each in stream.records] == list(range(108))
+
+
+async def test_a_bad_line_is_counted_and_has_its_record() -> None:
+    found = await (stream := Stream(b'"a"\n7\n"b"\n', b"")).whole()
+    assert ["error" in each for each in found] == [False, True, False]
+    assert found[1]["error"]["line"] == 2
+    assert stream.context.counts == {"sentences": 2, "failed": 1, "tokens": 9}
+    assert stream.context.error_code is None
+
+
+async def test_an_error_that_ends_it_comes_behind_what_was_computed() -> None:
+    stream = Stream(LINES[:8])
+    ended = stream.begin()
+    await until(lambda: len(stream.records) == 2)
+    stream.service.drain.wake()
+    await ended
+    *before, last = stream.records
+    assert [each["id"] for each in before] == [0, 1]
+    assert "id" not in last
+    assert (last["error"]["status"], last["error"]["retry_after"]) == (503, 5)
+    assert (stream.context.error_code, stream.context.error_status) == ("draining", 503)
+    assert stream.context.counts["sentences"] == 2
+
+
+@pytest.mark.parametrize("error", [UnavailableError("no device"), InvalidRequestError("bad")])
+async def test_where_a_piece_fails_as_a_whole_nothing_follows_it(error) -> None:
+    stream = Stream(LINES, b"")
+    stream.ready = {"4": asyncio.Event()}
+    ended = stream.begin()
+    await until(lambda: len(stream.records) == 4)
+    stream.error = error
+    stream.ready["4"].set()
+    await ended
+    assert len(stream.records) == 5
+    assert stream.records[-1]["error"]["detail"] == f"{error}.".capitalize()
+    assert stream.context.error_code == error.code
+
+
+async def test_a_client_that_leaves_ends_the_work_and_is_noted() -> None:
+    stream = Stream(LINES)
+    stream.ready = {"4": asyncio.Event()}
+    ended = stream.begin()
+    await until(lambda: len(stream.begun) == 6)  # Two are sent and counted.
+    stream.parts.put_nowait(None)
+    await ended
+    assert stream.context.error_code == "client_gone"
+    assert stream.context.counts == {"sentences": 4, "failed": 0, "tokens": 12}
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_lines_beyond_those_of_a_request_are_paid_for_as_further_requests() -> None:
+    stream = Stream(LINES, b"")
+    stream.waits = [0.0, 0.0, 0.001]
+    await stream.whole()
+    # The first four lines are those of the request itself; one wait was for nothing.
+    assert stream.taken == 3
+    stream = Stream(LINES[:16], b"")
+    await stream.whole()
+    assert stream.taken == 0
+
+
+@pytest.mark.parametrize(("width", "units"), [(1 << 17, [2] * 6), (1 << 18, [1] * 12)])
+async def test_a_mebibyte_of_vectors_is_rendered_at_a_time(width: int, units: list[int]) -> None:
+    stream = Stream(LINES, b"")
+    stream.width = width
+    assert len(await stream.whole()) == 12
+    assert stream.written == units
+
+
+async def test_one_that_reads_nothing_for_too_long_gets_whole_records_and_the_error(
+    monkeypatch,
+) -> None:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr("app.api.stream.lines._LOOK_SECONDS", 0.001)
+    long = b'"%b"\n' % (b"a" * 100_000)
+    stream = Stream(*[long] * 30)
+    ended = stream.begin()
+    await until(lambda: len(stream.records) >= 1)
+    clock.now += 10 * PATIENCE  # While it waits for nothing to be read.
+    stream.reads.clear()
+    for _ in range(60):
+        stream.parts.put_nowait(long)
+    await until(lambda: stream.sends)
+    clock.now += PATIENCE - 1
+    await turns(100)
+    received = stream.parts.qsize()
+    assert received, "no more is read ahead than a body may have"
+    clock.now += 1
+    await until(stream.parts.empty)
+    stream.reads.set()
+    await ended
+    *before, last = stream.records
+    assert all("embeddings" in each for each in before)
+    assert (last["error"]["status"], last["error"]["code"]) == (408, "answer_not_taken")

@@ -1,0 +1,274 @@
+"""Lines: whatever the pieces in which a body arrives, the same lines come out of it."""
+
+import json
+from collections.abc import Generator
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.api.body import validate
+from app.api.stream.lines import (
+    STEP_BYTES,
+    Line,
+    LineReader,
+    NdjsonReader,
+    StreamLine,
+    _is_usual,
+)
+from app.errors import BodyTooLargeError, InvalidRequestError
+
+MOST = 200
+
+
+def take(reader: LineReader, max_lines: int, max_bytes: int) -> list[Line]:
+    """The next lines, all steps at once."""
+    return end_of(reader.take(max_lines, max_bytes))
+
+
+def end_of(steps: Generator[None, None, list[Line]]) -> list[Line]:
+    """The result of the steps that are left."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def read(*parts: bytes, most: int = MOST) -> list[Line]:
+    reader = NdjsonReader(most)
+    lines: list[Line] = []
+    for part in parts:
+        reader.feed(part)
+        lines += take(reader, 2, 1000)
+    reader.end()
+    while reader.ready:
+        lines += take(reader, 2, 1000)
+    assert reader.buffered == 0
+    return lines
+
+
+def facts(line: Line) -> tuple:
+    return line.number, line.id, line.text, str(line.error) if line.error else None
+
+
+GOOD = st.one_of(
+    st.builds(lambda text: ({"text": text}, text), st.text(max_size=20)),
+    st.builds(lambda text: (text, text), st.text(max_size=20)),
+    st.builds(lambda i, text: ({"id": i, "text": text}, text), st.integers(0, 9), st.text()),
+)
+BODIES = st.lists(
+    st.one_of(
+        GOOD.map(lambda pair: json.dumps(pair[0]).encode()),
+        st.sampled_from([b"", b"  ", b"\r", b"{", b"[1]", b"x" * (MOST + 1), b'"' + b"y" * 500]),
+        st.binary(max_size=30).map(lambda raw: raw.replace(b"\n", b"")),
+    ),
+    max_size=12,
+).map(b"\n".join)
+
+
+@given(body=BODIES, cuts=st.lists(st.integers(0, 2000), max_size=8))
+def test_the_cuts_between_pieces_change_nothing(body: bytes, cuts: list[int]) -> None:
+    places = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
+    parts = [body[a:b] for a, b in pairwise(places)]
+    lines = read(*parts)
+    assert [facts(line) for line in lines] == [facts(line) for line in read(body)]
+    # bytes.splitlines would also split at a lone carriage return.
+    filled = [i for i, line in enumerate(body.split(b"\n"), 1) if line.strip()]
+    assert [line.number for line in lines] == filled
+
+
+@given(pairs=st.lists(GOOD, max_size=8))
+def test_good_lines_are_the_texts(pairs) -> None:
+    lines = read(b"".join(json.dumps(value).encode() + b"\n" for value, _ in pairs), most=10_000)
+    assert [line.text for line in lines] == [text for _, text in pairs]
+    assert all(line.error is None for line in lines)
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.integers(2**63 - 2, 2**63 + 2)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+FIELDS = st.tuples(st.sampled_from(["text", "text", "id", "id", "tex\\u0074", "other"]), JSON)
+OBJECTS = st.lists(FIELDS, max_size=4).map(
+    # A name may be there twice.
+    lambda fields: "{" + ", ".join(f'"{name}":{json.dumps(of)}' for name, of in fields) + "}"
+)
+
+
+@given(
+    content=st.one_of(
+        OBJECTS.map(str.encode),
+        JSON.map(lambda value: json.dumps(value).encode()),
+        JSON.map(lambda value: json.dumps({"text": value}, ensure_ascii=False).encode()),
+    )
+)
+def test_a_usual_line_is_read_as_the_schema_reads_it(content: bytes) -> None:
+    value = json.loads(content)
+    if isinstance(value, str):
+        return
+    (read_line,) = read(content, most=10_000)
+    if read_line.error is None:
+        line = validate(value, StreamLine)
+        assert (read_line.text, read_line.id) == (line.text, 0 if line.id is None else line.id)
+    else:
+        assert not _is_usual(value)
+        with pytest.raises(InvalidRequestError):
+            validate(value, StreamLine)
+
+
+@pytest.mark.parametrize("line", [b'"\\ud800"', b'{"text":"\\ud800"}', b"\xef\xbb\xbf1", b'"a'])
+def test_what_no_parser_reads_is_an_error(line: bytes) -> None:
+    assert "is no JSON" in str(read(line)[0].error)
+    assert read(b' {"text":"a"} \r')[0].text == "a"
+
+
+def test_a_line_without_an_id_has_its_place_among_the_records() -> None:
+    lines = read(b'{"text": "a"}\n\n{"id": "x", "text": "b"}\n"c"\n{"id": -7, "text": ""}')
+    assert [facts(line)[:3] for line in lines] == [
+        (1, 0, "a"),
+        (3, "x", "b"),
+        (4, 2, "c"),
+        (5, -7, ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"{}", "the field text is missing"),
+        (b'{"content": "a"}', "content is none: call it text"),
+        (b'{"text": 1}', "the field text is a number: send a string"),
+        (b'{"text": "a", "id": 1.5}', "the field id: send a string, or a whole number of 64 bits"),
+        (b'{"text": "a", "id": true}', "the field id: send a string"),
+        (b'{"text": "a", "id": 9223372036854775808}', "the field id: send a string"),
+        (b'{"text": "a", "dimensions": 3}', "there is no field dimensions here"),
+        (b"[1]", "the line is a list"),
+        (b"nonsense", "the line of 8 bytes is no JSON"),
+        (b'"\xff"', "the line of 3 bytes is no JSON"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_told(line: bytes, message: str) -> None:
+    before, bad, after = read(b'"a"\n' + line + b'\n"b"')
+    assert (before.text, after.text, after.id) == ("a", "b", 2)
+    assert isinstance(bad.error, InvalidRequestError)
+    assert message in str(bad.error)
+    assert (bad.number, bad.id) == (2, 1)
+
+
+def test_a_line_that_is_too_large_is_an_error_and_is_not_kept() -> None:
+    reader = NdjsonReader(MOST)
+    for _ in range(1000):
+        reader.feed(b"x" * 100)
+        assert reader.buffered <= MOST
+    reader.feed(b'\n"a"\n')
+    bad, good = take(reader, 10, 1 << 20)
+    assert isinstance(bad.error, BodyTooLargeError)
+    assert "MAX_BODY_BYTES" in str(bad.error)
+    assert (good.text, good.number) == ("a", 2)
+
+
+def test_a_large_line_with_many_values_is_refused_before_it_is_parsed() -> None:
+    (line,) = read(b'{"text": [' + b"1," * 100_000 + b"1]}", most=1 << 20)
+    assert "more than 16 values" in str(line.error)
+    (line,) = read(json.dumps({"text": "a, b: [c] {d}" * 10_000}).encode(), most=1 << 20)
+    assert line.error is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"text": "a", ' + b",".join(b'"%d": 0' % i for i in range(6000)) + b"}",
+        b'{"text": "a", "id": [' + b"[]," * 20_000 + b"[]]}",
+        b"[" * 60_000,
+        b'{"text": "a", "id": ' + b'{"a":' * 10_000,
+    ],
+    ids=["names", "lists", "brackets", "nested names"],
+)
+def test_a_line_of_many_values_is_refused_before_it_is_parsed_whatever_its_size(line) -> None:
+    assert len(line) < 1 << 16
+    (read_line,) = read(line, most=1 << 20)
+    assert "more than 16 values" in str(read_line.error)
+
+
+def test_megabytes_of_blank_lines_are_dropped_at_once() -> None:
+    (line,) = read(b"\n" * (1 << 20) + b'"a"', most=1 << 22)
+    assert (line.number, line.id) == ((1 << 20) + 1, 0)
+
+
+def test_blanks_that_a_line_begins_with_are_looked_at_once() -> None:
+    reader = NdjsonReader(1 << 22)
+    for _ in range(16):
+        reader.feed(b" \t" * (1 << 16))
+        assert not reader.ready
+        # What is not kept cannot be looked at again.
+        assert reader.buffered == 0
+    reader.feed(b'"a"\n')
+    (line,) = take(reader, 9, 9)
+    assert (line.number, line.text, line.size) == (1, "a", 3)
+
+
+def test_a_piece_holds_few_bad_lines() -> None:
+    reader = NdjsonReader(MOST)
+    reader.feed(b"}\n" * 1000 + b'"a"\n' * 1000)
+    taken = []
+    while reader.ready:
+        taken.append(take(reader, 512, 1 << 20))
+    assert sum(map(len, taken)) == 2000
+    assert max(sum(line.error is not None for line in lines) for lines in taken) <= 64
+    assert max(map(len, taken)) == 512
+
+
+def test_a_large_line_is_parsed_in_steps_while_more_is_read() -> None:
+    text = "\\u00e9" * 300_000
+    reader = NdjsonReader(2_000_000)
+    reader.feed(b'\n{"text": "%b"}\n' % text.encode())
+    steps = reader.take(9, 1 << 22)
+    for part in [b"\n\n", b'{"id": "x",', b' "text": "a"}', b"\n", b" " * 999_999, b'"b"\n']:
+        next(steps)
+        reader.feed(part)
+        assert isinstance(reader.ready, bool)
+    large, *others = end_of(steps)
+    assert (large.number, large.id, large.text) == (2, 0, "é" * 300_000)
+    others += take(reader, 9, 1 << 22)
+    assert [facts(line) for line in others] == [(5, "x", "a", None), (6, 2, "b", None)]
+
+
+def test_as_many_are_taken_as_asked_for() -> None:
+    reader = NdjsonReader(MOST)
+    reader.feed(b'"aaaa"\n' * 10)
+    assert len(take(reader, 3, 1000)) == 3
+    assert len(take(reader, 100, 12)) == 2
+    assert len(take(reader, 100, 0)) == 1
+    assert len(take(reader, 100, 1000)) == 4
+    assert not reader.ready
+    assert take(reader, 1, 1) == []
+
+
+def test_many_lines_are_read_in_steps_of_64_kib() -> None:
+    reader = NdjsonReader(1 << 20)
+    line = json.dumps({"text": "\u0436" * 600}).encode() + b"\n"
+    reader.feed(line * 400)
+    begins = [0, *(reader._begin for _ in reader.take(400, 1 << 30))]
+    steps = [after - before for before, after in pairwise(begins)]
+    assert max(steps) <= 65_536 + len(line)
+    assert len(steps) >= len(line) * 400 // (65_536 + len(line))
+
+
+def test_what_arrives_while_lines_are_taken_is_not_counted_with_them() -> None:
+    reader = NdjsonReader(2 * STEP_BYTES)
+    reader.feed(json.dumps({"text": "a" * STEP_BYTES}).encode() + b'\n{"text": "b')
+    steps = reader.take(2, 1 << 30)
+    next(steps)
+    reader.feed(b"c")
+    (large,) = end_of(steps)
+    reader.feed(b'"}\n')
+    (small,) = take(reader, 2, 1000)
+    assert [len(large.text), small.text] == [STEP_BYTES, "bc"]

@@ -1,0 +1,556 @@
+"""Several devices behind one queue: each works by itself, and answers as the first would."""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+
+from app.engine import Engine, clock
+from app.engine.devices.pool import DevicePool
+from app.engine.model import LoadedModels, Measured, PlacedModel, PlacedModels
+from app.engine.scheduling.job import Purpose
+from app.engine.scheduling.queue import JobQueue
+from app.errors import (
+    DeviceCrashedError,
+    DeviceFailedError,
+    DrainingError,
+    InferenceError,
+    InferenceTimeoutError,
+    OutOfMemoryError,
+    UnhealthyError,
+)
+from app.observability.metrics import Metrics
+from app.settings import Settings
+from tests.engine.devices.virtual_device import VirtualThread
+from tests.engine.fakes import FakeModel, loaded
+from tests.engine.scheduling.test_queue import job
+from tests.support.skipped_time import in_skipped_time, now, turns
+
+
+def two_devices(first: FakeModel, second: FakeModel) -> LoadedModels:
+    return replace(named("first", first), replicas=(named("second", second),))
+
+
+def named(name: str, model: FakeModel) -> LoadedModels:
+    models = loaded(model)
+    return replace(models, device=replace(models.device, name=name))
+
+
+def accelerator_error(code: int | None, message: str) -> Exception:
+    """As PyTorch makes it, which adds the number of CUDA's runtime."""
+    error = torch.AcceleratorError(f"CUDA error: {message}")
+    if code is not None:
+        error.error_code = code
+    return error
+
+
+def broken_memory() -> Exception:
+    return accelerator_error(214, "uncorrectable ECC error encountered")
+
+
+async def entered(model: FakeModel) -> None:
+    await asyncio.to_thread(model.entered.acquire)
+
+
+async def embed_on(model: FakeModel, engine: Engine, texts: list[str]) -> "asyncio.Task":
+    """Occupy the next device, which is that of `model`, with a request."""
+    task = asyncio.create_task(engine.embed(texts))
+    await entered(model)
+    return task
+
+
+async def test_two_devices_work_at_the_same_time() -> None:
+    models = [FakeModel(), FakeModel()]
+    for model in models:
+        model.held = True
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        # Each as long as the token budget, so that one forward cannot hold both.
+        requests = [asyncio.create_task(engine.embed([text * 10])) for text in "ab"]
+        await asyncio.gather(*map(entered, models))
+        for model in models:
+            model.gate.release()
+        results = await asyncio.gather(*requests)
+    assert [result.embeddings[0].dense[0] for result in results] == [970, 980]
+
+
+async def test_one_request_is_spread_over_both_and_comes_back_in_order() -> None:
+    models = [FakeModel(), FakeModel()]
+    for model in models:
+        model.held = True
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        request = asyncio.create_task(engine.embed([letter * 5 for letter in "abcdefgh"]))
+        await asyncio.gather(*map(entered, models))
+        for model in models:
+            model.held = False
+            model.gate.release()
+        result = await request
+    assert [e.dense[0] for e in result.embeddings] == [5 * ord(letter) for letter in "abcdefgh"]
+    assert sum(len(batch) for model in models for batch in model.batches) == 8
+
+
+async def test_a_device_that_fails_leaves_the_other_one_at_work() -> None:
+    models = [FakeModel(), FakeModel()]
+    for model in models:
+        model.held = True
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        requests = [asyncio.create_task(engine.embed([text * 10])) for text in "ab"]
+        await asyncio.gather(*map(entered, models))
+        models[0].failures.append(RuntimeError("unwell"))
+        for model in models:
+            model.gate.release()
+        results = await asyncio.gather(*requests, return_exceptions=True)
+    assert sorted(isinstance(result, InferenceError) for result in results) == [False, True]
+
+
+async def test_one_stuck_device_is_a_failure_of_the_whole() -> None:
+    models = [FakeModel(), FakeModel()]
+    settings = Settings(gpu_process_timeout=0.02)
+    async with Engine(settings, loader=lambda _: two_devices(*models)) as engine:
+        for model in models:
+            model.held = True
+        stuck = asyncio.create_task(engine.embed(["a"]))
+        while engine.failure is None:  # noqa: ASYNC110 - the clock must reach twice the limit
+            await asyncio.sleep(0.005)
+        for model in models:
+            model.gate.release()
+        with pytest.raises(InferenceTimeoutError):
+            await stuck
+
+
+async def test_a_device_that_fails_for_good_gives_its_batch_to_the_other_and_gets_no_more() -> None:
+    models = [FakeModel(), FakeModel()]
+    for model in models:
+        model.held = True
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        requests = [asyncio.create_task(engine.embed([text * 10])) for text in "ab"]
+        await asyncio.gather(*map(entered, models))
+        models[0].failures.append(broken_memory())
+        for model in models:
+            model.held = False
+            model.gate.release()
+        results = await asyncio.gather(*requests)
+        assert [result.embeddings[0].dense[0] for result in results] == [970, 980]
+        assert engine.failed_devices == ["first"]
+        assert engine.failure is None
+        later = await asyncio.gather(*(engine.embed([letter * 10]) for letter in "cdefgh"))
+    assert [result.embeddings[0].dense[0] for result in later] == [10 * ord(c) for c in "cdefgh"]
+    assert len(models[0].batches) == 1
+
+
+async def test_the_last_device_that_fails_is_a_failure_of_the_whole() -> None:
+    models = [FakeModel(), FakeModel()]
+    for model in models:
+        model.failures.append(broken_memory())
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        # Six batches: the last device fails with its own, and the others have nowhere to go.
+        requests = [engine.embed([letter * 10]) for letter in "abcdef"]
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        assert all(isinstance(result, UnhealthyError) for result in results)
+        assert sum(isinstance(result, DeviceFailedError) for result in results) == 1
+        assert engine.failed_devices == ["first", "second"]
+        assert "every device has failed" in str(engine.failure)
+        with pytest.raises(UnhealthyError, match="restarted"):
+            await engine.embed(["later"])
+
+
+async def test_what_a_failed_gpu_still_computes_fails_with_it() -> None:
+    model = FakeModel()
+    model.asynchronous = model.held = True
+    model.failures += [broken_memory(), broken_memory()]
+    async with Engine(Settings(), loader=lambda _: loaded(model)) as engine:
+        requests = [asyncio.create_task(engine.embed([letter * 10])) for letter in "abc"]
+        await entered(model)
+        await entered(model)
+        model.gate.release(2)
+        results = await asyncio.gather(*requests, return_exceptions=True)
+    assert all(isinstance(result, UnhealthyError) for result in results)
+    assert len(model.batches) == 2
+
+
+async def test_both_batches_that_a_gpu_had_in_flight_go_to_another_device() -> None:
+    gpu, other = FakeModel(), FakeModel()
+    gpu.asynchronous = gpu.held = other.held = True
+    gpu.failures += [broken_memory(), broken_memory()]
+    async with Engine(Settings(), loader=lambda _: two_devices(gpu, other)) as engine:
+        requests = [asyncio.create_task(engine.embed([letter * 10])) for letter in "abc"]
+        # Two on the GPU, the third on the other device.
+        await asyncio.gather(entered(gpu), entered(gpu), entered(other))
+        gpu.gate.release(2)
+        other.held = False
+        other.gate.release()
+        results = await asyncio.gather(*requests)
+        assert engine.failed_devices == ["first"]
+    assert [result.embeddings[0].dense[0] for result in results] == [970, 980, 990]
+    assert (gpu.batches, other.batches) == ([[10], [10]], [[10], [10], [10]])
+
+
+async def test_what_a_batch_has_done_before_its_device_fails_is_not_done_again() -> None:
+    models = [FakeModel(), FakeModel()]
+    for model in models:
+        model.held = True
+    # Too little memory for all: the first half succeeds, and the second fails the device.
+    models[0].failures += [MemoryError(), None, broken_memory()]
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        request = await embed_on(models[0], engine, ["aa", "bb", "cc", "dd"])
+        occupied = await embed_on(models[1], engine, ["e" * 10])
+        models[0].held = False
+        models[0].gate.release()
+        await asyncio.to_thread(lambda: [models[0].entered.acquire() for _ in range(2)])
+        models[1].held = False
+        models[1].gate.release()
+        result, _ = await asyncio.gather(request, occupied)
+    assert [each.dense[0] for each in result.embeddings] == [2 * ord(c) for c in "abcd"]
+    assert models[0].batches == [[2, 2, 2, 2], [2, 2], [2, 2]]
+    assert models[1].batches == [[10], [2, 2]]
+
+
+async def test_both_halves_go_to_another_device_where_the_first_fails_theirs() -> None:
+    models = [FakeModel(), FakeModel()]
+    models[0].failures += [MemoryError(), broken_memory()]
+    models[1].held = True
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        models[0].held = True
+        request = await embed_on(models[0], engine, ["aa", "bb", "cc", "dd"])
+        occupied = await embed_on(models[1], engine, ["e" * 10])
+        for model in models:
+            model.held = False
+            model.gate.release()
+        result, _ = await asyncio.gather(request, occupied)
+        assert engine.failed_devices == ["first"]
+    assert [each.dense[0] for each in result.embeddings] == [2 * ord(c) for c in "abcd"]
+    assert models[0].batches == [[2, 2, 2, 2], [2, 2]]
+    assert models[1].batches == [[10], [2, 2], [2, 2]]
+
+
+async def test_a_batch_that_fails_two_devices_is_given_to_no_third_and_harms_no_other() -> None:
+    models = [FakeModel(), FakeModel(), FakeModel()]
+    for model in models:
+        model.held = True
+    first, second, third = (named(name, model) for name, model in zip("123", models, strict=True))
+    served = replace(first, replicas=(second, third))
+    async with Engine(Settings(), loader=lambda _: served) as engine:
+        pairs = zip(models, "abc", strict=True)
+        requests = [await embed_on(model, engine, [text * 10]) for model, text in pairs]
+        models[0].failures.append(broken_memory())
+        models[1].failures += [None, broken_memory()]
+        for model in models[:2]:  # The third is busy until the second has failed, too.
+            model.held = False
+            model.gate.release()
+        poison, *others = requests
+        with pytest.raises(DeviceFailedError, match="while it computed this"):
+            await poison
+        models[2].held = False
+        models[2].gate.release()
+        results = await asyncio.gather(*others, engine.embed(["d" * 10]))
+        assert engine.failed_devices == ["1", "2"]
+    assert [result.embeddings[0].dense[0] for result in results] == [980, 990, 1000]
+
+
+CRASHES = {
+    "illegal access": (700, "an illegal memory access was encountered"),
+    "assertion": (710, "device-side assert triggered"),
+    "unknown": (12345, "something new"),
+    "without a number": (None, "an illegal memory access was encountered"),
+}
+
+
+@pytest.mark.parametrize("crash", CRASHES.values(), ids=CRASHES)
+async def test_what_may_have_crashed_a_device_is_given_to_no_other(crash) -> None:
+    models = [FakeModel(), FakeModel()]
+    for model in models:
+        model.held = True
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        poison, other = [
+            await embed_on(model, engine, [text * 10])
+            for model, text in zip(models, "ab", strict=True)
+        ]
+        models[0].failures.append(accelerator_error(*crash))
+        for model in models:
+            model.held = False
+            model.gate.release()
+        with pytest.raises(DeviceCrashedError, match="computed on no other") as failed:
+            await poison
+        assert failed.value.retry_after is None
+        results = await asyncio.gather(other, engine.embed(["c" * 10]))
+        assert engine.failed_devices == ["first"]
+    assert [result.embeddings[0].dense[0] for result in results] == [980, 990]
+    assert models[1].batches == [[10], [10]]
+
+
+@pytest.mark.parametrize("code", [1, 9, 98, 209, 400, 701, 900])
+async def test_a_passing_error_fails_its_batch_and_no_device(code: int) -> None:
+    model = FakeModel()
+    model.failures.append(accelerator_error(code, "invalid argument"))
+    async with Engine(Settings(), loader=lambda _: loaded(model)) as engine:
+        with pytest.raises(InferenceError):
+            await engine.embed(["aaa"])
+        assert engine.failed_devices == []
+        assert (await engine.embed(["aaa"])).tokens == 3
+
+
+async def test_a_request_whose_client_has_left_is_not_handed_over() -> None:
+    models = [FakeModel(), FakeModel()]
+    for model in models:
+        model.held = True
+    async with Engine(Settings(), loader=lambda _: two_devices(*models)) as engine:
+        pairs = zip(models, "ab", strict=True)
+        requests = [await embed_on(model, engine, [text * 10]) for model, text in pairs]
+        requests[0].cancel()
+        await asyncio.wait({requests[0]})
+        models[0].failures.append(broken_memory())
+        for model in models:
+            model.held = False
+            model.gate.release()
+        await requests[1]
+        await engine.embed(["c" * 10])
+    assert models[1].batches == [[10], [10]]
+
+
+async def test_too_little_memory_is_no_failed_device_whatever_class_its_error_has() -> None:
+    model = FakeModel()
+    model.failures.append(torch.AcceleratorError("CUDA error: out of memory"))
+    async with Engine(Settings(), loader=lambda _: loaded(model)) as engine:
+        result = await engine.embed(["aaa", "bbb"])
+        assert engine.failed_devices == []
+    assert [each.dense[0] for each in result.embeddings] == [3 * ord("a"), 3 * ord("b")]
+
+
+# In virtual time.
+
+
+@pytest.fixture
+def skipped(monkeypatch) -> None:
+    """The engine's clock is that of the loop."""
+    monkeypatch.setattr(clock, "now", now)
+
+
+class VirtualPool(DevicePool):
+    """Its threads are those of the loop; `seconds` are those of a forward on each device."""
+
+    def __init__(self, seconds: float = 1.0, **settings: object) -> None:
+        self.queue, self.seconds = JobQueue(), seconds
+        self.threads: dict[str, VirtualThread] = {}
+        super().__init__(Settings(**settings), self.queue, Metrics(), self._make)
+
+    def _make(self, name: str, prepare: object) -> VirtualThread:
+        self.threads[name] = VirtualThread()
+        if callable(prepare):
+            prepare()
+        return self.threads[name]
+
+    @asynccontextmanager
+    async def started(self, models: LoadedModels):
+        await self.start(lambda _: models)
+        for thread in self.threads.values():
+            thread.seconds = self.seconds
+        yield self
+        await self.close(1)
+
+
+def slow(models: LoadedModels, seconds_per_token: float = 0.1) -> LoadedModels:
+    return replace(models, seconds_per_token=seconds_per_token)
+
+
+def reranks(*lengths: int, client: str = "", model: FakeModel):
+    return job(*lengths, client=client, model=model, purpose=Purpose.RERANKING)
+
+
+@in_skipped_time
+async def test_a_place_is_free_when_the_last_of_a_request_is_taken(skipped) -> None:
+    """Ten tokens a second and ten in a forward; what fits beside the last one is taken with it."""
+    model = FakeModel()
+    async with VirtualPool(10.0).started(slow(loaded(model), 0.099)) as pool:
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == 1
+        pool.queue.put(job(10, model=model, client="a"))
+        await turns()
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == 1, "a second of the forward is left"
+        pool.queue.put(job(5, 10, 10, 10, model=model, client="a"))
+        # 25 tokens before the last, which fills a forward of its own.
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == 4
+        assert pool.seconds_to_place(Purpose.RERANKING) == 1
+        pool.queue.put(job(5, 10, 10, 10, 2, model=model, client="b"))
+        # As much of the other's is taken meanwhile; nothing changes where that has less.
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == 6
+        pool.queue.put(reranks(30, client="c", model=model))
+        assert pool.seconds_to_place(Purpose.RERANKING) == 4, "the scores of all 30, and a second"
+
+
+@in_skipped_time
+async def test_who_waits_for_scores_waits_for_the_forward_that_makes_them(skipped) -> None:
+    model = FakeModel()
+    async with VirtualPool(100.0).started(slow(loaded(model), 2.0)) as pool:
+        pool.queue.put(reranks(8, model=model))
+        pool.queue.put(reranks(10, 10, 10, client="b", model=model))
+        await turns()
+        assert pool.seconds_to_place(Purpose.RERANKING) == pytest.approx(16, abs=1)
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == pytest.approx(16, abs=1)
+
+
+@in_skipped_time
+async def test_devices_that_have_failed_promise_nothing(skipped) -> None:
+    first, second = FakeModel(), FakeModel()
+    models = replace(slow(named("first", first)), replicas=(slow(named("second", second)),))
+    async with VirtualPool().started(models) as pool:
+        first.failures.append(broken_memory())
+        second.failures.append(None)
+        jobs = [job(10, model=first) for _ in range(2)]
+        for each in jobs:
+            pool.queue.put(each)
+        for each in jobs:
+            await each.result()
+        assert (pool.failed, pool.all_failed, pool.ended) == (["first"], False, False)
+        assert pool.serves(first), "by its replica"
+        assert not pool.is_using(first)
+        pool.queue.put(job(10, 10, 10, 10, model=first))
+        await turns()
+        assert pool.is_using(first)
+        # One device of ten tokens a second, and not two.
+        assert pool.seconds_to_place(Purpose.EMBEDDING) == pytest.approx(3, abs=1)
+
+
+def placed(model: FakeModel, device: str, measured: list[str]) -> PlacedModels:
+    def measure(thoroughly: bool) -> Iterator[Measured | None]:
+        measured.append(f"{device} {'thoroughly' if thoroughly else 'in short'}")
+        yield None
+        yield Measured(20, 0.5)
+
+    info = replace(loaded(model).device, name=device)
+    prepared = PlacedModel(model, info, measure, gc.collect, lambda: measured.append("prepared"))
+    return PlacedModels((prepared,), lambda: None)
+
+
+@in_skipped_time
+async def test_a_further_model_is_measured_and_served_on_its_device_until_it_is_removed(
+    skipped,
+) -> None:
+    default, model, told = FakeModel(), FakeModel(), list[str]()
+    model.name = "further"
+    async with VirtualPool(max_batch_sequences=3).started(named("cpu", default)) as pool:
+        assert not pool.serves(model)
+        key = await pool.add(placed(model, "cpu", told), thoroughly=False)
+        assert (key, told) == (model, ["cpu in short"])
+        assert pool.token_budgets("further") == {"cpu": 20}
+        assert pool.token_budgets("fake") == {"cpu": 10}
+        pool.queue.put(asked := job(2, 2, 2, 2, model=model))
+        await asked.result()
+        assert [len(batch) for batch in model.batches] == [3, 1]
+        pool.remove(model)
+        assert not pool.serves(model)
+        assert pool.token_budgets("further") == {}
+        assert pool.serves(default)
+
+
+@in_skipped_time
+async def test_a_device_for_further_models_alone_is_no_device_of_the_service(skipped) -> None:
+    default, model, told = FakeModel(), FakeModel(), list[str]()
+    async with VirtualPool().started(named("cpu", default)) as pool:
+        await pool.add(placed(model, "other", told), thoroughly=False)
+        assert told == ["prepared", "other thoroughly"], "nobody else waits there"
+        model.failures.append(broken_memory())
+        pool.queue.put(fails := job(2, model=model))
+        waits = job(2, model=model)
+        pool.queue.put(waits)
+        for each in (fails, waits):
+            with pytest.raises(UnhealthyError):
+                await each.result()
+        assert (pool.failed, pool.all_failed, pool.ended) == (["other"], False, False)
+        pool.queue.put(serves := job(2, model=default))
+        await serves.result()
+        default.failures.append(broken_memory())
+        pool.queue.put(last := job(2, model=default))
+        with pytest.raises(UnhealthyError):
+            await last.result()
+        assert pool.all_failed
+        pool.queue.put(late := job(2, model=default))
+        with pytest.raises(UnhealthyError, match="every device has failed"):
+            await late.result()
+
+
+@in_skipped_time
+async def test_a_model_whose_first_forward_fails_leaves_nothing_behind(skipped) -> None:
+    model = FakeModel()
+
+    def measure(_thoroughly: bool) -> Iterator[Measured | None]:
+        yield None
+        raise MemoryError
+
+    (first,) = placed(model, "cpu", []).models
+    broken = replace(first, measure=measure)
+    second = replace(broken, device=replace(first.device, name="other"))
+    async with VirtualPool().started(named("cpu", FakeModel())) as pool:
+        for models in ((broken,), (first, second)):
+            with pytest.raises(OutOfMemoryError):
+                await pool.add(PlacedModels(models, lambda: None), thoroughly=True)
+            assert not pool.serves(model)
+
+
+@in_skipped_time
+async def test_who_waits_for_a_stuck_device_is_told_and_who_has_another_is_not(skipped) -> None:
+    first, second = FakeModel(), FakeModel()
+    models = replace(named("first", first), replicas=(named("second", second),))
+    pool = VirtualPool(100.0, gpu_process_timeout=3)
+    async with pool.started(models):
+        for client in "ab":
+            pool.queue.put(job(10, model=first, client=client))
+            await turns()
+        pool.queue.put(waits := job(10, model=first, client="c"))
+        await asyncio.sleep(5)
+        assert (pool.stuck_seconds, waits.resolved) == (0, False)
+        await asyncio.sleep(2)
+        assert pool.stuck_seconds == pytest.approx(7, abs=0.1)
+        with pytest.raises(UnhealthyError, match="does not come back from a forward"):
+            await waits.result()
+        for thread in pool.threads.values():
+            thread.seconds = 1.0
+        pool.queue.put(too_early := job(10, model=first, client="c"))
+        with pytest.raises(UnhealthyError, match="does not come back from a forward"):
+            await too_early.result()
+        await asyncio.sleep(100)
+        assert pool.stuck_seconds == 0
+        pool.queue.put(late := job(10, model=first, client="c"))
+        await asyncio.sleep(100)
+        assert late.resolved
+        assert first.batches + second.batches == [[10]] * 3
+
+
+@in_skipped_time
+async def test_one_stuck_device_of_two_fails_nobody_who_waits(skipped) -> None:
+    first, second = FakeModel(), FakeModel()
+    models = replace(named("first", first), replicas=(named("second", second),))
+    async with VirtualPool(1.0, gpu_process_timeout=3).started(models) as pool:
+        pool.threads["device"].seconds = 100.0
+        pool.queue.put(job(10, model=first, client="a"))
+        await turns()
+        jobs = [job(10, model=first, client="b") for _ in range(20)]
+        for each in jobs:
+            pool.queue.put(each)
+        for each in jobs:
+            await each.result()
+        assert len(first.batches + second.batches) == 21
+        assert pool.stuck_seconds > 0
+
+
+@in_skipped_time
+async def test_an_abort_fails_what_waits_what_is_computed_and_what_comes_later(skipped) -> None:
+    model = FakeModel()
+    async with VirtualPool(5.0).started(loaded(model)) as pool:
+        jobs = [job(10, model=model) for _ in range(3)]
+        for each in jobs[:2]:
+            pool.queue.put(each)
+        await turns()
+        pool.abort(DrainingError("over"))
+        pool.queue.put(jobs[2])
+        for each in jobs:
+            with pytest.raises(DrainingError):
+                await each.result()
+
+
+@in_skipped_time
+async def test_a_pool_that_never_started_is_closed_too(skipped) -> None:
+    await VirtualPool().close(1)
+    assert not VirtualPool().all_failed
+    assert VirtualPool().seconds_to_place(Purpose.EMBEDDING) == 1

@@ -1,0 +1,405 @@
+"""The embedding cache in the engine: what is computed, what is found, and who waits for whom."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.engine.records import (
+    CUT_AT_END,
+    EmbeddingOptions,
+    SparseVector,
+    TextEmbedding,
+    TruncationOptions,
+)
+from app.engine.requests.cache import (
+    _MUCH_MORE,
+    _SHORT_CHARACTERS,
+    CachedForwards,
+    _Request,
+    _SharedWork,
+)
+from app.engine.requests.embedding import Reading
+from app.errors import InferenceError, TextTooLongError
+from app.observability.metrics import Metrics
+from tests.engine.engines import engine_for, hold, let_go, queued, waiting
+from tests.engine.fakes import FakeModel
+
+KINDS = 3
+UNCUT = EmbeddingOptions(truncation=TruncationOptions(truncate=False))
+FROM_LEFT = EmbeddingOptions(truncation=TruncationOptions(side="left"))
+LONG = "b" * 90 + "a" * 60
+
+
+class KindsModel(FakeModel):
+    """Makes every kind, and only what is asked for."""
+
+    colbert_width = 2
+    dense_width = 1
+    normalizes = False
+
+    def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
+        return [
+            TextEmbedding(
+                dense=np.float32([1 + ids.sum()]) if wanted.dense else None,
+                sparse=_weights(ids) if wanted.sparse else None,
+                colbert=np.float32([(np.cos(i), np.sin(i)) for i in ids[1:]]).reshape(-1, 2)
+                if wanted.colbert
+                else None,
+            )
+            for ids, wanted in zip(sequences, self.outputs[-1], strict=True)
+        ]
+
+
+def _weights(ids: np.ndarray) -> SparseVector:
+    indices, counts = np.unique(ids, return_counts=True)
+    return SparseVector(indices, counts.astype(np.float32))
+
+
+def cached_engine(model: KindsModel, metrics: Metrics | None = None, **settings):
+    return engine_for(model, metrics, embedding_cache="memory", **settings)
+
+
+def facts(result) -> tuple:
+    """Everything of a result but its times."""
+    vectors = [
+        (
+            each.dense.tolist(),
+            each.sparse.indices.tolist(),
+            each.sparse.values.tolist(),
+            each.colbert.tolist(),
+        )
+        for each in result.embeddings
+    ]
+    return vectors, result.truncations, result.tokens
+
+
+def hits(metrics: Metrics, source: str = "memory") -> float:
+    return metrics.value("embedder_cache_hits_total", source=source)
+
+
+async def test_a_text_is_computed_once_and_found_afterwards() -> None:
+    model, metrics = KindsModel(), Metrics()
+    async with cached_engine(model, metrics) as engine:
+        first = await engine.embed(["ab", "abc"])
+        second = await engine.embed(["abc", "ab"])
+    assert model.batches == [[2, 3]]
+    assert facts(second)[0] == facts(first)[0][::-1]
+    assert second.tokens == first.tokens == 5
+    assert hits(metrics) == metrics.value("embedder_cache_misses_total") == 2 * KINDS
+    assert second.timings.tokenize == second.timings.inference == 0
+    with pytest.raises(ValueError, match="read-only"):
+        second.embeddings[0].dense[0] = 1
+
+
+async def test_nothing_is_kept_unless_the_setting_says_so() -> None:
+    model, metrics = KindsModel(), Metrics()
+    async with engine_for(model, metrics) as engine:
+        await engine.embed(["a"])
+        await engine.embed(["a"])
+    assert model.batches == [[1], [1]]
+    assert hits(metrics) == metrics.value("embedder_cache_misses_total") == 0
+
+
+async def test_equal_requests_in_flight_are_computed_once() -> None:
+    model, metrics = KindsModel(), Metrics()
+    async with cached_engine(model, metrics) as engine:
+        held = await hold(engine, model)
+        same = [asyncio.create_task(engine.embed(["ab", "c"])) for _ in range(10)]
+        await queued(engine, tokens=3)
+        # They wait for one that has a place in the queue, and take none themselves.
+        assert metrics.value("embedding_queue_size") == 1
+        let_go(model)
+        results = await asyncio.gather(*same)
+        await held
+    assert model.batches == [[4], [2, 1]]
+    assert hits(metrics, "in_flight") == 9 * 2 * KINDS
+    assert {str(facts(result)) for result in results} == {str(facts(results[0]))}
+
+
+async def test_a_text_that_different_requests_need_at_once_is_computed_once() -> None:
+    model = KindsModel()
+    async with cached_engine(model) as engine:
+        held = await hold(engine, model)
+        first = asyncio.create_task(engine.embed(["a", "bb", "a"]))
+        second = asyncio.create_task(engine.embed(["bb", "ccc", "a"]))
+        await queued(engine, tokens=6)
+        let_go(model)
+        await asyncio.gather(held, first, second)
+        assert facts(await second) == facts(await engine.embed(["bb", "ccc", "a"]))
+    assert model.batches == [[4], [1, 2, 3]]
+
+
+async def test_one_who_leaves_takes_nothing_from_those_who_wait_for_the_same() -> None:
+    model = KindsModel()
+    async with cached_engine(model) as engine:
+        held = await hold(engine, model)
+        leaves = asyncio.create_task(engine.embed(["ab"]))
+        stays = asyncio.create_task(engine.embed(["ab"]))
+        await queued(engine, tokens=2)
+        leaves.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+        let_go(model)
+        assert (await stays).tokens == 2
+        await held
+    assert model.batches == [[4], [2]]
+
+
+async def test_when_all_have_left_their_work_leaves_the_queue() -> None:
+    model, metrics = KindsModel(), Metrics()
+    async with cached_engine(model, metrics) as engine:
+        held = await hold(engine, model)
+        gone = [asyncio.create_task(engine.embed(["ab"])) for _ in range(3)]
+        await queued(engine, tokens=2)
+        for each in gone:
+            each.cancel()
+        await asyncio.gather(*gone, return_exceptions=True)
+        assert metrics.value("embedding_queue_size") == 0
+        let_go(model)
+        await held
+        await engine.embed(["ab"])
+    assert model.batches == [[4], [2]]
+
+
+async def test_one_who_comes_while_the_last_one_leaves_computes_by_itself() -> None:
+    model = KindsModel()
+    async with cached_engine(model) as engine:
+        held = await hold(engine, model)
+        leaves = asyncio.create_task(engine.embed(["ab"]))
+        await queued(engine, tokens=2)
+        leaves.cancel()
+        comes = [asyncio.create_task(engine.embed(["ab"])) for _ in range(2)]
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+        await queued(engine, tokens=2)
+        let_go(model)
+        assert [each.tokens for each in await asyncio.gather(*comes)] == [2, 2]
+        await held
+    assert model.batches == [[4], [2]]
+
+
+async def test_a_failure_is_that_of_one_request_and_is_not_kept() -> None:
+    model = KindsModel()
+    async with cached_engine(model) as engine:
+        model.failures = [None, ValueError("broken"), None]
+        held = await hold(engine, model)
+        fails = asyncio.create_task(engine.embed(["ab"]))
+        waits = asyncio.create_task(engine.embed(["ab"]))
+        await queued(engine, tokens=2)
+        let_go(model)
+        with pytest.raises(InferenceError):
+            await fails
+        assert (await waits).tokens == 2
+        await held
+        await engine.embed(["ab"])
+    assert model.batches == [[4], [2], [2]]
+
+
+async def test_what_is_found_waits_for_no_place_in_the_queue() -> None:
+    model, metrics = KindsModel(), Metrics()
+    async with cached_engine(model, metrics, max_queue_size=1) as engine:
+        await engine.embed(["known"])
+        held = await hold(engine, model)
+        waits = asyncio.create_task(engine.embed(["waits"]))
+        await waiting(metrics, 1)
+        assert (await engine.embed(["known"])).tokens == 5
+        let_go(model)
+        await asyncio.gather(held, waits)
+
+
+@pytest.mark.parametrize("other", [{"client": "another"}, {"urgency": 0}])
+async def test_nobody_waits_for_work_whose_turn_comes_later_than_their_own(other) -> None:
+    model = KindsModel()
+    async with cached_engine(model) as engine:
+        held = await hold(engine, model)
+        bulk = [asyncio.create_task(engine.embed([c * 9, "ab"])) for c in "xyz"]
+        await queued(engine, tokens=27 + 2)
+        short = asyncio.create_task(engine.embed(["ab"], **other))
+        await queued(engine, tokens=27 + 4)
+        let_go(model)
+        await asyncio.gather(held, short, *bulk)
+    assert 2 in model.batches[1]
+
+
+async def test_a_short_request_does_not_wait_for_a_long_one() -> None:
+    model = KindsModel()
+    async with cached_engine(model) as engine:
+        held = await hold(engine, model)
+        long = asyncio.create_task(engine.embed(["ab", *(f"{i:0100}" for i in range(20))]))
+        await queued(engine, tokens=2002)
+        short = asyncio.create_task(engine.embed(["ab"]))
+        await queued(engine, tokens=2004)
+        let_go(model)
+        await asyncio.gather(held, short, long)
+
+
+async def test_truncation_is_reported_and_refused_as_if_nothing_were_kept() -> None:
+    plain, model = KindsModel(), KindsModel()
+    async with engine_for(plain) as lonely, cached_engine(model) as engine:
+        for options in (EmbeddingOptions(), FROM_LEFT, EmbeddingOptions()):
+            result = await engine.embed(["ab", LONG], options=options)
+            assert facts(result) == facts(await lonely.embed(["ab", LONG], options=options))
+        for texts in ([LONG], ["ab", LONG], ["new", LONG, LONG + "c"]):
+            with pytest.raises(TextTooLongError) as ours:
+                await engine.embed(texts, options=UNCUT)
+            with pytest.raises(TextTooLongError) as theirs:
+                await lonely.embed(texts, options=UNCUT)
+            assert str(ours.value) == str(theirs.value)
+            assert ours.value.problems == theirs.value.problems
+    assert sum(map(len, model.batches)) == 4
+
+
+async def test_a_refusal_is_told_to_each_of_those_who_wait_for_the_same() -> None:
+    model = KindsModel()
+    async with cached_engine(model) as engine:
+        requests = [engine.embed([text, LONG], options=UNCUT) for text in ("a", "b", "c")]
+        told = await asyncio.gather(*requests, return_exceptions=True)
+    assert [type(each) for each in told] == [TextTooLongError] * 3
+    assert {str(each).partition(" has ")[0] for each in told} == {"the text at index 1"}
+
+
+async def test_it_never_grows_above_its_bytes() -> None:
+    model, metrics = KindsModel(), Metrics()
+    async with cached_engine(model, metrics, embedding_cache_bytes=60_000) as engine:
+        for i in range(50):
+            await engine.embed([f"{i:03}", "always"])
+            assert 0 < metrics.value("embedder_cache_bytes") <= 60_000
+        assert 5 * KINDS < metrics.value("embedder_cache_entries") < 50 * KINDS
+        computed = len(model.batches)
+        await engine.embed(["049", "always"])
+        assert len(model.batches) == computed
+        await engine.embed(["000"])
+        assert len(model.batches) == computed + 1
+    assert sum(6 in batch for batch in model.batches) == 1
+
+
+async def test_what_is_larger_than_the_cache_is_answered_and_not_kept() -> None:
+    model, metrics = KindsModel(), Metrics()
+    async with cached_engine(model, metrics, embedding_cache_bytes=1) as engine:
+        assert facts(await engine.embed(["ab"])) == facts(await engine.embed(["ab"]))
+    assert metrics.value("embedder_cache_bytes") == 0
+    assert model.batches == [[2], [2]]
+
+
+async def test_a_text_with_half_a_surrogate_pair_is_kept_as_any_other() -> None:
+    model = KindsModel()
+    async with cached_engine(model) as engine:
+        assert facts(await engine.embed(["\ud800"])) == facts(await engine.embed(["\ud800"]))
+    assert model.batches == [[1]]
+
+
+async def test_a_large_body_is_found_too() -> None:
+    model = KindsModel()
+    texts = [f"{i} " + "a" * 60_000 for i in range(3)]
+    async with cached_engine(model) as engine:
+        assert facts(await engine.embed(texts)) == facts(await engine.embed(texts))
+    assert sum(map(len, model.batches)) == 3
+
+
+TEXTS = st.lists(st.sampled_from(["", "a", "bb", "ccc", "dddd", LONG]), min_size=1, max_size=6)
+OPTIONS = st.sampled_from([EmbeddingOptions(), UNCUT, FROM_LEFT])
+
+
+@settings(max_examples=30)
+@given(st.lists(st.lists(st.tuples(TEXTS, OPTIONS), min_size=1, max_size=4), max_size=4))
+async def test_whatever_is_asked_at_once_and_before_each_answer_is_that_of_a_lonely_request(
+    waves,
+) -> None:
+    async def outcome(engine, texts, options):
+        try:
+            return facts(await engine.embed(texts, options=options))
+        except TextTooLongError as error:
+            return str(error), error.problems
+
+    async with engine_for(KindsModel()) as lonely, cached_engine(KindsModel()) as engine:
+        for wave in waves:
+            asked = await asyncio.gather(*(outcome(engine, *each) for each in wave))
+            assert asked == [await outcome(lonely, *each) for each in wave]
+
+
+async def test_vectors_of_another_model_of_the_same_name_are_other_entries() -> None:
+    model = KindsModel()
+    async with cached_engine(model) as engine:
+        await engine.embed(["ab"])
+        engine._models = replace(engine._models, fingerprints={model: "other files"})
+        await engine.embed(["ab"])
+    assert model.batches == [[2], [2]]
+
+
+async def test_the_service_is_drained_while_requests_wait_for_each_other() -> None:
+    model = KindsModel()
+    engine = cached_engine(model)
+    await engine.start()
+    held = await hold(engine, model)
+    same = [asyncio.create_task(engine.embed(["ab"])) for _ in range(3)]
+    await queued(engine, tokens=2)
+    closing = asyncio.create_task(engine.close())
+    let_go(model)
+    results = await asyncio.gather(held, *same)
+    await closing
+    assert np.array_equal(results[1].embeddings[0].dense, results[3].embeddings[0].dense)
+
+
+class Waiting:
+    """Forwards of which only the number of each client's requests is asked."""
+
+    def __init__(self, **requests: int) -> None:
+        self._requests = requests
+
+    def waiting_requests(self, client: str) -> int:
+        return self._requests.get(client, 0)
+
+
+def request_of(characters: int, *, urgency: int = 3, client: str = "a") -> _Request:
+    return _Request([], Reading(CUT_AT_END, urgency, client), characters)
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "waiting", "joins"),
+    [
+        (request_of(10), request_of(10), 1, True),
+        # Up to a few sentences, or several times as much, end at about the same time.
+        (request_of(10), request_of(_SHORT_CHARACTERS), 1, True),
+        (request_of(10), request_of(_SHORT_CHARACTERS + 1), 1, False),
+        (request_of(10_000), request_of(_MUCH_MORE * 10_000), 1, True),
+        (request_of(10_000), request_of(_MUCH_MORE * 10_000 + 1), 1, False),
+        (request_of(10, urgency=3), request_of(10, urgency=2), 1, True),
+        (request_of(10, urgency=2), request_of(10, urgency=3), 1, False),
+        # Among many requests of another client, its turn may come late.
+        (request_of(10), request_of(10, client="b"), 1, True),
+        (request_of(10), request_of(10, client="b"), 2, False),
+        (request_of(10), request_of(10), 2, True),
+    ],
+)
+async def test_work_is_joined_where_it_ends_no_later_than_its_own_would(
+    own, other, waiting, joins
+) -> None:
+    forwards = CachedForwards(Waiting(a=waiting, b=waiting), None, None, Metrics())  # type: ignore[arg-type]
+    never = asyncio.create_task(asyncio.Event().wait())
+    work = _SharedWork(other, never)
+    forwards._in_flight["key"] = work
+    assert (forwards._work_to_join("key", own) is work) == joins
+    assert forwards._work_to_join("another", own) is None
+    async with work.used():
+        pass
+    assert work.abandoned
+    assert never.cancelled()
+    assert forwards._work_to_join("key", own) is None
+
+
+async def test_shared_work_ends_with_the_last_who_waits_for_it() -> None:
+    work = _SharedWork(request_of(1), asyncio.create_task(asyncio.Event().wait()))
+    async with work.used():
+        async with work.used():
+            pass
+        assert not work.abandoned
+    assert work.abandoned
+    done = asyncio.create_task(asyncio.sleep(0))
+    work = _SharedWork(request_of(1), done)
+    async with work.used():
+        await work.result()
+    assert not work.abandoned

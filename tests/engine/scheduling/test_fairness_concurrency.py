@@ -1,0 +1,297 @@
+"""Permits, divided fairly between the clients that want them."""
+
+import asyncio
+from collections.abc import Generator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.engine.scheduling.fairness import ConcurrencyLimit, FairSemaphore, LoopTurns
+from app.errors import QueueFullError
+from tests.support.skipped_time import in_skipped_time, now, turns
+
+
+def limit_of(capacity: int, acquire_timeout: float = 0.01) -> ConcurrencyLimit:
+    return ConcurrencyLimit(capacity, acquire_timeout, "the queue is full", lambda: 7)
+
+
+class Holder:
+    """A request inside the limit, until it is let go."""
+
+    def __init__(self, limit: ConcurrencyLimit, client: str) -> None:
+        self._gate = asyncio.Event()
+        self.inside = asyncio.Event()
+        self.task = asyncio.create_task(self._run(limit, client))
+
+    async def _run(self, limit: ConcurrencyLimit, client: str) -> str:
+        async with limit.hold(client):
+            self.inside.set()
+            await self._gate.wait()
+        return client
+
+    async def let_go(self) -> str:
+        self._gate.set()
+        return await self.task
+
+
+async def holders(limit: ConcurrencyLimit, clients: str) -> list[Holder]:
+    made = [Holder(limit, client) for client in clients]
+    for each in made:
+        await each.inside.wait()
+    return made
+
+
+async def test_who_finds_no_permit_in_time_is_refused_and_told_when_to_come_back() -> None:
+    limit = limit_of(1)
+    (held,) = await holders(limit, "a")
+    with pytest.raises(QueueFullError) as refused:
+        await Holder(limit, "a").task
+    assert refused.value.retry_after == 7
+    await held.let_go()
+    assert limit.held == 0
+
+
+async def test_a_waiting_request_has_the_permit_as_soon_as_it_is_free() -> None:
+    limit = limit_of(1, acquire_timeout=30)
+    (held,) = await holders(limit, "a")
+    waiting = Holder(limit, "a")
+    await held.let_go()
+    await waiting.inside.wait()
+    assert limit.held == 1
+    await waiting.let_go()
+
+
+async def test_when_it_is_full_the_newest_request_of_the_largest_holder_gives_way() -> None:
+    limit = limit_of(4, acquire_timeout=30)
+    alices = await holders(limit, "aaaa")
+    waiting = [Holder(limit, "a") for _ in range(9)]
+    await asyncio.sleep(0)
+    bob = Holder(limit, "b")
+    await bob.inside.wait()
+    assert not any(each.inside.is_set() for each in waiting)
+    for each in waiting:
+        each.task.cancel()
+    with pytest.raises(QueueFullError):
+        await alices[-1].task
+    assert [each.task.done() for each in alices] == [False, False, False, True]
+    for each in (*alices[:-1], bob):
+        await each.let_go()
+    assert limit.held == 0
+
+
+async def test_who_comes_as_all_permits_are_handed_to_one_client_has_one_of_them() -> None:
+    """At that moment its requests hold them, and none has run yet."""
+    limit = limit_of(2, acquire_timeout=30)
+    held = await holders(limit, "xy")
+    alices = [Holder(limit, "a") for _ in range(2)]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    for each in held:
+        each._gate.set()
+    bob = Holder(limit, "b")
+    with pytest.raises(QueueFullError):
+        await alices[-1].task
+    await bob.inside.wait()
+    for each in (alices[0], bob):
+        await each.let_go()
+    assert limit.held == 0
+
+
+async def test_a_permit_is_not_taken_from_a_client_that_would_be_worse_off_then() -> None:
+    limit = limit_of(2)
+    both = await holders(limit, "ab")
+    for client in "abc":
+        with pytest.raises(QueueFullError):
+            await Holder(limit, client).task
+    for each in both:
+        await each.let_go()
+
+
+async def test_a_timeout_inside_stays_a_timeout() -> None:
+    with pytest.raises(TimeoutError):
+        async with limit_of(1).hold("a"):
+            raise TimeoutError
+
+
+async def test_who_is_cancelled_while_waiting_leaves_no_trace() -> None:
+    limit = limit_of(1, acquire_timeout=30)
+    (held,) = await holders(limit, "a")
+    leaving, staying = Holder(limit, "a"), Holder(limit, "a")
+    await asyncio.sleep(0)
+    leaving.task.cancel()
+    await held.let_go()
+    await staying.inside.wait()
+    await staying.let_go()
+    assert limit.held == 0
+
+
+async def test_a_client_that_holds_less_goes_before_one_that_has_waited_longer() -> None:
+    permits = FairSemaphore(2)
+    order: list[str] = []
+
+    async def hold(client: str) -> None:
+        await permits.acquire(client)
+        order.append(client)
+
+    await permits.acquire("a")
+    await permits.acquire("a")
+    waiting = [asyncio.create_task(hold(client)) for client in "aab"]
+    await asyncio.sleep(0)
+    permits.release("a")
+    await asyncio.sleep(0)
+    assert order == ["b"]
+    permits.release("a")
+    permits.release("b")
+    await asyncio.gather(*waiting)
+    assert order == ["b", "a", "a"]
+
+
+async def test_who_returns_its_only_permit_and_waits_goes_before_one_that_holds_another() -> None:
+    limit = limit_of(2, acquire_timeout=60)
+    a, b = await holders(limit, "ab")
+    waiting = [Holder(limit, client) for client in "bab"]
+    await turns()
+    await a.let_go()
+    await waiting[1].inside.wait()
+    assert (limit.held_by("a"), limit.held_by("b")) == (1, 1)
+    for each in (b, *waiting):
+        await each.let_go()
+
+
+async def test_a_permit_handed_to_someone_who_is_cancelled_in_the_same_moment_is_not_lost() -> None:
+    permits = FairSemaphore(1)
+    await permits.acquire("a")
+    waiting = asyncio.create_task(permits.acquire("b"))
+    await asyncio.sleep(0)
+    permits.release("a")
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert permits.held == 0
+    assert permits.try_acquire("c")
+
+
+@in_skipped_time
+async def test_a_refusal_comes_when_the_time_is_over_and_not_before() -> None:
+    limit, began = limit_of(1, acquire_timeout=5), now()
+    (held,) = await holders(limit, "a")
+    with pytest.raises(QueueFullError):
+        await Holder(limit, "a").task
+    assert now() - began == pytest.approx(5, abs=0.01)
+    assert (limit.held, limit.held_by("a"), limit.held_by("b")) == (1, 1, 0)
+    await held.let_go()
+    assert (limit.held, limit.held_by("a")) == (0, 0)
+
+
+async def test_a_permit_that_was_taken_over_is_given_back_once() -> None:
+    limit = limit_of(2)
+    alices = await holders(limit, "aa")
+    (bob,) = await holders(limit, "b")
+    with pytest.raises(QueueFullError):
+        await alices[1].task
+    assert (limit.held, limit.held_by("a"), limit.held_by("b")) == (2, 1, 1)
+    await alices[0].let_go()
+    await bob.let_go()
+    assert limit.held == 0
+    for each in await holders(limit, "cc"):
+        await each.let_go()
+
+
+@given(
+    capacity=st.integers(1, 4),
+    steps=st.lists(st.tuples(st.sampled_from(["acquire", "cancel", "release"]), st.integers(0, 5))),
+)
+async def test_no_permit_is_lost_or_given_twice_and_nobody_waits_beside_a_free_one(
+    capacity, steps
+) -> None:
+    permits = FairSemaphore(capacity)
+    waiting: list[tuple[str, asyncio.Task[None]]] = []
+    holding: list[str] = []
+    for step, number in steps:
+        if step == "acquire":
+            client = "abc"[number % 3]
+            waiting.append((client, asyncio.create_task(permits.acquire(client))))
+        elif step == "cancel" and waiting:
+            waiting[number % len(waiting)][1].cancel()
+        elif step == "release" and holding:
+            permits.release(holding.pop(number % len(holding)))
+        await turns(4)
+        holding += [client for client, task in waiting if task.done() and not task.cancelled()]
+        waiting = [each for each in waiting if not each[1].done()]
+        assert permits.held == len(holding) <= capacity
+        assert not waiting or permits.held == capacity
+        assert {client: permits.held_by(client) for client in "abc"} == {
+            client: holding.count(client) for client in "abc"
+        }
+    for _, task in waiting:
+        task.cancel()
+    await turns(4)
+    assert not permits._waiters, "who leaves leaves no trace"
+
+
+async def test_clients_that_hold_equally_many_alternate() -> None:
+    permits, order = FairSemaphore(1), list[str]()
+
+    async def work(client: str) -> None:
+        await permits.acquire(client)
+        order.append(client)
+        await asyncio.sleep(0)
+        permits.release(client)
+
+    await permits.acquire("c")
+    tasks = [asyncio.create_task(work(client)) for client in "aaabbb"]
+    await turns()
+    permits.release("c")
+    await asyncio.gather(*tasks)
+    assert order == list("ababab")
+
+
+async def test_work_in_turns_lets_everybody_else_run_between_its_steps() -> None:
+    turns_of, order = LoopTurns(), list[str]()
+
+    def steps(name: str, count: int) -> Generator[None, None, str]:
+        for _ in range(count):
+            order.append(name)
+            yield
+        return name
+
+    async def others() -> None:
+        for _ in range(20):
+            order.append(".")
+            await asyncio.sleep(0)
+
+    running = asyncio.create_task(others())
+    names = await asyncio.gather(
+        turns_of.run("x", steps("a", 3)),
+        turns_of.run("x", steps("b", 3)),
+        turns_of.run("y", steps("c", 3)),
+    )
+    await running
+    assert names == ["a", "b", "c"]
+    told = "".join(order)
+    assert all(pair not in told for pair in ("ab", "aa", "bb", "ba", "ac", "ca", "cc", "bc", "cb"))
+    # Clients alternate: that one has two requests gives it no more turns.
+    assert "".join(told.split("."))[:4].count("c") == 2
+
+
+async def test_a_step_that_fails_or_is_cancelled_gives_its_turn_back() -> None:
+    turns_of = LoopTurns()
+
+    def fails() -> Generator[None, None, None]:
+        yield
+        raise ZeroDivisionError
+
+    def endless() -> Generator[None, None, None]:
+        while True:
+            yield
+
+    with pytest.raises(ZeroDivisionError):
+        await turns_of.run("a", fails())
+    cancelled = asyncio.create_task(turns_of.run("a", endless()))
+    await turns()
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    async with turns_of.turn("b"):
+        pass

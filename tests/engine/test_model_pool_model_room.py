@@ -1,0 +1,362 @@
+"""Room for a model: who is unloaded, who gives way and when, on a clock that skips the waiting."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.engine import clock
+from app.engine.model import MemoryUsage
+from app.engine.model_pool import PAUSE, ModelMemory, ModelRoom
+from app.engine.pooled_model import LoadingQueue, PooledModel, Residence
+from app.errors import LoadingError, MemoryTakenError, ModelTooLargeError
+from app.settings.types import ModelEntry
+from tests.engine.fakes import FakeModel, loaded
+from tests.support.skipped_time import in_skipped_time, now, turns
+
+GIGABYTE = 10**9
+LONGEST_TURN = 20.0
+
+
+@pytest.fixture(autouse=True)
+def virtual(monkeypatch) -> None:
+    """The engine's clock is that of the loop, and reading the memory takes no thread."""
+
+    async def at_once(call: Callable[..., Any], *args: Any) -> Any:
+        return call(*args)
+
+    monkeypatch.setattr(clock, "now", now)
+    monkeypatch.setattr(asyncio, "to_thread", at_once)
+
+
+class Machine:
+    """Memories of some gigabytes, their models, and the devices that may be using some."""
+
+    def __init__(self, gigabytes: float = 3, threshold: float = 1.0, **pinned: bool) -> None:
+        self.total = int(gigabytes * GIGABYTE)
+        self.of_others = self.garbage = 0
+        self.models = {
+            name: PooledModel(ModelEntry(name=name, pinned=pinned.get(name, False)))
+            for name in ("one", "two", "three", "new")
+        }
+        for model in self.models.values():
+            model.needs = {"memory": GIGABYTE}
+        self.computing: set[str] = set()
+        self.unloaded: list[str] = []
+        self.freed = 0
+        self.queue = LoadingQueue()
+        memory = ModelMemory(list(self.models.values()), self, threshold)  # type: ignore[arg-type]
+        self.memory = memory
+        self.room = ModelRoom(
+            memory,
+            self,  # type: ignore[arg-type]
+            self.queue,
+            unload=self._unload,
+            free_memory=self._free_memory,
+            longest_turn=LONGEST_TURN,
+        )
+
+    def read_memory(self, name: str) -> MemoryUsage:
+        assert name == "memory"
+        held = (each.nbytes for each in self.models.values() if each.residence is not None)
+        own = sum(held) + self.garbage
+        return MemoryUsage(own + self.of_others, self.total, own)
+
+    def is_using(self, model: Any) -> bool:
+        return model.name in self.computing
+
+    async def _unload(self, model: PooledModel) -> None:
+        model.leave()
+        self.unloaded.append(model.name)
+
+    async def _free_memory(self) -> None:
+        self.freed += 1
+        self.garbage = 0
+
+    def load(self, *names: str, seconds: float = 0.0) -> None:
+        """Loaded one after the other, in so many seconds each."""
+        loop: Any = asyncio.get_running_loop()
+        for name in names:
+            self.models[name].begin()
+            loop.skip(seconds)
+            fake = FakeModel()
+            fake.name = name
+            self.models[name].succeed(Residence(fake, loaded(fake)))
+            loop.skip(0.001)
+
+    def lease(self, name: str) -> Callable[[], None]:
+        """A request uses it; what is returned ends that."""
+        model = self.models[name]
+        model.leases, model.users = model.leases + 1, model.users + 1
+
+        def end() -> None:
+            model.leases, model.users, model.last_used = model.leases - 1, model.users - 1, now()
+            self.room.note_end_of_lease()
+
+        return end
+
+    def make(self, *, waited_for: bool = True) -> "asyncio.Task[None]":
+        """Make room for the new one."""
+        if waited_for:
+            self.models["new"].leases = 1
+        return asyncio.create_task(self.room.make(self.models["new"]))
+
+
+@in_skipped_time
+async def test_where_there_is_room_nothing_is_unloaded_or_freed() -> None:
+    machine = Machine(gigabytes=3)
+    machine.load("one", "two")
+    await machine.make()
+    assert (machine.unloaded, machine.freed) == ([], 0)
+    machine = Machine(gigabytes=3, threshold=0.9)
+    machine.load("one", "two")
+    await machine.make()
+    assert machine.unloaded == ["one"], "above the threshold there is none"
+
+
+@in_skipped_time
+async def test_what_allocators_keep_is_freed_before_a_model_is_unloaded() -> None:
+    machine = Machine(gigabytes=3)
+    machine.load("one", "two")
+    machine.garbage = GIGABYTE // 2
+    await machine.make()
+    assert (machine.unloaded, machine.freed) == ([], 1)
+
+
+@in_skipped_time
+async def test_idle_models_go_at_once_the_least_recently_used_first_and_no_more_than_needed() -> (
+    None
+):
+    machine = Machine(gigabytes=3)
+    machine.load("one", "two", "three")
+    machine.models["one"].last_used = now() + 1
+    machine.models["new"].needs = {"memory": 2 * GIGABYTE}
+    began = now()
+    await machine.make()
+    assert machine.unloaded == ["two", "three"]
+    assert now() - began < 0.1
+
+
+@in_skipped_time
+async def test_neither_a_pinned_model_nor_one_in_work_is_unloaded() -> None:
+    machine = Machine(gigabytes=3, one=True)
+    machine.load("one", "two", "three")
+    machine.computing.add("two")
+    await machine.make()
+    assert machine.unloaded == ["three"]
+    machine = Machine(gigabytes=3)
+    machine.load("one", "two", "three")
+    machine.models["one"].promise(10)
+    end = machine.lease("two")
+    await machine.make()
+    assert machine.unloaded == ["three"]
+    end()
+
+
+@in_skipped_time
+async def test_the_end_of_a_lease_is_seen_at_once_and_not_at_the_next_look() -> None:
+    machine = Machine(gigabytes=1)
+    machine.load("one", seconds=1000.0)
+    end = machine.lease("one")
+    making = machine.make()
+    # The one look after the pause for what a request that has just ended still holds.
+    await asyncio.sleep(PAUSE + 0.3)
+    assert not making.done()
+    end()
+    await turns()
+    assert making.done()
+    assert machine.unloaded == ["one"]
+
+
+@in_skipped_time
+async def test_a_batch_whose_caller_has_left_is_noticed_at_the_next_look() -> None:
+    machine = Machine(gigabytes=1)
+    machine.load("one", seconds=1000.0)
+    machine.computing.add("one")
+    making = machine.make()
+    await asyncio.sleep(3.5 * PAUSE)
+    assert not making.done()
+    machine.computing.clear()
+    await asyncio.sleep(1.1 * PAUSE)
+    assert making.done()
+
+
+@pytest.mark.parametrize(("seconds", "turn"), [(0.1, 2.0), (3.0, 12.0), (100.0, LONGEST_TURN)])
+def test_a_busy_model_gives_way_after_its_turn_to_one_that_is_waited_for(seconds, turn) -> None:
+    """Four times its loading, two seconds at least, and not longer than the others can wait."""
+
+    @in_skipped_time
+    async def wait() -> None:
+        machine = Machine(gigabytes=1)
+        machine.load("one", seconds=seconds)
+        began = now()
+        machine.lease("one")
+        making = machine.make()
+        gives_way = machine.models["one"]
+        while not gives_way.gives_way:
+            await asyncio.sleep(0.05)
+            # Those who are told to come back are told of the turn, too.
+            if now() - began > PAUSE + 0.2 and not gives_way.gives_way:
+                left = turn - (now() - began)
+                told = machine.queue.seconds_left(machine.models["new"])
+                assert told == pytest.approx(left + 5, abs=0.2)
+        assert now() - began == pytest.approx(turn, abs=0.2)
+        making.cancel()
+
+    wait()
+
+
+@in_skipped_time
+async def test_of_busy_models_that_gives_way_whose_turn_is_over_first() -> None:
+    machine = Machine(gigabytes=2)
+    machine.load("one", seconds=4.0)
+    machine.load("two", seconds=1.0)
+    machine.lease("one")
+    end = machine.lease("two")
+    making = machine.make()
+    await asyncio.sleep(6)
+    assert [each.gives_way for each in machine.models.values()] == [False, True, False, False]
+    end()
+    await making
+    assert machine.unloaded == ["two"]
+    assert not machine.models["two"].gives_way
+
+
+@in_skipped_time
+async def test_for_what_nobody_waits_for_no_busy_model_gives_way() -> None:
+    machine = Machine(gigabytes=1)
+    machine.load("one")
+    machine.lease("one")
+    with pytest.raises(LoadingError, match="the memory for the model new is in use by one"):
+        await machine.make(waited_for=False)
+    assert not machine.models["one"].gives_way
+
+
+@pytest.mark.parametrize(
+    ("of_others", "needed", "refusal"),
+    [(0, 4, ModelTooLargeError), (2, 2, MemoryTakenError), (2, 4, ModelTooLargeError)],
+)
+def test_where_no_waiting_helps_it_is_refused_and_nothing_unloaded(
+    of_others: int, needed: int, refusal: type[Exception]
+) -> None:
+    """Unless other programs could leave what is missing, it is too large for ever."""
+
+    @in_skipped_time
+    async def refuse() -> None:
+        machine = Machine(gigabytes=3)
+        machine.load("one")
+        machine.of_others = of_others * GIGABYTE
+        machine.models["new"].needs = {"memory": needed * GIGABYTE}
+        began = now()
+        if refusal is MemoryTakenError:
+            machine.models["one"].needs = {"memory": GIGABYTE // 2}
+        with pytest.raises(refusal) as refused:
+            await machine.make()
+        assert machine.unloaded == []
+        # What a request that has just ended still holds is waited for, once.
+        assert now() - began == pytest.approx(PAUSE, abs=0.1)
+        assert machine.freed == 2
+        said = str(refused.value)
+        assert f"needs {needed}.0 GB of the memory of memory" in said
+        if refusal is MemoryTakenError:
+            # A tenth of the whole is the system's own.
+            assert "of which other programs hold 1.7 GB" in said
+        else:
+            assert f"at most {3 - of_others}.0 GB can be had" in said
+
+    refuse()
+
+
+@in_skipped_time
+async def test_what_a_request_that_has_just_ended_holds_is_waited_for() -> None:
+    machine = Machine(gigabytes=2, one=True)
+    machine.load("one")
+    machine.of_others = GIGABYTE // 2
+    making = machine.make()
+    await asyncio.sleep(PAUSE / 2)
+    machine.of_others = 0
+    await making
+
+
+@in_skipped_time
+async def test_memory_above_the_threshold_is_got_from_idle_models_alone() -> None:
+    machine = Machine(gigabytes=3)
+    machine.load("one", "two", "three")
+    machine.garbage = GIGABYTE
+    await machine.room.relieve()
+    assert (machine.unloaded, machine.freed) == ([], 1)
+    machine.of_others = GIGABYTE // 2
+    machine.computing.add("one")
+    await machine.room.relieve()
+    assert machine.unloaded == ["two"]
+    machine.of_others = 3 * GIGABYTE
+    machine.lease("three")
+    await machine.room.relieve()
+    assert machine.unloaded == ["two"]
+
+
+@in_skipped_time
+async def test_who_is_waited_for_until_it_is_idle_has_its_requests_first() -> None:
+    machine = Machine()
+    machine.load("one")
+    model = machine.models["one"]
+    model.gives_way = True
+    model.leases = 1  # It has waited for the loading, and is about to have it.
+    waits = asyncio.create_task(machine.room.wait_until_idle(model))
+    await asyncio.sleep(5 * PAUSE)
+    assert not waits.done()
+    model.leases = 0
+    end = machine.lease("one")
+    await asyncio.sleep(5 * PAUSE + 0.3)
+    assert not waits.done()
+    end()
+    await turns()
+    assert waits.done()
+
+
+@in_skipped_time
+async def test_who_waits_is_cancelled_also_at_the_moment_at_which_a_lease_ends() -> None:
+    machine = Machine(gigabytes=1)
+    machine.load("one")
+    machine.lease("one")
+    making = machine.make()
+    waiting = asyncio.create_task(machine.room.wait_until_idle(machine.models["one"]))
+    await asyncio.sleep(1.5 * PAUSE)
+    machine.room.note_end_of_lease()
+    for each in (making, waiting):
+        each.cancel()
+    await turns()
+    assert making.cancelled()
+    assert waiting.cancelled()
+
+
+def test_the_time_until_a_model_is_loaded_is_that_of_those_before_it() -> None:
+    @in_skipped_time
+    async def tell() -> None:
+        machine = Machine()
+        one, two, new = (machine.models[name] for name in ("one", "two", "new"))
+        left = machine.queue.seconds_left
+        assert left(new) == 5, "200 MB a second"
+        for model in (one, two, new):
+            machine.queue.add(model)
+        assert [left(model) for model in (one, two, new)] == [5, 10, 15]
+        one.begin()
+        await asyncio.sleep(3)
+        assert left(new) == pytest.approx(12, abs=0.01)
+        await asyncio.sleep(5)
+        assert left(one) == pytest.approx(4, abs=0.01), "half as long again"
+        machine.queue.note_speed(GIGABYTE, 2.0)
+        machine.queue.remove(one)
+        assert [left(model) for model in (two, new)] == [2, 4]
+        two.load_seconds = 7.0
+        assert left(new) == 9
+        machine.queue.expect_room(3)
+        assert left(two) == pytest.approx(10, abs=0.01)
+        machine.queue.note_room()
+        assert left(two) == 7
+        machine.queue.note_speed(0, 1.0)
+        new.needs = {}
+        assert left(new) == 17, "nothing is known of it"
+
+    tell()

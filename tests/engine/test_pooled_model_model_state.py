@@ -1,0 +1,184 @@
+"""How models are shown: their state, and what they make."""
+
+from dataclasses import replace
+from types import MappingProxyType
+
+import pytest
+
+from app.engine import clock
+from app.engine.model import ModelInfo
+from app.engine.pooled_model import (
+    ModelState,
+    PooledModel,
+    Residence,
+    abilities_of,
+    default_statuses,
+)
+from app.engine.records import Outputs
+from app.errors import MemoryTakenError, ModelNotLoadedError, ModelTooLargeError
+from app.settings import Settings
+from app.settings.types import ModelEntry
+from tests.engine.fakes import FakeModel, FakeReranker, loaded
+
+
+def test_an_embedder_makes_its_kinds_and_reads_the_types_that_change_something() -> None:
+    model = FakeModel()
+    model.kinds = Outputs(dense=True, colbert=True, states=True)
+    made = abilities_of("embed", loaded(model))
+    assert (made.kinds, made.input_types, made.max_length) == (("dense", "colbert"), (), 100)
+    model.prompts = MappingProxyType({"passage": "p: "})
+    assert abilities_of("embed", loaded(model)).input_types == ("document",)
+    model.reads_input_type = True
+    assert abilities_of("embed", loaded(model)).input_types == ("query", "document")
+
+
+def test_a_reranker_makes_scores_and_labels_where_it_has_several() -> None:
+    reranker = FakeReranker()
+    assert abilities_of("rerank", loaded(FakeModel())) is None
+    assert abilities_of("rerank", loaded(FakeModel(), reranker=reranker)).kinds == ("scores",)
+    reranker.labels = ("one",)
+    assert abilities_of("rerank", loaded(FakeModel(), reranker=reranker)).kinds == ("scores",)
+    reranker.labels = ("one", "two")
+    reranker.refusal = "no label for that"
+    assert abilities_of("rerank", loaded(FakeModel(), reranker=reranker)).kinds == ("labels",)
+
+
+def test_the_default_models_are_shown_once_each_with_what_they_do() -> None:
+    settings = Settings(embedding_model="a/one", dense_embedding_model="a/one", reranker_model="b")
+    model, reranker = FakeModel(), FakeReranker()
+    model.name, reranker.name = "a/one", "b"
+    models = replace(loaded(model, reranker=reranker), infos=(ModelInfo("b", "int8", {}),))
+
+    def shown(models, *, has_failed=False):
+        return [
+            (each.name, each.task, each.state, each.info and each.info.dtype, bool(each.makes))
+            for each in default_statuses(settings, models, has_failed=has_failed)
+        ]
+
+    ready, loading, failed = ModelState.READY, ModelState.LOADING, ModelState.FAILED
+    assert shown(models) == [
+        ("a/one", "embed", ready, None, True),
+        ("b", "rerank", ready, "int8", True),
+    ]
+    assert [each[2:] for each in shown(None)] == [(loading, None, False)] * 2
+    assert [each[2:] for each in shown(None, has_failed=True)] == [(failed, None, False)] * 2
+    for name in ("none", "late-interaction"):
+        settings = Settings(embedding_model="a/one", reranker_model=name)
+        assert [each[0] for each in shown(models)] == ["a/one"]
+    assert all(each.pinned for each in default_statuses(settings, models, has_failed=False))
+
+
+class Ticking:
+    """A clock that a test moves."""
+
+    time = 1000.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@pytest.fixture
+def ticking(monkeypatch) -> Ticking:
+    made = Ticking()
+    monkeypatch.setattr(clock, "now", made)
+    return made
+
+
+@pytest.fixture
+def model() -> PooledModel:
+    return PooledModel(ModelEntry(name="one"))
+
+
+def resident() -> Residence:
+    fake = FakeModel()
+    return Residence(fake, replace(loaded(fake), infos=(ModelInfo("fake", "int8", {}),)))
+
+
+def test_a_model_is_shown_as_it_is_loaded_used_and_unloaded(model, ticking) -> None:
+    assert (model.status.state, model.status.makes) == (ModelState.UNLOADED, None)
+    model.begin()
+    model.loading = "a task"
+    assert model.state is ModelState.LOADING
+    ticking.time += 7
+    assert model.succeed(resident()) == 7
+    model.leases = 2
+    status = model.status
+    assert (status.state, status.requests, status.load_seconds) == (ModelState.READY, 2, 7)
+    assert (status.info.dtype, status.reason) == ("int8", None)
+    assert status.makes.kinds == ("dense", "sparse", "colbert")
+    model.gives_way = True
+    assert model.leave() is not None
+    model.loading = None
+    assert (model.state, model.gives_way, model.leave()) == (ModelState.UNLOADED, False, None)
+    model.succeed(resident())
+    assert model.load_seconds == 7, "it began at the same time"
+
+
+@pytest.mark.parametrize(
+    ("error", "pause", "told", "states"),
+    [
+        (None, 30, 30, (ModelState.FAILED, ModelState.FAILED)),
+        (ModelTooLargeError("too large"), 30, None, (ModelState.FAILED, ModelState.FAILED)),
+        # It is loaded as soon as others have left enough.
+        (MemoryTakenError("taken"), 10, 10, (ModelState.LOADING, ModelState.UNLOADED)),
+    ],
+)
+def test_after_a_failure_requests_are_refused_for_a_pause(
+    error, pause, told, states, model, ticking
+) -> None:
+    model.fail(error)
+    assert isinstance(model.refusal, type(error or ModelNotLoadedError("")))
+    assert model.refusal.retry_after == told
+    assert model.state is states[0]
+    assert model.status.reason == str(error or model.refusal)
+    ticking.time += pause - 1
+    assert model.refusal is not None
+    assert model.refusal.retry_after == (None if told is None else 1)
+    ticking.time += 1
+    assert model.refusal is None
+    assert model.state is states[1]
+    model.succeed(resident())
+    assert (model.status.reason, model.refusal) == (None, None)
+
+
+def test_a_model_is_kept_for_those_who_were_told_to_come_back(model, ticking) -> None:
+    model.promise(5)
+    ticking.time += 5.9
+    assert model.is_held
+    ticking.time += 0.2
+    assert not model.is_held
+    model.leases = 1
+    assert model.is_held
+    model.gives_way = True
+    assert not model.is_held, "new requests wait"
+    model.users = 1
+    assert model.is_held
+
+
+def test_requests_that_have_waited_for_the_loading_are_about_to_have_it(model) -> None:
+    model.leases = 1
+    assert model.is_awaited
+    model.loading = "a task"
+    assert not model.is_awaited
+    model.loading, model.users = None, 1
+    assert not model.is_awaited
+
+
+def test_files_that_were_replaced_are_counted_from_the_second_loading_on(model) -> None:
+    told = [model.has_other_files(files) for files in ("a", "a", "b", "b", "a")]
+    assert told == [False, False, True, False, True]
+    assert model.status.files_replaced == 2
+
+
+def test_the_time_of_a_loading_is_known_by_its_size_or_the_last_one(model, ticking) -> None:
+    assert (model.is_measured, model.seconds_left(100)) == (False, 10)
+    model.needs = {"a": 150, "b": 50}
+    assert (model.is_measured, model.nbytes, model.seconds_left(100)) == (True, 200, 2)
+    model.begin()
+    ticking.time += 1.5
+    assert model.seconds_left(100) == 1, "at least"
+    ticking.time += 6.5
+    assert model.seconds_left(100) == 4
+    model.succeed(resident())
+    model.wait()
+    assert model.seconds_left(100) == 8

@@ -1,0 +1,294 @@
+"""Options of a request: which model they are for, what has no effect, and neighbours in a batch."""
+
+import asyncio
+from dataclasses import replace
+from itertools import product
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from app.engine import EmbeddingOptions, Engine, RerankRequest, TruncationOptions
+from app.engine.records import CUT_AT_END, Outputs, SparseVector, TextEmbedding
+from app.errors import InvalidRequestError, TextTooLongError
+from app.settings import Settings
+from app.settings.types import MAX_PROMPT_CHARACTERS
+from tests.engine.engines import hold, let_go, queued
+from tests.engine.fakes import FakeModel, FakeReranker, loaded
+
+LEFT = TruncationOptions(side="left")
+REFUSE = TruncationOptions(truncate=False)
+
+
+class FakeM3(FakeModel):
+    """Makes all kinds: a token's weight is its character, and so is its row."""
+
+    name = "fake-m3"
+    colbert_width = 1
+
+    def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
+        return [
+            TextEmbedding(
+                dense=np.float32([ids.sum(), *ids[:3]]) / np.float32(1 + ids.sum()),
+                sparse=SparseVector(np.unique(ids), np.unique(ids).astype(np.float32)),
+                colbert=ids[1:, None].astype(np.float32),
+            )
+            for ids in sequences
+        ]
+
+
+class FakeQwen(FakeM3):
+    """Can be cut to two dimensions, and has prompts."""
+
+    name = "fake-qwen"
+    normalizes = False
+    min_dimensions = 2
+    prompts = MappingProxyType({"query": "find: ", "document": "", "code": "x = "})
+
+
+def engine_with(embedder: FakeModel, dense: FakeModel | None = None, **parts) -> Engine:
+    models = replace(loaded(embedder, max_batch_tokens=100_000), dense=dense, **parts)
+    return Engine(Settings(), lambda _: models)
+
+
+async def test_a_prompt_is_for_the_model_that_makes_dense_vectors() -> None:
+    embedder, dense = FakeM3(), FakeQwen()
+    async with engine_with(embedder, dense) as engine:
+        await engine.embed(["ab"], options=EmbeddingOptions(input_type="query"))
+        assert (dense.batches, embedder.batches) == ([[8]], [[2]])
+        await engine.embed(["ab"], options=EmbeddingOptions(prompt_name="code"))
+        assert dense.batches[1:] == [[6]]
+        await engine.embed(["ab"], options=EmbeddingOptions(prompt="to be read: "))
+        assert dense.batches[2:] == [[14]]
+        await engine.embed(["ab"], options=EmbeddingOptions(input_type="document"))
+        assert dense.batches[3:] == [[2]]
+    assert embedder.batches == [[2]] * 4
+
+
+async def test_a_prompt_is_for_all_kinds_where_one_model_makes_them() -> None:
+    embedder = FakeM3()
+    options = EmbeddingOptions(prompt="x: ", return_tokens=True)
+    async with engine_with(embedder) as engine:
+        result = await engine.embed(["ab"], dense=False, options=options)
+    assert embedder.batches == [[5]]
+    assert result.token_strings[0].colbert == [":", " ", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("input_type", "prompt", "read"),
+    [("query", "query", 1), ("document", "passage", 1), ("document", "corpus", 1)],
+)
+async def test_an_input_type_finds_its_prompt_by_the_names_in_use(input_type, prompt, read) -> None:
+    embedder = FakeM3()
+    embedder.prompts = {prompt: "p"}
+    async with engine_with(embedder) as engine:
+        await engine.embed(["ab"], options=EmbeddingOptions(input_type=input_type))
+    assert embedder.batches == [[2 + read]]
+
+
+async def test_fewer_dimensions_are_the_first_ones_scaled_where_the_whole_vector_is() -> None:
+    async with engine_with(FakeM3(), FakeQwen()) as engine:
+        raw = (await engine.embed(["ab"])).embeddings[0]
+        for dimensions, normalize in product((2, 3, 4), (False, True)):
+            options = EmbeddingOptions(dimensions=dimensions)
+            answer = await engine.embed(["ab"], normalize_dense=normalize, options=options)
+            (result,) = answer.embeddings
+            first = raw.dense[:dimensions]
+            length = np.float32(np.linalg.norm(first)) if normalize else 1
+            np.testing.assert_array_equal(result.dense, first / length)
+            np.testing.assert_array_equal(result.colbert, raw.colbert)
+
+
+async def test_all_dimensions_may_be_asked_for_and_change_nothing() -> None:
+    async with engine_with(FakeM3()) as engine:
+        plain = await engine.embed(["ab"])
+        named = await engine.embed(["ab"], options=EmbeddingOptions(dimensions=4))
+    np.testing.assert_array_equal(plain.embeddings[0].dense, named.embeddings[0].dense)
+
+
+@pytest.mark.parametrize("dense", [None, FakeQwen()])
+async def test_every_model_takes_the_type_of_texts_whether_it_reads_it_or_not(dense) -> None:
+    embedder = FakeM3()
+    async with engine_with(embedder, dense) as engine:
+        for input_type in ("query", "document"):
+            options = EmbeddingOptions(input_type=input_type)
+            await engine.embed(["ab"], dense=dense is None, options=options)
+    assert embedder.batches == [[2], [2]]
+
+
+@pytest.mark.parametrize(
+    ("preferred", "kind", "read"),
+    [(("code",), "query", 4), (("x", "code"), None, 4), (("x",), "query", 6), (("x",), None, 0)],
+)
+async def test_a_preferred_prompt_comes_before_that_of_the_type(preferred, kind, read) -> None:
+    embedder = FakeQwen()
+    options = EmbeddingOptions(input_type=kind, preferred_prompts=preferred)
+    async with engine_with(embedder) as engine:
+        await engine.embed(["ab"], options=options)
+    assert embedder.batches == [[2 + read]]
+
+
+NO_EFFECT = [
+    ({"dimensions": 2}, {}, "fake-m3 was not trained for fewer than its 4 dimensions"),
+    ({"dimensions": 4}, {"dense": False}, "dimensions has no effect without dense vectors"),
+    ({"dimensions": 5}, {}, "dimensions is 5, and a vector of fake-m3 has 4: leave it out"),
+    ({"prompt_name": "query"}, {}, "prompt_name is unknown to fake-m3: it has no prompts"),
+    ({"prompt": ""}, {}, "prompt has 0 characters"),
+    ({"prompt": "x" * (MAX_PROMPT_CHARACTERS + 1)}, {}, "prompt has 4097 characters: send 1 to"),
+    ({"return_tokens": True}, {"sparse": False, "colbert": False}, "no effect on dense vectors"),
+    ({"prompt": "a", "input_type": "query"}, {}, "prompt and input_type exclude each other"),
+    ({"prompt": "a", "preferred_prompts": ("b",)}, {}, "prompt and input_type exclude each other"),
+]
+NO_EFFECT_ON_QWEN = [
+    ({"dimensions": 1}, {}, "dimensions is 1: fake-qwen gives 2 to 4"),
+    ({"dimensions": 5}, {}, "dimensions is 5, and a vector of fake-qwen has 4: leave it out"),
+    ({"prompt_name": "none"}, {}, "unknown to fake-qwen: it has query, document, code"),
+    ({"prompt": "a"}, {"dense": False}, "prompt has no effect without dense vectors: it is for"),
+]
+
+
+@pytest.mark.parametrize(
+    ("dense", "options", "kinds", "message"),
+    [
+        *((None, *case) for case in NO_EFFECT),
+        *((FakeQwen(), *case) for case in NO_EFFECT_ON_QWEN),
+    ],
+)
+async def test_an_option_without_effect_is_refused_and_said_why(
+    dense, options, kinds, message
+) -> None:
+    async with engine_with(FakeM3(), dense) as engine:
+        with pytest.raises(InvalidRequestError, match=message):
+            await engine.embed(["ab"], options=EmbeddingOptions(**options), **kinds)
+        await engine.embed(["ab"])
+
+
+@pytest.mark.parametrize("characters", [1, MAX_PROMPT_CHARACTERS])
+async def test_the_shortest_and_the_longest_prompt_are_read(characters: int) -> None:
+    model = FakeM3()
+    async with engine_with(model) as engine:
+        await engine.embed(["ab"], options=EmbeddingOptions(prompt="x" * characters))
+    assert model.batches == [[min(100, characters + 2)]]
+
+
+async def test_a_text_that_may_not_be_cut_is_refused_and_named() -> None:
+    model = FakeM3()
+    async with engine_with(model) as engine:
+        options = EmbeddingOptions(truncation=REFUSE)
+        await engine.embed(["a" * 100], options=options)
+        with pytest.raises(TextTooLongError) as caught:
+            await engine.embed(["a", "b" * 130, "c" * 140], options=options)
+    assert str(caught.value) == (
+        "the text at index 1 has 130 tokens, and fake-m3 reads at most 100 of it: shorten it, or "
+        "let the option truncate cut it"
+    )
+    assert [each["pointer"] for each in caught.value.problems] == ["/sentences/1", "/sentences/2"]
+    assert model.batches == [[100]]
+
+
+async def test_a_text_that_one_of_two_models_would_cut_is_refused() -> None:
+    options = EmbeddingOptions(truncation=REFUSE, input_type="query")
+    async with engine_with(FakeM3(), FakeQwen()) as engine:
+        with pytest.raises(TextTooLongError, match="has 104 tokens, and fake-qwen reads"):
+            await engine.embed(["a" * 98], options=options)
+
+
+async def test_the_cut_side_is_reported() -> None:
+    options = EmbeddingOptions(truncation=LEFT)
+    async with engine_with(FakeM3()) as engine:
+        (cut,) = (await engine.embed(["a" * 130], options=options)).truncations
+    assert (cut.side, cut.original_tokens, cut.truncated_tokens) == ("left", 130, 30)
+
+
+async def test_token_strings_stand_beside_weights_and_rows() -> None:
+    async with engine_with(FakeM3(), FakeQwen()) as engine:
+        options = EmbeddingOptions(return_tokens=True)
+        result = await engine.embed(["abab", "c"], options=options)
+        assert [each.sparse for each in result.token_strings] == [["a", "b"], ["c"]]
+        assert [each.colbert for each in result.token_strings] == [["b", "a", "b"], []]
+        plain = await engine.embed(["abab"])
+    assert plain.token_strings is None
+
+
+async def test_strings_of_a_kind_not_asked_for_are_none() -> None:
+    async with engine_with(FakeSparseOnly()) as engine:
+        options = EmbeddingOptions(return_tokens=True)
+        (strings,) = (await engine.embed(["ab"], colbert=False, options=options)).token_strings
+    assert (strings.sparse, strings.colbert) == (["a", "b"], None)
+
+
+class FakeSparseOnly(FakeM3):
+    def results(self, sequences: list[np.ndarray]) -> list[TextEmbedding]:
+        return [replace(each, colbert=None) for each in super().results(sequences)]
+
+
+OPTIONS = [
+    EmbeddingOptions(
+        truncation=truncation,
+        input_type=input_type,
+        dimensions=dimensions,
+        return_tokens=return_tokens,
+    )
+    for truncation, input_type, dimensions, return_tokens in product(
+        (TruncationOptions(), LEFT), (None, "query", "document"), (None, 2), (False, True)
+    )
+]
+
+
+async def test_requests_with_different_options_share_a_batch_and_nothing_else() -> None:
+    """Each answer is that of a lonely request, to the last bit."""
+    texts = [f"text {i} " + "abcdefgh" * (i * 5) for i in range(6)]
+    async with engine_with(FakeM3(), FakeQwen()) as engine:
+        alone = [await engine.embed(texts, options=options) for options in OPTIONS]
+    dense = FakeQwen()
+    async with engine_with(FakeM3(), dense) as engine:
+        held = await hold(engine, dense)
+        together = [asyncio.create_task(engine.embed(texts, options=each)) for each in OPTIONS]
+        # Of the held request, the tokens for the other model wait, too.
+        await queued(engine, len("held") + sum(result.tokens for result in alone))
+        let_go(dense)
+        results = await asyncio.gather(*together)
+        await held
+    assert list(map(len, dense.batches)) == [1, len(texts) * len(OPTIONS)]
+    for one, other in zip(alone, results, strict=True):
+        assert (one.truncations, one.tokens) == (other.truncations, other.tokens)
+        assert one.token_strings == other.token_strings
+        for left, right in zip(one.embeddings, other.embeddings, strict=True):
+            assert left.dense.tobytes() == right.dense.tobytes()
+            assert left.colbert.tobytes() == right.colbert.tobytes()
+            assert left.sparse.values.tobytes() == right.sparse.values.tobytes()
+
+
+class Truncating(FakeReranker):
+    """Reads at most five characters of a passage."""
+
+    def tokenize_pairs(self, query, passages, instruction, truncation=CUT_AT_END):
+        pairs = super().tokenize_pairs(query, passages, instruction, truncation)
+        return [replace(pair, passage_kept=min(5, pair.passage_tokens)) for pair in pairs]
+
+
+async def test_a_passage_that_may_not_be_cut_is_refused_and_named() -> None:
+    async with engine_with(FakeM3(), reranker=Truncating()) as engine:
+        passages = ["abcde", "abcdef"]
+        result = await engine.rerank(RerankRequest("q", passages, truncation=LEFT))
+        (cut,) = result.truncations
+        assert (cut.field, cut.index, cut.side) == ("passages", 1, "left")
+        with pytest.raises(TextTooLongError, match="the text at index 1 has 6 tokens") as caught:
+            await engine.rerank(RerankRequest("q", passages, truncation=REFUSE))
+        assert caught.value.problems[0]["pointer"] == "/passages/1"
+
+
+async def test_late_interaction_cuts_passages_from_the_side_and_the_query_from_the_end() -> None:
+    model = FakeM3()
+    async with engine_with(model, late_interaction=True) as engine:
+        request = RerankRequest("q" * 120, ["a" * 50 + "b" * 100], truncation=LEFT)
+        result = await engine.rerank(request)
+        assert [(cut.field, cut.side) for cut in result.truncations] == [
+            ("query", "right"),
+            ("passages", "left"),
+        ]
+        with pytest.raises(TextTooLongError, match="the query has 120 tokens"):
+            await engine.rerank(replace(request, truncation=REFUSE))
+        only_b = await engine.rerank(replace(request, passages=["b" * 100]))
+    assert result.scores == only_b.scores
+    assert Outputs(dense=True, sparse=True, colbert=True) in model.outputs[0]

@@ -1,0 +1,81 @@
+"""The records of a request: sizes, copies, pointers, and sequences in two parts."""
+
+import numpy as np
+import pytest
+
+from app.engine.model import Download, human_size
+from app.engine.records import (
+    JoinedIds,
+    Outputs,
+    SparseVector,
+    TextEmbedding,
+    TokenizedPair,
+    TokenizedText,
+    Truncation,
+    join,
+)
+
+IDS = np.arange(5)
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse", "colbert", "states"])
+def test_a_request_for_vectors_of_any_kind_asks_for_something(kind: str) -> None:
+    assert Outputs(**{kind: True})
+    assert not Outputs()
+    assert not Outputs(logits=True)
+
+
+def test_a_text_is_truncated_where_tokens_are_missing() -> None:
+    assert [TokenizedText(IDS, tokens).truncated for tokens in (5, 6)] == [False, True]
+    assert TokenizedText(IDS, 5).exact
+
+
+def test_an_embedding_knows_its_size_and_its_copy_shares_no_memory() -> None:
+    batch = np.arange(60, dtype=np.float32)
+    sparse = SparseVector(np.arange(3), batch[5:8])
+    whole = TextEmbedding(batch[:8], sparse, batch[8:20].reshape(3, 4), batch[20:].reshape(4, 10))
+    assert whole.nbytes == 8 * 4 + 3 * (8 + 4) + 12 * 4 + 40 * 4
+    assert TextEmbedding(sparse=sparse).nbytes == 36
+    copy = whole.copy()
+    pairs = [(copy.dense, whole.dense), (copy.colbert, whole.colbert), (copy.states, whole.states)]
+    pairs += [(copy.sparse.indices, sparse.indices), (copy.sparse.values, sparse.values)]
+    for ours, theirs in pairs:
+        np.testing.assert_array_equal(ours, theirs)
+        assert not np.shares_memory(ours, theirs)
+    assert TextEmbedding().copy() == TextEmbedding()
+    assert TextEmbedding().nbytes == 0
+
+
+def test_a_sequence_in_two_parts_is_read_as_one() -> None:
+    joined = JoinedIds(IDS, IDS[:2])
+    assert len(joined) == 7
+    assert join(joined).tolist() == [0, 1, 2, 3, 4, 0, 1]
+    assert join(IDS) is IDS
+    pair = TokenizedPair(joined, 3, 3, 4, 4)
+    assert pair.ids.tolist() == join(joined).tolist()
+    assert pair.query_exact
+    assert pair.passage_exact
+
+
+@pytest.mark.parametrize(
+    ("field", "index", "pointer"),
+    [("query", 0, "/query"), ("passages", 3, "/passages/3"), ("sentences", 0, "/sentences/0")],
+)
+def test_a_truncation_points_into_the_request(field: str, index: int, pointer: str) -> None:
+    truncation = Truncation(field, index, "model", max_tokens=7, original_tokens=10)
+    assert (truncation.pointer, truncation.truncated_tokens) == (pointer, 3)
+    assert (truncation.side, truncation.exact) == ("right", True)
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "said"),
+    [
+        (0, 999_999_999, "0 MB of 1000 MB (0 %)"),
+        (999_999_999, 10**9, "1000 MB of 1.0 GB (99 %)"),
+        (10**9, 10**9, "1.0 GB of 1.0 GB (100 %)"),
+        (1_500_000, 2_300_000_000, "2 MB of 2.3 GB (0 %)"),
+    ],
+)
+def test_a_download_is_told_in_numbers_that_people_read(done: int, total: int, said: str) -> None:
+    assert str(Download("m3", done, total)) == f"m3 is being downloaded: {said}"
+    assert human_size(done) == said.partition(" of ")[0]

@@ -1,0 +1,195 @@
+"""Unpacking costs as much as its bytes, however they were packed, and others run meanwhile."""
+
+import asyncio
+import gzip
+import zlib
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.api.context import EMBEDDING_STREAM, RequestContext
+from app.engine.scheduling.fairness import LoopTurns
+from app.errors import BodyTooLargeError, InvalidRequestError
+from app.middleware import body as unpack_body
+from app.middleware.body import UnpackBody
+from tests.middleware.exchange import Inner, exchange, part_of
+
+EMPTY = gzip.compress(b"", mtime=0)
+TINY = gzip.compress(b" ", mtime=0)
+CONTEXT = RequestContext("id", "/embeddings/stream", EMBEDDING_STREAM, "192.0.2.1")
+PACKED = [(b"content-encoding", b"gzip")]
+
+
+async def unpack(*messages: bytes) -> list[bytes]:
+    """The pieces that come out of a body that arrives in these messages."""
+    left, pieces = list(messages), []
+
+    async def receive():
+        return part_of({"body": left.pop(0), "more_body": bool(left)})
+
+    async def read(_scope, receive, _send) -> None:
+        more = True
+        while more:
+            message = await receive()
+            pieces.append(message["body"])
+            more = message["more_body"]
+
+    scope = {"type": "http", "state": {"context": CONTEXT}, "headers": PACKED}
+    await UnpackBody(read, 1, LoopTurns())(scope, receive, None)
+    assert pieces.pop() == b""
+    return pieces
+
+
+@given(
+    texts=st.lists(st.binary(max_size=40) | st.just(b"a" * 200_000), max_size=20),
+    cuts=st.lists(st.integers(0, 900), max_size=5),
+)
+async def test_the_members_and_the_cuts_between_messages_change_nothing(texts, cuts) -> None:
+    packed = b"".join(map(gzip.compress, [*texts, b""]))
+    places = [0, *sorted(min(cut, len(packed)) for cut in cuts), len(packed)]
+    pieces = await unpack(*(packed[a:b] for a, b in pairwise(places)))
+    assert b"".join(pieces) == b"".join(texts)
+    assert all(0 < len(piece) <= 65_536 for piece in pieces)
+
+
+async def test_what_small_members_hold_comes_together() -> None:
+    pieces = await unpack(TINY * 10_240)
+    assert b"".join(pieces) == b" " * 10_240
+    assert len(pieces) <= 40
+
+
+async def test_no_byte_of_small_members_is_read_many_times(monkeypatch) -> None:
+    read = 0
+
+    class Counted:
+        def __init__(self, **options: int) -> None:
+            self._unpacker = zlib.decompressobj(**options)
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            nonlocal read
+            read += len(data)
+            return self._unpacker.decompress(data, most)
+
+        def __getattr__(self, name: str):
+            return getattr(self._unpacker, name)
+
+    class Zlib:
+        error, decompressobj = zlib.error, Counted
+
+    monkeypatch.setattr(unpack_body, "zlib", Zlib)
+    packed = TINY * 3000
+    await unpack(packed)
+    assert read < 16 * len(packed)
+
+
+async def test_others_run_while_small_members_are_unpacked() -> None:
+    passes = 0
+
+    async def count() -> None:
+        nonlocal passes
+        while True:
+            passes += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    await unpack(TINY * 10_000)
+    counting.cancel()
+    assert passes >= 40
+
+
+@pytest.mark.parametrize("messages", [[EMPTY * 2000], [EMPTY * 10] * 200], ids=["one", "many"])
+async def test_a_body_of_empty_members_is_refused(messages) -> None:
+    with pytest.raises(InvalidRequestError, match="more than 1000 of its members in a row"):
+        await unpack(*messages)
+
+
+async def test_empty_members_between_others_are_no_fault() -> None:
+    assert await unpack((EMPTY * 900 + TINY) * 3 + EMPTY) != []
+
+
+@pytest.mark.parametrize("size", [65_535, 65_536, 65_537, 131_072])
+@pytest.mark.parametrize("further", [[], [b"more"]])
+async def test_a_member_that_fills_a_piece_is_whole_and_so_is_what_follows(size, further) -> None:
+    members = [b"a" * size, *further]
+    assert b"".join(await unpack(b"".join(map(gzip.compress, members)))) == b"".join(members)
+
+
+@pytest.mark.parametrize("more", [True, False], ids=["in the middle", "after the end"])
+async def test_a_client_that_leaves_a_packed_body_has_left(more: bool) -> None:
+    gone = {"type": "http.disconnect"}
+    messages = [{"type": "http.request", "body": TINY, "more_body": more}, gone, gone]
+    received: list[dict[str, object]] = []
+
+    async def receive():
+        return messages.pop(0)
+
+    async def read(_scope, receive, _send) -> None:
+        while messages:
+            received.append(await receive())
+
+    scope = {"type": "http", "state": {"context": CONTEXT}, "headers": PACKED}
+    await UnpackBody(read, 100, LoopTurns())(scope, receive, None)
+    end = {"type": "http.request", "body": b"", "more_body": False}
+    assert received == [
+        {"type": "http.request", "body": b" ", "more_body": True},
+        *([] if more else [end]),
+        gone,
+        gone,
+    ]
+
+
+async def test_what_is_packed_counts_like_what_is_unpacked() -> None:
+    """Members without content are as large as they are."""
+    with pytest.raises(BodyTooLargeError, match="larger than 100 bytes"):
+        await exchange(UnpackBody(Inner(), 100, LoopTurns()), EMPTY * 6, headers=PACKED)
+    inner = Inner()
+    await exchange(UnpackBody(inner, 100, LoopTurns()), EMPTY * 5, headers=PACKED)
+    assert inner.body == b""
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"identity, GZIP ,"])
+async def test_what_is_unpacked_no_longer_says_that_it_is_packed_or_how_long(encoding) -> None:
+    inner, packed = Inner(), gzip.compress(b"text")
+    headers = [(b"content-encoding", encoding), (b"content-length", b"%d" % len(packed))]
+    await exchange(UnpackBody(inner, 100, LoopTurns()), packed, headers=[*headers, (b"a", b"b")])
+    assert inner.scope["headers"] == [(b"a", b"b")]
+    assert inner.body == b"text"
+
+
+@pytest.mark.parametrize("encoding", [b"br", b"identity", b"gzip, gzip"])
+async def test_what_is_packed_otherwise_is_left_as_it_is(encoding: bytes) -> None:
+    inner, headers = Inner(), [(b"content-encoding", encoding)]
+    await exchange(UnpackBody(inner, 100, LoopTurns()), b"text", headers=headers)
+    assert (inner.scope["headers"], inner.body) == (headers, b"text")
+
+
+@pytest.mark.parametrize(
+    ("size", "path", "refused"),
+    [(100, "/rerank", False), (101, "/rerank", True), (101, "/embeddings/stream", False)],
+)
+async def test_a_body_may_unpack_to_what_a_body_may_hold_and_a_stream_to_anything(
+    size: int, path: str, refused: bool
+) -> None:
+    inner, headers = Inner(), [(b"content-encoding", b"gzip")]
+    request = exchange(
+        UnpackBody(inner, 100, LoopTurns()), gzip.compress(b"a" * size), path=path, headers=headers
+    )
+    if refused:
+        with pytest.raises(BodyTooLargeError, match="the unpacked body is larger than 100 bytes"):
+            await request
+    else:
+        await request
+        assert inner.body == b"a" * size
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(EMPTY[:-1], "ends too early"), (b"", "ends too early"), (b"what is this", "header")],
+)
+async def test_a_body_that_is_no_gzip_is_refused_with_the_reason(content, reason) -> None:
+    with pytest.raises(InvalidRequestError, match=reason):
+        await exchange(
+            UnpackBody(Inner(), 100, LoopTurns()), content, headers=[(b"content-encoding", b"gzip")]
+        )

@@ -1,0 +1,121 @@
+"""Which attention a name stands for, and where each can run."""
+
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from app.errors import StartupError
+from app.models.attention.dense import eager, matmul, sdpa
+from app.models.attention.packed import flash_runs, load_attention, require_runs, varlen
+from app.models.batch.packing import pack
+
+CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
+HALVES = (torch.float16, torch.bfloat16)
+FLASH = ("varlen", "flash_attention_2", "flash_attention_3")
+
+
+@pytest.fixture
+def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU is of this one, 8.0 if the test names none."""
+    own = getattr(request, "param", (8, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: own)
+
+
+@pytest.mark.parametrize(
+    ("capability", "fits"),
+    [((7, 5), False), ((7, 9), False), ((8, 0), True), ((8, 6), True), ((9, 0), True)],
+    indirect=["capability"],
+)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.usefixtures("capability")
+def test_flash_attention_is_for_gpus_from_ampere_on(dtype: torch.dtype, fits: bool) -> None:
+    assert flash_runs(CUDA, dtype) is fits
+
+
+@pytest.mark.usefixtures("capability")
+def test_flash_attention_is_for_half_precision_on_nvidia_alone() -> None:
+    assert not flash_runs(CUDA, torch.float32)
+    assert not flash_runs(CPU, torch.bfloat16)
+    assert not flash_runs(MPS, torch.float16)
+
+
+@pytest.mark.usefixtures("capability")
+@pytest.mark.parametrize(
+    ("name", "device", "dtype"),
+    [
+        *((name, CUDA, dtype) for name in FLASH for dtype in HALVES),
+        *((name, device, torch.float32) for name in ("sdpa", "eager") for device in (CPU, CUDA)),
+        ("matmul", MPS, torch.float16),
+        ("native", CPU, torch.float32),
+        ("native", CPU, torch.bfloat16),
+    ],
+)
+def test_what_can_run_may_be_named(name: str, device: torch.device, dtype: torch.dtype) -> None:
+    require_runs(name, device, dtype)
+
+
+@pytest.mark.usefixtures("capability")
+@pytest.mark.parametrize(
+    ("name", "device", "dtype", "needed", "is_there"),
+    [
+        *(
+            (name, device, dtype, "an NVIDIA GPU of compute capability 8.0 or newer, and", there)
+            for name in FLASH
+            for device, dtype, there in (
+                (CPU, torch.bfloat16, "bfloat16 on cpu;"),
+                (MPS, torch.float16, "float16 on mps;"),
+                (CUDA, torch.float32, "float32 on cuda, which has 8.0;"),
+            )
+        ),
+        ("native", CUDA, torch.bfloat16, "a CPU, but", "bfloat16 on cuda, which has 8.0;"),
+        ("native", MPS, torch.float32, "a CPU, but", "float32 on mps;"),
+    ],
+)
+def test_what_cannot_run_says_what_it_needs_and_what_there_is(
+    name: str, device: torch.device, dtype: torch.dtype, needed: str, is_there: str
+) -> None:
+    with pytest.raises(StartupError) as caught:
+        require_runs(name, device, dtype)
+    assert str(caught.value).startswith(f"ATTENTION={name} needs {needed}")
+    assert str(caught.value).endswith(f"the model runs in {is_there} set ATTENTION to auto")
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [("varlen", varlen), ("sdpa", sdpa), ("matmul", matmul), ("eager", eager)],
+)
+def test_each_name_stands_for_its_attention(name: str, attention: object) -> None:
+    assert load_attention(name) is attention
+
+
+def test_the_kernels_attention_is_not_found_without_them() -> None:
+    with pytest.raises(StartupError, match=r"are not built, .*: python -m app\.models\.ops\.build"):
+        load_attention("native")
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("flash_attention_2", "flash_attn"), ("flash_attention_3", "flash_attn_interface")],
+)
+def test_flash_attention_is_of_its_package_which_must_be_there(
+    name: str, module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(StartupError, match=f"ATTENTION={name} needs .*not installed.*{module}"):
+        load_attention(name)
+    calls = []
+
+    def kernel(query: torch.Tensor, *_: object, **options: object) -> torch.Tensor:
+        calls.append(options)
+        return query
+
+    there = ModuleType(module)
+    there.flash_attn_varlen_func = kernel  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module, there)
+    packed = pack([np.zeros(3, np.int64)], device=CPU)
+    states = torch.zeros(3, 2, 3, 4)
+    load_attention(name)(*states, packed, scale=0.5, causal=True)
+    assert calls == [{"softmax_scale": 0.5, "causal": True, "window_size": (-1, -1)}]

@@ -1,0 +1,182 @@
+"""The decoder against transformers' own modules, packed alike, for any shape of checkpoint."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
+from transformers import AutoModel, Qwen3Config, Qwen3ForCausalLM
+
+from app.errors import StartupError
+from app.models.batch.packing import pack
+from app.models.checkpoint.weights import Weights
+from app.models.families.backbone import Backbone, Target
+from app.models.families.load import load_decoder
+from app.models.ops.backend import choose_backend
+from app.models.ops.native import load_library
+from tests.support.packed_reference import packed_states, register
+
+CPU = torch.device("cpu")
+LENGTHS = (5, 17, 5, 1, 44, 17, 3, 68, 100)
+NAMES = ["sdpa", "matmul", "eager"] + (["native"] if load_library() else [])
+
+
+def target(attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> Target:
+    return Target(CPU, dtype, choose_backend(CPU, dtype, attention))
+
+
+def save(folder: Path, kind=AutoModel.from_config, **changes) -> Path:
+    shape = {
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 64,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6},
+    }
+    config = Qwen3Config(vocab_size=120, max_position_embeddings=3000, **(shape | changes))
+    torch.manual_seed(0)
+    model = kind(config)
+    for name, parameter in model.named_parameters():
+        torch.nn.init.normal_(parameter, mean=float("norm" in name), std=0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save(tmp_path)
+
+
+def load(folder: Path, how: Target) -> Backbone:
+    return load_decoder(folder, how, Weights.read(folder))
+
+
+def random_sequences(lengths=LENGTHS) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 120, length) for length in lengths]
+
+
+@torch.inference_mode()
+def states_of(folder: Path, how: Target, lengths=LENGTHS) -> torch.Tensor:
+    backbone = load(folder, how)
+    packed = backbone.pack(random_sequences(lengths))
+    states = backbone.forward(packed)
+    assert states.dtype == backbone.dtype == how.dtype
+    return states[: packed.real_tokens]
+
+
+@torch.inference_mode()
+def expected_states(folder: Path, lengths=LENGTHS) -> torch.Tensor:
+    model = AutoModel.from_pretrained(folder, attn_implementation=register()).eval()
+    return packed_states(model, pack(random_sequences(lengths), device=CPU))
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("lengths", [LENGTHS, (1,), (2000, 3)])
+def test_float32_states_are_those_of_transformers(folder: Path, attention, lengths) -> None:
+    actual = states_of(folder, target(attention), lengths)
+    torch.testing.assert_close(actual, expected_states(folder, lengths), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("attention", NAMES)
+@torch.inference_mode()
+def test_what_is_shared_has_the_states_of_each_text_alone(folder: Path, attention: str) -> None:
+    half = attention in {"matmul", "native"}
+    backbone = load(folder, target(attention, torch.bfloat16 if half else torch.float32))
+    (query,) = random_sequences((40,))
+    tails = random_sequences((9, 1, 70, 30))
+    texts = [query, *(np.concatenate((query, tail)) for tail in tails), query[:14:-1]]
+    packed = backbone.pack(texts)
+    assert packed.sharing is not None
+    # Rounded up, as the row is.
+    assert len(packed.sharing.unique) == 40 + 9 + 1 + 70 + 30 + 25 + 1
+    states = backbone.forward(packed)
+    for place, ids in zip(packed.unpack_order, texts, strict=True):
+        alone = backbone.pack([ids])
+        assert alone.sharing is None
+        torch.testing.assert_close(
+            states[packed.offsets[place] : packed.offsets[place + 1]],
+            backbone.forward(alone)[: len(ids)],
+            **({"rtol": 0.05, "atol": 0.05} if half else {"rtol": 0, "atol": 1e-5}),
+        )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_key_value_heads": 4},
+        {"num_key_value_heads": 1, "head_dim": 6},
+        {"hidden_size": 36, "head_dim": 32, "intermediate_size": 50},
+        {"num_hidden_layers": 1, "rms_norm_eps": 0.1},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}},
+        {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128},
+    ],
+)
+def test_every_shape_is_computed(changes, tmp_path: Path) -> None:
+    save(tmp_path, **changes)
+    torch.testing.assert_close(
+        states_of(tmp_path, target()), expected_states(tmp_path), rtol=0, atol=2e-5
+    )
+
+
+@pytest.mark.parametrize("attention", NAMES)
+@pytest.mark.parametrize(
+    "changes", [{}, {"hidden_size": 128, "intermediate_size": 192}, {"intermediate_size": 50}]
+)
+def test_bfloat16_states_point_where_those_in_float32_do(attention, changes, tmp_path) -> None:
+    save(tmp_path, **changes)
+    actual = states_of(tmp_path, target(attention, torch.bfloat16)).float()
+    assert functional.cosine_similarity(actual, expected_states(tmp_path)).min() > 0.999
+
+
+def test_a_model_with_a_vocabulary_head_has_the_same_states(tmp_path: Path) -> None:
+    save(tmp_path, kind=Qwen3ForCausalLM)
+    torch.testing.assert_close(
+        states_of(tmp_path, target()), expected_states(tmp_path), rtol=0, atol=1e-5
+    )
+
+
+def test_a_text_does_not_depend_on_its_company(folder: Path) -> None:
+    how = target("native" if load_library() else "sdpa", torch.bfloat16)
+    together = states_of(folder, how, (44, 700))
+    alone = states_of(folder, how, (44,))
+    torch.testing.assert_close(together[:44].float(), alone.float(), rtol=0, atol=0.05)
+
+
+def test_the_longest_text_is_what_the_model_has_positions_for(folder: Path) -> None:
+    assert load(folder, target()).max_length == 3000
+
+
+@pytest.mark.parametrize(("layers", "times"), [(28, 14), (3, 1.5), (1, 1)])
+def test_it_tells_how_many_times_as_many_layers_it_has(layers, times, tmp_path) -> None:
+    assert load(save(tmp_path, num_hidden_layers=layers), target()).with_fewer_layers()[1] == times
+
+
+def test_8_bits_are_refused(folder: Path) -> None:
+    with pytest.raises(StartupError, match="DTYPE=int8 is for models of bge-m3's .* type qwen3"):
+        load(folder, replace(target(), quantized=True))
+
+
+def change(folder: Path, name: str, tensor: torch.Tensor | None) -> None:
+    weights = load_file(folder / "model.safetensors")
+    del weights[name]
+    if tensor is not None:
+        weights[name] = tensor
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_missing_tensor_is_never_filled_with_random_numbers(folder: Path) -> None:
+    change(folder, "layers.1.mlp.up_proj.weight", None)
+    with pytest.raises(StartupError, match=r"lacks the tensor layers\.1\.mlp\.up_proj\.weight"):
+        load(folder, target())
+
+
+def test_a_tensor_of_another_shape_is_an_error(folder: Path) -> None:
+    change(folder, "norm.weight", torch.ones(31))
+    with pytest.raises(StartupError, match=r"another shape for the tensor norm\.weight"):
+        load(folder, target())

@@ -1,0 +1,75 @@
+"""What a decoder's config.json may leave out, and what it must not say."""
+
+import json
+from pathlib import Path
+
+import pytest
+from transformers import Qwen3Config
+
+from app.errors import StartupError
+from app.models.families.qwen3 import DecoderConfig
+
+SIZES = {
+    "vocab_size": 120,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 100,
+}
+
+
+def read(folder: Path, **changes) -> DecoderConfig:
+    config = {"model_type": "qwen3"} | SIZES | changes
+    (folder / "config.json").write_text(json.dumps(config))
+    return DecoderConfig.read(folder)
+
+
+def test_what_is_left_out_is_as_in_transformers(tmp_path: Path) -> None:
+    ours, theirs = read(tmp_path), Qwen3Config()
+    assert ours.head_width == theirs.head_dim
+    assert ours.epsilon == theirs.rms_norm_eps
+    assert ours.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.tied == theirs.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": 1_000_000},
+        {"rope_theta": 1_000_000, "rope_scaling": None},
+        {"rope_theta": 5, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
+    ],
+)
+def test_the_rotarys_base_is_read_where_any_version_writes_it(changes, tmp_path: Path) -> None:
+    assert read(tmp_path, **changes).theta == 1e6
+
+
+def test_parameters_are_those_of_the_products(tmp_path: Path) -> None:
+    config = read(tmp_path, head_dim=16)
+    assert config.parameters == 2 * 32 * (2 * 4 * 16 + 2 * 2 * 16 + 3 * 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "gpt2"}, "of type gpt2, not a Qwen3 model"),
+        ({"hidden_act": "gelu"}, "has hidden_act gelu; known here: silu"),
+        ({"attention_bias": True}, "has attention_bias True; known here: False"),
+        ({"use_sliding_window": True}, "has use_sliding_window True; known here: False"),
+        ({"rope_scaling": {"type": "yarn"}}, "rotary positions of type yarn; known here: default"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "positions of type linear"),
+        ({"rope_parameters": "none"}, "no usable rope_parameters: none"),
+        ({"rope_theta": "high"}, "no usable rope_theta: high"),
+        ({"rope_theta": 0}, "no usable rope_theta: 0"),
+        ({"rms_norm_eps": -1}, "no usable rms_norm_eps: -1"),
+        ({"num_key_value_heads": 3}, "4 heads of 128 numbers, which 3 heads of keys cannot serve"),
+        ({"head_dim": 7}, "4 heads of 7 numbers"),
+        ({"num_hidden_layers": 0}, "no usable num_hidden_layers: 0"),
+        ({"max_position_embeddings": None}, "no usable max_position_embeddings: None"),
+    ],
+)
+def test_what_cannot_be_computed_is_told(changes, sentence, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=sentence):
+        read(tmp_path, **changes)

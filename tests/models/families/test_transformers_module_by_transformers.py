@@ -1,0 +1,363 @@
+"""Encoders of many families, by transformers' modules, against sentence-transformers."""
+
+import asyncio
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from structlog.testing import capture_logs
+from tokenizers import Tokenizer
+from transformers import MPNetConfig, MPNetModel, ReformerConfig, ReformerModel, T5EncoderModel
+
+from app.engine import Engine
+from app.engine.model import MemoryUsage
+from app.engine.records import Outputs
+from app.errors import InferenceError, OutOfMemoryError, StartupError
+from app.models.families import transformers_module
+from app.models.families.backbone import Target
+from app.models.families.transformers_module import attend_packed, divide_for_padding
+from app.models.load import load_models
+from app.settings import Settings
+from tests.support.checkpoints import corpus
+from tests.support.encoders import (
+    FAMILIES,
+    TEXTS,
+    WIDTH,
+    assert_close,
+    embed,
+    load,
+    reference,
+    reference_vectors,
+    save_family,
+    save_modules,
+    save_tokenizer,
+    word_tokenizer,
+)
+from tests.support.wordpiece import change
+
+DENSE = Outputs(dense=True)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return word_tokenizer()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_familys_vectors_are_sentence_transformers(
+    family, tokenizer, tmp_path, float32_target
+) -> None:
+    folder = save_family(tmp_path / family, family, tokenizer)
+    with capture_logs() as logs:
+        model = load(folder, float32_target)
+    layout = FAMILIES[family][1]
+    assert {log["used_instead"] for log in logs} == ({layout} - {"own", "packed", "padded"})
+    assert model.info.paths.get("batch", "own") == layout
+    alone = np.concatenate([embed(model, [text]) for text in TEXTS])
+    assert_close(alone, reference_vectors(folder, TEXTS))
+    assert_close(embed(model, TEXTS), alone)
+    assert model.max_length == 200
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "t5"])
+def test_a_number_that_is_not_finite_is_one_texts_alone(
+    family, tokenizer, tmp_path, float32_target
+) -> None:
+    folder = save_family(tmp_path / family, family, tokenizer)
+    weights = load_file(folder / "model.safetensors")
+    name = next(each for each in weights if weights[each].shape[0] == 700)
+    beginning = tokenizer.encode("music").ids[1]
+    assert beginning >= 100  # The proof at the start draws from those before.
+    weights[name][beginning] = torch.nan
+    other = shutil.copytree(folder, tmp_path / "poisoned")
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    expected = embed(load(folder, float32_target), ["hybrid search", "bread"])
+    poisoned = load(other, float32_target)
+    texts = ["hybrid search", "a long music " * 9, "bread"]
+    ids = [each.ids for each in poisoned.tokenize(texts)]
+    first, second, third = poisoned.forward(ids, Outputs(dense=True, states=True))
+    assert isinstance(second, InferenceError)
+    assert_close([first.dense, third.dense], expected)
+    assert first.states.shape == (len(ids[0]), WIDTH)
+
+
+def test_a_packed_path_that_computes_something_else_gives_way_to_padding(
+    tokenizer, tmp_path, float32_target, monkeypatch
+) -> None:
+    def wrong(*arguments, **options):
+        attended, rest = attend(*arguments, **options)
+        return attended * 1.01, rest
+
+    attend = transformers_module.attend_packed
+    monkeypatch.setattr(transformers_module, "attend_packed", wrong)
+    folder = save_family(tmp_path / "gte", "gte", tokenizer)
+    with capture_logs() as logs:
+        model = load(folder, float32_target)
+    (warning,) = logs
+    assert (warning["event"], warning["path"]) == ("path_refused", "packed")
+    assert warning["used_instead"] == model.info.paths["batch"] == "padded"
+    assert [each.path for each in model.info.refused] == ["packed"]
+    assert_close(embed(model, TEXTS), reference(folder).encode(TEXTS))
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_window_wider_than_the_texts_of_the_trial_is_tried(
+    broken, tokenizer, tmp_path, float32_target, monkeypatch
+) -> None:
+    if broken:
+        attend = transformers_module.attend_packed
+
+        def without_window(*states, **options):
+            return attend(*states, **options | {"sliding_window": None})
+
+        monkeypatch.setattr(transformers_module, "attend_packed", without_window)
+    folder = save_family(tmp_path / "mistral", "mistral", tokenizer)
+    change(folder / "sentence_bert_config.json", max_seq_length=3000)
+    with capture_logs() as logs:
+        model = load(folder, float32_target)
+    assert [log["path"] for log in logs] == (["packed"] if broken else [])
+    text = " ".join(corpus(80))
+    assert 1200 < len(model.tokenize([text])[0].ids) < 3000
+    assert_close(embed(model, [text, "music"]), reference_vectors(folder, [text, "music"]))
+
+
+@pytest.fixture(scope="module")
+def t5(tokenizer: Tokenizer, tmp_path_factory) -> Path:
+    folder = save_family(tmp_path_factory.mktemp("long") / "t5", "t5", tokenizer)
+    change(folder / "sentence_bert_config.json", max_seq_length=8192)
+    return folder
+
+
+def test_a_forward_holds_as_many_long_texts_as_their_attention_leaves_memory_for(
+    t5: Path, float32_target, monkeypatch
+) -> None:
+    rows = []
+    forward = T5EncoderModel.forward
+
+    def counted(self, input_ids, attention_mask):
+        rows.append(tuple(input_ids.shape))
+        return forward(self, input_ids, attention_mask)
+
+    model = load(t5, float32_target)
+    monkeypatch.setattr(T5EncoderModel, "forward", counted)
+    # Three times the scores of four heads in float32, and the mask's byte: 49 for each pair.
+    monkeypatch.setattr(transformers_module, "_GROUP_BYTES", 49 * 2 * 120**2)
+    ids = [np.full(length, 9) for length in (100, 110, 120, 120, 40, 40, 40)]
+    together = model.forward(ids, DENSE)
+    assert rows == [(3, 40), (2, 110), (2, 120)]
+    for each, own in zip(together, ids, strict=True):
+        assert_close(each.dense, model.forward([own], DENSE)[0].dense)
+
+
+async def test_a_text_whose_attention_does_not_fit_the_memory_is_refused_and_no_other(
+    t5: Path, monkeypatch
+) -> None:
+    settings = Settings(
+        embedding_model=str(t5), reranker_model="none", device="cpu", dtype="float32"
+    )
+    long = " ".join(corpus(1200))
+    async with Engine(settings, load_models) as engine:
+        alone = (await engine.embed(["music"])).embeddings[0].dense
+        free = MemoryUsage(used=0, total=2**30)
+        monkeypatch.setattr(transformers_module, "memory_usage", lambda _: free)
+        short, refused = await asyncio.gather(
+            engine.embed(["music"]), engine.embed([long]), return_exceptions=True
+        )
+    assert_close(short.embeddings[0].dense, alone)
+    assert isinstance(refused, OutOfMemoryError)
+    assert re.fullmatch(
+        r"attention over a text of \d+ tokens takes \d\.\d GiB in this model, and 0\.5 GiB can be "
+        "had; send shorter texts, or lower max_tokens or EMBED_MAX_LENGTH",
+        str(refused),
+    )
+
+
+def test_a_model_that_makes_other_vectors_each_time_is_refused(
+    tokenizer, tmp_path, float32_target
+) -> None:
+    """Reformer draws its hashes anew unless a seed is given."""
+    config = ReformerConfig(
+        vocab_size=700, hidden_size=WIDTH, attention_head_size=16, num_attention_heads=4,
+        attn_layers=["lsh"], axial_pos_embds=False, feed_forward_size=96, num_buckets=8,
+        lsh_attn_chunk_length=8, max_position_embeddings=128, is_decoder=False,
+    )  # fmt: skip
+    ReformerModel(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, tokenizer)
+    with pytest.raises(StartupError, match="of type reformer, makes other vectors of the same"):
+        load(save_modules(tmp_path), float32_target)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_code_of_a_checkpoint_is_never_run(known, tokenizer, tmp_path, float32_target) -> None:
+    folder = save_family(tmp_path / "code", "gte", tokenizer)
+    ran = tmp_path / "ran"
+    for name in ("configuration_evil.py", "modeling_evil.py"):
+        (folder / name).write_text(f"open({str(ran)!r}, 'w').close()\n")
+    auto_map = {"AutoConfig": "configuration_evil.Evil", "AutoModel": "modeling_evil.Evil"}
+    change(folder / "config.json", auto_map=auto_map, **({} if known else {"model_type": "evil"}))
+    if known:
+        plain = save_family(tmp_path / "plain", "gte", tokenizer)
+        assert_close(embed(load(folder, float32_target), TEXTS), reference_vectors(plain, TEXTS))
+    else:
+        with pytest.raises(StartupError, match="needs code of its own .* is never run"):
+            load(folder, float32_target)
+    assert not ran.exists()
+
+
+def without_a_tensor(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    weights.pop(next(name for name in weights if "q_proj" in name or "query" in name))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def test_a_missing_tensor_of_any_family_stops_the_start(
+    tokenizer, tmp_path, float32_target
+) -> None:
+    folder = save_family(tmp_path / "gemma", "embedding-gemma", tokenizer)
+    without_a_tensor(folder)
+    with pytest.raises(StartupError, match=r"lacks the tensor layers\.0\.self_attn\.q_proj"):
+        load(folder, float32_target)
+
+
+@pytest.mark.parametrize("positions", [3, 24])
+def test_a_model_of_few_positions_is_measured_with_texts_that_it_can_read(
+    positions: int, tokenizer, tmp_path: Path, float32_target: Target
+) -> None:
+    config = MPNetConfig(
+        vocab_size=700, hidden_size=WIDTH, num_hidden_layers=1, num_attention_heads=4,
+        intermediate_size=96, max_position_embeddings=positions + 2, pad_token_id=1,
+    )  # fmt: skip
+    MPNetModel(config).save_pretrained(tmp_path)
+    save_tokenizer(tmp_path, tokenizer)
+    transformers.utils.logging.enable_progress_bar()
+    model = load(save_modules(tmp_path), float32_target)
+    assert not transformers.utils.logging.is_progress_bar_enabled()
+    assert (model.max_length, model.info.paths["batch"]) == (positions, "padded")
+    (vector,) = embed(model, ["hybrid search"])
+    assert np.isfinite(vector).all()
+
+
+def test_a_named_attention_stops_a_family_that_cannot_have_it(
+    tokenizer, tmp_path, float32_target
+) -> None:
+    folder = save_family(tmp_path / "t5", "t5", tokenizer)
+    named = Target(
+        float32_target.device, torch.float32, float32_target.backend, attention_named=True
+    )
+    with pytest.raises(StartupError, match="brings an attention of its own"):
+        load(folder, named)
+
+
+def test_a_padded_model_whose_masks_are_mapped_over_the_batch_is_loaded(
+    tmp_path: Path, float32_target: Target, tokenizer
+) -> None:
+    folder = save_family(tmp_path / "gemma", "embedding-gemma", tokenizer)
+    change(folder / "config.json", is_causal=False)
+    model = load(folder, float32_target)
+    assert model.info.paths["batch"] == "padded"
+    assert_close(embed(model, TEXTS), reference_vectors(folder, TEXTS))
+
+
+def test_positions_that_nothing_computes_are_refused(
+    tokenizer, tmp_path: Path, float32_target: Target
+) -> None:
+    folder = save_family(tmp_path / "bert", "bert", tokenizer)
+    change(folder / "config.json", position_embedding_type="relative_key_query")
+    with pytest.raises(StartupError, match="has positions of type relative_key_query"):
+        load(folder, float32_target)
+    change(folder / "config.json", model_type="electra")
+    with pytest.raises(StartupError, match="has positions of type relative_key_query"):
+        load(folder, float32_target)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"model_type": "brain"},
+            "holds a model of type brain, which transformers .* does not know",
+        ),
+        ({"model_type": "vit", "image_size": 30}, "of type vit, which reads images or sound"),
+        ({"audio_config": {}}, "of type gemma3_text, which reads images or sound"),
+        ({"vision_config": {}}, "of type gemma3_text, which reads images or sound"),
+    ],
+)
+def test_what_reads_no_texts_says_why(
+    changes, message, tokenizer, tmp_path, float32_target
+) -> None:
+    folder = save_family(tmp_path / "gemma", "embedding-gemma", tokenizer)
+    change(folder / "config.json", **changes)
+    with pytest.raises(StartupError, match=message) as caught:
+        load(folder, float32_target)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "most_padding", "most_pairs", "groups"),
+    [
+        ([3], 0.0, 0, [1]),
+        ([3, 3, 3], 0.0, 1000, [3]),
+        ([3, 3, 4, 4, 5], 0.0, 1000, [2, 2, 1]),
+        ([4, 5, 5, 5], 0.25, 1000, [4]),
+        ([3, 5], 0.25, 1000, [2]),  # Padding is a quarter of the 8 tokens.
+        ([2, 5], 0.25, 1000, [1, 1]),
+        ([3, 5, 8, 8], 0.25, 1000, [2, 2]),
+        ([3, 3, 3, 3], 0.25, 18, [2, 2]),  # Two texts of nine pairs each.
+        ([3, 3, 3, 3], 0.25, 17, [1, 1, 1, 1]),
+        ([9, 9], 0.25, 0, [1, 1]),
+    ],
+)
+def test_texts_are_padded_together_while_they_need_little_padding_and_memory(
+    lengths, most_padding, most_pairs, groups
+) -> None:
+    found = list(divide_for_padding(lengths, most_padding, most_pairs))
+    assert [each.stop - each.start for each in found] == groups
+    assert [place for each in found for place in range(len(lengths))[each]] == [
+        *range(len(lengths))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "expected"),
+    [
+        ({}, {}, {"scale": 0.5, "causal": True, "window": None}),
+        ({"is_causal": False}, {}, {"scale": 0.5, "causal": False, "window": None}),
+        (
+            {"is_causal": True, "config": SimpleNamespace(is_causal=False)},
+            {"sliding_window": 7},
+            {"scale": 0.5, "causal": False, "window": 7},
+        ),
+        (
+            {"is_causal": False},
+            {"scaling": 3.0, "is_causal": True, "softcap": None},
+            {"scale": 3.0, "causal": True, "window": None},
+        ),
+    ],
+)
+def test_a_familys_attention_is_computed_with_its_own_options(module, options, expected) -> None:
+    states = torch.arange(3 * 2 * 5 * 4.0).view(3, 1, 2, 5, 4)
+    asked = {}
+
+    def attend(query, key, value, **how):
+        asked.update(how)
+        return query + 2 * key + 3 * value
+
+    attended, weights = attend_packed(
+        SimpleNamespace(**module), *states, None, packed_attention=attend, **options
+    )
+    assert asked == expected
+    assert weights is None
+    assert torch.equal(attended[0], states[0, 0] + 2 * states[1, 0] + 3 * states[2, 0])
+
+
+@pytest.mark.parametrize("name", ["position_bias", "softcap", "s_aux", "cache"])
+def test_an_attention_with_more_than_is_computed_here_is_not_computed_without_it(name) -> None:
+    states = torch.zeros(3, 1, 2, 5, 4)
+    with pytest.raises(ValueError, match=f"the attention has {name}"):
+        attend_packed(SimpleNamespace(), *states, None, packed_attention=None, **{name: 1})

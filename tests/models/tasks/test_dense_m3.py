@@ -1,0 +1,197 @@
+"""bge-m3's three outputs against FlagEmbedding on the same files, and their independence."""
+
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from FlagEmbedding import BGEM3FlagModel
+from safetensors.torch import load_file, save_file
+
+from app.engine.records import Outputs, TextEmbedding
+from app.errors import InferenceError
+from app.models.families.backbone import Target
+from app.models.tasks.dense import M3Embedder, load_m3_embedder
+from app.models.text.tokenizer import TextTokenizer
+from tests.support.texts import varied_texts
+
+ALL = Outputs(dense=True, sparse=True, colbert=True, states=True)
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_m3: Path) -> BGEM3FlagModel:
+    return BGEM3FlagModel(str(tiny_m3), use_fp16=False, devices="cpu")
+
+
+def encode(model: BGEM3FlagModel, texts: list[str], batch_size: int = 16) -> dict:
+    return model.encode(
+        texts,
+        batch_size=batch_size,
+        max_length=8192,
+        return_dense=True,
+        return_sparse=True,
+        return_colbert_vecs=True,
+    )
+
+
+def embed(model: M3Embedder, texts: list[str], outputs: Outputs = ALL) -> list[TextEmbedding]:
+    return model.forward([text.ids for text in model.tokenize(texts)], outputs)
+
+
+def assert_equals_reference(ours: list[TextEmbedding], theirs: dict) -> None:
+    for index, embedding in enumerate(ours):
+        np.testing.assert_allclose(
+            embedding.dense, theirs["dense_vecs"][index], rtol=0, atol=TOLERANCE
+        )
+        expected = {int(k): float(v) for k, v in theirs["lexical_weights"][index].items()}
+        actual = dict(
+            zip(embedding.sparse.indices.tolist(), embedding.sparse.values.tolist(), strict=True)
+        )
+        assert actual == pytest.approx(expected, rel=0, abs=TOLERANCE)
+        assert embedding.colbert.shape == theirs["colbert_vecs"][index].shape
+        np.testing.assert_allclose(
+            embedding.colbert, theirs["colbert_vecs"][index], rtol=0, atol=TOLERANCE
+        )
+
+
+def assert_same(left: TextEmbedding, right: TextEmbedding) -> None:
+    np.testing.assert_allclose(left.dense, right.dense, rtol=0, atol=TOLERANCE)
+    np.testing.assert_array_equal(left.sparse.indices, right.sparse.indices)
+    np.testing.assert_allclose(left.sparse.values, right.sparse.values, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(left.colbert, right.colbert, rtol=0, atol=TOLERANCE)
+    # Hidden states have no unit length: their numbers are ten times as large.
+    np.testing.assert_allclose(left.states, right.states, rtol=0, atol=10 * TOLERANCE)
+
+
+def test_equals_flagembedding_on_texts_of_every_kind(
+    embedder: M3Embedder, reference: BGEM3FlagModel
+) -> None:
+    texts = varied_texts(240)
+    assert_equals_reference(embed(embedder, texts), encode(reference, texts))
+
+
+@pytest.mark.parametrize("words", [8190, 8191, 8192, 20_000])
+def test_equals_flagembedding_at_and_beyond_the_length_limit(
+    embedder: M3Embedder, reference: BGEM3FlagModel, words: int
+) -> None:
+    # "search" is one token, so with its two special tokens the text is words + 2 long.
+    text = " ".join(["search"] * words)
+    tokenized = embedder.tokenize([text])[0]
+    assert (tokenized.original_tokens, len(tokenized.ids)) == (words + 2, min(words + 2, 8192))
+    assert_equals_reference(embed(embedder, [text]), encode(reference, [text], batch_size=1))
+
+
+def test_vectors_do_not_depend_on_batch_mates_or_place(embedder: M3Embedder) -> None:
+    texts = varied_texts(60)
+    alone = [embed(embedder, [text])[0] for text in texts]
+    order = random.Random(1).sample(range(len(texts)), len(texts))
+    shuffled = embed(embedder, [texts[i] for i in order])
+    for place, index in enumerate(order):
+        assert_same(shuffled[place], alone[index])
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        Outputs(dense=True),
+        Outputs(sparse=True),
+        Outputs(colbert=True),
+        Outputs(states=True),
+        Outputs(True, True),
+    ],
+)
+def test_a_kind_does_not_depend_on_the_kinds_beside_it(
+    embedder: M3Embedder, outputs: Outputs
+) -> None:
+    texts = varied_texts(20)
+    for whole, part in zip(embed(embedder, texts), embed(embedder, texts, outputs), strict=True):
+        assert (part.dense is not None) == outputs.dense
+        assert (part.sparse is not None) == outputs.sparse
+        assert (part.colbert is not None) == outputs.colbert
+        assert_same(filled_up(part, whole), whole)
+
+
+def test_dense_and_colbert_vectors_have_unit_length(embedder: M3Embedder) -> None:
+    for embedding in embed(embedder, varied_texts(30)):
+        assert np.linalg.norm(embedding.dense) == pytest.approx(1, abs=1e-5)
+        assert np.linalg.norm(embedding.colbert, axis=1) == pytest.approx(1, abs=1e-5)
+
+
+def test_an_empty_text_has_a_dense_vector_no_weights_and_one_colbert_vector(
+    embedder: M3Embedder,
+) -> None:
+    embedding = embed(embedder, [""])[0]
+    assert embedding.dense.shape == (64,)
+    assert len(embedding.sparse.indices) == 0
+    assert embedding.colbert.shape == (1, 64)
+
+
+def test_each_text_of_a_forward_gets_the_kinds_that_it_asks_for_and_no_others(
+    embedder: M3Embedder,
+) -> None:
+    texts = varied_texts(48)
+    kinds = [Outputs(*(bool(i & 1 << bit) for bit in range(4))) for i in range(1, 16)]
+    outputs = [kinds[index % len(kinds)] for index in range(len(texts))]
+    together = embedder.launch([text.ids for text in embedder.tokenize(texts)], outputs)()
+    for text, asked, ours in zip(texts, outputs, together, strict=True):
+        (whole,) = embed(embedder, [text])
+        assert (ours.dense is not None) == asked.dense
+        assert (ours.sparse is not None) == asked.sparse
+        assert (ours.colbert is not None) == asked.colbert
+        assert (ours.states is not None) == asked.states
+        assert_same(filled_up(ours, whole), whole)
+
+
+def filled_up(part: TextEmbedding, whole: TextEmbedding) -> TextEmbedding:
+    """`part`, with the kinds of `whole` that it does not have."""
+    return TextEmbedding(
+        whole.dense if part.dense is None else part.dense,
+        whole.sparse if part.sparse is None else part.sparse,
+        whole.colbert if part.colbert is None else part.colbert,
+        whole.states if part.states is None else part.states,
+    )
+
+
+def test_states_are_those_of_transformers_and_stay_when_others_follow(
+    embedder: M3Embedder, reference: BGEM3FlagModel
+) -> None:
+    texts = varied_texts(24)
+    tokenized = embedder.tokenize(texts)
+    ours = embed(embedder, texts, Outputs(states=True))
+    embed(embedder, texts[::-1])
+    model = reference.model.model.eval()
+    for text, embedding in zip(tokenized, ours, strict=True):
+        with torch.no_grad():
+            theirs = model(torch.tensor([text.ids.tolist()])).last_hidden_state[0]
+        assert embedding.states.shape == theirs.shape
+        np.testing.assert_allclose(embedding.states, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.fixture
+def poisoned(tiny_m3: Path, tmp_path: Path, float32_target: Target) -> M3Embedder:
+    """A model in which the token of `music` makes numbers that are not finite."""
+    folder = tmp_path / "poisoned"
+    shutil.copytree(tiny_m3, folder)
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    (name,) = [each for each in weights if each.endswith("word_embeddings.weight")]
+    token = TextTokenizer.from_folder(folder, 10).token_id("▁music")
+    weights[name][token] = float("nan")
+    save_file(weights, path, metadata={"format": "pt"})
+    return load_m3_embedder("poisoned", folder, 8192, float32_target)
+
+
+@pytest.mark.parametrize("asked", [ALL, Outputs(dense=True), Outputs(sparse=True)])
+def test_a_text_with_a_number_that_is_not_finite_costs_no_other_text_anything(
+    poisoned: M3Embedder, embedder: M3Embedder, asked: Outputs
+) -> None:
+    texts = ["hybrid search", "music", "search", "vector search history " * 30, "search music"]
+    for text, result in zip(texts, embed(poisoned, texts, asked), strict=True):
+        if "music" in text:
+            assert isinstance(result, InferenceError)
+        else:
+            (clean,) = embed(embedder, [text])
+            assert_same(filled_up(result, clean), clean)
