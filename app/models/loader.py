@@ -1,16 +1,19 @@
-"""From settings to warm models."""
+"""From settings to warm models: those of the start (`load`), and single ones later (`EntryLoader`).
+
+Both find a model's folder, place it on devices, load it there, and measure its token budget. What a
+folder holds is `app.models.tasks.load`'s affair, and when an entry is loaded, the engine's.
+"""
 
 import gc
 import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 import torch
@@ -30,7 +33,6 @@ from app.engine.model import (
 )
 from app.errors import StartupError
 from app.models.budget import (
-    ChosenBudget,
     capped,
     named_or_chosen,
     probe,
@@ -65,145 +67,14 @@ from app.models.tasks.qwen3 import QwenReranker
 from app.settings import INT8, LATE_INTERACTION, NO_RERANKER, Settings
 from app.settings.types import ModelEntry, public_name
 
-
-@dataclass(frozen=True, slots=True)
-class DeviceLoader:
-    """Loads models for one device."""
-
-    settings: Settings
-    device: torch.device
-    cpu_threads: int | None = None
-
-    def target_of(self, folder: Path) -> Target:
-        """The target of the model in `folder`; the dtype depends on the model."""
-        settings = self.settings
-        ensure_allocates(self.device)
-        dtype = choose_dtype(settings.dtype, self.device, qwen=overflows_float16(folder))
-        backend = choose_backend(self.device, dtype, settings.attention)
-        return Target(
-            self.device,
-            dtype,
-            backend,
-            quantized=settings.dtype == INT8,
-            attention_named=settings.attention != "auto",
-            cpu_threads=self.cpu_threads,
-        )
-
-    def load_embedder(self, name: str, folder: Path) -> EmbeddingModel:
-        """The embedding model of that name in a setting."""
-        settings = self.settings
-        limit = settings.qwen_embed_max_length if is_qwen3(folder) else settings.embed_max_length
-        overrides = overrides_in(settings) if name == settings.dense_model else NO_OVERRIDES
-        public, target = public_name(name), self.target_of(folder)
-        return load_embedder(public, folder, limit, target, overrides)
-
-    def load_dense(self, folder: Path | None) -> EmbeddingModel | None:
-        """The separate model for dense vectors; None without one."""
-        return None if folder is None else self.load_embedder(self.settings.dense_model, folder)
-
-    def load_reranker(self, folder: Path | None) -> CrossEncoder | QwenReranker | None:
-        """The reranker; None if it is no separate model."""
-        if folder is None:
-            return None
-        return self.load_reranker_named(self.settings.reranker_model, folder)
-
-    def load_reranker_named(self, name: str, folder: Path) -> CrossEncoder | QwenReranker:
-        """The reranker of that name in a setting."""
-        settings = self.settings
-        limit = settings.bge_rerank_max_length
-        if is_qwen3(folder):
-            limit = settings.qwen_rerank_max_length
-        return load_reranker(
-            public_name(name),
-            folder,
-            limit,
-            self.target_of(folder),
-            max_qwen_pairs=settings.qwen_rerank_batch_size,
-        )
-
-
-def overrides_in(settings: Settings) -> SentenceOverrides:
-    """What settings say of the model of dense vectors."""
-    names = (each.name for each in fields(SentenceOverrides))
-    return SentenceOverrides(**{name: getattr(settings, name) for name in names})
-
-
-def describe(device: torch.device, model: ModelInfo) -> DeviceInfo:
-    """The hardware, with the number format and the attention of a model on it."""
-    return DeviceInfo(
-        name=str(device),
-        description=describe_device(device),
-        dtype=model.dtype,
-        attention=model.paths[ATTENTION],
-        gpu_available=device.type != "cpu",
-        device_count=torch.cuda.device_count(),
-        memory_bytes=memory_bytes(device),
-        read_memory=memory_reader(device),
-    )
-
-
 log = structlog.get_logger(__name__)
 
+# What a model takes beside its weights.
+_OVERHEAD = 1.05
+# Seconds of a forward that is measured while the device serves other models.
+_LONGEST_RUN = 0.1
 
-@dataclass(frozen=True, slots=True)
-class ModelFolders:
-    """The folders of the models; None for a model that is not separate."""
-
-    embedding: Path
-    dense: Path | None
-    reranker: Path | None
-
-
-def locate_models(settings: Settings, status: DownloadStatus | None = None) -> ModelFolders:
-    """Find the models, each in its own revision; download those that are not on the disk."""
-    # Made only where it is needed: without a home folder there is no cache.
-    hub = partial(_hub, settings, status or DownloadStatus())
-    return ModelFolders(
-        _locate(settings.embedding_model, settings.model_revision, hub),
-        _locate_unless(
-            {settings.embedding_model}, settings.dense_model, settings.dense_model_revision, hub
-        ),
-        _locate_unless(
-            {LATE_INTERACTION, NO_RERANKER},
-            settings.reranker_model,
-            settings.reranker_model_revision,
-            hub,
-        ),
-    )
-
-
-def locate_model(
-    name: str, revision: str | None, settings: Settings, status: DownloadStatus
-) -> Path:
-    """Find a model by its name in a setting; download it if it is not on the disk."""
-    return _locate(name, revision, partial(_hub, settings, status))
-
-
-def _hub(settings: Settings, status: DownloadStatus, revision: str | None) -> Hub:
-    return Hub(settings.hub_cache, revision, settings.hf_hub_offline, status)
-
-
-def _locate_unless(
-    no_models: set[str], name: str, revision: str | None, hub: Callable[[str | None], Hub]
-) -> Path | None:
-    """The folder of the model `name`, or None if the name is in `no_models`."""
-    if name not in no_models:
-        return _locate(name, revision, hub)
-    _warn_of_revision(name, revision)
-    return None
-
-
-def _locate(name: str, revision: str | None, hub: Callable[[str | None], Hub]) -> Path:
-    folder = local_folder(name)
-    if not folder.is_dir():
-        return locate(name, hub(revision))
-    _warn_of_revision(name, revision)
-    return folder
-
-
-def _warn_of_revision(name: str, revision: str | None) -> None:
-    if revision is not None:
-        log.warning("revision_not_used", model=public_name(name), revision=revision)
+Result = TypeVar("Result")
 
 
 def load(
@@ -233,75 +104,53 @@ def load(
     return replace(first, replicas=tuple(others), fingerprints=prints)
 
 
-def _load_workers(settings: Settings, folders: ModelFolders) -> list[LoadedModels]:
-    if settings.device.startswith("cpu:") and len(settings.devices) > 1:
-        return list(_load_cpu_workers(settings, folders))
-    return [_load_on(name, settings, folders) for name in settings.devices]
+@dataclass(frozen=True, slots=True)
+class ModelFolders:
+    """The folders of the models; None for a model that is not separate."""
+
+    embedding: Path
+    dense: Path | None
+    reranker: Path | None
 
 
-def _load_cpu_workers(settings: Settings, folders: ModelFolders) -> Iterator[LoadedModels]:
-    """Load for several workers; those on one memory node share the models."""
-    shares = share_cpus(settings.devices)
-    on_node: dict[int, LoadedModels] = {}
-    for share in shares:
-        if share.node not in on_node:
-            load = partial(_load_on, share.name, settings, folders, share.threads)
-            on_node[share.node] = share.run(partial(copy_context().run, load))
-        models = on_node[share.node]
-        description = f"{models.device.description}, shared by {len(shares)} workers"
-        device = replace(models.device, name=share.name, description=description)
-        yield replace(models, device=device, prepare_thread=share.bind_thread)
+def locate_models(settings: Settings, status: DownloadStatus | None = None) -> ModelFolders:
+    """Find the models, each in its own revision; download those that are not on the disk."""
+    status = status or DownloadStatus()
+    embedding = settings.embedding_model
 
+    def find(name: str, revision: str | None, *no_models: str) -> Path | None:
+        if name not in no_models:
+            return locate_model(name, revision, settings, status)
+        _warn_of_revision(name, revision)
+        return None
 
-def _load_on(
-    name: str, settings: Settings, folders: ModelFolders, cpu_threads: int | None = None
-) -> LoadedModels:
-    device = choose_device(name)
-    loader = DeviceLoader(settings, device, cpu_threads)
-    embedder = loader.load_embedder(settings.embedding_model, folders.embedding)
-    dense, reranker = loader.load_dense(folders.dense), loader.load_reranker(folders.reranker)
-    _require_dense(dense)
-    models = [each for each in (embedder, dense, reranker) if each is not None]
-    for model in models:
-        model.capture_graphs()
-    budget = _budget(settings, embedder, models[1:], device)
-    return LoadedModels(
-        embedder=embedder,
-        device=describe(device, embedder.info),
-        infos=tuple(each.info for each in models),
-        max_batch_tokens=budget.tokens,
-        dense=dense,
-        reranker=reranker,
-        late_interaction=settings.reranker_model == LATE_INTERACTION,
-        demo=read_config(folders.embedding).get(DEMO_KEY),
-        seconds_per_token=budget.seconds_per_token,
-        free_memory=memory_freer(device),
+    return ModelFolders(
+        locate_model(embedding, settings.model_revision, settings, status),
+        find(settings.dense_model, settings.dense_model_revision, embedding),
+        find(
+            settings.reranker_model,
+            settings.reranker_model_revision,
+            LATE_INTERACTION,
+            NO_RERANKER,
+        ),
     )
 
 
-def _require_dense(model: EmbeddingModel | None) -> None:
-    """Raise `StartupError` if the model for dense vectors makes none."""
-    if model is not None and not model.kinds.dense:
-        raise StartupError(f"DENSE_EMBEDDING_MODEL={model.name} makes no dense vectors")
+def locate_model(
+    name: str, revision: str | None, settings: Settings, status: DownloadStatus
+) -> Path:
+    """Find a model by its name in a setting; download it if it is not on the disk."""
+    folder = local_folder(name)
+    if folder.is_dir():
+        _warn_of_revision(name, revision)
+        return folder
+    # Only here: without a home folder there is no cache.
+    return locate(name, Hub(settings.hub_cache, revision, settings.hf_hub_offline, status))
 
 
-def _budget(
-    settings: Settings, embedder: EmbeddingModel, others: Sequence[Model], device: torch.device
-) -> ChosenBudget:
-    """Warm up every model, and choose and log the token budget."""
-    budget = probe(embedder, device)
-    for other in others:
-        warm_up(other)
-        budget = capped(budget, tokens_that_fit(other, device))
-    budget = named_or_chosen(budget, settings.max_batch_tokens)
-    log.info("token_budget", tokens=budget.tokens, reason=budget.reason)
-    return budget
-
-
-# What a model takes beside its weights.
-_OVERHEAD = 1.05
-# Seconds of a forward that is measured while the device serves other models.
-_LONGEST_RUN = 0.1
+def _warn_of_revision(name: str, revision: str | None) -> None:
+    if revision is not None:
+        log.warning("revision_not_used", model=public_name(name), revision=revision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +171,134 @@ class _Placement:
         """Where workers share one copy."""
         return self.memory, self.share.node if self.share is not None else 0
 
+    @property
+    def bind_thread(self) -> Callable[[], None] | None:
+        """What each thread that computes there calls first."""
+        return None if self.share is None else self.share.bind_thread
+
+    def run(self, call: Callable[[], Result]) -> Result:
+        """Run `call` on the cores of the share: the system gives a thread its own node's memory."""
+        if self.share is None:
+            return call()
+        return self.share.run(partial(copy_context().run, call))
+
+
+def _workers(settings: Settings) -> Iterator[_Placement]:
+    """Those that DEVICE names."""
+    if settings.device.startswith("cpu:") and len(settings.devices) > 1:
+        cpu = torch.device("cpu")
+        yield from (_Placement(share.name, cpu, share) for share in share_cpus(settings.devices))
+        return
+    for name in settings.devices:
+        device = choose_device(name)
+        yield _Placement(str(device), device)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceLoader:
+    """Loads models for one worker."""
+
+    settings: Settings
+    placement: _Placement
+
+    def target_of(self, folder: Path) -> Target:
+        """The target of the model in `folder`; the dtype depends on the model."""
+        settings, device, share = self.settings, self.placement.device, self.placement.share
+        ensure_allocates(device)
+        dtype = choose_dtype(settings.dtype, device, qwen=overflows_float16(folder))
+        return Target(
+            device,
+            dtype,
+            choose_backend(device, dtype, settings.attention),
+            quantized=settings.dtype == INT8,
+            attention_named=settings.attention != "auto",
+            cpu_threads=None if share is None else share.threads,
+        )
+
+    def load_embedder(self, name: str, folder: Path) -> EmbeddingModel:
+        """The embedding model of that name in a setting."""
+        settings = self.settings
+        limit = settings.qwen_embed_max_length if is_qwen3(folder) else settings.embed_max_length
+        overrides = overrides_in(settings) if name == settings.dense_model else NO_OVERRIDES
+        return load_embedder(public_name(name), folder, limit, self.target_of(folder), overrides)
+
+    def load_reranker(self, name: str, folder: Path) -> CrossEncoder | QwenReranker:
+        """The reranker of that name in a setting."""
+        settings, qwen = self.settings, is_qwen3(folder)
+        limit = settings.qwen_rerank_max_length if qwen else settings.bge_rerank_max_length
+        pairs, target = settings.qwen_rerank_batch_size, self.target_of(folder)
+        return load_reranker(public_name(name), folder, limit, target, max_qwen_pairs=pairs)
+
+
+def overrides_in(settings: Settings) -> SentenceOverrides:
+    """What settings say of the model of dense vectors."""
+    names = (each.name for each in fields(SentenceOverrides))
+    return SentenceOverrides(**{name: getattr(settings, name) for name in names})
+
+
+def _described(device: torch.device, model: ModelInfo) -> DeviceInfo:
+    """The hardware, with the number format and the attention of a model on it."""
+    return DeviceInfo(
+        name=str(device),
+        description=describe_device(device),
+        dtype=model.dtype,
+        attention=model.paths[ATTENTION],
+        gpu_available=device.type != "cpu",
+        device_count=torch.cuda.device_count(),
+        memory_bytes=memory_bytes(device),
+        read_memory=memory_reader(device),
+    )
+
+
+def _load_workers(settings: Settings, folders: ModelFolders) -> Iterator[LoadedModels]:
+    """The models of each worker; those on one memory node share them."""
+    workers = list(_workers(settings))
+    on_node: dict[tuple[str, int], LoadedModels] = {}
+    for worker in workers:
+        if worker.node not in on_node:
+            on_node[worker.node] = worker.run(partial(_load_on, worker, settings, folders))
+        models = on_node[worker.node]
+        if worker.share is not None:
+            description = f"{models.device.description}, shared by {len(workers)} workers"
+            device = replace(models.device, name=worker.name, description=description)
+            models = replace(models, device=device, prepare_thread=worker.bind_thread)
+        yield models
+
+
+def _load_on(worker: _Placement, settings: Settings, folders: ModelFolders) -> LoadedModels:
+    """Load, warm up and measure the models of the settings for one worker."""
+    loader, device = DeviceLoader(settings, worker), worker.device
+    embedder = loader.load_embedder(settings.embedding_model, folders.embedding)
+    dense = reranker = None
+    if folders.dense is not None:
+        dense = loader.load_embedder(settings.dense_model, folders.dense)
+    if folders.reranker is not None:
+        reranker = loader.load_reranker(settings.reranker_model, folders.reranker)
+    if dense is not None and not dense.kinds.dense:
+        raise StartupError(f"DENSE_EMBEDDING_MODEL={dense.name} makes no dense vectors")
+    others = [each for each in (dense, reranker) if each is not None]
+    models = [embedder, *others]
+    for model in models:
+        model.capture_graphs()
+    budget = probe(embedder, device)
+    for other in others:
+        warm_up(other)
+        budget = capped(budget, tokens_that_fit(other, device))
+    budget = named_or_chosen(budget, settings.max_batch_tokens)
+    log.info("token_budget", tokens=budget.tokens, reason=budget.reason)
+    return LoadedModels(
+        embedder=embedder,
+        device=_described(device, embedder.info),
+        infos=tuple(each.info for each in models),
+        max_batch_tokens=budget.tokens,
+        dense=dense,
+        reranker=reranker,
+        late_interaction=settings.reranker_model == LATE_INTERACTION,
+        demo=read_config(folders.embedding).get(DEMO_KEY),
+        seconds_per_token=budget.seconds_per_token,
+        free_memory=memory_freer(device),
+    )
+
 
 class EntryLoader:
     """Implements `app.engine.model.ModelLoader`; `status` shows a download."""
@@ -329,7 +306,7 @@ class EntryLoader:
     def __init__(self, settings: Settings, status: DownloadStatus | None = None) -> None:
         self._settings = settings
         self._status = status or DownloadStatus()
-        self._workers = list(_default_placements(settings))
+        self._workers = list(_workers(settings))
 
     def prepare_thread(self) -> None:
         """Make the calling thread leave the processor to others."""
@@ -353,9 +330,9 @@ class EntryLoader:
         folder = locate_model(entry.name, entry.revision, settings, self._status)
         placements = list(_placements_of(entry, self._workers))
         needs: dict[str, int] = {}
-        for node in {placement.node: placement for placement in placements}.values():
-            loader = DeviceLoader(settings, node.device)
-            needs[node.memory] = needs.get(node.memory, 0) + _bytes_of(folder, loader)
+        for each in {placement.node: placement for placement in placements}.values():
+            size = _bytes_of(folder, DeviceLoader(settings, each))
+            needs[each.memory] = needs.get(each.memory, 0) + size
         load = partial(_load, entry, settings, folder, placements)
         return LoadPlan(needs, load, _state_of(folder))
 
@@ -380,17 +357,6 @@ def _settings_for(entry: ModelEntry, settings: Settings) -> Settings:
         limits = ("bge_embed", "qwen_embed", "bge_rerank", "qwen_rerank")
         update |= {f"{limit}_max_length": entry.max_length for limit in limits}
     return settings.model_copy(update=update)
-
-
-def _default_placements(settings: Settings) -> Iterator[_Placement]:
-    """Those of the workers that DEVICE names."""
-    cpu = torch.device("cpu")
-    if settings.device.startswith("cpu:") and len(settings.devices) > 1:
-        yield from (_Placement(share.name, cpu, share) for share in share_cpus(settings.devices))
-        return
-    for name in settings.devices:
-        device = choose_device(name)
-        yield _Placement(str(device), device)
 
 
 def _placements_of(entry: ModelEntry, workers: Sequence[_Placement]) -> Iterator[_Placement]:
@@ -427,22 +393,15 @@ def _load(
     with reading(with_digests=settings.caches_embeddings) as read:
         for placement in placements:
             if placement.node not in copies:
-                threads = placement.share.threads if placement.share is not None else None
-                loader = DeviceLoader(settings, placement.device, threads)
-                load = loader.load_embedder if entry.task == "embed" else loader.load_reranker_named
-                copies[placement.node] = _run_there(placement, partial(load, entry.name, folder))
+                loader = DeviceLoader(settings, placement)
+                load = loader.load_embedder if entry.task == "embed" else loader.load_reranker
+                call = partial(load, entry.name, folder)
+                _, node = placement.node  # The calling thread does for the first one.
+                copies[placement.node] = placement.run(call) if node else call()
     trim_heap()
     placed = tuple(_placed(placement, copies[placement.node], settings) for placement in placements)
     first = copies[placements[0].node]
     return PlacedModels(placed, lambda: first.info, read.fingerprint(folder))
-
-
-def _run_there(placement: _Placement, load: Callable[[], DeviceModel[Any]]) -> DeviceModel[Any]:
-    """Load where the placement's memory is: the system gives a thread that of its own node."""
-    if placement.share is None or placement.share.node == 0:
-        return load()
-    with ThreadPoolExecutor(1, initializer=placement.share.bind_thread) as executor:
-        return executor.submit(copy_context().run, load).result()
 
 
 def _placed(placement: _Placement, model: DeviceModel[Any], settings: Settings) -> PlacedModel:
@@ -450,24 +409,20 @@ def _placed(placement: _Placement, model: DeviceModel[Any], settings: Settings) 
         for _ in model.capture_graphs_in_steps():
             yield None
         longest_run = math.inf if thoroughly else _LONGEST_RUN
-        for budget in probe_in_steps(model, placement.device, longest_run):
-            yield None if budget is None else _measured(budget, settings, model.name, placement)
+        for found in probe_in_steps(model, placement.device, longest_run):
+            if found is None:
+                yield None
+                continue
+            budget = named_or_chosen(found, settings.max_batch_tokens)
+            log.info(
+                "token_budget",
+                model=model.name,
+                device=placement.name,
+                tokens=budget.tokens,
+                reason=budget.reason,
+            )
+            yield Measured(budget.tokens, budget.seconds_per_token)
 
-    info: DeviceInfo = replace(describe(placement.device, model.info), name=placement.name)
-    bind = None if placement.share is None else placement.share.bind_thread
-    return PlacedModel(model, info, measure, memory_freer(placement.device), bind)
-
-
-def _measured(
-    budget: ChosenBudget, settings: Settings, name: str, placement: _Placement
-) -> Measured:
-    """The measurement of a model, with the token budget of the settings or its own."""
-    budget = named_or_chosen(budget, settings.max_batch_tokens)
-    log.info(
-        "token_budget",
-        model=name,
-        device=placement.name,
-        tokens=budget.tokens,
-        reason=budget.reason,
-    )
-    return Measured(budget.tokens, budget.seconds_per_token)
+    device = replace(_described(placement.device, model.info), name=placement.name)
+    free = memory_freer(placement.device)
+    return PlacedModel(model, device, measure, free, placement.bind_thread)

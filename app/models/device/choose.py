@@ -1,4 +1,4 @@
-"""Chooses the device and the dtype, and describes the hardware."""
+"""The device and the dtype that settings name; the hardware, its memory, and the time it takes."""
 
 import gc
 import platform
@@ -30,6 +30,183 @@ capturing = threading.RLock()
 _HELD = ({"total_rss", "total_shmem"}, {"anon", "shmem", "kernel"})
 # In version 1 a larger number stands for no limit.
 _NO_LIMIT = 1 << 60
+# How often `shortest` runs something, at most, and the seconds after which it does not do so again.
+_TRIES = 3
+_LONG_SECONDS = 0.2
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that DEVICE names; `auto` takes a CUDA GPU, then Apple's, then the CPU."""
+    if name == "auto":
+        return torch.device(_best_device())
+    device = torch.device(name)
+    if device.type == "cpu":  # For PyTorch there is one, whatever the number of the worker.
+        return torch.device("cpu")
+    if device.type == "cuda":
+        _require_cuda(name, device)
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise StartupError("DEVICE=mps needs an Apple GPU, and there is none here")
+    return device
+
+
+def _has_cuda() -> bool:
+    """Whether PyTorch can use a GPU, without its warnings, which `_why_no_cuda` returns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.cuda.is_available()
+
+
+def _best_device() -> str:
+    if _has_cuda():
+        reason = _why_no_kernels(torch.device("cuda"))
+        if reason is None:
+            return "cuda"
+        log.warning("no_gpu_used", reason=reason, device="cpu")
+        return "cpu"
+    if torch.backends.mps.is_available():
+        return "mps"
+    if torch.version.cuda:  # The build for GPUs is installed, so a GPU was expected.
+        log.warning("no_gpu_used", reason=_why_no_cuda(), device="cpu")
+    return "cpu"
+
+
+def _why_no_cuda() -> str:
+    """The first sentence of PyTorch's reason, such as a driver that is missing or too old."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return str(error).strip().splitlines()[0].split(". ")[0].rstrip(".")
+    return "PyTorch sees no GPU"
+
+
+def _require_cuda(name: str, device: torch.device) -> None:
+    if not _has_cuda():
+        raise StartupError(
+            f"DEVICE={name} needs an NVIDIA GPU that PyTorch {torch.__version__} can use, and it "
+            f"sees none ({_why_no_cuda()}); check nvidia-smi and the driver, or set DEVICE=cpu"
+        )
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise StartupError(f"DEVICE={name}: there are only {torch.cuda.device_count()} GPUs")
+    if reason := _why_no_kernels(device):
+        raise StartupError(f"DEVICE={name}: {reason}; set DEVICE=cpu")
+
+
+def _why_no_kernels(device: torch.device) -> str | None:
+    """Why this build of PyTorch cannot compute on a GPU that it sees; None where it can.
+
+    Code for one compute capability runs on later ones of the same major number, and code that the
+    driver compiles, on all later ones.
+    """
+    has = torch.cuda.get_device_capability(device)
+    known = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
+    built = [(kind, (int(major), int(minor))) for kind, major, minor in known]
+    if not built or any(of <= has and (kind == "compute" or of[0] == has[0]) for kind, of in built):
+        return None
+    (major, minor), (first, second) = has, min(of for _, of in built)
+    return (
+        f"PyTorch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)}, of "
+        f"compute capability {major}.{minor}; those that it has begin with {first}.{second}"
+    )
+
+
+def choose_dtype(name: str, device: torch.device, *, qwen: bool = False) -> torch.dtype:
+    """The number format that DTYPE names; `auto` takes the fastest that the device has natively.
+
+    On a GPU Qwen3's states can leave the range of float16: `auto` takes bfloat16 for it, or float32
+    where an NVIDIA GPU has none, and on Apple's. For `int8` it is the format of what is not a
+    matrix product.
+    """
+    if name == INT8:
+        _require_int8(device)
+    if name in {"auto", INT8}:
+        if device.type == "cpu":
+            return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
+        if qwen:
+            return torch.bfloat16 if _gpu_has_bfloat16(device) else torch.float32
+        return torch.float16
+    dtype: torch.dtype = getattr(torch, name)
+    if device.type == "cpu" and dtype is torch.float16:
+        raise StartupError("DTYPE=float16 is for GPUs; on a CPU use bfloat16, float32 or auto")
+    return dtype
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether the processor has instructions for matrix products in bfloat16."""
+    return _cpu_has_any("amx_bf16", "avx512_bf16", arm="bf16")
+
+
+def _gpu_has_bfloat16(device: torch.device) -> bool:
+    """Whether the GPU multiplies bfloat16 natively, as NVIDIA's do from Ampere on."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def cpu_has_int8() -> bool:
+    """Whether the processor multiplies 8-bit matrices faster than those in float32."""
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return bool(available and _cpu_has_any("avx2", arm="dot"))
+
+
+def _cpu_has_any(*x86: str, arm: str) -> bool:
+    """Whether the processor has one of these features; PyTorch uses ARM's only on Linux."""
+    capabilities = torch.cpu.get_capabilities()
+    names = (*x86, arm) if platform.system() == "Linux" else x86
+    return any(capabilities.get(name) for name in names)
+
+
+def _require_int8(device: torch.device) -> None:
+    if device.type != "cpu":
+        raise StartupError(
+            f"DTYPE=int8 is for CPUs, and the models run on {device}; set DTYPE=auto, or DEVICE=cpu"
+        )
+    if not cpu_has_int8():
+        raise StartupError(
+            "DTYPE=int8 needs an x86 processor with AVX2, or on Linux one of ARM's with dot "
+            "products, and this one has neither; set DTYPE=auto"
+        )
+
+
+def describe_device(device: torch.device) -> str:
+    """The name of the hardware."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    capabilities = torch.cpu.get_capabilities()
+    processor = capabilities.get("cpu_name") or capabilities.get("architecture") or "CPU"
+    return f"{processor}, {available_threads()} threads"
+
+
+def memory_bytes(device: torch.device) -> int | None:
+    """Memory of a CUDA device in bytes; None on others."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def memory_freer(device: torch.device) -> Callable[[], None]:
+    """A function that makes the device's allocator return memory that it does not use."""
+
+    def free() -> None:
+        gc.collect()
+        if device.type == "cuda":
+            empty_cuda_cache()
+
+    return free
+
+
+def memory_reader(device: torch.device) -> Callable[[str], int] | None:
+    """Bytes allocated, reserved, free or total on a CUDA device; None on others."""
+    if device.type != "cuda":
+        return None
+
+    def read(kind: str) -> int:
+        match kind:
+            case "allocated":
+                return torch.cuda.memory_allocated(device)
+            case "reserved":
+                return torch.cuda.memory_reserved(device)
+        free, total = torch.cuda.mem_get_info(device)
+        return free if kind == "free" else total
+
+    return read
 
 
 def empty_cuda_cache() -> None:
@@ -96,184 +273,6 @@ def _pairs(text: str) -> Iterator[tuple[str, int]]:
         name, _, value = line.partition(" ")
         if value.isdecimal():
             yield name, int(value)
-
-
-def choose_device(name: str) -> torch.device:
-    """The device that DEVICE names; `auto` takes a CUDA GPU, then Apple's, then the CPU."""
-    if name == "auto":
-        return torch.device(_best_device())
-    device = torch.device(name)
-    if device.type == "cpu":  # For PyTorch there is one, whatever the number of the worker.
-        return torch.device("cpu")
-    if device.type == "cuda":
-        _require_cuda(name, device)
-    if device.type == "mps" and not torch.backends.mps.is_available():
-        raise StartupError("DEVICE=mps needs an Apple GPU, and there is none here")
-    return device
-
-
-def choose_dtype(name: str, device: torch.device, *, qwen: bool = False) -> torch.dtype:
-    """The number format that DTYPE names; `auto` takes the fastest that the device has natively.
-
-    On a GPU Qwen3's states can leave the range of float16: `auto` takes bfloat16 for it, or float32
-    where an NVIDIA GPU has none, and on Apple's. For `int8` it is the format of what is not a
-    matrix product.
-    """
-    if name == INT8:
-        _require_int8(device)
-    if name in {"auto", INT8}:
-        if device.type == "cpu":
-            return torch.bfloat16 if cpu_has_bfloat16() else torch.float32
-        if qwen:
-            return torch.bfloat16 if _gpu_has_bfloat16(device) else torch.float32
-        return torch.float16
-    dtype: torch.dtype = getattr(torch, name)
-    if device.type == "cpu" and dtype is torch.float16:
-        raise StartupError("DTYPE=float16 is for GPUs; on a CPU use bfloat16, float32 or auto")
-    return dtype
-
-
-def cpu_has_bfloat16() -> bool:
-    """Whether the processor has instructions for matrix products in bfloat16."""
-    return _cpu_has_any("amx_bf16", "avx512_bf16", arm="bf16")
-
-
-def _gpu_has_bfloat16(device: torch.device) -> bool:
-    """Whether the GPU multiplies bfloat16 natively, as NVIDIA's do from Ampere on."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def cpu_has_int8() -> bool:
-    """Whether the processor multiplies 8-bit matrices faster than those in float32."""
-    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return bool(available and _cpu_has_any("avx2", arm="dot"))
-
-
-def _cpu_has_any(*x86: str, arm: str) -> bool:
-    """Whether the processor has one of these features; PyTorch uses ARM's only on Linux."""
-    capabilities = torch.cpu.get_capabilities()
-    names = (*x86, arm) if platform.system() == "Linux" else x86
-    return any(capabilities.get(name) for name in names)
-
-
-def describe_device(device: torch.device) -> str:
-    """The name of the hardware."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    capabilities = torch.cpu.get_capabilities()
-    processor = capabilities.get("cpu_name") or capabilities.get("architecture") or "CPU"
-    return f"{processor}, {available_threads()} threads"
-
-
-def memory_bytes(device: torch.device) -> int | None:
-    """Memory of a CUDA device in bytes; None on others."""
-    if device.type != "cuda":
-        return None
-    return int(torch.cuda.get_device_properties(device).total_memory)
-
-
-def memory_freer(device: torch.device) -> Callable[[], None]:
-    """A function that makes the device's allocator return memory that it does not use."""
-
-    def free() -> None:
-        gc.collect()
-        if device.type == "cuda":
-            empty_cuda_cache()
-
-    return free
-
-
-def memory_reader(device: torch.device) -> Callable[[str], int] | None:
-    """Bytes allocated, reserved, free or total on a CUDA device; None on others."""
-    if device.type != "cuda":
-        return None
-
-    def read(kind: str) -> int:
-        match kind:
-            case "allocated":
-                return torch.cuda.memory_allocated(device)
-            case "reserved":
-                return torch.cuda.memory_reserved(device)
-        free, total = torch.cuda.mem_get_info(device)
-        return free if kind == "free" else total
-
-    return read
-
-
-def _has_cuda() -> bool:
-    """Whether PyTorch can use a GPU, without its warnings, which `_why_no_cuda` returns."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.cuda.is_available()
-
-
-def _best_device() -> str:
-    if _has_cuda():
-        reason = _why_no_kernels(torch.device("cuda"))
-        if reason is None:
-            return "cuda"
-        log.warning("no_gpu_used", reason=reason, device="cpu")
-        return "cpu"
-    if torch.backends.mps.is_available():
-        return "mps"
-    if torch.version.cuda:  # The build for GPUs is installed, so a GPU was expected.
-        log.warning("no_gpu_used", reason=_why_no_cuda(), device="cpu")
-    return "cpu"
-
-
-def _why_no_cuda() -> str:
-    """The first sentence of PyTorch's reason, such as a driver that is missing or too old."""
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-    except (RuntimeError, AssertionError) as error:
-        return str(error).strip().splitlines()[0].split(". ")[0].rstrip(".")
-    return "PyTorch sees no GPU"
-
-
-def _require_int8(device: torch.device) -> None:
-    if device.type != "cpu":
-        raise StartupError(
-            f"DTYPE=int8 is for CPUs, and the models run on {device}; set DTYPE=auto, or DEVICE=cpu"
-        )
-    if not cpu_has_int8():
-        raise StartupError(
-            "DTYPE=int8 needs an x86 processor with AVX2, or on Linux one of ARM's with dot "
-            "products, and this one has neither; set DTYPE=auto"
-        )
-
-
-def _require_cuda(name: str, device: torch.device) -> None:
-    if not _has_cuda():
-        raise StartupError(
-            f"DEVICE={name} needs an NVIDIA GPU that PyTorch {torch.__version__} can use, and it "
-            f"sees none ({_why_no_cuda()}); check nvidia-smi and the driver, or set DEVICE=cpu"
-        )
-    if (device.index or 0) >= torch.cuda.device_count():
-        raise StartupError(f"DEVICE={name}: there are only {torch.cuda.device_count()} GPUs")
-    if reason := _why_no_kernels(device):
-        raise StartupError(f"DEVICE={name}: {reason}; set DEVICE=cpu")
-
-
-def _why_no_kernels(device: torch.device) -> str | None:
-    """Why this build of PyTorch cannot compute on a GPU that it sees; None where it can.
-
-    Code for one compute capability runs on later ones of the same major number, and code that the
-    driver compiles, on all later ones.
-    """
-    has = torch.cuda.get_device_capability(device)
-    known = re.findall(r"(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
-    built = [(kind, (int(major), int(minor))) for kind, major, minor in known]
-    if not built or any(of <= has and (kind == "compute" or of[0] == has[0]) for kind, of in built):
-        return None
-    (major, minor), (first, second) = has, min(of for _, of in built)
-    return (
-        f"PyTorch {torch.__version__} has no kernels for {torch.cuda.get_device_name(device)}, of "
-        f"compute capability {major}.{minor}; those that it has begin with {first}.{second}"
-    )
-
-
-_TRIES = 3
-_LONG_SECONDS = 0.2
 
 
 def shortest(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:

@@ -1,4 +1,4 @@
-"""Divides the cores between several workers on the CPU, each on one memory node."""
+"""The cores that the process may use: how many threads a forward is worth, and workers' shares."""
 
 import math
 import os
@@ -19,32 +19,14 @@ from app.errors import StartupError
 
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
-
-
-def groups_of(controller: str, cgroups: Path, membership: Path) -> set[Path]:
-    """The folders of the process's groups for a controller, of version 1 or 2, and those above."""
-    folders = {cgroups, cgroups / controller}
-    for line in read_or_empty(membership).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "" or controller in controllers.split(","):
-            root = cgroups / controller if controllers else cgroups
-            group = root / path.strip("/")
-            folders |= {group, *group.parents} if group.is_relative_to(root) else set()
-    return folders
-
-
-def read_or_empty(path: Path) -> str:
-    """The text of a system file; empty if there is no such file."""
-    try:
-        return path.read_text(encoding="ascii")
-    except (OSError, UnicodeError):
-        return ""
-
-
+_NODES = Path("/sys/devices/system/node")
+_CPUS = Path("/sys/devices/system/cpu")
 # With less work for each thread, waiting for each other costs more than it saves, as the threads
 # share their cores with the event loop, the tokenizer and the clients.
 _FLOP_WORTH_A_THREAD = 0.5e9
 _LOWEST_PRIORITY = 19
+
+Result = TypeVar("Result")
 
 
 @cache
@@ -100,19 +82,6 @@ class CpuThreads:
         threads = self.choose(tokens)
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
-
-
-def leave_processor_to_others() -> None:
-    """Give the calling thread the lowest priority, on Linux."""
-    if sys.platform == "linux":  # Elsewhere this would change the whole process.
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
-
-
-Result = TypeVar("Result")
-
-_NODES = Path("/sys/devices/system/node")
-_CPUS = Path("/sys/devices/system/cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,3 +172,30 @@ def _core(cpus: Path, cpu: int) -> tuple[int, int]:
     """The core of a CPU and the CPU itself, by which they are sorted."""
     core = read_or_empty(cpus / f"cpu{cpu}" / "topology" / "core_id").strip()
     return int(core) if core.isdigit() else cpu, cpu
+
+
+def leave_processor_to_others() -> None:
+    """Give the calling thread the lowest priority, on Linux."""
+    if sys.platform == "linux":  # Elsewhere this would change the whole process.
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
+
+
+def groups_of(controller: str, cgroups: Path, membership: Path) -> set[Path]:
+    """The folders of the process's groups for a controller, of version 1 or 2, and those above."""
+    folders = {cgroups, cgroups / controller}
+    for line in read_or_empty(membership).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or controller in controllers.split(","):
+            root = cgroups / controller if controllers else cgroups
+            group = root / path.strip("/")
+            folders |= {group, *group.parents} if group.is_relative_to(root) else set()
+    return folders
+
+
+def read_or_empty(path: Path) -> str:
+    """The text of a system file; empty if there is no such file."""
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, UnicodeError):
+        return ""
