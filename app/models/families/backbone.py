@@ -1,5 +1,11 @@
-"""The target of a model: its device, its dtype, and the implementation of each operation."""
+"""What all families of transformers share: where they run, and how they are read and called.
 
+A `Backbone` is a transformer on its `Target`, which maps a packed batch to the hidden state of
+every token. Families derive from `Transformer` and read their tensors through `Parameters`; what
+becomes of the states is a matter of `app.models.tasks`.
+"""
+
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
@@ -28,6 +34,15 @@ from app.models.device.cpu import CpuThreads
 from app.models.ops.proof import TOLERANCES, Proof, Shapes, Trial
 from app.models.ops.torch_backend import TorchBackend
 from app.settings import INT8
+
+# The cost of all layers is measured with one in so many of them.
+_DEPTH_RATIO = 12
+# Rows of a thread that `in_row_blocks` computes at once.
+_ROWS_PER_THREAD = 256
+# oneDNN compiles a kernel for each number of rows, which takes milliseconds in bfloat16. Rounding
+# up makes the numbers few, so that kernels are reused; added rows cost more the fewer rows there
+# are. (Tokens up to, multiple.)
+_CPU_MULTIPLES = ((32, 1), (512, 8), (math.inf, 32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +85,6 @@ class Target:
             paths=self.paths,
             refused=tuple(RefusedPath(p.operation, p.path, p.reason) for p in self.refused),
         )
-
-
-_ROWS_PER_THREAD = 256
-_DEPTH_RATIO = 12
 
 
 class Parameters(ABC):
@@ -187,13 +198,6 @@ def preemption_point() -> None:
         torch.set_num_threads(threads)
 
 
-# oneDNN compiles a kernel for each number of rows, which takes milliseconds in bfloat16. Rounding
-# up makes the numbers few, so that kernels are reused; added rows cost more the fewer rows there
-# are. (Tokens up to, multiple.)
-_CPU_MULTIPLES = ((32, 1), (512, 8))
-CPU_LARGE_MULTIPLE = 32
-
-
 class Backbone:
     """A transformer that maps a packed batch to the hidden state of every token.
 
@@ -298,4 +302,4 @@ class Backbone:
 
 def cpu_multiple(tokens: int) -> int:
     """The multiple to which the rows of a forward of `tokens` are rounded up on a CPU."""
-    return next((by for most, by in _CPU_MULTIPLES if tokens <= most), CPU_LARGE_MULTIPLE)
+    return next(multiple for most, multiple in _CPU_MULTIPLES if tokens <= most)

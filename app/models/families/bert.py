@@ -1,10 +1,10 @@
 """BERT's, RoBERTa's and XLM-RoBERTa's encoder as a plain loop over packed tokens.
 
-The tests compare it with transformers' modules, which compute the same and spend more time between
-the matrix products.
+First its configuration, then the layers, then their parameters as they are read from a checkpoint
+for a CPU or a GPU. The tests compare it with transformers' modules, which compute the same and
+spend more time between the matrix products.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -39,7 +39,8 @@ _SIZES = {
     "types": "type_vocab_size",
 }
 # The defaults of transformers' classes, for values that the file leaves out.
-_DEFAULTS = {"type_vocab_size": 2, "max_position_embeddings": 512, "pad_token_id": 1}
+_DEFAULTS = {"type_vocab_size": 2, "max_position_embeddings": 512}
+_DEFAULT_PADDING = 1
 _DEFAULT_EPSILON = 1e-12
 
 
@@ -62,19 +63,34 @@ class EncoderConfig:
     def read(cls, folder: Path) -> Self:
         """Read it; raises `StartupError` for another kind of model, and for impossible values."""
         config = read_config(folder)
-        _require_encoder(folder, config)
-        size = {name: _whole_number(folder, config, key) for name, key in _SIZES.items()}
+        model_type = config.get("model_type")
+        if model_type not in ENCODER_TYPES:
+            known = ", ".join(ENCODER_TYPES)
+            raise StartupError(f"{folder} holds a model of type {model_type}; known here: {known}")
+        if config.get("is_decoder"):
+            raise StartupError(f"{folder} holds a decoder; an encoder is needed")
+        require_positions(folder, config)
+        size = {
+            name: whole_number(folder, config, key, _DEFAULTS.get(key))
+            for name, key in _SIZES.items()
+        }
         if size["width"] % size["heads"]:
             raise StartupError(
                 f"{folder} has states of {size['width']} numbers, which {size['heads']} heads "
                 "cannot share"
             )
-        roberta = config["model_type"] in _ROBERTA
+        activation = config.get("hidden_act", "gelu")
+        if not isinstance(activation, str) or activation not in ACTIVATIONS:
+            known = ", ".join(filter(None, ACTIVATIONS))
+            raise StartupError(f"{folder} has the activation {activation}; known here: {known}")
+        padding = None
+        if model_type in _ROBERTA:
+            padding = whole_number(folder, config, "pad_token_id", _DEFAULT_PADDING, least=0)
         return cls(
             **size,
-            activation=_activation(folder, config),
+            activation=activation,
             epsilon=number(folder, config, "layer_norm_eps", _DEFAULT_EPSILON),
-            padding=_whole_number(folder, config, "pad_token_id", least=0) if roberta else None,
+            padding=padding,
         )
 
     @property
@@ -89,26 +105,13 @@ class EncoderConfig:
 
     @property
     def position_scheme(self) -> PositionScheme:
-        """How tokens are numbered; the positions of the second segment follow those of the first.
-
-        They are so in the table of `app.models.families.bert.Embeddings`.
-        """
+        """How tokens are numbered; as in `Embeddings`, those of the second segment come last."""
         return PositionScheme(self.padding, self.max_length if self.reads_segments else 0)
 
     @property
     def parameters(self) -> int:
         """The number of weights that each token is multiplied with."""
         return self.layers * self.width * (4 * self.width + 2 * self.inner_width)
-
-
-def _require_encoder(folder: Path, config: dict[str, Any]) -> None:
-    model_type = config.get("model_type")
-    if model_type not in ENCODER_TYPES:
-        known = ", ".join(ENCODER_TYPES)
-        raise StartupError(f"{folder} holds a model of type {model_type}; known here: {known}")
-    if config.get("is_decoder"):
-        raise StartupError(f"{folder} holds a decoder; an encoder is needed")
-    require_positions(folder, config)
 
 
 def require_positions(folder: Path, config: dict[str, Any]) -> None:
@@ -121,28 +124,6 @@ def require_positions(folder: Path, config: dict[str, Any]) -> None:
         )
 
 
-def _whole_number(folder: Path, config: dict[str, Any], key: str, least: int = 1) -> int:
-    return whole_number(folder, config, key, _DEFAULTS.get(key), least=least)
-
-
-def _activation(folder: Path, config: dict[str, Any]) -> str:
-    name = config.get("hidden_act", "gelu")
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        known = ", ".join(filter(None, ACTIVATIONS))
-        raise StartupError(f"{folder} has the activation {name}; known here: {known}")
-    return name
-
-
-_TOKENS = "embeddings.word_embeddings.weight"
-
-AddNorm = Callable[[Tensor, Tensor, LayerNorm], Tensor]
-
-
-def plain_add_norm(states: Tensor, other: Tensor, norm: LayerNorm) -> Tensor:
-    """The norm of the sum, in the dtype of `states`, which are overwritten."""
-    return norm(states.add_(other))
-
-
 @dataclass(frozen=True, slots=True)
 class Embeddings:
     """On a CPU: the normalised sum of the embeddings of a token, its position and its type.
@@ -153,18 +134,18 @@ class Embeddings:
     which the difference of type 1 and type 0 is added.
     """
 
+    backend: Backend
     tokens: Tensor
     positions: Tensor
     type: Tensor
     norm: LayerNorm
-    add_norm: AddNorm = plain_add_norm
 
     def __call__(self, packed: PackedBatch) -> Tensor:
         """`[T, width]`: the states that the first layer reads."""
         states = functional.embedding(packed.input_ids[0], self.tokens)
         states = states.to(self.positions.dtype).add_(self.type)
         positions = functional.embedding(packed.position_ids[0], self.positions)
-        return self.add_norm(states, positions, self.norm)
+        return self.backend.add_norm(states, positions, self.norm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,23 +163,19 @@ class GpuEmbeddings:
         return self.backend.embed(indices, (self.tokens, self.positions), self.norm)
 
 
+_TOKENS = "embeddings.word_embeddings.weight"
+
+
 @dataclass(frozen=True, slots=True)
 class EncoderLayerParameters:
-    """One layer's matrices and norms."""
+    """One layer's matrices and norms; the projections are those of query, key and value."""
 
-    query: nn.Linear
-    key: nn.Linear
-    value: nn.Linear
+    projections: list[nn.Linear]
     attended: nn.Linear
     attention_norm: LayerNorm
     inner: nn.Linear
     output: nn.Linear
     output_norm: LayerNorm
-
-    @property
-    def projections(self) -> list[nn.Linear]:
-        """Query, key and value, which read the same states."""
-        return [self.query, self.key, self.value]
 
 
 class EncoderParameters(Parameters):
@@ -217,18 +194,15 @@ class EncoderParameters(Parameters):
         for index in range(self.config.layers):
             self.layer(index)
 
-    def embeddings(
-        self, add_norm: AddNorm = plain_add_norm, dtype: torch.dtype | None = None
-    ) -> Embeddings:
-        """The embedding on a CPU; its tables are in `dtype` where that is not the parameters'."""
-        dtype = dtype or self.dtype
+    def embeddings(self, backend: Backend, dtype: torch.dtype) -> Embeddings:
+        """The embedding on a CPU; its tables are in `dtype`, which need not be the parameters'."""
         positions, types = self._positions_and_types()
         return Embeddings(
+            backend,
             tokens=self._tokens_table(dtype),
             positions=_of_each_type(positions, types).to(self.device, dtype),
             type=types[0].to(self.device, dtype),
             norm=self._norm("embeddings"),
-            add_norm=add_norm,
         )
 
     def gpu_embeddings(self, backend: Backend) -> GpuEmbeddings:
@@ -258,9 +232,10 @@ class EncoderParameters(Parameters):
         width, inner_width = self.config.width, self.config.inner_width
         name = f"encoder.layer.{index}"
         return EncoderLayerParameters(
-            query=self._linear(f"{name}.attention.self.query", width, width),
-            key=self._linear(f"{name}.attention.self.key", width, width),
-            value=self._linear(f"{name}.attention.self.value", width, width),
+            projections=[
+                self._linear(f"{name}.attention.self.{each}", width, width)
+                for each in ("query", "key", "value")
+            ],
             attended=self._linear(f"{name}.attention.output.dense", width, width),
             attention_norm=self._norm(f"{name}.attention.output"),
             inner=self._linear(f"{name}.intermediate.dense", width, inner_width),
@@ -332,9 +307,10 @@ class Encoder(LayeredTransformer):
 
 def make_encoder(parameters: EncoderParameters, backend: Backend) -> Encoder:
     """The encoder with the parameters of a checkpoint, in their dtype and on their device."""
-    on_cpu = parameters.device.type == "cpu"
     embeddings = (
-        parameters.embeddings(backend.add_norm) if on_cpu else parameters.gpu_embeddings(backend)
+        parameters.embeddings(backend, parameters.dtype)
+        if parameters.device.type == "cpu"
+        else parameters.gpu_embeddings(backend)
     )
     layers = [_layer(parameters, index, backend) for index in range(parameters.config.layers)]
     return Encoder(layers, backend.attend, embeddings, parameters.dtype)

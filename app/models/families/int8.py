@@ -86,7 +86,8 @@ def _choose(states: Tensor, readers: Sequence[nn.Linear]) -> tuple[Tensor, Colum
 
     largest, channels = _max_abs_of_columns(states) / divisor, list(range(len(divisor)))
     counts, places = torch.ones(len(divisor)), torch.zeros(len(divisor)).tolist()
-    for _ in range(_repeats(len(divisor))):
+    steps = -(-len(divisor) // (_CHANNELS_OF_REPEAT * _REPEATS_AT_ONCE))
+    for _ in range(steps * _REPEATS_AT_ONCE):
         channel = int((largest / counts).argmax())
         channels.append(channel)
         places.append(float(counts[channel]))
@@ -99,10 +100,6 @@ def _choose(states: Tensor, readers: Sequence[nn.Linear]) -> tuple[Tensor, Colum
 def _max_abs_of_columns(matrix: Tensor) -> Tensor:
     # Absolute values of all of them would be a large temporary tensor.
     return torch.maximum(matrix.amax(0), -matrix.amin(0))
-
-
-def _repeats(channels: int) -> int:
-    return -(-channels // (_CHANNELS_OF_REPEAT * _REPEATS_AT_ONCE)) * _REPEATS_AT_ONCE
 
 
 def _quantize(weight: Tensor, columns: Columns, limit: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -121,7 +118,7 @@ def make_quantized_encoder(
 
     All but the products is in `dtype`.
     """
-    embeddings = parameters.embeddings(backend.add_norm, dtype)
+    embeddings = parameters.embeddings(backend, dtype)
     states, layers = embeddings(calibration), []
     for exact in map(parameters.layer, range(parameters.config.layers)):
         layer, states = _quantize_layer(parameters, exact, backend, calibration, states)

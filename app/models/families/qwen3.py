@@ -1,6 +1,6 @@
-"""Qwen3's decoder as a plain loop over packed tokens, without generation.
+"""Qwen3's decoder: its configuration, its parameters, and a plain loop over packed tokens.
 
-The tests compare it with transformers' modules.
+There is no generation here. The tests compare it with transformers' modules.
 """
 
 from dataclasses import dataclass
@@ -67,10 +67,15 @@ class DecoderConfig:
     def read(cls, folder: Path) -> Self:
         """Read it; raises `StartupError` for another kind of model, and for impossible values."""
         config = read_config(folder)
-        _require_qwen3(folder, config)
+        model_type = config.get("model_type")
+        if model_type != "qwen3":
+            raise StartupError(f"{folder} holds a model of type {model_type}, not a Qwen3 model")
         config.setdefault("head_dim", _DEFAULT_HEAD_WIDTH)
         size = {name: whole_number(folder, config, key) for name, key in _SIZES.items()}
-        _require_fixed(folder, config)
+        for key, known in _FIXED.items():
+            value = config.get(key, known)
+            if value != known:
+                raise StartupError(f"{folder} has {key} {value}; known here: {known}")
         if size["heads"] % size["key_heads"] or size["head_width"] % 2:
             raise StartupError(
                 f"{folder} has {size['heads']} heads of {size['head_width']} numbers, which "
@@ -90,19 +95,6 @@ class DecoderConfig:
         return self.layers * self.width * (attention + 3 * self.inner_width)
 
 
-def _require_qwen3(folder: Path, config: dict[str, Any]) -> None:
-    model_type = config.get("model_type")
-    if model_type != "qwen3":
-        raise StartupError(f"{folder} holds a model of type {model_type}, not a Qwen3 model")
-
-
-def _require_fixed(folder: Path, config: dict[str, Any]) -> None:
-    for key, known in _FIXED.items():
-        value = config.get(key, known)
-        if value != known:
-            raise StartupError(f"{folder} has {key} {value}; known here: {known}")
-
-
 def _theta(folder: Path, config: dict[str, Any]) -> float:
     """Transformers 5 writes it into `rope_parameters`, and versions before it beside them."""
     key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
@@ -116,9 +108,6 @@ def _theta(folder: Path, config: dict[str, Any]) -> float:
     if not theta:
         raise unusable(folder, "rope_theta", rotary.get("rope_theta", config.get("rope_theta")))
     return theta
-
-
-_TOKENS = "embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +182,9 @@ class Decoder(LayeredTransformer):
         rotary = RotaryEmbedding.at(positions, self.head_width, self.theta)
         states = self.final_norm(self.run_layers(states, packed, rotary))
         return states if sharing is None else states.index_select(0, sharing.inverse)
+
+
+_TOKENS = "embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)

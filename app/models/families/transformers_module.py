@@ -1,6 +1,7 @@
 """Encoders of every family without an implementation here, by transformers' modules.
 
-Code of a checkpoint is never run.
+A module is loaded, then tried: of the layouts that a batch can have, packed first, the fastest that
+computes each text as if it were alone is used. Code of a checkpoint is never run.
 """
 
 import inspect
@@ -50,6 +51,93 @@ LOADING_ERRORS = (
     OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, ImportError,
     IndexError, SafetensorError, StrictDataclassError,
 )  # fmt: skip
+# How the texts of a batch are laid out, the fastest first.
+PACKED, PADDED, ONE_LENGTH, ALONE = "packed", "padded", "one_length", "alone"
+_PACKED = "smart_embedder_packed"
+# Arguments of a family's attention that packed attention does not compute.
+_UNSUPPORTED = ("position_bias", "softcap", "s_aux", "cache")
+# Padding beside the tokens of a group that is computed together, as a share.
+_MOST_PADDING = {PADDED: 0.25, ONE_LENGTH: 0.0, ALONE: 0.0}
+# What attention may take for a group of several texts, and for one on a CPU without asking how much
+# memory is free; then one may take this share of it, because others take memory, too.
+_GROUP_BYTES = 2**28
+_FREE_SHARE = 0.5
+_RETRY_AFTER = 30
+_LAYOUT = "batch"
+# The rounding errors of all layers, as a multiple of one operation's.
+_LAYERS = 4
+# Tokens of the texts of the trial. Some are padded beside others, two are of one length, and one is
+# longer than the blocks of windowed attention and than the window.
+_TRIAL_LENGTHS = (3, 15, 17, 19, 19, 40)
+_LONGEST_TRIAL = 700
+_WIDEST_TRIAL = (_LONGEST_TRIAL - 9) // 2
+# The attributes, of configurations and of attentions, that limit how far a token sees.
+_WINDOWS = ("sliding_window", "attention_chunk_size")
+# Ids that every vocabulary has.
+_TRIAL_IDS = (5, 100)
+# One of them, to pad with where another padding must not change anything.
+_OTHER_PADDING = 7
+# The memory of attention follows from texts of so many tokens, twice and thrice as many.
+_MEASURED_TOKENS = 16
+# The number of positions of a model that limits it nowhere.
+_UNLIMITED = 2**31
+
+
+def load_by_transformers(folder: Path, target: Target) -> Backbone:
+    """Load the transformer in `folder`.
+
+    Raises `StartupError` for a model that transformers does not know or cannot load.
+    """
+    if target.quantized:
+        raise StartupError(
+            "DTYPE=int8 is for models of bge-m3's and bge-reranker's kind, and this is one of type "
+            f"{read_config(folder).get('model_type')}; set DTYPE to auto"
+        )
+    module = load_module(folder, target)
+    positions = _Positions.of(module)
+    with _narrow_windows(module):
+        proven = _Trial(folder, module, target, positions).prove()
+    layout = proven.paths[_LAYOUT]
+    is_packed = layout == PACKED
+    return Backbone(
+        ModuleTransformer(
+            module,
+            layout,
+            proven.backend.attend if is_packed else None,
+            bytes_of_pair=0.0 if is_packed else _bytes_of_pair(module, positions, target.device),
+        ),
+        proven,
+        hidden_size=int(module.config.hidden_size),
+        max_length=positions.count or _UNLIMITED,
+        parameters=_parameters(module),
+        positions=positions.scheme,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Positions:
+    """The number of positions, None if it is not limited, and how they are counted."""
+
+    count: int | None
+    scheme: PositionScheme
+
+    @classmethod
+    def of(cls, module: Any) -> "_Positions":
+        for name, table in module.named_modules():
+            if isinstance(table, nn.Embedding) and name.endswith("position_embeddings"):
+                padding = table.padding_idx
+                unused = 0 if padding is None else padding + 1
+                return cls(table.num_embeddings - unused, PositionScheme(padding))
+        limit = getattr(module.config, "max_position_embeddings", None)
+        is_limit = isinstance(limit, int) and limit > 0
+        return cls(limit if is_limit else None, PositionScheme())
+
+
+def _parameters(module: Any) -> int:
+    """The number of weights that each token is multiplied with."""
+    tables = (each for each in module.modules() if isinstance(each, nn.Embedding))
+    in_tables = sum(table.weight.numel() for table in tables)
+    return int(sum(each.numel() for each in module.parameters()) - in_tables)
 
 
 def load_module(folder: Path, target: Target) -> Any:
@@ -139,68 +227,6 @@ def _let_short_forwards_run(module: nn.Module) -> None:
     lists = [each for each in module.modules() if isinstance(each, nn.ModuleList)]
     for layer in max(lists, key=len, default=[]):
         layer.register_forward_pre_hook(lambda *_: preemption_point())
-
-
-# How the texts of a batch are laid out, the fastest first.
-PACKED, PADDED, ONE_LENGTH, ALONE = "packed", "padded", "one_length", "alone"
-_PACKED = "smart_embedder_packed"
-# Arguments of a family's attention that packed attention does not compute.
-_UNSUPPORTED = ("position_bias", "softcap", "s_aux", "cache")
-# Padding beside the tokens of a group that is computed together, as a share.
-_MOST_PADDING = {PADDED: 0.25, ONE_LENGTH: 0.0, ALONE: 0.0}
-# What attention may take for a group of several texts, and for one on a CPU without asking how much
-# memory is free; then one may take this share of it, because others take memory, too.
-_GROUP_BYTES = 2**28
-_FREE_SHARE = 0.5
-_RETRY_AFTER = 30
-
-
-def can_be_packed(module: Any) -> bool:
-    """Whether the attention of a module of transformers can be replaced."""
-    takes_positions = "position_ids" in inspect.signature(module.forward).parameters
-    supported = module._supports_attention_backend  # noqa: SLF001 - it has no public name
-    return bool(supported and takes_positions)
-
-
-def use_packed_attention(module: Any) -> None:
-    """Let the module compute its attention by `attend_packed`."""
-    AttentionInterface.register(_PACKED, attend_packed)
-    module.set_attn_implementation(_PACKED)
-
-
-def attend_packed(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: object,
-    *,
-    packed_attention: PackedAttention,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    sliding_window: int | None = None,
-    **others: Any,
-) -> tuple[Tensor, None]:
-    """An attention function for transformers: from `[1, H, T, D]` to `[1, T, H, D]`.
-
-    Raises `ValueError` for arguments that it does not compute.
-    """
-    del attention_mask
-    unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
-    if unsupported:
-        raise ValueError(f"the attention has {', '.join(unsupported)}")
-    attended = packed_attention(
-        query[0], key[0], value[0],
-        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-        causal=_is_causal(module) if is_causal is None else is_causal,
-        window=sliding_window,
-    )  # fmt: skip
-    return attended[None], None
-
-
-def _is_causal(module: nn.Module) -> bool:
-    config = getattr(module, "config", None)
-    return bool(getattr(module, "is_causal", True) and getattr(config, "is_causal", True))
 
 
 class ModuleTransformer(Transformer):
@@ -319,112 +345,39 @@ def divide_for_padding(
     yield slice(start, len(lengths))
 
 
-_LAYOUT = "batch"
-# The rounding errors of all layers, as a multiple of one operation's.
-_LAYERS = 4
-# Tokens of the texts of the trial. Some are padded beside others, two are of one length, and one is
-# longer than the blocks of windowed attention and than the window.
-_TRIAL_LENGTHS = (3, 15, 17, 19, 19, 40)
-_LONGEST_TRIAL = 700
-_WIDEST_TRIAL = (_LONGEST_TRIAL - 9) // 2
-# The attributes, of configurations and of attentions, that limit how far a token sees.
-_WINDOWS = ("sliding_window", "attention_chunk_size")
-# Ids that every vocabulary has.
-_TRIAL_IDS = (5, 100)
-# One of them, to pad with where another padding must not change anything.
-_OTHER_PADDING = 7
-# The memory of attention follows from texts of so many tokens, twice and thrice as many.
-_MEASURED_TOKENS = 16
-# The number of positions of a model that limits it nowhere.
-_UNLIMITED = 2**31
+def attend_packed(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: object,
+    *,
+    packed_attention: PackedAttention,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """An attention function for transformers: from `[1, H, T, D]` to `[1, T, H, D]`.
 
-
-def load_by_transformers(folder: Path, target: Target) -> Backbone:
-    """Load the transformer in `folder`.
-
-    Raises `StartupError` for a model that transformers does not know or cannot load.
+    Raises `ValueError` for arguments that it does not compute.
     """
-    if target.quantized:
-        raise StartupError(
-            "DTYPE=int8 is for models of bge-m3's and bge-reranker's kind, and this is one of type "
-            f"{read_config(folder).get('model_type')}; set DTYPE to auto"
-        )
-    module = load_module(folder, target)
-    positions = _Positions.of(module)
-    with _narrow_windows(module):
-        proven = _Trial(folder, module, target, positions).prove()
-    layout = proven.paths[_LAYOUT]
-    is_packed = layout == PACKED
-    return Backbone(
-        ModuleTransformer(
-            module,
-            layout,
-            proven.backend.attend if is_packed else None,
-            bytes_of_pair=0.0 if is_packed else _bytes_of_pair(module, positions, target.device),
-        ),
-        proven,
-        hidden_size=int(module.config.hidden_size),
-        max_length=positions.count or _UNLIMITED,
-        parameters=_parameters(module),
-        positions=positions.scheme,
-    )
+    del attention_mask
+    unsupported = [name for name in _UNSUPPORTED if others.get(name) is not None]
+    if unsupported:
+        raise ValueError(f"the attention has {', '.join(unsupported)}")
+    attended = packed_attention(
+        query[0], key[0], value[0],
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        causal=_is_causal(module) if is_causal is None else is_causal,
+        window=sliding_window,
+    )  # fmt: skip
+    return attended[None], None
 
 
-@dataclass(frozen=True, slots=True)
-class _Positions:
-    """The number of positions, None if it is not limited, and how they are counted."""
-
-    count: int | None
-    scheme: PositionScheme
-
-    @classmethod
-    def of(cls, module: Any) -> "_Positions":
-        for name, table in module.named_modules():
-            if isinstance(table, nn.Embedding) and name.endswith("position_embeddings"):
-                padding = table.padding_idx
-                unused = 0 if padding is None else padding + 1
-                return cls(table.num_embeddings - unused, PositionScheme(padding))
-        limit = getattr(module.config, "max_position_embeddings", None)
-        is_limit = isinstance(limit, int) and limit > 0
-        return cls(limit if is_limit else None, PositionScheme())
-
-
-def _parameters(module: Any) -> int:
-    """The number of weights that each token is multiplied with."""
-    tables = (each for each in module.modules() if isinstance(each, nn.Embedding))
-    in_tables = sum(table.weight.numel() for table in tables)
-    return int(sum(each.numel() for each in module.parameters()) - in_tables)
-
-
-@contextmanager
-def _narrow_windows(module: Any) -> Iterator[None]:
-    """Narrow attention windows until some texts of the trial are longer, without long texts.
-
-    A window is read where it is used, so that a wide one is computed as a narrow one.
-    """
-    window = getattr(module.config, "sliding_window", None) or 0
-    holders = {id(each): each for part in module.modules() for each in (part, *_config_of(part))}
-    before = [
-        (holder, name, value)
-        for holder in holders.values()
-        for name in _WINDOWS
-        if isinstance(value := getattr(holder, name, None), int) and value > _WIDEST_TRIAL
-    ]
-    # Some families add one to the configuration's number, in each attention.
-    by = max(0, window - _WIDEST_TRIAL)
-    for holder, name, value in before:
-        narrowed = value - by if name == "sliding_window" and value - by > 0 else _WIDEST_TRIAL
-        setattr(holder, name, narrowed)
-    try:
-        yield
-    finally:
-        for holder, name, value in before:
-            setattr(holder, name, value)
-
-
-def _config_of(part: nn.Module) -> list[Any]:
-    config = getattr(part, "config", None)
-    return [] if config is None else [config]
+def _is_causal(module: nn.Module) -> bool:
+    config = getattr(module, "config", None)
+    return bool(getattr(module, "is_causal", True) and getattr(config, "is_causal", True))
 
 
 class _Trial:
@@ -459,14 +412,21 @@ class _Trial:
         if not expected.cpu().isfinite().any():
             raise never_finite(f"in {self._folder}")
         refused: list[Proof] = []
-        if can_be_packed(module):
-            use_packed_attention(module)
+        takes_positions = "position_ids" in inspect.signature(module.forward).parameters
+        # `_supports_attention_backend` has no public name.
+        if module._supports_attention_backend and takes_positions:  # noqa: SLF001
+            AttentionInterface.register(_PACKED, attend_packed)
+            module.set_attn_implementation(_PACKED)
             packed = target.prove(_shapes(module), (ATTENTION,))
             refused.append(self._proof(PACKED, expected, packed.backend.attend))
             if refused[0].holds:
                 return replace(packed, paths=packed.paths | {_LAYOUT: PACKED})
             module.set_attn_implementation(own_attention)
-        _require_unnamed(self._folder, target)
+        if target.attention_named:
+            raise StartupError(
+                f"the model in {self._folder} brings an attention of its own, which no other can "
+                "replace; set ATTENTION to auto"
+            )
         for layout in (PADDED, ONE_LENGTH, ALONE):
             proof = self._proof(layout, expected)
             if proof.holds:
@@ -518,6 +478,49 @@ class _Trial:
         return try_path("forward", layout, compute_beside_others, kept, tolerance)
 
 
+def _shapes(module: Any) -> Shapes:
+    config = module.config
+    heads = config.num_attention_heads
+    width = config.hidden_size
+    return Shapes(
+        width=width,
+        inner_width=getattr(config, "intermediate_size", None) or width,
+        heads=heads,
+        key_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_width=getattr(config, "head_dim", None) or width // heads,
+        bias=False,
+        causal=any(getattr(each, "is_causal", False) for each in module.modules()),
+    )
+
+
+@contextmanager
+def _narrow_windows(module: Any) -> Iterator[None]:
+    """Narrow attention windows until some texts of the trial are longer, without long texts.
+
+    A window is read where it is used, so that a wide one is computed as a narrow one.
+    """
+    window = getattr(module.config, "sliding_window", None) or 0
+    parts = list(module.modules())
+    configs = [part.config for part in parts if getattr(part, "config", None) is not None]
+    holders = {id(each): each for each in (*parts, *configs)}
+    before = [
+        (holder, name, value)
+        for holder in holders.values()
+        for name in _WINDOWS
+        if isinstance(value := getattr(holder, name, None), int) and value > _WIDEST_TRIAL
+    ]
+    # Some families add one to the configuration's number, in each attention.
+    by = max(0, window - _WIDEST_TRIAL)
+    for holder, name, value in before:
+        narrowed = value - by if name == "sliding_window" and value - by > 0 else _WIDEST_TRIAL
+        setattr(holder, name, narrowed)
+    try:
+        yield
+    finally:
+        for holder, name, value in before:
+            setattr(holder, name, value)
+
+
 class _LiveBytes(TorchFunctionMode):
     """Notes after each operation, in `after`, the bytes of the results that are still alive."""
 
@@ -566,26 +569,3 @@ def _bytes_of_pair(module: Any, positions: _Positions, device: torch.device) -> 
         (third - 2 * second + first) / 2 for first, second, third in zip(*counts, strict=True)
     ]
     return float(max(0.0, *squares) / step**2)
-
-
-def _shapes(module: Any) -> Shapes:
-    config = module.config
-    heads = config.num_attention_heads
-    width = config.hidden_size
-    return Shapes(
-        width=width,
-        inner_width=getattr(config, "intermediate_size", None) or width,
-        heads=heads,
-        key_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_width=getattr(config, "head_dim", None) or width // heads,
-        bias=False,
-        causal=any(getattr(each, "is_causal", False) for each in module.modules()),
-    )
-
-
-def _require_unnamed(folder: Path, target: Target) -> None:
-    if target.attention_named:
-        raise StartupError(
-            f"the model in {folder} brings an attention of its own, which no other can replace; "
-            "set ATTENTION to auto"
-        )
