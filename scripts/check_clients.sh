@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the examples of docs/clients.md with the real clients, in an environment of their own.
+# Runs the examples of docs/other-clients.md with the real clients, in an environment of their own.
 #   scripts/check_clients.sh            needs Python 3.11 or newer, Node.js 22 or newer, and npm
 #   scripts/check_clients.sh --record   also stores what the clients send, for the suite to replay
 set -euo pipefail

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the service and the job of docs/ray.md on a real Ray cluster on this machine, of which it kills
+# Runs the service and the job of docs/clusters.md on a real Ray cluster on this machine, of which it kills
 # parts: scripts/check_cluster.sh
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-OUTSIDE = ("SECURITY.md", "CHANGELOG.md")
+OUTSIDE = ("SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md")
 # A browser fetches what these name as soon as it shows the page; an <a> only when it is followed.
 _LOADS = {("link", "href"), ("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src")}
 _NO_LOAD = {"canonical", "prev", "next"}

@@ -1,4 +1,4 @@
-"""Writes the table of docs/metrics.md from the registry of the service.
+"""Writes the table of docs/monitoring.md from the registry of the service.
 
 python -m scripts.metrics_docs
 """
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from app.observability.metrics import Metrics
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "monitoring.md"
 START, END = "<!-- metrics -->\n", "\n<!-- /metrics -->"
 _HEAD = ["", "| series | kind | labels | meaning |", "|---|---|---|---|"]
 # Of the process and not of the service; on Linux alone.

@@ -99,7 +99,7 @@ class DeclaredSettings(BaseModel):
     models: tuple[ModelEntry, ...] | None = Field(
         None,
         description="a YAML or TOML file of further models, which requests name, such as "
-        "`models.yaml`: see docs/several-models.md",
+        "`models.yaml`: see docs/models.md",
     )
     model_memory_threshold: types.Share = Field(
         0.9,

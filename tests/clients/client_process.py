@@ -1,4 +1,4 @@
-"""The examples of docs/clients.md, and a process of the clients' environment that runs one."""
+"""The examples of docs/other-clients.md, and a process in the clients' environment for them."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from tests.support.answering_process import AnsweringProcess, answering_process
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]
 ENVIRONMENT = REPOSITORY / ".venv-clients"
-PAGE = (REPOSITORY / "docs" / "clients.md").read_text()
+PAGE = (REPOSITORY / "docs" / "other-clients.md").read_text()
 ADDRESS = "http://127.0.0.1:8000"
 _EXAMPLE = re.compile(
     r"^## ([^\n]+)\n(?:(?!^## ).)*?```(python|js)\n(.*?)```", re.MULTILINE | re.DOTALL

@@ -1,4 +1,4 @@
-"""Runs in the clients' own environment: examples of docs/clients.md, one for each line it reads.
+"""Runs examples of docs/other-clients.md in the clients' own environment: one for each line read.
 
 A line is `{"code": ..., "texts": [...]}`. The line that answers it holds what the example left in
 `vectors`, `similarities` or `scores`, or the error that its user would see.

@@ -1,4 +1,4 @@
-"""The clients that people have, each in its own words: the examples of docs/clients.md.
+"""The clients that people have, each in its own words: the examples of docs/other-clients.md.
 
 They need an environment of their own: scripts/check_clients.sh makes it and runs these tests. With
 RECORD_CLIENTS set, what the clients send is stored for test_recorded.py.

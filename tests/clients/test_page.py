@@ -1,4 +1,4 @@
-"""docs/clients.md says what is tested, with the versions that are."""
+"""docs/other-clients.md says what is tested, with the versions that are."""
 
 import json
 import re

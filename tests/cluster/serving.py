@@ -1,4 +1,4 @@
-"""The service as docs/ray.md starts it, on the tests' cluster."""
+"""The service as docs/clusters.md starts it, on the tests' cluster."""
 
 import signal
 import subprocess

@@ -222,5 +222,5 @@ def test_it_is_scaled_and_scraped_by_a_metric_that_the_service_has(
 def test_no_secret_lies_in_the_repository(objects, pod) -> None:
     assert "Secret" not in objects
     (secret,) = (each["secret"] for each in pod["volumes"] if "secret" in each)
-    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    page = (ROOT / "docs" / "clusters.md").read_text()
     assert f"create secret generic {secret['secretName']} --from-file=tokens" in page

@@ -190,5 +190,5 @@ def test_an_alert_has_both_tests_and_a_section_for_the_operator(alert: str) -> N
     cases = [case for test in tests for case in test["alert_rule_test"]]
     fires = {bool(case.get("exp_alerts")) for case in cases if case["alertname"] == alert}
     assert fires == {True, False}
-    manual = (DEPLOYED.parents[1] / "docs" / "operation.md").read_text(encoding="utf-8")
+    manual = (DEPLOYED.parents[1] / "docs" / "monitoring.md").read_text(encoding="utf-8")
     assert f"`{alert}`" in manual

@@ -10,7 +10,7 @@ from tests.support.server import REPOSITORY
 
 FENCED = re.compile(r"^( *)```.*?^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-FILES = [*PAGES, REPOSITORY / "CHANGELOG.md"]
+FILES = [*PAGES, REPOSITORY / "CHANGELOG.md", REPOSITORY / "CONTRIBUTING.md"]
 
 
 def prose_of(file: Path) -> str:
