@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmarks.catalogue import OWN
 
+_REQUIREMENTS = Path(__file__).parents[1] / "requirements"
 DEFAULT_FOLDER = Path("~/.cache/smart-embedder/benchmarks").expanduser()
 
 
@@ -19,12 +20,14 @@ def interpreter(name: str, folder: Path) -> Path:
     """The Python of the environment `name` under `folder`, which is made or renewed if needed."""
     if name == OWN:
         return Path(sys.executable)
-    requirements = Path(__file__).parent / f"requirements-{name}.txt"
+    requirements = _REQUIREMENTS / f"{name}.txt"
     wanted = hashlib.sha256(requirements.read_bytes()).hexdigest()
     stamp = folder / name / "installed"
     python = folder / name / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     if not stamp.exists() or stamp.read_text() != wanted:
-        print(f"Installing {requirements.name} into {folder / name} ...", file=sys.stderr)
+        print(
+            f"Installing requirements/{requirements.name} into {folder / name} ...", file=sys.stderr
+        )
         venv.create(folder / name, clear=True)
         _install(python, requirements)
         stamp.write_text(wanted)
@@ -37,4 +40,6 @@ def _install(python: Path, requirements: Path) -> None:
     done = subprocess.run([*pip, *install], capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"pip ended with {done.returncode}"]
-        raise EnvironmentFailureError(f"{requirements.name} cannot be installed: {lines[-1]}")
+        raise EnvironmentFailureError(
+            f"requirements/{requirements.name} cannot be installed: {lines[-1]}"
+        )

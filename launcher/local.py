@@ -61,7 +61,7 @@ def _install(venv: Venv, flavour: str, *, demo: bool) -> None:
     if flavour == "cpu":
         venv.build_kernels()
     if demo:
-        venv.install("demo", locked("requirements-demo.txt", "the demo's package"))
+        venv.install("demo", locked("requirements/demo.txt", "the demo's package"))
         make_demo(venv)
     venv.progress.finish("Everything is installed.")
 
@@ -75,12 +75,12 @@ def make_demo(venv: Venv) -> None:
 
 def sources(flavour: str) -> tuple[Source, ...]:
     """Return where the packages come from: each from one index, and torch alone from PyTorch's."""
-    return _torch(flavour), locked("requirements.lock", "the other packages")
+    return _torch(flavour), locked("requirements/service.lock", "the other packages")
 
 
 def _torch(flavour: str) -> Source:
     if not (WINDOWS and flavour == "gpu"):
-        return locked(f"requirements-torch-{flavour}.lock", "PyTorch")
+        return locked(f"requirements/torch-{flavour}.lock", "PyTorch")
     # Only PyTorch's own index has builds with CUDA for Windows, and their hashes are not locked.
     file = requirements(flavour)
     options = ("--no-deps", "--index-url", PYTORCH_INDEX, pinned_torch(file))

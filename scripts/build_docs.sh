@@ -5,12 +5,12 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv=.venv-docs
-wanted=$(sha256sum < requirements-docs.lock)
+wanted=$(sha256sum < requirements/docs.lock)
 if [[ "$(cat "$venv/installed" 2>/dev/null)" != "$wanted" ]]; then
   rm -rf "$venv"
   "${PYTHON:-python3}" -m venv "$venv"
   "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --require-hashes \
-    -r requirements-docs.lock
+    -r requirements/docs.lock
   echo "$wanted" > "$venv/installed"
 fi
 NO_MKDOCS_2_WARNING=1 "$venv/bin/mkdocs" build --strict --clean 2>&1 | sed "/^INFO/d"

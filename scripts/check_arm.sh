@@ -74,8 +74,8 @@ mkdir -p "$folder"
 [[ -e $folder/root.done ]] || { say "Debian for ARM"; make_root; touch "$folder/root.done"; }
 if [[ ! -e $folder/packages.done ]]; then
   say "Python's packages for ARM"
-  install_for_arm requirements.lock
-  install_for_arm requirements-torch-cpu.lock || install_for_arm requirements-torch-gpu.lock
+  install_for_arm requirements/service.lock
+  install_for_arm requirements/torch-cpu.lock || install_for_arm requirements/torch-gpu.lock
   touch "$folder/packages.done"
 fi
 say "this checkout, its kernels for ARM, and small checkpoints"

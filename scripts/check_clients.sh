@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [[ "${1:-}" == "--record" ]] && export RECORD_CLIENTS=1
 environment=.venv-clients
 scripts/test_environment.sh .venv-tests
-scripts/pinned_environment.sh "$environment" requirements-clients.txt
+scripts/pinned_environment.sh "$environment" requirements/clients.txt
 wanted=$(cat tests/clients/package*.json | sha256sum)
 if [[ "$(cat "$environment/node/installed" 2>/dev/null)" != "$wanted" ]]; then
   rm -rf "$environment/node"

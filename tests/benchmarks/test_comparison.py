@@ -15,7 +15,7 @@ from tests.support.checkpoints import plain_corpus
 
 
 def unreachable_index(_python: Path, requirements: Path) -> None:
-    raise EnvironmentFailureError(f"{requirements.name} cannot be installed: no index")
+    raise EnvironmentFailureError(f"requirements/{requirements.name} cannot be installed: no index")
 
 
 def plan(folder: Path, scratch: Path, *, rounds: int) -> Plan:
@@ -40,7 +40,7 @@ async def test_engines_take_turns_and_one_that_cannot_start_tells_why(
     ours, theirs = comparison.outcomes.values()
     assert (len(ours.rounds), ours.failure) == (2, "")
     assert comparison.vectors_file(ours).exists()
-    assert theirs.failure == "requirements-peers.txt cannot be installed: no index"
+    assert theirs.failure == "requirements/peers.txt cannot be installed: no index"
     assert len(comparison.ceilings) == 2
 
 
@@ -78,4 +78,4 @@ def test_an_environment_is_made_once_for_each_version_of_its_requirements(
     assert interpreter("peers", tmp_path) == python
     (tmp_path / "peers" / "installed").write_text("of an older version")
     interpreter("peers", tmp_path)
-    assert [requirements.name for _, requirements in installed] == ["requirements-peers.txt"] * 2
+    assert [requirements.name for _, requirements in installed] == ["peers.txt"] * 2

@@ -15,7 +15,7 @@ def test_every_example_is_tested_and_what_it_sends_is_stored() -> None:
 
 
 def test_the_versions_of_the_table_are_those_that_are_installed() -> None:
-    pins = (REPOSITORY / "requirements-clients.txt").read_text().split()
+    pins = (REPOSITORY / "requirements/clients.txt").read_text().split()
     node = json.loads((HERE / "package.json").read_text())["dependencies"]
     table = re.findall(r"^\| \[([^]]+)\]\([^)]*\) \| (\S+) (\S+) \|", PAGE, re.MULTILINE)
     assert [name for name, _, _ in table] == list(EXAMPLES)

@@ -47,8 +47,8 @@ def test_the_base_is_a_build_argument_with_an_exact_tag_and_its_digest(file: Pat
 
 def test_torch_has_a_layer_of_its_own_before_anything_that_changes_more_often(file: Path) -> None:
     torch = place(file, r"^RUN .*-r /torch.lock")
-    assert f"source=requirements-torch-{file.suffix[1:]}.lock" in image(file)[torch]
-    assert torch < place(file, r"^RUN .*-r /requirements.lock") < place(file, "^COPY app ./app$")
+    assert f"source=requirements/torch-{file.suffix[1:]}.lock" in image(file)[torch]
+    assert torch < place(file, r"^RUN .*-r /service.lock") < place(file, "^COPY app ./app$")
 
 
 def test_every_package_is_installed_by_its_hash(file: Path) -> None:
@@ -60,7 +60,7 @@ def test_every_package_is_installed_by_its_hash(file: Path) -> None:
 def test_the_benchmark_is_inside_beside_the_checks(file: Path) -> None:
     assert "COPY benchmark.py ./" in image(file)
     allowed = (ROOT / ".dockerignore").read_text().splitlines()
-    assert {"*", "!app", "!tools", "!benchmark.py", "!requirements*.lock"} <= set(allowed)
+    assert {"*", "!app", "!tools", "!benchmark.py", "!requirements/*.lock"} <= set(allowed)
 
 
 def test_the_service_runs_as_user_1000_and_owns_the_model_cache_alone(file: Path) -> None:

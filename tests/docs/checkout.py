@@ -12,10 +12,10 @@ from launcher.venv import Venv, digest_of
 from tests.support.server import REPOSITORY
 
 BASH = shutil.which("bash") or "bash"
-_FOLDERS = ("app", "tools", "launcher", "examples")
+_FOLDERS = ("app", "tools", "launcher", "examples", "requirements")
 _INSTALLED = {
-    "cpu": ("requirements-torch-cpu.lock", "requirements.lock"),
-    "demo": ("requirements-demo.txt",),
+    "cpu": ("requirements/torch-cpu.lock", "requirements/service.lock"),
+    "demo": ("requirements/demo.txt",),
 }
 _SECONDS = 600
 
@@ -26,7 +26,7 @@ def make_checkout(folder: Path) -> Path:
     for name in _FOLDERS:
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
-    for pattern in ("*.py", "*.sh", "*.txt", "*.lock", "*.toml"):
+    for pattern in ("*.py", "*.sh", "*.txt", "*.toml"):
         for file in REPOSITORY.glob(pattern):
             shutil.copy(file, folder)
     environment = Venv(folder / ".venv")

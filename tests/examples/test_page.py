@@ -10,7 +10,7 @@ import pytest
 from tests.support.server import REPOSITORY
 
 EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
-PINS = (REPOSITORY / "requirements-examples.txt").read_text()
+PINS = (REPOSITORY / "requirements/examples.txt").read_text()
 # Modules whose package has another name.
 PACKAGES = {"llama_index.vector_stores": "llama-index-vector-stores-qdrant"}
 PACKAGES |= {"llama_index.core": "llama-index-core", "smart_embedder_client": "./client"}

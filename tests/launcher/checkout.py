@@ -188,10 +188,11 @@ def make_checkout(folder: Path) -> Path:
         shutil.copy(ROOT / "app" / name, folder / "app" / name)
     pinned = locked(write_wheel(folder, "1.0"))
     torch = locked(write_wheel(folder, "2.0", "torch"))
+    (folder / "requirements").mkdir()
     for flavour in ("cpu", "gpu"):
         (folder / f"requirements-{flavour}.txt").write_text("torch==2.0\ntiny==1.0\n")
-        (folder / f"requirements-torch-{flavour}.lock").write_text(torch)
-    for name in ("requirements.lock", "requirements-demo.txt"):
+        (folder / f"requirements/torch-{flavour}.lock").write_text(torch)
+    for name in ("requirements/service.lock", "requirements/demo.txt"):
         (folder / name).write_text(pinned)
     shutil.copytree(
         ROOT / "launcher", folder / "launcher", ignore=shutil.ignore_patterns("__pycache__")

@@ -92,7 +92,7 @@ def test_the_requirements_say_what_they_take(flavour: str) -> None:
 
 
 def test_requirements_that_do_not_say_what_they_take_take_nothing() -> None:
-    assert need_of(ROOT / "requirements-demo.txt") == Need(0, 0)
+    assert need_of(ROOT / "requirements/demo.txt") == Need(0, 0)
 
 
 HERE = {"Name": socket.gethostname()}

