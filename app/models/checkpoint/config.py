@@ -1,7 +1,11 @@
-"""Reads a model's `config.json` and other files of JSON, as `StartupError` where they are wrong."""
+"""What a model's files of JSON say: numbers, modules, poolings, prompts, how texts are read.
+
+Those are `config.json` and the files of sentence-transformers. Whatever is wrong in them, or is not
+computed here, is a `StartupError`. What a task makes of them is not known here.
+"""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -14,6 +18,39 @@ from app.models.checkpoint.reading import read_file
 DEMO_KEY = "smart_embedder_demo"
 # No size of a model and no number of its positions is larger.
 _LARGEST = 2**31
+# The packages of known classes, none of which is imported.
+_PACKAGES = ("sentence_transformers", "pylate")
+# Names in the configuration of a pooling: `pooling_mode` since version 5.4, before that flags.
+POOLINGS = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_length",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last_token",
+}
+_OLD_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_length",
+    "pooling_mode_weightedmean_tokens": "weighted_mean",
+    "pooling_mode_lasttoken": "last_token",
+}
+# Older versions named the file by the family; of several the first one counts.
+_TEXT_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+# What is given to tokenizers and configurations of transformers, by its older and newer name.
+_UNREAD_OPTIONS = (
+    "processing_kwargs", "processor_kwargs", "tokenizer_args", "config_kwargs", "config_args",
+)  # fmt: skip
+_HARMLESS = {"padding_side", "trust_remote_code", "use_fast"}
+# Of ColBERT models alone.
+_OPTIONS_BY_TYPE = ("query_length", "document_length", "query_expansion")
+_POOLING_FOLDER = "1_Pooling"
+_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
+_TEXT_VECTOR = "sentence_embedding"
+# In a tokenizer's configuration a much larger number stands for no limit.
+_NO_LIMIT = 1_000_000_000
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -73,10 +110,6 @@ def unusable(folder: Path, key: str, value: Any) -> StartupError:
     return StartupError(f"{folder / 'config.json'} has no usable {key}: {value!s:.60}")
 
 
-# The packages of known classes, none of which is imported.
-_PACKAGES = ("sentence_transformers", "pylate")
-
-
 @dataclass(frozen=True, slots=True)
 class Module:
     """The class that an entry names, without its package, and the folder of its files."""
@@ -96,7 +129,18 @@ def read_modules(folder: Path) -> list[Module]:
     entries = read_json(path)
     if not isinstance(entries, list):
         raise StartupError(f"{path} is not a list of modules")
-    return list(_modules_of(folder, entries))
+    modules: list[Module] = []
+    for entry in entries:
+        kind = entry.get("type") if isinstance(entry, dict) else None
+        if not isinstance(kind, str):
+            raise StartupError(f"{path} has a module without a type")
+        if kind.partition(".")[0] not in _PACKAGES:
+            raise StartupError(f"{path} names {kind}: code of a checkpoint is never run")
+        name = str(entry.get("path") or "")
+        if "\0" in name or not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise StartupError(f"{path} names a folder outside the model: {name!r:.200}")
+        modules.append(Module(kind.rpartition(".")[2], folder / name))
+    return modules
 
 
 def require_known_modules(folder: Path, *kinds: str) -> None:
@@ -108,52 +152,9 @@ def require_known_modules(folder: Path, *kinds: str) -> None:
         )
 
 
-def _modules_of(folder: Path, entries: list[Any]) -> Iterator[Module]:
-    path = folder / "modules.json"
-    for entry in entries:
-        kind = entry.get("type") if isinstance(entry, dict) else None
-        if not isinstance(kind, str):
-            raise StartupError(f"{path} has a module without a type")
-        if kind.partition(".")[0] not in _PACKAGES:
-            raise StartupError(f"{path} names {kind}: code of a checkpoint is never run")
-        name = str(entry.get("path") or "")
-        if "\0" in name or not (folder / name).resolve().is_relative_to(folder.resolve()):
-            raise StartupError(f"{path} names a folder outside the model: {name!r:.200}")
-        yield Module(kind.rpartition(".")[2], folder / name)
-
-
-# Names in the configuration of a pooling: `pooling_mode` since version 5.4, before that flags.
-POOLINGS = {
-    "cls": "cls",
-    "max": "max",
-    "mean": "mean",
-    "mean_sqrt_len_tokens": "mean_sqrt_length",
-    "weightedmean": "weighted_mean",
-    "lasttoken": "last_token",
-}
-_OLD_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_length",
-    "pooling_mode_weightedmean_tokens": "weighted_mean",
-    "pooling_mode_lasttoken": "last_token",
-}
-# Older versions named the file by the family; of several the first one counts.
-_TEXT_FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
-# What is given to tokenizers and configurations of transformers, by its older and newer name.
-_UNREAD_OPTIONS = (
-    "processing_kwargs", "processor_kwargs", "tokenizer_args", "config_kwargs", "config_args",
-)  # fmt: skip
-_HARMLESS = {"padding_side", "trust_remote_code", "use_fast"}
-# Of ColBERT models alone.
-_OPTIONS_BY_TYPE = ("query_length", "document_length", "query_expansion")
-_POOLING_FOLDER = "1_Pooling"
-_IGNORED = {"Transformer", "Dropout"}
-_ACTIVATIONS = ("Identity", "Tanh", "ReLU", "GELU", "SiLU", "Sigmoid")
-_TEXT_VECTOR = "sentence_embedding"
-# In a tokenizer's configuration a much larger number stands for no limit.
-_NO_LIMIT = 1_000_000_000
+def has_modules(folder: Path) -> bool:
+    """Whether the folder has a configuration of modules."""
+    return (folder / "modules.json").is_file() or (folder / _POOLING_FOLDER).is_dir()
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,43 +201,6 @@ Step = Projection | Normalization | Truncation
 
 
 @dataclass(frozen=True, slots=True)
-class TextOptions:
-    """How a model of any task reads texts, by sentence-transformers' configuration.
-
-    They are cut to `max_length` tokens, if it is set, and converted to lower case with
-    `lower_case`.
-    """
-
-    max_length: int | None = None
-    lower_case: bool = False
-
-    @classmethod
-    def read(cls, folder: Path, *, by_type: bool = False) -> "TextOptions":
-        """Read them; those of a folder without such a configuration are its tokenizer's.
-
-        With `by_type`, queries and documents have options of their own, which are read elsewhere.
-        Raises `StartupError` for options that would change what is read, and are not known here.
-        """
-        texts = read_text_config(folder)
-        unread = [each for each in _UNREAD_OPTIONS if set(texts.get(each) or ()) - _HARMLESS]
-        if not by_type:
-            unread += [each for each in _OPTIONS_BY_TYPE if texts.get(each) is not None]
-        if unread:
-            raise StartupError(
-                f"{folder} has {unread[0]} for its texts, which is not applied to this model"
-            )
-        if "message" in (texts.get("modality_config") or ()):
-            raise StartupError(
-                f"{folder} reads texts as messages of a chat template, which is not done here"
-            )
-        length = texts.get("max_seq_length") or _tokenizer_limit(folder)
-        return cls(
-            max_length=length if type(length) is int and length > 0 else None,
-            lower_case=bool(texts.get("do_lower_case")),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class SentenceConfig:
     """The steps from the states of texts to vectors: `poolings`, then `steps`; and the prompts.
 
@@ -252,83 +216,37 @@ class SentenceConfig:
     @classmethod
     def read(cls, folder: Path) -> "SentenceConfig":
         """Read it; raises `StartupError` for unknown modules and impossible values."""
-        modules = _modules(folder)
+        modules, pooling = read_modules(folder), folder / _POOLING_FOLDER
+        if not modules and (pooling / "config.json").is_file():
+            modules = [Module("Pooling", pooling)]
+        poolings: tuple[str, ...] = ()
+        steps: list[Step] = []
+        for module in modules:
+            match module.kind:
+                case "Transformer":
+                    if module.folder != folder:
+                        raise StartupError(
+                            f"{folder / 'modules.json'} has the transformer in "
+                            f"{module.folder.name}, and not beside it"
+                        )
+                case "Dropout":
+                    pass
+                case "Pooling":
+                    poolings = poolings or read_poolings(module.folder)
+                case "Dense":
+                    steps.append(_projection(module.folder))
+                case "Normalize":
+                    _require_text_vector(module.folder)
+                    steps.append(Normalization())
+                case _:
+                    raise StartupError(
+                        f"{folder / 'modules.json'} names the module {module.kind}; known here: "
+                        "Transformer, Pooling, Dense, Normalize"
+                    )
         width = read_vector_limit(folder, "truncate_dim")
-        cut = () if width is None else (Truncation(width),)
-        return cls(
-            poolings=_poolings_among(modules),
-            steps=(*_steps(modules), *cut),
-            prompts=read_prompts(folder),
-            default_prompt=read_default_prompt(folder),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class SentenceOverrides:
-    """What settings say of a model, in place of its configuration; None leaves that as it is."""
-
-    pooling: str | None = None
-    normalize: bool | None = None
-    query_prompt: str | None = None
-    document_prompt: str | None = None
-
-    @property
-    def prompts(self) -> dict[str, str]:
-        """The prompts that are set, by their names in a configuration."""
-        named = {"query": self.query_prompt, "document": self.document_prompt}
-        return {name: prompt for name, prompt in named.items() if prompt is not None}
-
-    def refuse(self, *settings: str, for_model: str) -> None:
-        """Raise `StartupError` if one of these is set, which has no effect on such a model."""
-        for setting in settings:
-            value = getattr(self, setting)
-            if value is not None:
-                shown = str(value).lower() if isinstance(value, bool) else value
-                raise StartupError(f"{setting.upper()}={shown} has no effect on {for_model}")
-
-
-NO_OVERRIDES = SentenceOverrides()
-
-
-def has_modules(folder: Path) -> bool:
-    """Whether the folder has a configuration of modules."""
-    return (folder / "modules.json").is_file() or (folder / _POOLING_FOLDER).is_dir()
-
-
-def _modules(folder: Path) -> list[Module]:
-    """The modules of `modules.json`, or without that file a pooling in its usual folder."""
-    modules = read_modules(folder)
-    for module in modules:
-        if module.kind == "Transformer" and module.folder != folder:
-            raise StartupError(
-                f"{folder / 'modules.json'} has the transformer in {module.folder.name}, and not "
-                "beside it"
-            )
-    pooling = folder / _POOLING_FOLDER
-    if not modules and (pooling / "config.json").is_file():
-        return [Module("Pooling", pooling)]
-    return modules
-
-
-def _poolings_among(modules: list[Module]) -> tuple[str, ...]:
-    for module in modules:
-        if module.kind == "Pooling":
-            return read_poolings(module.folder)
-    return ()
-
-
-def _steps(modules: list[Module]) -> Iterator[Step]:
-    for module in modules:
-        if module.kind == "Dense":
-            yield _projection(module.folder)
-        elif module.kind == "Normalize":
-            _require_text_vector(module.folder)
-            yield Normalization()
-        elif module.kind not in {"Pooling", *_IGNORED}:
-            raise StartupError(
-                f"{module.folder.parent / 'modules.json'} names the module {module.kind}; known "
-                "here: Transformer, Pooling, Dense, Normalize"
-            )
+        if width is not None:
+            steps.append(Truncation(width))
+        return cls(poolings, tuple(steps), read_prompts(folder), read_default_prompt(folder))
 
 
 def _projection(folder: Path) -> Projection:
@@ -418,6 +336,70 @@ def read_vector_limit(folder: Path, name: str) -> int | None:
 def _sentence_transformers(folder: Path) -> tuple[Path, dict[str, Any]]:
     path = folder / "config_sentence_transformers.json"
     return path, read_optional(path)
+
+
+@dataclass(frozen=True, slots=True)
+class SentenceOverrides:
+    """What settings say of a model, in place of its configuration; None leaves that as it is."""
+
+    pooling: str | None = None
+    normalize: bool | None = None
+    query_prompt: str | None = None
+    document_prompt: str | None = None
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """The prompts that are set, by their names in a configuration."""
+        named = {"query": self.query_prompt, "document": self.document_prompt}
+        return {name: prompt for name, prompt in named.items() if prompt is not None}
+
+    def refuse(self, *settings: str, for_model: str) -> None:
+        """Raise `StartupError` if one of these is set, which has no effect on such a model."""
+        for setting in settings:
+            value = getattr(self, setting)
+            if value is not None:
+                shown = str(value).lower() if isinstance(value, bool) else value
+                raise StartupError(f"{setting.upper()}={shown} has no effect on {for_model}")
+
+
+NO_OVERRIDES = SentenceOverrides()
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How a model of any task reads texts, by sentence-transformers' configuration.
+
+    They are cut to `max_length` tokens, if it is set, and converted to lower case with
+    `lower_case`.
+    """
+
+    max_length: int | None = None
+    lower_case: bool = False
+
+    @classmethod
+    def read(cls, folder: Path, *, by_type: bool = False) -> "TextOptions":
+        """Read them; those of a folder without such a configuration are its tokenizer's.
+
+        With `by_type`, queries and documents have options of their own, which are read elsewhere.
+        Raises `StartupError` for options that would change what is read, and are not known here.
+        """
+        texts = read_text_config(folder)
+        unread = [each for each in _UNREAD_OPTIONS if set(texts.get(each) or ()) - _HARMLESS]
+        if not by_type:
+            unread += [each for each in _OPTIONS_BY_TYPE if texts.get(each) is not None]
+        if unread:
+            raise StartupError(
+                f"{folder} has {unread[0]} for its texts, which is not applied to this model"
+            )
+        if "message" in (texts.get("modality_config") or ()):
+            raise StartupError(
+                f"{folder} reads texts as messages of a chat template, which is not done here"
+            )
+        length = texts.get("max_seq_length") or _tokenizer_limit(folder)
+        return cls(
+            max_length=length if type(length) is int and length > 0 else None,
+            lower_case=bool(texts.get("do_lower_case")),
+        )
 
 
 def read_text_config(folder: Path) -> dict[str, Any]:
