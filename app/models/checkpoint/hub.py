@@ -47,106 +47,6 @@ log = structlog.get_logger(__name__)
 _BYTE_BARS = {"huggingface_hub.snapshot_download.transfer", "huggingface_hub.snapshot_download"}
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_TO_LEFTOVER = 3600.0
-
-
-class DownloadProgress:
-    """The progress of one model's download, in `status`, and every few seconds in the log."""
-
-    def __init__(
-        self,
-        model: str,
-        status: DownloadStatus,
-        *,
-        total: int,
-        on_disk: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._model = model
-        self._status = status
-        self._total = total
-        self._on_disk = on_disk
-        self._clock = clock
-        self._counted: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        self._show()
-        self._log()
-
-    def add(self, bar: str, count: int) -> None:
-        """Count bytes for one of the bars; called by the threads that download."""
-        with self._lock:
-            self._counted[bar] += count
-            self._show()
-            if self._clock() >= self._next_line:
-                self._log()
-
-    def _show(self) -> None:
-        counted = max(self._counted.values(), default=0)
-        done = min(self._on_disk + counted, self._total)
-        self._status.current = self._download = Download(self._model, done, self._total)
-
-    def _log(self) -> None:
-        self._next_line = self._clock() + _SECONDS_BETWEEN_LINES
-        download = self._download
-        log.info(
-            "model_download",
-            model=download.model,
-            percent=download.percent,
-            done=human_size(download.done),
-            total=human_size(download.total),
-        )
-
-
-@contextmanager
-def follow_download(
-    model: str, status: DownloadStatus, sizes: dict[str, int], on_disk: set[str]
-) -> Iterator[type[tqdm] | None]:
-    """Report the download of the files that are not on the disk, within the block.
-
-    `sizes` holds the bytes of each of the model's files. Yields the `tqdm_class` for the hub's
-    library, or None if no file is missing, when nothing is reported.
-    """
-    total = sum(sizes.values())
-    present = sum(size for file, size in sizes.items() if file in on_disk)
-    if total == present:
-        yield None
-        return
-    started = time.monotonic()
-    try:
-        yield _bar_class(DownloadProgress(model, status, total=total, on_disk=present))
-    finally:
-        status.current = None
-    seconds = round(time.monotonic() - started)
-    log.info("model_downloaded", model=model, total=human_size(total), seconds=seconds)
-
-
-def remove_leftovers(snapshot: Path) -> None:
-    """Remove the files of downloads of this model whose processes were ended.
-
-    The hub's library begins each download in a new file and never continues one. A running download
-    writes every few seconds, so an old file belongs to none.
-    """
-    for file in (snapshot.parents[1] / "blobs").glob("*.incomplete"):
-        with suppress(OSError):  # Another start was faster, or the cache is read-only.
-            if time.time() - file.stat().st_mtime > _SECONDS_TO_LEFTOVER:
-                file.unlink()
-
-
-def _bar_class(progress: DownloadProgress) -> type[tqdm]:
-    """A class of progress bars that are not drawn, and of which those for bytes count them."""
-
-    class CountingBar(tqdm):
-        def __init__(self, *arguments: Any, name: str | None = None, **options: Any) -> None:
-            self._name = name
-            super().__init__(*arguments, **options | {"disable": True})  # type: ignore[no-untyped-call]
-
-        def update(self, n: float | None = 1) -> bool | None:
-            if self._name in _BYTE_BARS:
-                progress.add(self._name, int(n or 0))
-            return None
-
-    return CountingBar
-
-
 _SECONDS_FOR_THE_HUB = 10.0
 _SECONDS_BETWEEN_TRIES = 1.0
 _GIT_DIGEST = 20  # Bytes.
@@ -206,6 +106,23 @@ def locate(name: str, hub: Hub) -> Path:
         ) from error
 
 
+def _without_the_hub(name: str, hub: Hub) -> Path:
+    """The folder of an earlier download; raises `StartupError` if there is none."""
+    try:
+        return _from_hub(name, replace(hub, offline=True))
+    except LocalEntryNotFoundError as error:
+        raise StartupError(f"the hub cannot be reached. {_not_on_disk(name, hub)}") from error
+
+
+def _not_on_disk(name: str, hub: Hub) -> str:
+    revision = f" --revision {hub.revision}" if hub.revision else ""
+    return (
+        f"The model {name} is not on this machine: fetch it with `hf download {name}{revision}` "
+        f"where the hub can be reached, and copy it to {hub.cache} or name its folder in the "
+        "setting"
+    )
+
+
 def _from_hub(name: str, hub: Hub) -> Path:
     find = partial(
         snapshot_download,
@@ -224,44 +141,13 @@ def _from_hub(name: str, hub: Hub) -> Path:
         unwanted += [file for file in files if file.endswith(".bin") and "/" not in file]
     wanted = filter_repo_objects(files, allow_patterns=_WANTED_FILES, ignore_patterns=unwanted)
     sizes = {file: files[file] for file in wanted}
-    on_disk = _on_disk(name, info, sizes, hub)
+    cached = partial(try_to_load_from_cache, name, cache_dir=hub.cache, revision=info.sha)
+    on_disk = {file for file in sizes if isinstance(cached(file), str)}
     with follow_download(name, hub.status, sizes, on_disk) as bar:
         snapshot = Path(find(ignore_patterns=unwanted, tqdm_class=bar))
     _require_whole(name, snapshot, set(sizes) - on_disk)
-    remove_leftovers(snapshot)
+    _remove_leftovers(snapshot)
     return snapshot
-
-
-def _require_whole(name: str, snapshot: Path, files: Iterable[str]) -> None:
-    """Raise `StartupError` if a file is not what the hub has announced, and remove it.
-
-    The cache calls a file by its ETag, which is a digest: git's of a small file, else SHA-256. The
-    hub's library compares sizes alone.
-    """
-    for file in sorted(files):
-        path = (snapshot / file).resolve()
-        digest = {40: hashlib.sha1, 64: hashlib.sha256}.get(len(path.name))
-        if digest is None or set(path.name) - set(string.hexdigits) or not path.is_file():
-            continue
-        found = digest(usedforsecurity=False)
-        if found.digest_size == _GIT_DIGEST:
-            found.update(f"blob {path.stat().st_size}\0".encode())
-        with path.open("rb") as opened:
-            while part := opened.read(_AT_ONCE):
-                found.update(part)
-        if found.hexdigest() != path.name.lower():
-            (snapshot / file).unlink()
-            path.unlink(missing_ok=True)  # On systems without links it is the same file.
-            raise StartupError(
-                f"{file} of the model {name} did not arrive as the hub has it, and was removed: "
-                "start again to download it"
-            )
-
-
-def _on_disk(name: str, info: ModelInfo, files: Iterable[str], hub: Hub) -> set[str]:
-    """Which of the files the cache already has in this revision."""
-    find = partial(try_to_load_from_cache, name, cache_dir=hub.cache, revision=info.sha)
-    return {file for file in files if isinstance(find(file), str)}
 
 
 def _ask_hub(name: str, hub: Hub) -> ModelInfo:
@@ -295,18 +181,125 @@ def _limit_waiting(request: httpx2.Request) -> None:
     }
 
 
-def _without_the_hub(name: str, hub: Hub) -> Path:
-    """The folder of an earlier download; raises `StartupError` if there is none."""
+def _require_whole(name: str, snapshot: Path, files: Iterable[str]) -> None:
+    """Raise `StartupError` if a file is not what the hub has announced, and remove it.
+
+    The cache calls a file by its ETag, which is a digest: git's of a small file, else SHA-256. The
+    hub's library compares sizes alone.
+    """
+    for file in sorted(files):
+        path = (snapshot / file).resolve()
+        digest = {40: hashlib.sha1, 64: hashlib.sha256}.get(len(path.name))
+        if digest is None or set(path.name) - set(string.hexdigits) or not path.is_file():
+            continue
+        found = digest(usedforsecurity=False)
+        if found.digest_size == _GIT_DIGEST:
+            found.update(f"blob {path.stat().st_size}\0".encode())
+        with path.open("rb") as opened:
+            while part := opened.read(_AT_ONCE):
+                found.update(part)
+        if found.hexdigest() != path.name.lower():
+            (snapshot / file).unlink()
+            path.unlink(missing_ok=True)  # On systems without links it is the same file.
+            raise StartupError(
+                f"{file} of the model {name} did not arrive as the hub has it, and was removed: "
+                "start again to download it"
+            )
+
+
+def _remove_leftovers(snapshot: Path) -> None:
+    """Remove the files of downloads of this model whose processes were ended.
+
+    The hub's library begins each download in a new file and never continues one. A running download
+    writes every few seconds, so an old file belongs to none.
+    """
+    for file in (snapshot.parents[1] / "blobs").glob("*.incomplete"):
+        with suppress(OSError):  # Another start was faster, or the cache is read-only.
+            if time.time() - file.stat().st_mtime > _SECONDS_TO_LEFTOVER:
+                file.unlink()
+
+
+@contextmanager
+def follow_download(
+    model: str, status: DownloadStatus, sizes: dict[str, int], on_disk: set[str]
+) -> Iterator[type[tqdm] | None]:
+    """Report the download of the files that are not on the disk, within the block.
+
+    `sizes` holds the bytes of each of the model's files. Yields the `tqdm_class` for the hub's
+    library, or None if no file is missing, when nothing is reported.
+    """
+    total = sum(sizes.values())
+    present = sum(size for file, size in sizes.items() if file in on_disk)
+    if total == present:
+        yield None
+        return
+    started = time.monotonic()
     try:
-        return _from_hub(name, replace(hub, offline=True))
-    except LocalEntryNotFoundError as error:
-        raise StartupError(f"the hub cannot be reached. {_not_on_disk(name, hub)}") from error
+        yield _bar_class(DownloadProgress(model, status, total=total, on_disk=present))
+    finally:
+        status.current = None
+    seconds = round(time.monotonic() - started)
+    log.info("model_downloaded", model=model, total=human_size(total), seconds=seconds)
 
 
-def _not_on_disk(name: str, hub: Hub) -> str:
-    revision = f" --revision {hub.revision}" if hub.revision else ""
-    return (
-        f"The model {name} is not on this machine: fetch it with `hf download {name}{revision}` "
-        f"where the hub can be reached, and copy it to {hub.cache} or name its folder in the "
-        "setting"
-    )
+class DownloadProgress:
+    """The progress of one model's download, in `status`, and every few seconds in the log."""
+
+    def __init__(
+        self,
+        model: str,
+        status: DownloadStatus,
+        *,
+        total: int,
+        on_disk: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model = model
+        self._status = status
+        self._total = total
+        self._on_disk = on_disk
+        self._clock = clock
+        self._counted: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._show()
+        self._log()
+
+    def add(self, bar: str, count: int) -> None:
+        """Count bytes for one of the bars; called by the threads that download."""
+        with self._lock:
+            self._counted[bar] += count
+            self._show()
+            if self._clock() >= self._next_line:
+                self._log()
+
+    def _show(self) -> None:
+        counted = max(self._counted.values(), default=0)
+        done = min(self._on_disk + counted, self._total)
+        self._status.current = self._download = Download(self._model, done, self._total)
+
+    def _log(self) -> None:
+        self._next_line = self._clock() + _SECONDS_BETWEEN_LINES
+        download = self._download
+        log.info(
+            "model_download",
+            model=download.model,
+            percent=download.percent,
+            done=human_size(download.done),
+            total=human_size(download.total),
+        )
+
+
+def _bar_class(progress: DownloadProgress) -> type[tqdm]:
+    """A class of progress bars that are not drawn, and of which those for bytes count them."""
+
+    class CountingBar(tqdm):
+        def __init__(self, *arguments: Any, name: str | None = None, **options: Any) -> None:
+            self._name = name
+            super().__init__(*arguments, **options | {"disable": True})  # type: ignore[no-untyped-call]
+
+        def update(self, n: float | None = 1) -> bool | None:
+            if self._name in _BYTE_BARS:
+                progress.add(self._name, int(n or 0))
+            return None
+
+    return CountingBar

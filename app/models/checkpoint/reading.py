@@ -20,14 +20,6 @@ from pathlib import Path
 from app.errors import StartupError
 from app.settings import Settings
 
-
-def trim_heap() -> None:
-    """Return memory that the allocator keeps after it was freed, if the allocator can."""
-    if sys.platform == "linux":
-        with suppress(AttributeError):  # glibc alone has it.
-            ctypes.CDLL(None).malloc_trim(0)
-
-
 # Bytes that are read at once: a larger number is no faster, and these are rounded in the cache.
 AT_ONCE = 2**22
 # The most bytes of a file that is read as a whole. The largest are tokenizers, of some 30 MB.
@@ -35,6 +27,11 @@ _LARGEST = 2**29
 # Bytes of weights after which the allocator gives back what is left of those that were laid out
 # anew, which is a tenth of them.
 _TRIM_AFTER = 2**28
+
+# What is read ahead.
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+# Large, because after each the thread may wait for Python's lock.
+_AHEAD_AT_ONCE = 2**25
 
 _current: ContextVar["Reading | None"] = ContextVar("reading", default=None)
 
@@ -201,11 +198,6 @@ def _changed(path: Path) -> StartupError:
     return StartupError(f"{path} was changed while it was being read: start again")
 
 
-_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
-# Large, because after each the thread may wait for Python's lock.
-_AT_ONCE = 2**25
-
-
 def read_ahead(settings: Settings) -> threading.Thread:
     """Read, on a thread of its own, each model's weights that lie on the disk.
 
@@ -222,7 +214,7 @@ def read_ahead(settings: Settings) -> threading.Thread:
 
 def _read_all(paths: list[Path]) -> None:
     # Not a bytearray, which would be filled with zeros under Python's lock.
-    with mmap(-1, _AT_ONCE) as buffer:
+    with mmap(-1, _AHEAD_AT_ONCE) as buffer:
         for path in paths:
             with suppress(OSError), path.open("rb", buffering=0) as file:
                 while file.readinto(buffer):
@@ -238,3 +230,10 @@ def _weights(name: str, settings: Settings) -> Iterator[Path]:
     for folder in folders:
         for pattern in _WEIGHTS:
             yield from folder.glob(pattern)
+
+
+def trim_heap() -> None:
+    """Return memory that the allocator keeps after it was freed, if the allocator can."""
+    if sys.platform == "linux":
+        with suppress(AttributeError):  # glibc alone has it.
+            ctypes.CDLL(None).malloc_trim(0)
