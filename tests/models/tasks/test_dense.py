@@ -145,11 +145,16 @@ def test_a_setting_takes_the_place_of_the_pooling(copy, float32_target) -> None:
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize("further", [[], [("Normalize", {}, None)]], ids=["raw", "scaled"])
+@pytest.mark.parametrize(
+    "further",
+    [[], [("Normalize", {}, None)], [dense(24, "Tanh"), ("Normalize", {}, None)]],
+    ids=["raw", "scaled", "projected"],
+)
 def test_a_setting_takes_the_place_of_the_scaling(normalize, further, copy, float32_target) -> None:
     save_modules(copy, further=further)
     model = load(copy, float32_target, overrides=SentenceOverrides(normalize=normalize))
-    save_modules(copy, further=[("Normalize", {}, None)] if normalize else [])
+    unscaled = [each for each in further if each[0] != "Normalize"]
+    save_modules(copy, further=[*unscaled, ("Normalize", {}, None)] if normalize else unscaled)
     assert_close(embed(model, TEXTS), reference(copy).encode(TEXTS))
     assert model.normalizes == normalize
 

@@ -11,9 +11,10 @@ from FlagEmbedding import BGEM3FlagModel
 from safetensors.torch import load_file, save_file
 
 from app.engine.records import Outputs, TextEmbedding
-from app.errors import InferenceError
+from app.errors import InferenceError, StartupError
 from app.models.families.backbone import Target
 from app.models.tasks.dense import M3Embedder, load_m3_embedder
+from app.models.tasks.load import load_embedder
 from app.models.text.tokenizer import TextTokenizer
 from tests.support.texts import varied_texts
 
@@ -115,6 +116,7 @@ def test_a_kind_does_not_depend_on_the_kinds_beside_it(
 
 
 def test_dense_and_colbert_vectors_have_unit_length(embedder: M3Embedder) -> None:
+    assert embedder.normalizes
     for embedding in embed(embedder, varied_texts(30)):
         assert np.linalg.norm(embedding.dense) == pytest.approx(1, abs=1e-5)
         assert np.linalg.norm(embedding.colbert, axis=1) == pytest.approx(1, abs=1e-5)
@@ -168,6 +170,16 @@ def test_states_are_those_of_transformers_and_stay_when_others_follow(
             theirs = model(torch.tensor([text.ids.tolist()])).last_hidden_state[0]
         assert embedding.states.shape == theirs.shape
         np.testing.assert_allclose(embedding.states, theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("head", ["sparse_linear.pt", "colbert_linear.pt"])
+def test_a_folder_with_one_of_the_two_heads_is_no_other_model(
+    head: str, tiny_m3: Path, tmp_path: Path, float32_target: Target
+) -> None:
+    folder = shutil.copytree(tiny_m3, tmp_path / "m3")
+    (folder / head).unlink()
+    with pytest.raises(StartupError, match=f"the head {head} is missing"):
+        load_embedder("m3", folder, 8192, float32_target)
 
 
 @pytest.fixture

@@ -72,6 +72,19 @@ def test_ids_and_counts_are_those_of_the_whole_prompt(
         assert found(template, pair) == expected
 
 
+def test_a_lines_end_that_is_one_with_the_querys_last_token_is_of_the_query(
+    tokenizer: Tokenizer,
+) -> None:
+    joining = Tokenizer.from_str(tokenizer.to_str())
+    joining.add_tokens(["?\n"])
+    template = QwenTemplate(TextTokenizer(joining, 4096))
+    room = 4096 - len(template.prefix) - len(template.suffix)
+    (pair,) = template.pairs("search?", ["hybrid"], "Find")
+    assert found(template, pair) == reference(joining, room, ("Find", "search?", "hybrid"))
+    (plain,) = template.pairs("search!", ["hybrid"], "Find")
+    assert len(plain.ids) == len(pair.ids) + 1
+
+
 def test_a_query_of_many_slices_is_counted_as_a_whole(tokenizer: Tokenizer) -> None:
     query, passage = "search vector. " * 400, "hybrid"
     template = QwenTemplate(TextTokenizer(tokenizer, 4096, slice_characters=500))
