@@ -21,8 +21,13 @@ from app.engine.records import (
     EmbeddingResult,
     RerankResult,
 )
-from app.engine.requests.cache import make_cache, with_cache
-from app.engine.requests.embedding import EmbeddingPipeline, Forwards
+from app.engine.requests.cache import CachedForwards, make_cache
+from app.engine.requests.embedding import (
+    EmbeddingPipeline,
+    EmbedRequest,
+    Forwards,
+    VectorSource,
+)
 from app.engine.requests.reranking import (
     ClassificationPipeline,
     ClassificationRequest,
@@ -92,7 +97,10 @@ class Pipelines:
             Purpose.RERANKING,
         )
         self._cache = make_cache(settings, metrics)
-        source = with_cache(Forwards(admission, waiting), self._cache, admission, metrics)
+        forwards = Forwards(admission, waiting)
+        source: VectorSource = forwards
+        if self._cache is not None:
+            source = CachedForwards(forwards, self._cache, admission, metrics)
         time_limit = settings.rerank_gpu_timeout
         self.embedding = EmbeddingPipeline(admission, source)
         self.reranking = RerankingPipeline(admission, scoring, time_limit)
@@ -275,16 +283,10 @@ class Engine:
             )
             if not outputs:
                 raise InvalidRequestError("nothing is asked for: choose dense, sparse or colbert")
-            return await self._pipelines.embedding.run(
-                models,
-                texts,
-                outputs,
-                options=options,
-                normalize_dense=normalize_dense,
-                urgency=urgency,
-                client=client,
-                answer=answer,
+            request = EmbedRequest(
+                texts, outputs, options, normalize_dense, urgency, client, answer
             )
+            return await self._pipelines.embedding.run(models, request)
 
     async def run_tokenizer(
         self,

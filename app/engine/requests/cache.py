@@ -7,10 +7,12 @@ cancelled, the other still gets its result.
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 
 from cachetools import LRUCache
 
@@ -19,11 +21,10 @@ from app.engine.model import Embedder
 from app.engine.records import Outputs, TruncationOptions
 from app.engine.requests.embedding import (
     Computed,
+    EmbedRequest,
     Forwards,
-    Reading,
     Task,
     TaskResult,
-    VectorSource,
     hold_vectors,
 )
 from app.engine.requests.shared_cache import (
@@ -43,6 +44,12 @@ from app.settings import Settings
 
 # To copy them takes a millisecond.
 _LARGE_BYTES = 2**22
+# To hash them takes a tenth of a millisecond; more are hashed off the event loop.
+_LARGE_CHARACTERS = 100_000
+# A request may always join work of at most so many characters, about 256 tokens; it may join more
+# only up to a multiple of its own.
+_SHORT_CHARACTERS = 1024
+_MUCH_MORE = 4
 
 
 class VectorCache:
@@ -52,7 +59,7 @@ class VectorCache:
     """
 
     def __init__(self, max_bytes: int, shared: SharedVectors | None, metrics: Metrics) -> None:
-        self._entries: LRUCache[str, CachedVectors] = LRUCache(max_bytes, _nbytes)
+        self._entries: LRUCache[str, CachedVectors] = LRUCache(max_bytes, attrgetter("nbytes"))
         self._shared = shared
         metrics.watch_embedding_cache(lambda: self._entries.currsize, lambda: len(self._entries))
 
@@ -99,6 +106,10 @@ class VectorCache:
             await self._shared.close()
 
 
+def _copy_all(entries: Mapping[str, CachedVectors]) -> dict[str, CachedVectors]:
+    return {key: entry.copied() for key, entry in entries.items()}
+
+
 def make_cache(settings: Settings, metrics: Metrics) -> VectorCache | None:
     """The cache that EMBEDDING_CACHE asks for; None where it is off."""
     if not settings.caches_embeddings:
@@ -127,22 +138,6 @@ class KeyMaker:
         return {kind: f"{name}:{kind}" for kind in kinds}
 
 
-def _nbytes(entry: CachedVectors) -> int:
-    return entry.nbytes
-
-
-def _copy_all(entries: Mapping[str, CachedVectors]) -> dict[str, CachedVectors]:
-    return {key: entry.copied() for key, entry in entries.items()}
-
-
-# To hash them takes a tenth of a millisecond; more are hashed off the event loop.
-_LARGE_CHARACTERS = 100_000
-# A request may always join work of at most so many characters, about 256 tokens; it may join more
-# only up to a multiple of its own.
-_SHORT_CHARACTERS = 1024
-_MUCH_MORE = 4
-
-
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """The keys of one text's entries, by kind; `task` is the index of its task in the request."""
@@ -150,11 +145,6 @@ class _Wanted:
     task: int
     text: str
     keys: dict[str, str]
-
-    def only(self, keys: Iterable[str]) -> "_Wanted":
-        """The same with only the kinds whose keys are among `keys`."""
-        chosen = {kind: key for kind, key in self.keys.items() if key in keys}
-        return replace(self, keys=chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,11 +157,11 @@ class _Filled:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
-    """A request that is being served; `characters` is the sum over its texts."""
+class _Lookup:
+    """A request that is being served, by its tasks; `characters` is the sum over their texts."""
 
     tasks: list[Task]
-    reading: Reading
+    request: EmbedRequest
     characters: int
 
 
@@ -181,8 +171,8 @@ class _SharedWork:
     Then it is `abandoned`: it has no result.
     """
 
-    def __init__(self, request: _Request, work: "asyncio.Task[_Filled]") -> None:
-        self.request = request
+    def __init__(self, lookup: _Lookup, work: "asyncio.Task[_Filled]") -> None:
+        self.lookup = lookup
         self.abandoned = False
         self._work = work
         self._users = 0
@@ -220,24 +210,24 @@ class CachedForwards:
         self._metrics = metrics
         self._in_flight: dict[str, _SharedWork] = {}
 
-    async def compute(self, tasks: list[Task], reading: Reading) -> Computed:
+    async def compute(self, tasks: list[Task], request: EmbedRequest) -> Computed:
         """Implement `VectorSource`."""
         try:
-            computed = await self._find_or_compute(tasks, reading)
+            computed = await self._find_or_compute(tasks, request)
         except InvalidRequestError:
             # The error counts only the texts that were computed; this one counts all of them.
-            return await self._forwards.compute(tasks, reading)
-        hold_vectors(((each.task, each.texts) for each in computed.results), reading.answer)
+            return await self._forwards.compute(tasks, request)
+        hold_vectors(((each.task, each.texts) for each in computed.results), request.answer)
         for result in computed.results:
-            if not reading.truncation.truncate and result.truncations(reading):
-                return await self._forwards.compute(tasks, reading)
+            if not request.options.truncation.truncate and result.truncations(request):
+                return await self._forwards.compute(tasks, request)
         return computed
 
-    async def _find_or_compute(self, tasks: list[Task], reading: Reading) -> Computed:
+    async def _find_or_compute(self, tasks: list[Task], request: EmbedRequest) -> Computed:
         characters = sum(len(text) for task in tasks for text in task.texts)
-        request = _Request(tasks, reading, characters)
-        wanted = await self._wanted(request)
-        filled = await self._fill(request, list(wanted.values()))
+        lookup = _Lookup(tasks, request, characters)
+        wanted = await self._wanted(lookup)
+        filled = await self._fill(lookup, list(wanted.values()))
         results = []
         for index, task in enumerate(tasks):
             joined = [
@@ -248,43 +238,43 @@ class CachedForwards:
             results.append(TaskResult(task, texts, embeddings))
         return Computed(results, filled.tokenized, filled.jobs)
 
-    async def _wanted(self, request: _Request) -> dict[tuple[int, str], _Wanted]:
+    async def _wanted(self, lookup: _Lookup) -> dict[tuple[int, str], _Wanted]:
         """The keys of each distinct text, by the index of its task and the text."""
-        call = partial(_wanted_of, request)
-        if request.characters <= _LARGE_CHARACTERS:
+        call = partial(_wanted_of, lookup)
+        if lookup.characters <= _LARGE_CHARACTERS:
             return call()
-        texts = [text for task in request.tasks for text in task.texts]
-        return await self._admission.run_off_loop(call, texts, request.reading.client)
+        texts = [text for task in lookup.tasks for text in task.texts]
+        return await self._admission.run_off_loop(call, texts, lookup.request.client)
 
-    async def _fill(self, request: _Request, wanted: list[_Wanted]) -> _Filled:
+    async def _fill(self, lookup: _Lookup, wanted: list[_Wanted]) -> _Filled:
         """Find or compute every entry."""
         keys = [key for each in wanted for key in each.keys.values()]
         entries = {key: entry for key in keys if (entry := self._cache.get(key)) is not None}
         joined = {
             key: work
             for key in keys
-            if key not in entries and (work := self._work_to_join(key, request)) is not None
+            if key not in entries and (work := self._work_to_join(key, lookup)) is not None
         }
         self._metrics.embedding_cache_hits.labels("memory").inc(len(entries))
         self._metrics.embedding_cache_hits.labels("in_flight").inc(len(joined))
         own = _without(wanted, entries.keys() | joined.keys())
         shared = list(dict.fromkeys(joined.values()))
-        filled = await self._compute_and_join(request, own, shared)
+        filled = await self._compute_and_join(lookup, own, shared)
         entries |= filled.entries
         # What failed in another request is computed once more, in this one.
-        again = await self._compute(request, _without(wanted, entries.keys()))
+        again = await self._compute(lookup, _without(wanted, entries.keys()))
         entries |= again.entries
         # So is a text of which two kinds are not of the same tokens: one of them came from Redis.
         doubtful = [
             each for each in wanted if not of_one_text(entries[key] for key in each.keys.values())
         ]
-        anew = await self._compute_missing(request, doubtful)
+        anew = await self._compute_missing(lookup, doubtful)
         entries |= anew.entries
         tokenized = filled.tokenized + again.tokenized + anew.tokenized
         return _Filled(entries, tokenized, filled.jobs + again.jobs + anew.jobs)
 
     async def _compute_and_join(
-        self, request: _Request, own: list[_Wanted], shared: list[_SharedWork]
+        self, lookup: _Lookup, own: list[_Wanted], shared: list[_SharedWork]
     ) -> _Filled:
         """Compute `own`, and take the entries of other requests' computations beside them."""
         filled = _Filled({}, [], [])
@@ -292,15 +282,17 @@ class CachedForwards:
             for work in shared:
                 await used.enter_async_context(work.used())
             if own:
-                begun = self._begin(request, own)
+                begun = self._begin(lookup, own)
                 await used.enter_async_context(begun.used())
                 filled = await begun.result()
             entries = dict(filled.entries)
             for work in shared:
-                entries |= await _entries_of(work)
+                # What has failed there is missing here.
+                with suppress(SmartEmbedderError):
+                    entries |= (await work.result()).entries
         return replace(filled, entries=entries)
 
-    def _work_to_join(self, key: str, request: _Request) -> _SharedWork | None:
+    def _work_to_join(self, key: str, lookup: _Lookup) -> _SharedWork | None:
         """The running computation of this entry, if it ends no later than this request's own would.
 
         A request that joined a bulk load's computation would wait for the bulk load's turns.
@@ -308,20 +300,20 @@ class CachedForwards:
         work = self._under_way(key)
         if work is None:
             return None
-        own, other = request.reading, work.request.reading
-        similar = max(_SHORT_CHARACTERS, _MUCH_MORE * request.characters)
+        own, other = lookup.request, work.lookup.request
+        similar = max(_SHORT_CHARACTERS, _MUCH_MORE * lookup.characters)
         may_join = (
             other.urgency <= own.urgency
-            and work.request.characters <= similar
+            and work.lookup.characters <= similar
             # The device is shared between clients first: a client's only request is not held back.
             and (other.client == own.client or self._forwards.waiting_requests(other.client) <= 1)
         )
         return work if may_join else None
 
-    def _begin(self, request: _Request, wanted: list[_Wanted]) -> _SharedWork:
+    def _begin(self, lookup: _Lookup, wanted: list[_Wanted]) -> _SharedWork:
         """Start the computation of entries that others may join."""
-        task = asyncio.create_task(self._compute(request, wanted), name="shared-work")
-        work = _SharedWork(request, task)
+        task = asyncio.create_task(self._compute(lookup, wanted), name="shared-work")
+        work = _SharedWork(lookup, task)
         keys = [key for each in wanted for key in each.keys.values() if not self._under_way(key)]
         self._in_flight |= dict.fromkeys(keys, work)
 
@@ -340,24 +332,34 @@ class CachedForwards:
         work = self._in_flight.get(key)
         return None if work is None or work.abandoned else work
 
-    async def _compute(self, request: _Request, wanted: list[_Wanted]) -> _Filled:
+    async def _compute(self, lookup: _Lookup, wanted: list[_Wanted]) -> _Filled:
         """Fetch entries that other processes have shared, and compute the rest."""
         models = {
-            key: request.tasks[each.task].model for each in wanted for key in each.keys.values()
+            key: lookup.tasks[each.task].model for each in wanted for key in each.keys.values()
         }
-        found = await self._cache.fetch(models, request.reading.answer)
+        found = await self._cache.fetch(models, lookup.request.answer)
         self._metrics.embedding_cache_hits.labels("redis").inc(len(found))
-        computed = await self._compute_missing(request, _without(wanted, found.keys()))
+        computed = await self._compute_missing(lookup, _without(wanted, found.keys()))
         return replace(computed, entries=found | dict(computed.entries))
 
-    async def _compute_missing(self, request: _Request, missing: list[_Wanted]) -> _Filled:
+    async def _compute_missing(self, lookup: _Lookup, missing: list[_Wanted]) -> _Filled:
         """Compute entries, and keep and share them in place of any that there were."""
         if not missing:
             return _Filled({}, [], [])
         self._metrics.embedding_cache_misses.inc(sum(len(each.keys) for each in missing))
-        groups = _by_kinds(missing)
-        tasks = [_task_of(request, group) for group in groups]
-        computed = await self._forwards.compute(tasks, request.reading)
+        by_kinds: dict[tuple[int, tuple[str, ...]], list[_Wanted]] = {}
+        for each in missing:
+            by_kinds.setdefault((each.task, tuple(each.keys)), []).append(each)
+        groups = list(by_kinds.values())
+        tasks = [
+            replace(
+                lookup.tasks[task],
+                outputs=Outputs(**dict.fromkeys(kinds, True)),
+                texts=[each.text for each in group],
+            )
+            for (task, kinds), group in by_kinds.items()
+        ]
+        computed = await self._forwards.compute(tasks, lookup.request)
         entries = {
             each.keys[kind]: entry
             for group, result in zip(groups, computed.results, strict=True)
@@ -368,46 +370,19 @@ class CachedForwards:
         return _Filled(entries, computed.tokenized, computed.jobs)
 
 
-def with_cache(
-    forwards: Forwards, cache: VectorCache | None, admission: Admission, metrics: Metrics
-) -> VectorSource:
-    """`forwards` behind the cache; `forwards` itself where `cache` is None."""
-    return forwards if cache is None else CachedForwards(forwards, cache, admission, metrics)
-
-
-def _wanted_of(request: _Request) -> dict[tuple[int, str], _Wanted]:
+def _wanted_of(lookup: _Lookup) -> dict[tuple[int, str], _Wanted]:
     wanted = {}
-    for index, task in enumerate(request.tasks):
-        keys, kinds = KeyMaker(task, request.reading.truncation), kinds_of(task.outputs)
+    for index, task in enumerate(lookup.tasks):
+        keys, kinds = KeyMaker(task, lookup.request.options.truncation), kinds_of(task.outputs)
         for text in dict.fromkeys(task.texts):
             wanted[index, text] = _Wanted(index, text, keys.keys_of(text, kinds))
     return wanted
 
 
-def _without(wanted: list[_Wanted], keys: Iterable[str]) -> list[_Wanted]:
+def _without(wanted: list[_Wanted], keys: AbstractSet[str]) -> list[_Wanted]:
     """The texts that need more entries than `keys`, with only the keys that are left."""
-    had = set(keys)
-    remaining = (each.only(set(each.keys.values()) - had) for each in wanted)
+    remaining = (
+        replace(each, keys={kind: key for kind, key in each.keys.items() if key not in keys})
+        for each in wanted
+    )
     return [each for each in remaining if each.keys]
-
-
-def _by_kinds(wanted: list[_Wanted]) -> list[list[_Wanted]]:
-    """Group the texts by task and by the kinds that they need."""
-    groups: dict[tuple[int, tuple[str, ...]], list[_Wanted]] = {}
-    for each in wanted:
-        groups.setdefault((each.task, tuple(each.keys)), []).append(each)
-    return list(groups.values())
-
-
-def _task_of(request: _Request, group: list[_Wanted]) -> Task:
-    outputs = Outputs(**dict.fromkeys(group[0].keys, True))
-    task = request.tasks[group[0].task]
-    return replace(task, outputs=outputs, texts=[each.text for each in group])
-
-
-async def _entries_of(work: _SharedWork) -> Mapping[str, CachedVectors]:
-    """The entries of another request's computation; none where it failed."""
-    try:
-        return (await work.result()).entries
-    except SmartEmbedderError:
-        return {}

@@ -1,4 +1,8 @@
-"""Embedding requests: split into a task for each model, whose results are merged."""
+"""Embedding requests: split into a task for each model, whose results are merged.
+
+A `VectorSource` makes the vectors: `Forwards` computes them, and a cache (`requests/cache.py`) has
+some of them already.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +22,7 @@ from app.engine.checks import (
 )
 from app.engine.model import Embedder, LoadedModels
 from app.engine.records import (
+    NO_OPTIONS,
     EmbeddingOptions,
     EmbeddingResult,
     FloatArray,
@@ -28,10 +33,9 @@ from app.engine.records import (
     TokenizedText,
     TokenStrings,
     Truncation,
-    TruncationOptions,
 )
 from app.engine.scheduling.admission import Admission, Tokenized, timings_of
-from app.engine.scheduling.batcher import weight_of
+from app.engine.scheduling.batcher import DEFAULT_URGENCY, weight_of
 from app.engine.scheduling.fairness import ConcurrencyLimit
 from app.engine.scheduling.job import Job
 from app.observability.tracing import Stage
@@ -40,6 +44,21 @@ _FLOAT_BYTES = 4
 # A token id and a weight.
 _WEIGHT_BYTES = 8 + _FLOAT_BYTES
 TOKEN_ID_BYTES = 8
+# Its place in a list, and its share of the strings themselves: those of equal tokens are one.
+_STRING_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedRequest:
+    """Texts, and what is wanted of them; the fields are as in `Engine.embed`."""
+
+    texts: list[str]
+    outputs: Outputs
+    options: EmbeddingOptions = NO_OPTIONS
+    normalize_dense: bool = False
+    urgency: int = DEFAULT_URGENCY
+    client: str = ""
+    answer: AnswerMemory = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +79,6 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """How the texts of a request are read, its urgency and client, and what it may hold."""
-
-    truncation: TruncationOptions
-    urgency: int
-    client: str
-    answer: AnswerMemory = UNLIMITED
-
-
-@dataclass(frozen=True, slots=True)
 class TaskResult:
     """The tokens and the vectors of each text of a task, in order."""
 
@@ -82,9 +91,13 @@ class TaskResult:
         """The number of tokens read."""
         return sum(len(text.ids) for text in self.texts)
 
-    def truncations(self, reading: Reading) -> list[Truncation]:
+    def truncations(self, request: EmbedRequest) -> list[Truncation]:
         """The texts that were cut."""
-        return text_truncations(self.task.model, self.texts, "sentences", reading.truncation.side)
+        return _truncations(self.task, self.texts, request)
+
+
+def _truncations(task: Task, texts: list[TokenizedText], request: EmbedRequest) -> list[Truncation]:
+    return text_truncations(task.model, texts, "sentences", request.options.truncation.side)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +112,8 @@ class Computed:
 class VectorSource(Protocol):
     """Computes the vectors of texts, or finds them in a cache."""
 
-    async def compute(self, tasks: list[Task], reading: Reading) -> Computed:
-        """The vectors of every task; raises the errors of `Engine.embed`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _AdmittedTask:
-    """A task with its tokenised texts and its job."""
-
-    task: Task
-    tokenized: Tokenized[list[TokenizedText]]
-    job: Job
+    async def compute(self, tasks: list[Task], request: EmbedRequest) -> Computed:
+        """The vectors of every task of a request; raises the errors of `Engine.embed`."""
 
 
 class Forwards:
@@ -123,39 +127,45 @@ class Forwards:
         """The number of a client's requests that hold a place in the queue."""
         return self._waiting.held_by(client)
 
-    async def compute(self, tasks: list[Task], reading: Reading) -> Computed:
+    async def compute(self, tasks: list[Task], request: EmbedRequest) -> Computed:
         """Implement `VectorSource`."""
-        async with self._waiting.hold(reading.client):
-            admitted = [await self._admit(task, reading) for task in tasks]
-            if not reading.truncation.truncate:
-                refuse_truncation([cut for each in admitted for cut in _cuts(each, reading)])
-            hold_vectors(((each.task, each.tokenized.value) for each in admitted), reading.answer)
-            jobs = [each.job for each in admitted]
+        client, weight = request.client, weight_of(request.urgency)
+        async with self._waiting.hold(client):
+            tokenized = [await self._tokenize(task, request) for task in tasks]
+            read = [(task, each.value) for task, each in zip(tasks, tokenized, strict=True)]
+            if not request.options.truncation.truncate:
+                refuse_truncation(
+                    [cut for task, texts in read for cut in _truncations(task, texts, request)]
+                )
+            hold_vectors(read, request.answer)
+            jobs = [
+                Job(
+                    task.model,
+                    [text.ids for text in texts],
+                    task.outputs,
+                    client=client,
+                    weight=weight,
+                )
+                for task, texts in read
+            ]
             await self._admission.submit(*jobs)
         results = await self._admission.results(*jobs)
         return Computed(
             [
-                TaskResult(each.task, each.tokenized.value, embeddings)
-                for each, embeddings in zip(admitted, results, strict=True)
+                TaskResult(task, texts, embeddings)
+                for (task, texts), embeddings in zip(read, results, strict=True)
             ],
-            [each.tokenized.stage for each in admitted],
+            [each.stage for each in tokenized],
             jobs,
         )
 
-    async def _admit(self, task: Task, reading: Reading) -> _AdmittedTask:
+    async def _tokenize(self, task: Task, request: EmbedRequest) -> Tokenized[list[TokenizedText]]:
         model, texts, prompt = task.model, task.texts, task.prompt
+        truncation = request.options.truncation
+        call = partial(model.tokenize, texts, prompt, truncation, task.input_type)
         # The prompt counts once for each text, because it is tokenised with each.
         read = [*texts, *([prompt] * len(texts))]
-        call = partial(model.tokenize, texts, prompt, reading.truncation, task.input_type)
-        tokenized = await self._admission.tokenize(model, call, read, reading.client)
-        sequences = [text.ids for text in tokenized.value]
-        weight = weight_of(reading.urgency)
-        job = Job(model, sequences, task.outputs, client=reading.client, weight=weight)
-        return _AdmittedTask(task, tokenized, job)
-
-
-def _cuts(admitted: _AdmittedTask, reading: Reading) -> list[Truncation]:
-    return TaskResult(admitted.task, admitted.tokenized.value, []).truncations(reading)
+        return await self._admission.tokenize(model, call, read, request.client)
 
 
 def hold_vectors(
@@ -192,10 +202,6 @@ def vector_bytes(model: Embedder, outputs: Outputs, lengths: list[int]) -> int:
     return tokens * of_token + len(lengths) * outputs.dense * model.dense_width * _FLOAT_BYTES
 
 
-# Its place in a list, and its share of the strings themselves: those of equal tokens are one.
-_STRING_BYTES = 16
-
-
 class EmbeddingPipeline:
     """Runs embedding requests; `source` computes the vectors or finds them in a cache."""
 
@@ -203,43 +209,36 @@ class EmbeddingPipeline:
         self._admission = admission
         self._source = source
 
-    async def run(
-        self,
-        models: LoadedModels,
-        texts: list[str],
-        outputs: Outputs,
-        *,
-        options: EmbeddingOptions,
-        normalize_dense: bool,
-        urgency: int,
-        client: str,
-        answer: AnswerMemory,
-    ) -> EmbeddingResult:
-        """Embed `texts` with as few models as `outputs` needs; `answer` is asked for room first."""
-        started = clock.now()
-        check_options(models, outputs, options)
-        prompt = find_prompt(models, outputs, options)
-        tasks = assign_models(models, outputs, texts, prompt, options.input_type)
-        reading = Reading(options.truncation, urgency, client, answer)
-        computed = await self._source.compute(tasks, reading)
+    async def run(self, models: LoadedModels, request: EmbedRequest) -> EmbeddingResult:
+        """Embed the texts with as few models as the outputs need."""
+        started, options = clock.now(), request.options
+        check_options(models, request.outputs, options)
+        prompt = find_prompt(models, request.outputs, options)
+        computed = await self._source.compute(assign_models(models, request, prompt), request)
         by_task = (result.embeddings for result in computed.results)
         embeddings = [_merge(of_one_text) for of_one_text in zip(*by_task, strict=True)]
         shorter = options.dimensions not in {None, models.dense_model.dense_width}
         # Where a model scales its own vectors, shorter ones are scaled again.
-        scale = shorter if models.dense_model.normalizes else normalize_dense
+        scale = shorter if models.dense_model.normalizes else request.normalize_dense
         if shorter or scale:
             embeddings = [
                 _with_dimensions(each, options.dimensions, scale=scale) for each in embeddings
             ]
-        _hold_made(embeddings, computed.results, options, answer)
+        # What could not be counted before: how many weights SPLADE adds, and the token strings.
+        size = sum(each.nbytes for each in embeddings)
+        size += TOKEN_ID_BYTES * sum(result.tokens for result in computed.results)
+        if options.return_tokens:
+            size += _STRING_BYTES * sum(map(_rows, embeddings))
+        what = f"the vectors of these {len(embeddings)} texts"
+        request.answer.need(size, what, "send fewer texts")
         return EmbeddingResult(
             embeddings=embeddings,
-            truncations=[cut for each in computed.results for cut in each.truncations(reading)],
+            truncations=[cut for each in computed.results for cut in each.truncations(request)],
             tokens=sum(result.tokens for result in computed.results),
             timings=timings_of(started, tokenized=computed.tokenized, jobs=computed.jobs),
             token_strings=(
                 # The model of the last task makes sparse and ColBERT vectors.
-                await self._token_strings(computed.results[-1], embeddings, client)
+                await self._token_strings(computed.results[-1], embeddings, request.client)
                 if options.return_tokens
                 else None
             ),
@@ -253,22 +252,18 @@ class EmbeddingPipeline:
         return await self._admission.run_off_loop(call, result.task.texts, client)
 
 
-def assign_models(
-    models: LoadedModels,
-    outputs: Outputs,
-    texts: list[str],
-    prompt: str,
-    input_type: InputType | None,
-) -> list[Task]:
+def assign_models(models: LoadedModels, request: EmbedRequest, prompt: str) -> list[Task]:
     """A task for each model that is needed: a separate dense model leaves the rest to the embedder.
 
     Only the model that makes dense vectors reads `prompt`; another one reads its own default. Only
-    models that tell queries from documents read `input_type`.
+    models that tell queries from documents read the input type.
     """
+    outputs = request.outputs
 
     def task(model: Embedder, outputs: Outputs, prompt: str) -> Task:
-        read_type = input_type if model.reads_input_type else None
-        return Task(model, outputs, texts, prompt, read_type, partial(models.identity_of, model))
+        input_type = request.options.input_type if model.reads_input_type else None
+        identity = partial(models.identity_of, model)
+        return Task(model, outputs, request.texts, prompt, input_type, identity)
 
     if models.dense is None:
         return [task(models.embedder, outputs, prompt)]
@@ -278,20 +273,6 @@ def assign_models(
     rest = replace(outputs, dense=False, states=False)
     dense = task(models.dense, Outputs(dense=outputs.dense, states=outputs.states), prompt)
     return [dense, task(models.embedder, rest, own)] if rest else [dense]
-
-
-def _hold_made(
-    embeddings: list[TextEmbedding],
-    results: list[TaskResult],
-    options: EmbeddingOptions,
-    answer: AnswerMemory,
-) -> None:
-    """Hold what could not be counted before: how many weights SPLADE adds, and token strings."""
-    size = sum(each.nbytes for each in embeddings)
-    size += TOKEN_ID_BYTES * sum(result.tokens for result in results)
-    if options.return_tokens:
-        size += _STRING_BYTES * sum(map(_rows, embeddings))
-    answer.need(size, f"the vectors of these {len(embeddings)} texts", "send fewer texts")
 
 
 def _rows(embedding: TextEmbedding) -> int:
@@ -314,13 +295,10 @@ def _with_dimensions(
     """With the first numbers of the dense vector, at unit length if it is to `scale`."""
     if embedding.dense is None:
         return embedding
-    first = embedding.dense[:dimensions]
-    return replace(embedding, dense=_unit(first) if scale else first)
-
-
-def _unit(vector: FloatArray) -> FloatArray:
-    unit: FloatArray = vector / max(float(np.linalg.norm(vector)), 1e-12)
-    return unit
+    first: FloatArray = embedding.dense[:dimensions]
+    if scale:
+        first = first / max(float(np.linalg.norm(first)), 1e-12)
+    return replace(embedding, dense=first)
 
 
 def _token_strings(

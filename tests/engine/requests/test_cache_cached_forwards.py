@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.engine.records import (
-    CUT_AT_END,
     EmbeddingOptions,
+    Outputs,
     SparseVector,
     TextEmbedding,
     TruncationOptions,
@@ -19,10 +19,10 @@ from app.engine.requests.cache import (
     _MUCH_MORE,
     _SHORT_CHARACTERS,
     CachedForwards,
-    _Request,
+    _Lookup,
     _SharedWork,
 )
-from app.engine.requests.embedding import Reading
+from app.engine.requests.embedding import EmbedRequest
 from app.errors import InferenceError, TextTooLongError
 from app.observability.metrics import Metrics
 from tests.engine.engines import engine_for, hold, let_go, queued, waiting
@@ -354,8 +354,9 @@ class Waiting:
         return self._requests.get(client, 0)
 
 
-def request_of(characters: int, *, urgency: int = 3, client: str = "a") -> _Request:
-    return _Request([], Reading(CUT_AT_END, urgency, client), characters)
+def request_of(characters: int, *, urgency: int = 3, client: str = "a") -> _Lookup:
+    request = EmbedRequest([], Outputs(), urgency=urgency, client=client)
+    return _Lookup([], request, characters)
 
 
 @pytest.mark.parametrize(

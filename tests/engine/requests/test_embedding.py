@@ -8,7 +8,7 @@ import pytest
 from app.engine import EmbeddingOptions, Engine
 from app.engine.checks import AnswerMemory
 from app.engine.records import Outputs
-from app.engine.requests.embedding import assign_models
+from app.engine.requests.embedding import EmbedRequest, assign_models
 from app.errors import InvalidRequestError
 from app.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
@@ -39,12 +39,13 @@ def test_a_dense_model_of_its_own_makes_dense_vectors_and_the_embedder_the_rest(
     embedder, dense = FakeM3(), FakeTyped()
     embedder.default_prompt = "own: "
     models = replace(loaded(embedder), dense=dense)
-    tasks = assign_models(models, wanted, ["a"], "given: ", "query")
+    request = EmbedRequest(["a"], wanted, EmbeddingOptions(input_type="query"))
+    tasks = assign_models(models, request, "given: ")
     expected = [(dense, own, "given: ", "query")] if own else []
     expected += [(embedder, left, "own: ", None)] if left else []
     assert [(each.model, each.outputs, each.prompt, each.input_type) for each in tasks] == expected
     assert all(each.identity() == models.identity_of(each.model) for each in tasks)
-    (task,) = assign_models(loaded(embedder), wanted, ["a"], "given: ", "query")
+    (task,) = assign_models(loaded(embedder), request, "given: ")
     assert (task.model, task.outputs, task.prompt) == (embedder, wanted, "given: ")
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from app.engine.checks import AnswerMemory
-from app.engine.records import CUT_AT_END, Outputs, TokenizedText
-from app.engine.requests.embedding import Task, TaskResult, hold_vectors, vector_bytes
+from app.engine.records import Outputs, TokenizedText
+from app.engine.requests.embedding import EmbedRequest, Task, TaskResult, hold_vectors, vector_bytes
 from app.errors import InvalidRequestError
 from tests.engine.engines import engine_for
 from tests.engine.fakes import FakeModel
@@ -56,13 +56,8 @@ def test_the_tokens_of_a_task_are_those_that_were_read() -> None:
     result = TaskResult(Task(model(), Outputs(), ["a", "b"]), read(2, 3), [])
     assert result.tokens == 5
 
-    class Reading:
-        truncation = CUT_AT_END
-
-    assert [(cut.index, cut.original_tokens) for cut in result.truncations(Reading)] == [
-        (0, 3),
-        (1, 4),
-    ]
+    cuts = result.truncations(EmbedRequest(["a", "b"], Outputs()))
+    assert [(cut.index, cut.original_tokens) for cut in cuts] == [(0, 3), (1, 4)]
 
 
 async def test_a_prompt_counts_for_each_text_when_its_cost_is_estimated(monkeypatch) -> None:
