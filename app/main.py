@@ -179,6 +179,7 @@ def _middleware(service: Service) -> list[Middleware]:
             max_answers_bytes=max(bodies_bytes, _ANSWERS_IN_MEMORY * settings.max_answer_bytes),
             body_seconds=min(BODY_SECONDS, settings.request_timeout / 3),
             stream_seconds=settings.request_timeout,
+            turns=service.turns,
         ),
     ]
 

@@ -86,18 +86,45 @@ def test_what_stands_inside_a_text_does_not_count(text: str) -> None:
         assert not is_refused(sent, 3, chunk)
 
 
-Parser = Callable[[bytearray], Generator[None, None, Any]]
+Parser = Callable[[body.ReceivedBody], Generator[None, None, Any]]
 
 
 def parse(content: bytes, parser: Parser = body.parse_in_steps) -> tuple[Any, int]:
     """What is parsed in steps, and how many steps it takes."""
-    steps, count = parser(bytearray(content)), 1
+    received = body.ReceivedBody()
+    received.append(content)
+    steps, count = parser(received), 1
     while True:
         try:
             next(steps)
         except StopIteration as parsed:
             return parsed.value, count
         count += 1
+
+
+@given(chunks=st.lists(st.binary(max_size=20)), begin=st.integers(0, 80), end=st.integers(0, 80))
+def test_a_body_in_parts_has_the_bytes_that_arrived(chunks, begin, end) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body, "_PART_BYTES", 7)
+        received, whole = body.ReceivedBody(), b"".join(chunks)
+        for each in chunks:
+            received.append(each)
+        assert (len(received), received[:], received[begin:end]) == (
+            len(whole),
+            whole,
+            whole[begin:end],
+        )
+
+
+async def test_a_large_body_is_not_kept_in_one_piece_that_is_copied_as_it_grows() -> None:
+    left = [b"x" * 300_000] * 40
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": left.pop(), "more_body": bool(left)}
+
+    received = await body._receive(Request({"type": "http"}, receive), JsonValueCounter(10))
+    assert len(received) == 12_000_000
+    assert max(map(len, received._parts)) <= 1 << 20
 
 
 STRINGS = st.text('aé字\U0001f600\n\\"/\x00', max_size=200)
@@ -112,6 +139,7 @@ def test_parsed_in_steps_json_is_what_it_is_at_once(value, ascii_only, indent) -
     content = json.dumps(value, ensure_ascii=ascii_only, indent=indent).encode()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(body, "_STEP_BYTES", 24)
+        patch.setattr(body, "_PART_BYTES", 7)
         assert parse(content)[0] == from_json(content)
 
 
@@ -127,6 +155,7 @@ def test_what_is_no_json_is_none_in_steps_either(value, changes) -> None:
         content[place % len(content)] = byte
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(body, "_STEP_BYTES", 24)
+        patch.setattr(body, "_PART_BYTES", 7)
         try:
             expected = from_json(bytes(content))
         except ValueError:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.errors import BodyStalledError
-from app.middleware.memory import MIN_BYTES_PER_SECOND, TimedBody
+from app.middleware.memory import MIN_BYTES_PER_SECOND, Reservation, TimedBody
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 WINDOW = 10.0
@@ -30,8 +30,12 @@ def arriving(parts: Parts, *, whole: bool = False) -> Any:
     return inbox.get
 
 
+def body_of(parts: Parts, *, whole: bool = False) -> TimedBody:
+    return TimedBody(arriving(parts, whole=whole), Reservation("a client"), WINDOW)
+
+
 async def seconds_until_refused(*parts: tuple[float, int]) -> float:
-    began, body = now(), TimedBody(arriving(parts), WINDOW)
+    began, body = now(), body_of(parts)
     with pytest.raises(BodyStalledError, match="10 s must bring the rest of it, or 1024 bytes"):
         await read_on(body)
     return now() - began
@@ -61,7 +65,7 @@ async def test_each_window_must_bring_its_bytes() -> None:
 
 @in_skipped_time
 async def test_the_rest_of_a_body_is_enough_however_small_and_what_follows_has_all_time() -> None:
-    body = TimedBody(arriving([(9.9, 1), (0.2, 1)], whole=True), WINDOW)
+    body = body_of([(9.9, 1), (0.2, 1)], whole=True)
     await body.receive()
     assert not body.complete
     assert (await body.receive())["body"] == b"x"
@@ -74,19 +78,19 @@ async def test_the_rest_of_a_body_is_enough_however_small_and_what_follows_has_a
 
 @in_skipped_time
 async def test_what_has_arrived_while_the_process_was_stopped_is_read() -> None:
-    body = TimedBody(arriving([(WINDOW + 0.2, ENOUGH)]), WINDOW)
+    body = body_of([(WINDOW + 0.2, ENOUGH)])
     assert len((await body.receive())["body"]) == ENOUGH
-    body = TimedBody(arriving([(WINDOW + 0.3, ENOUGH)]), WINDOW)
+    body = body_of([(WINDOW + 0.3, ENOUGH)])
     with pytest.raises(BodyStalledError):
         await body.receive()
 
 
 @in_skipped_time
 async def test_where_memory_is_short_its_time_is_over_at_once() -> None:
-    body, began = TimedBody(arriving([]), WINDOW), now()
+    body, began = body_of([]), now()
     receives = asyncio.create_task(body.receive())
     await turns()
-    body.time_out()
+    body._held.evict()
     with pytest.raises(BodyStalledError, match="while memory was short"):
         await receives
     assert now() - began < 0.3

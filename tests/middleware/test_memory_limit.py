@@ -2,12 +2,21 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from app.api.context import NATIVE_EMBEDDINGS, RequestContext
+from app.engine.scheduling.fairness import LoopTurns
 from app.errors import BodyStalledError, InvalidRequestError, QueueFullError
-from app.middleware.memory import BodyMemory, HeldAnswer, LimitMemory, Reservation, ResponseMemory
+from app.middleware.memory import (
+    BodyMemory,
+    Exchange,
+    HeldAnswer,
+    LimitMemory,
+    Reservation,
+    ResponseMemory,
+)
 from tests.middleware.exchange import part_of
 
 MIB = 1 << 20
@@ -44,7 +53,12 @@ async def read_whole(_scope, receive, _send) -> None:
 def limited(app, max_bytes: int = HELD, answer_bytes: int = HELD, **options) -> LimitMemory:
     """The middleware with as much room for answers as for bodies."""
     return LimitMemory(
-        app, max_bytes, answer_bytes=answer_bytes, max_answers_bytes=max_bytes, **options
+        app,
+        max_bytes,
+        answer_bytes=answer_bytes,
+        max_answers_bytes=max_bytes,
+        turns=LoopTurns(),
+        **options,
     )
 
 
@@ -119,6 +133,45 @@ async def test_where_memory_is_short_an_upload_that_stalls_is_evicted(monkeypatc
         task.cancel()
 
 
+@pytest.mark.parametrize("leaves", [False, True], ids=["stalls", "leaves"])
+async def test_of_large_bodies_that_end_at_once_the_loop_gives_back_one_in_a_turn(leaves) -> None:
+    """A client that leaves with twelve of 32 MiB would hold it for thirty milliseconds."""
+    begin_to_end, ends = asyncio.Event(), []
+
+    async def receive_of(part: dict):
+        if part:
+            return part
+        await begin_to_end.wait()
+        return {"type": "http.disconnect"}
+
+    async def read(_scope, receive, _send) -> None:
+        try:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            ends.append(turn)
+
+    def upload(size: int) -> asyncio.Task:
+        parts = [part_of({"body": b"x" * size, "more_body": True})]
+        receive = partial(lambda left: receive_of(left.pop() if left else {}), parts)
+        return asyncio.create_task(limit(scope(), receive, send))
+
+    limit = limited(read, max_bytes=64 * MIB)
+    turn = 0
+    uploads = [upload(2 * MIB) for _ in range(5)]
+    await asyncio.sleep(0)
+    if leaves:
+        begin_to_end.set()
+    else:
+        for each in [*limit.bodies._reservations]:
+            each.evict()
+    while not all(each.done() for each in uploads):
+        turn += 1
+        await asyncio.sleep(0)
+    assert len({*ends}) == len(uploads), ends
+    assert all(isinstance(each.exception(), BodyStalledError) != leaves for each in uploads)
+
+
 class Clock:
     """The event loop's clock and timers, moved by the test."""
 
@@ -160,9 +213,9 @@ class Reader(Reservation):
 def test_of_two_responses_that_are_too_many_the_unread_one_is_evicted(clock: Clock) -> None:
     responses = ResponseMemory(HELD)
     idle, reading = Reader("a"), Reader("b")
-    responses.reserve(idle, 14 * MIB)
+    responses.hold(idle, 14 * MIB)
     clock.pass_seconds(0.5)
-    responses.reserve(reading, 14 * MIB)
+    responses.hold(reading, 14 * MIB)
     assert not idle.evicted, "its client has a second to begin"
     clock.pass_seconds(0.5)
     responses.release_sent(reading, MIB)
@@ -173,8 +226,8 @@ def test_of_two_responses_that_are_too_many_the_unread_one_is_evicted(clock: Clo
 def test_a_response_read_in_a_trickle_is_evicted(clock: Clock) -> None:
     responses = ResponseMemory(HELD)
     trickling, reading = Reader("a"), Reader("a")
-    responses.reserve(trickling, 14 * MIB)
-    responses.reserve(reading, 14 * MIB)
+    responses.hold(trickling, 14 * MIB)
+    responses.hold(reading, 14 * MIB)
     for _ in range(3):
         clock.pass_seconds(0.5)
         responses.release_sent(trickling, 100)
@@ -185,24 +238,24 @@ def test_a_response_read_in_a_trickle_is_evicted(clock: Clock) -> None:
 def test_an_unread_response_stays_while_there_is_room(clock: Clock) -> None:
     responses = ResponseMemory(HELD)
     idle = Reader("a")
-    responses.reserve(idle, 14 * MIB)
+    responses.hold(idle, 14 * MIB)
     clock.pass_seconds(60)
     small = Reader("b")
-    responses.reserve(small, MIB)
+    responses.hold(small, MIB)
     responses.release(small)
     assert not idle.evicted
-    responses.reserve(Reader("c"), 3 * MIB)
+    responses.hold(Reader("c"), 3 * MIB)
     assert idle.evicted
 
 
 def test_the_client_that_holds_most_is_evicted_first(clock: Clock) -> None:
     responses = ResponseMemory(HELD)
     mallory, bob = [Reader("mallory") for _ in range(3)], Reader("bob")
-    responses.reserve(bob, 4 * MIB)
+    responses.hold(bob, 4 * MIB)
     for each in mallory:
-        responses.reserve(each, 4 * MIB)
+        responses.hold(each, 4 * MIB)
     clock.pass_seconds(2)
-    responses.reserve(Reader("alice"), MIB)
+    responses.hold(Reader("alice"), MIB)
     assert not bob.evicted
     assert sum(each.evicted for each in mallory) == 1
 
@@ -366,27 +419,27 @@ def test_answers_that_are_too_many_are_looked_at_once_a_second_until_they_fit(
     responses = ResponseMemory(HELD)
     readers = [Reader(name) for name in "abcd"]
     for each in readers:
-        responses.reserve(each, 6 * MIB)
+        responses.hold(each, 6 * MIB)
     assert len(clock.later) == 1
     clock.pass_seconds(1)
     assert [each.evicted for each in readers].count(True) == 2
     assert clock.later == []
-    responses.reserve(Reader("e"), 17 * MIB)
+    responses.hold(Reader("e"), 17 * MIB)
     assert len(clock.later) == 1, "from now on it is looked at again"
 
 
 async def test_a_request_in_work_cannot_be_cut_off_where_the_server_has_no_way_to() -> None:
     limit = limited(read_whole)
-    exchange = limit._exchange(scope(), receiving(10), send)
+    exchange = Exchange(limit, scope(), receiving(10), send)
     await exchange.receive()
     await exchange.send({"type": "http.response.start", "headers": []})
-    assert exchange._answer._reservation.evict is None
+    assert exchange._answer.reservation.evict is None
     exchange.release()
     aborted = []
-    exchange = limit._exchange(scope(abort=lambda: aborted.append(1)), receiving(10), send)
+    exchange = Exchange(limit, scope(abort=lambda: aborted.append(1)), receiving(10), send)
     await exchange.receive()
     await exchange.send({"type": "http.response.start", "headers": []})
-    exchange._answer._reservation.evict()
+    exchange._answer.reservation.evict()
     assert aborted == [1]
     exchange.release()
 

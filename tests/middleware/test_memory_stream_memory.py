@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from app.api.context import EMBEDDING_STREAM, RequestContext
+from app.engine.scheduling.fairness import LoopTurns
 from app.errors import BodyStalledError, InvalidRequestError, QueueFullError
-from app.middleware.memory import BodyMemory, Reservation, ResponseMemory, StreamedExchange
+from app.middleware.memory import LimitMemory, Memory, Reservation, StreamedExchange
 from tests.middleware.exchange import part_of
 from tests.support.skipped_time import in_skipped_time, now, turns
 
@@ -19,7 +20,15 @@ class Stream:
     """An exchange whose client sends what is put into `inbox`, and reads while `reads` is set."""
 
     def __init__(self, room: int = 16 * MIB, client: str = "192.0.2.1") -> None:
-        self.bodies, self.responses = BodyMemory(room), ResponseMemory(room)
+        self.limit = LimitMemory(
+            self,  # Its app is not called.
+            room,
+            stream_seconds=PATIENCE,
+            answer_bytes=5 * MIB,
+            max_answers_bytes=room,
+            turns=LoopTurns(),
+        )
+        self.bodies, self.responses = self.limit.bodies, self.limit.responses
         self.inbox = asyncio.Queue[tuple[int, bool]]()
         self.reads = asyncio.Event()
         self.reads.set()
@@ -31,13 +40,7 @@ class Stream:
         self.context = RequestContext("id", "/embeddings/stream", EMBEDDING_STREAM, client)
         state = {"context": self.context, "abort_connection": self._abort}
         self.exchange = StreamedExchange(
-            {"type": "http", "state": state},
-            self._receive,
-            self._send,
-            bodies=self.bodies,
-            responses=self.responses,
-            patience=PATIENCE,
-            answer_bytes=5 * MIB,
+            self.limit, {"type": "http", "state": state}, self._receive, self._send
         )
 
     def _abort(self) -> None:
@@ -57,7 +60,7 @@ class Stream:
         return len((await self.exchange.receive()).get("body", b""))
 
 
-def another(memory: BodyMemory, size: int) -> Reservation:
+def another(memory: Memory, size: int) -> Reservation:
     """What another client holds."""
     held = Reservation("another", None)
     memory.reserve(held, size)
@@ -106,7 +109,7 @@ async def test_a_stream_that_does_not_go_on_has_its_patience_for_each_part() -> 
     began = now()
     with pytest.raises(BodyStalledError, match=r"came for 90 seconds \(REQUEST_TIMEOUT\)"):
         await stream.exchange.receive()
-    assert now() - began == pytest.approx(PATIENCE, abs=0.1)
+    assert now() - began == pytest.approx(PATIENCE, abs=0.3)
 
 
 @in_skipped_time
@@ -174,23 +177,23 @@ async def test_vectors_count_until_they_are_sent_and_unread_ones_are_cut_off() -
     stream, rival = Stream(), Reservation("another", None)
     stream.exchange.hold_vectors(10 * MIB)
     with pytest.raises(QueueFullError):
-        stream.responses.promise(rival, 8 * MIB)
+        stream.responses.reserve(rival, 8 * MIB)
     stream.exchange.release_vectors(6 * MIB)
-    stream.responses.promise(rival, 8 * MIB)
+    stream.responses.reserve(rival, 8 * MIB)
     stream.responses.release(rival)
     stream.exchange.hold_vectors(6 * MIB)
     await stream.exchange.send({"type": "http.response.body", "body": b"x"})
     await asyncio.sleep(1000)
     with pytest.raises(QueueFullError):
-        stream.responses.promise(rival, 8 * MIB)
+        stream.responses.reserve(rival, 8 * MIB)
     assert not stream.aborted, "it computes, and its client has nothing to read"
     stream.reads.clear()
     sends = asyncio.create_task(stream.exchange.send({"type": "http.response.body"}))
     await asyncio.sleep(0.9)
     with pytest.raises(QueueFullError):
-        stream.responses.promise(rival, 8 * MIB)
+        stream.responses.reserve(rival, 8 * MIB)
     await asyncio.sleep(0.2)
-    stream.responses.promise(rival, 8 * MIB)
+    stream.responses.reserve(rival, 8 * MIB)
     assert stream.aborted
     sends.cancel()
 
@@ -202,10 +205,10 @@ async def test_a_stream_and_the_other_requests_of_its_client_have_one_share() ->
     await stream.receive(10 * MIB)
     own = stream.context.client
     with pytest.raises(QueueFullError):
-        stream.responses.promise(Reservation(own, None), 4 * MIB)
+        stream.responses.reserve(Reservation(own, None), 4 * MIB)
     with pytest.raises(QueueFullError):
         stream.bodies.reserve(Reservation(own, None), 4 * MIB)
-    stream.responses.promise(Reservation("another", None), 4 * MIB)
+    stream.responses.reserve(Reservation("another", None), 4 * MIB)
     another(stream.bodies, 4 * MIB)
 
 
@@ -216,7 +219,7 @@ async def test_its_end_gives_everything_back() -> None:
     stream.exchange.hold_vectors(10 * MIB)
     stream.exchange.release()
     another(stream.bodies, 12 * MIB)
-    stream.responses.promise(Reservation("another", None), 12 * MIB)
+    stream.responses.reserve(Reservation("another", None), 12 * MIB)
 
 
 @in_skipped_time
