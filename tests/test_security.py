@@ -13,7 +13,7 @@ import torch
 
 from app.errors import StartupError
 from app.models.families.backbone import Target
-from app.models.ops.backend import choose_backend
+from app.models.ops.choose import choose_backend
 from app.models.tasks.dense import load_m3_embedder
 from tests.support.server import REPOSITORY
 

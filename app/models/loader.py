@@ -58,7 +58,7 @@ from app.models.device.choose import (
 from app.models.device.cpu import CpuShare, leave_processor_to_others, share_cpus
 from app.models.families.backbone import Target
 from app.models.families.load import is_qwen3, overflows_float16
-from app.models.ops.backend import choose_backend
+from app.models.ops.choose import choose_backend
 from app.models.ops.proof import ATTENTION
 from app.models.tasks.base import DeviceModel, EmbeddingModel
 from app.models.tasks.cross_encoder import CrossEncoder

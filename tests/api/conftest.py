@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from app.models.families.backbone import Target
-from app.models.ops.backend import choose_backend
+from app.models.ops.choose import choose_backend
 from app.models.tasks.dense import M3Embedder, load_m3_embedder
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from app.models.ops.backend import choose_backend
+from app.models.ops.choose import choose_backend
 from tests.faults.outcomes import EMBED
 from tests.support.native import LIBRARIES
 
@@ -29,10 +29,10 @@ def test_the_plain_path_serves_instead(faulty_server, server, kernel: str, reaso
             answer = client.post(EMBED[0], json=EMBED[1]).json()
         assert faulty.stop() == 0
     fastest = choose_backend(torch.device("cpu"), torch.float32)
-    next_one = fastest.implementations("linear")[1].name
+    first, next_one, *_ = fastest.table["linear"]
     assert model["paths"]["linear"] == next_one
     (refused,) = model["refused"]
-    assert (refused["operation"], refused["path"]) == ("linear", fastest.name)
+    assert (refused["operation"], refused["path"]) == ("linear", first)
     assert reason in refused["reason"]
     assert "/" not in refused["reason"]
     assert faulty.log.count("path_refused") == 1

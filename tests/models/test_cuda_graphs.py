@@ -21,8 +21,8 @@ from app.models.cuda_graphs import Bucket, GraphedForward, GraphedForwards, Grap
 from app.models.device.choose import capturing
 from app.models.families.backbone import Backbone, Target
 from app.models.families.load import load_decoder, load_encoder
-from app.models.ops.backend import choose_backend
-from app.models.ops.torch_backend import TorchBackend
+from app.models.ops.backend import torch_backend
+from app.models.ops.choose import choose_backend
 from app.models.text.tokenizer import TextTokenizer
 from tests.support.cpu_graphs import CpuGraph, attend_as_on_a_gpu, cpu_graphs
 
@@ -36,8 +36,7 @@ LENGTHS = st.one_of(
 
 @pytest.fixture(scope="module", params=["encoder", "decoder"])
 def backbone(request: pytest.FixtureRequest, tiny_m3: Path, tiny_qwen: Path) -> Backbone:
-    backend = TorchBackend()
-    backend.attend = attend_as_on_a_gpu
+    backend = torch_backend().faster("gpu", attention=attend_as_on_a_gpu)
     target = Target(CPU, torch.float32, backend)
     if request.param == "decoder":
         return load_decoder(tiny_qwen, target, Weights.read(tiny_qwen))

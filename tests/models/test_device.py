@@ -13,7 +13,7 @@ import torch
 from app.engine.records import Outputs
 from app.models.device.choose import choose_device, choose_dtype
 from app.models.families.backbone import Target
-from app.models.ops.backend import choose_backend
+from app.models.ops.choose import choose_backend
 from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.dense import load_dense_embedder, load_m3_embedder
 from app.models.tasks.qwen3 import load_qwen_reranker

@@ -16,7 +16,7 @@ import torch
 from app.engine.records import Outputs, TextEmbedding, TokenIds
 from app.models.device.choose import choose_dtype, ensure_allocates
 from app.models.families.backbone import Target
-from app.models.ops.backend import choose_backend
+from app.models.ops.choose import choose_backend
 from app.models.tasks.base import DeviceModel
 from app.models.tasks.load import load_embedder
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from app.models import cuda_graphs
 from app.models.device import transfer
-from app.models.ops import backend, proof
+from app.models.ops import choose, proof
 from tests.support.cuda_checks import CudaMisuseError, check_arguments, launches_nothing
 from tests.support.fake_device import crosses, fake_tensors, is_made_of_others, leaves
 from tests.support.simulated_streams import ARRIVED, Arrival, Event, Graph, Stream
@@ -279,7 +279,7 @@ def simulated_cuda(
         ):
             kept.cache_clear()
             stack.callback(kept.cache_clear)
-        stack.enter_context(patch.object(backend, "load_kernels", lambda *_: cuda))
+        stack.enter_context(patch.object(choose, "load_kernels", lambda *_: cuda))
         # There are no numbers that could differ.
         stack.enter_context(patch.object(proof, "_largest_difference", _of_shapes))
         # Before the stand-ins: where it finds a GPU, it lets PyTorch make tensors there.

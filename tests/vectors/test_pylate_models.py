@@ -9,7 +9,7 @@ from transformers import BertModel, MistralModel, Qwen3Model, XLMRobertaModel
 
 from app.engine.records import Outputs
 from app.models.families.backbone import Target
-from app.models.ops.backend import choose_backend
+from app.models.ops.choose import choose_backend
 from app.models.tasks.load import load_embedder
 from tests.support.wordpiece import ROBERTA, save_colbert
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from app.models.device.choose import choose_device, choose_dtype, cpu_has_bfloat16, cpu_has_int8
-from app.models.ops.backend import choose_backend
+from app.models.ops.choose import choose_backend
 from app.models.ops.proof import (
     DECODER,
     ENCODER,

@@ -351,7 +351,7 @@ def _name(device: torch.device) -> str:
 def load_attention(name: str) -> Attention:
     """The attention `name`; raises `StartupError` if its package or kernel is missing.
 
-    `native` belongs to `NativeBackend`, which loads it by itself.
+    `native` is in the table of `app.models.ops.native.native_backend` where there are kernels.
     """
     if name in FLASH_MODULES:
         return load_flash_attention(name)

@@ -31,8 +31,8 @@ from app.models.batch.packing import (
 from app.models.checkpoint.weights import Weights
 from app.models.cuda_graphs import GRAPHS, LAUNCH, PLAIN, GraphedForwards, GraphTrial, make_buckets
 from app.models.device.cpu import CpuThreads
+from app.models.ops.backend import Backend
 from app.models.ops.proof import TOLERANCES, Proof, Shapes, Trial
-from app.models.ops.torch_backend import TorchBackend
 from app.settings import INT8
 
 # The cost of all layers is measured with one in so many of them.
@@ -55,7 +55,7 @@ class Target:
 
     device: torch.device
     dtype: torch.dtype
-    backend: TorchBackend
+    backend: Backend
     # Matrix products in 8 bits, the rest in `dtype`.
     quantized: bool = False
     # Threads of every forward, where several workers share the cores of a CPU.

@@ -24,8 +24,7 @@ from app.models.families.backbone import (
     in_row_blocks,
     preemption_point,
 )
-from app.models.ops.backend import Backend
-from app.models.ops.torch_backend import ACTIVATIONS, LayerNorm, Linear
+from app.models.ops.backend import ACTIVATIONS, Backend, LayerNorm, Linear
 
 _ROBERTA = ("xlm-roberta", "roberta")
 ENCODER_TYPES = (*_ROBERTA, "bert")
@@ -313,7 +312,7 @@ def make_encoder(parameters: EncoderParameters, backend: Backend) -> Encoder:
         else parameters.gpu_embeddings(backend)
     )
     layers = [_layer(parameters, index, backend) for index in range(parameters.config.layers)]
-    return Encoder(layers, backend.attend, embeddings, parameters.dtype)
+    return Encoder(layers, backend.attention, embeddings, parameters.dtype)
 
 
 def _layer(parameters: EncoderParameters, index: int, backend: Backend) -> EncoderLayer:

@@ -27,8 +27,7 @@ from app.models.families.bert import (
     EncoderParameters,
     self_attention,
 )
-from app.models.ops.backend import Backend
-from app.models.ops.torch_backend import Columns, Int8Gemm, QuantizedWeights
+from app.models.ops.backend import Backend, Columns, Int8Gemm, QuantizedWeights
 from app.models.text.tokenizer import TextTokenizer
 
 _TINY = 1e-30
@@ -123,7 +122,7 @@ def make_quantized_encoder(
     for exact in map(parameters.layer, range(parameters.config.layers)):
         layer, states = _quantize_layer(parameters, exact, backend, calibration, states)
         layers.append(layer)
-    return Encoder(layers, backend.attend, embeddings, dtype)
+    return Encoder(layers, backend.attention, embeddings, dtype)
 
 
 def _quantize_layer(
@@ -136,7 +135,7 @@ def _quantize_layer(
     """The layer, and the next states of `packed`, of which it reads `states`."""
     heads, dtype, make = parameters.config.heads, states.dtype, QuantizedLinear.of
     project = make(exact.projections, states, backend, dtype)
-    attended = self_attention(project(states), heads, packed, backend.attend)
+    attended = self_attention(project(states), heads, packed, backend.attention)
     join = make([exact.attended], attended, backend, dtype)
     states = backend.add_norm(join(attended), states, exact.attention_norm)
 

@@ -22,8 +22,7 @@ from app.models.families.backbone import (
     in_row_blocks,
     preemption_point,
 )
-from app.models.ops.backend import Backend
-from app.models.ops.torch_backend import AddLinear, Linear, RmsNorm, RotaryEmbedding
+from app.models.ops.backend import AddLinear, Backend, Linear, RmsNorm, RotaryEmbedding
 
 _SIZES = {
     "vocabulary": "vocab_size",
@@ -266,7 +265,7 @@ def make_decoder(parameters: DecoderParameters, backend: Backend) -> Decoder:
     config = parameters.config
     return Decoder(
         [_layer(parameters, index, backend) for index in range(config.layers)],
-        backend.attend,
+        backend.attention,
         parameters.embeddings(),
         parameters.final_norm(),
         config.head_width,

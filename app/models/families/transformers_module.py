@@ -103,7 +103,7 @@ def load_by_transformers(folder: Path, target: Target) -> Backbone:
         ModuleTransformer(
             module,
             layout,
-            proven.backend.attend if is_packed else None,
+            proven.backend.attention if is_packed else None,
             bytes_of_pair=0.0 if is_packed else _bytes_of_pair(module, positions, target.device),
         ),
         proven,
@@ -418,7 +418,7 @@ class _Trial:
             AttentionInterface.register(_PACKED, attend_packed)
             module.set_attn_implementation(_PACKED)
             packed = target.prove(_shapes(module), (ATTENTION,))
-            refused.append(self._proof(PACKED, expected, packed.backend.attend))
+            refused.append(self._proof(PACKED, expected, packed.backend.attention))
             if refused[0].holds:
                 return replace(packed, paths=packed.paths | {_LAYOUT: PACKED})
             module.set_attn_implementation(own_attention)

@@ -7,7 +7,7 @@ is no kernel, oneDNN multiplies. Each operation between two products is one pass
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,28 +17,30 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from app.models.attention.dense import Attention, sdpa
+from app.models.attention.dense import sdpa
 from app.models.batch.packing import PackedBatch
+from app.models.ops.backend import (
+    Backend,
+    Columns,
+    Int8Gemm,
+    LayerNorm,
+    Linear,
+    QuantizedRows,
+    QuantizedWeights,
+    RmsNorm,
+    RotaryEmbedding,
+    adding,
+    dequantize,
+    has_fast_sdpa,
+    join_layers,
+    onednn_backend,
+)
 from app.models.ops.build import (
     AARCH64,
     InstructionSet,
     architecture_here,
     arm_features,
     library_path,
-)
-from app.models.ops.torch_backend import (
-    Columns,
-    Int8Gemm,
-    LayerNorm,
-    Linear,
-    OneDnnBackend,
-    QuantizedRows,
-    QuantizedWeights,
-    RmsNorm,
-    RotaryEmbedding,
-    TorchBackend,
-    has_fast_sdpa,
-    join_layers,
 )
 
 log = structlog.get_logger(__name__)
@@ -131,41 +133,47 @@ _NO_BYTES = (None,) * 4
 _WIDEST_HEAD = 128
 
 
-class NativeBackend(OneDnnBackend):
-    """Shapes and activations that a kernel does not take are left to oneDNN and PyTorch."""
+def native_backend(library: Library, dtype: torch.dtype) -> Backend:
+    """The kernels in front of oneDNN and PyTorch, to which they leave what they do not take."""
+    otherwise = onednn_backend(dtype, dequantizing_by(library))
+    kernels = NativeKernels(library, dtype, otherwise)
+    backend = otherwise.faster(
+        "native",
+        add_norm=kernels.add_norm,
+        rms_norm=kernels.rms_norm,
+        rotary=kernels.rotary,
+        gate=kernels.gate,
+        quantize_rows=kernels.quantize_rows,
+        attention=kernels.attend,
+    )
+    in_bfloat16 = dtype is torch.bfloat16
+    if not (in_bfloat16 and torch.cpu.get_capabilities().get("amx_tile")):
+        backend = backend.faster(
+            "native",
+            linear=kernels.linear,
+            add_linear=adding(kernels.linear),
+            int8_gemm=kernels.int8_gemm,
+        )
+    if in_bfloat16 and has_fast_sdpa():
+        backend = backend.faster("sdpa", attention=sdpa)
+    return replace(backend, int8_weight_limit=library.instructions.int8_weight_limit)
 
-    name = "native"
 
-    def __init__(self, library: Library, dtype: torch.dtype, attention: str | None = None) -> None:
+class NativeKernels:
+    """The operations by the kernels; `otherwise` computes shapes that a kernel does not take."""
+
+    def __init__(self, library: Library, dtype: torch.dtype, otherwise: Backend) -> None:
         self._library = library
         self._dtype = dtype
         self._format = FORMATS[dtype]
-        capabilities = torch.cpu.get_capabilities()
-        self._onednn_multiplies = dtype is torch.bfloat16 and bool(capabilities.get("amx_tile"))
-        has_fast = dtype is torch.bfloat16 and has_fast_sdpa()
-        super().__init__(dtype, attention or ("sdpa" if has_fast else "native"))
-        self.int8_weight_limit = library.instructions.int8_weight_limit
-
-    def implementations(self, operation: str) -> list[type[TorchBackend]]:
-        """As that of `TorchBackend`."""
-        found = super().implementations(operation)
-        left = self._onednn_multiplies and operation in ("linear", "int8_gemm")
-        return [each for each in found if not left or each is not NativeBackend]
-
-    def load_attention(self, name: str) -> Attention:
-        """As that of `TorchBackend`."""
-        return self._attend if name == "native" else super().load_attention(name)
-
-    def _can_multiply(self, out: int, depth: int, activation: str | None) -> bool:
-        fits = out % _PANEL == 0 and depth % STEP == 0 and activation in _ACTIVATIONS
-        return fits and not self._onednn_multiplies
+        self._otherwise = otherwise
 
     def linear(self, layers: Sequence[nn.Linear], activation: str | None = None) -> Linear:
-        """Implement `Backend`."""
+        """Implement `Backend.linear`."""
         depth, out = layers[0].in_features, sum(layer.out_features for layer in layers)
         is_ours = layers[0].weight.dtype is self._dtype
-        if not is_ours or not self._can_multiply(out, depth, activation):
-            return super().linear(layers, activation)
+        if not is_ours or not _can_multiply(out, depth, activation):
+            return self._otherwise.linear(layers, activation)
         weight, bias = join_layers(layers)
         panels = self._panels(weight)
         bias = torch.zeros(out) if bias is None else bias.float().contiguous()
@@ -183,7 +191,7 @@ class NativeBackend(OneDnnBackend):
         return linear
 
     def add_norm(self, states: Tensor, residual: Tensor, norm: LayerNorm) -> Tensor:
-        """Implement `Backend`."""
+        """Implement `Backend.add_norm`."""
         self._library.run(
             "add_norm",
             self._address(states), self._address(residual), self._format,
@@ -192,7 +200,7 @@ class NativeBackend(OneDnnBackend):
         return states
 
     def rms_norm(self, states: Tensor, norm: RmsNorm) -> Tensor:
-        """Implement `Backend`."""
+        """Implement `Backend.rms_norm`."""
         output = torch.empty_like(states)
         self._library.run(
             "rms_norm",
@@ -202,7 +210,7 @@ class NativeBackend(OneDnnBackend):
         return output
 
     def rotary(self, states: Tensor, norm: RmsNorm, embedding: RotaryEmbedding) -> None:
-        """Implement `Backend`."""
+        """Implement `Backend.rotary`."""
         self._library.run(
             "rotary",
             self._address(states), self._address(norm.weight), self._format,
@@ -211,10 +219,10 @@ class NativeBackend(OneDnnBackend):
         )  # fmt: skip
 
     def gate(self, states: Tensor) -> Tensor:
-        """Implement `Backend`."""
+        """Implement `Backend.gate`."""
         width = states.shape[1] // 2
         if width % STEP:
-            return super().gate(states)
+            return self._otherwise.gate(states)
         output = states.new_empty(len(states), width)
         self._library.run(
             "gate",
@@ -237,7 +245,7 @@ class NativeBackend(OneDnnBackend):
             and key.stride() == value.stride()
         )
 
-    def _attend(
+    def attend(
         self,
         query: Tensor,
         key: Tensor,
@@ -264,10 +272,10 @@ class NativeBackend(OneDnnBackend):
         return output
 
     def quantize_rows(self, states: Tensor, columns: Columns) -> QuantizedRows:
-        """Implement `Backend`."""
+        """Implement `Backend.quantize_rows`."""
         count, width = states.shape
         if width % STEP:
-            return super().quantize_rows(states, columns)
+            return self._otherwise.quantize_rows(states, columns)
         values = torch.empty(count, len(columns.offsets), dtype=torch.uint8)
         scale, minimum = torch.empty(2, count, 1)
         self._library.run(
@@ -282,10 +290,10 @@ class NativeBackend(OneDnnBackend):
     def int8_gemm(
         self, weights: QuantizedWeights, dtype: torch.dtype, activation: str | None = None
     ) -> Int8Gemm:
-        """Implement `Backend`."""
+        """Implement `Backend.int8_gemm`."""
         out, depth = weights.values.shape
-        if not self._can_multiply(out, depth, activation):
-            return super().int8_gemm(weights, dtype, activation)
+        if not _can_multiply(out, depth, activation):
+            return self._otherwise.int8_gemm(weights, dtype, activation)
         library, code = self._library, _ACTIVATIONS[activation]
         weights = replace(weights, values=self._panels(weights.values))
         of_columns = [
@@ -306,26 +314,6 @@ class NativeBackend(OneDnnBackend):
 
         return gemm
 
-    def dequantize(
-        self,
-        product: Tensor,
-        rows: QuantizedRows,
-        weights: QuantizedWeights,
-        dtype: torch.dtype,
-        activation: str | None,
-    ) -> Tensor:
-        """As that of `TorchBackend`, in one pass."""
-        if product.shape[1] % STEP or activation not in _ACTIVATIONS:
-            return super().dequantize(product, rows, weights, dtype, activation)
-        each = product, rows.scale, rows.minimum, weights.sums, weights.bias
-        output = torch.empty_like(product, dtype=dtype)
-        self._library.run(
-            "dequantize",
-            *(address(tensor, torch.float32) for tensor in each),
-            output.data_ptr(), FORMATS[dtype], *product.shape, _ACTIVATIONS[activation],
-        )  # fmt: skip
-        return output
-
     def _panels(self, weight: Tensor) -> Tensor:
         """A copy of `[out, depth]` as panels of 4-byte words `[out / tile, words / n, tile, n]`.
 
@@ -335,3 +323,31 @@ class NativeBackend(OneDnnBackend):
         paired = 1 if weight.dtype is torch.float32 else instructions.matrix_rows
         panels = words.view(len(words) // instructions.tile, instructions.tile, -1, paired)
         return panels.transpose(1, 2).contiguous()
+
+
+def _can_multiply(out: int, depth: int, activation: str | None) -> bool:
+    return out % _PANEL == 0 and depth % STEP == 0 and activation in _ACTIVATIONS
+
+
+def dequantizing_by(library: Library) -> Callable[..., Tensor]:
+    """As `dequantize` in `backend`, in one pass."""
+
+    def by_kernel(
+        product: Tensor,
+        rows: QuantizedRows,
+        weights: QuantizedWeights,
+        dtype: torch.dtype,
+        activation: str | None,
+    ) -> Tensor:
+        if product.shape[1] % STEP or activation not in _ACTIVATIONS:
+            return dequantize(product, rows, weights, dtype, activation)
+        each = product, rows.scale, rows.minimum, weights.sums, weights.bias
+        output = torch.empty_like(product, dtype=dtype)
+        library.run(
+            "dequantize",
+            *(address(tensor, torch.float32) for tensor in each),
+            output.data_ptr(), FORMATS[dtype], *product.shape, _ACTIVATIONS[activation],
+        )  # fmt: skip
+        return output
+
+    return by_kernel

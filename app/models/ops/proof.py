@@ -1,17 +1,15 @@
 """Proves at the start that each operation of a backend computes what it should on this machine.
 
 Each path of an operation (a kernel in C, a library's operator, an attention) computes a small
-batch, which is compared with the reference on the same device: `TorchBackend` in float32 with eager
+batch, which is compared with the reference on the same device: PyTorch in float32 with eager
 attention. A path that raises an error, or differs by more than its dtype explains, is refused, and
 the next one is tried.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from types import MethodType
 
 import numpy as np
 import structlog
@@ -21,16 +19,17 @@ from torch import Tensor, nn
 from app.engine.devices.thread import outcome_of
 from app.errors import StartupError
 from app.models.batch.packing import PackedBatch, pack
-from app.models.ops.build import MAX_INT8
-from app.models.ops.torch_backend import (
+from app.models.ops.backend import (
+    Backend,
     Columns,
     LayerNorm,
     QuantizedRows,
     QuantizedWeights,
     RmsNorm,
     RotaryEmbedding,
-    TorchBackend,
+    torch_backend,
 )
+from app.models.ops.build import MAX_INT8
 
 ATTENTION, EMBED = "attention", "embed"
 # Shorter and longer than the blocks in which kernels compute, and no multiple of them.
@@ -126,10 +125,10 @@ class TrialInputs:
         return LayerNorm(draw(width), draw(width), _EPSILON)
 
 
-Case = Callable[[TorchBackend, TrialInputs], Iterable[Tensor]]
+Case = Callable[[Backend, TrialInputs], Iterable[Tensor]]
 
 
-def _linear(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _linear(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
     shapes, tokens = inputs.shapes, inputs.tokens
     attended = shapes.heads * shapes.head_width
     sizes = (
@@ -143,40 +142,40 @@ def _linear(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
         yield backend.linear(layers, activation)(inputs.normal(tokens, depth))
 
 
-def _embed(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _embed(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
     count, width = inputs.tokens, inputs.shapes.width
     tables = inputs.normal(count, width), inputs.normal(count, width)
     rows = torch.arange(count, device=inputs.device)
     yield backend.embed((rows, rows.flip(0)), tables, inputs.layer_norm(width))
 
 
-def _add_norm(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _add_norm(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
     shape = inputs.tokens, inputs.shapes.width
     norm = inputs.layer_norm(inputs.shapes.width)
     yield backend.add_norm(inputs.normal(*shape), inputs.normal(*shape), norm)
 
 
-def _add_linear(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _add_linear(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
     width, depth = inputs.shapes.width, inputs.shapes.inner_width
     layer = inputs.linear(depth, width)
     residual = inputs.normal(inputs.tokens, layer.out_features)
     yield backend.add_linear(layer)(inputs.normal(inputs.tokens, depth), residual)
 
 
-def _unit_rows(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _unit_rows(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
     states = inputs.normal(inputs.tokens, inputs.shapes.width)
     indices = inputs.packed.cu_seqlens[:-1].long()
     for rows in (None, indices):
         yield from backend.unit_rows(states, torch.float32, rows)
 
 
-def _rms_norm(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _rms_norm(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
     width = inputs.shapes.width
     norm = RmsNorm(inputs.normal(width), _EPSILON)
     yield backend.rms_norm(inputs.normal(inputs.tokens, width), norm)
 
 
-def _rotary(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _rotary(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
     shapes = inputs.shapes
     rotated = shapes.heads + shapes.key_heads
     states = inputs.normal(inputs.tokens, rotated + shapes.key_heads, shapes.head_width)
@@ -186,21 +185,21 @@ def _rotary(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
     yield states
 
 
-def _gate(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _gate(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
     yield backend.gate(inputs.normal(inputs.tokens, 2 * inputs.shapes.inner_width))
 
 
-def _attention(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _attention(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
     shapes, packed = inputs.shapes, inputs.packed
     heads = [shapes.heads, shapes.key_heads, shapes.key_heads]
     projected = inputs.normal(packed.tokens, sum(heads), shapes.head_width)
     query, key, value = torch.split(projected.transpose(0, 1), heads)
     scale = shapes.head_width**-0.5
-    attended = backend.attend(query, key, value, packed, scale=scale, causal=shapes.causal)
+    attended = backend.attention(query, key, value, packed, scale=scale, causal=shapes.causal)
     yield attended[: packed.real_tokens]
 
 
-def _quantize_rows(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _quantize_rows(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
     for width in (inputs.shapes.width, inputs.shapes.inner_width):
         repeated = torch.arange(0, width, 3, dtype=torch.int32)
         offsets = inputs.float32(width + len(repeated)).sigmoid()
@@ -209,7 +208,7 @@ def _quantize_rows(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tenso
         yield rows.values * rows.scale + rows.minimum
 
 
-def _int8_gemm(backend: TorchBackend, inputs: TrialInputs) -> Iterator[Tensor]:
+def _int8_gemm(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
     shapes, float32 = inputs.shapes, inputs.float32
     for depth, activation in ((shapes.width, shapes.activation), (shapes.inner_width, None)):
         values = inputs.int8_weights(_MOST_COLUMNS, depth)
@@ -247,7 +246,6 @@ log = structlog.get_logger(__name__)
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 # Where a value lies between two of the 255 steps of its row, either may be chosen.
 _ONE_STEP = {"quantize_rows": 0.02}
-_PLAIN_ATTENTIONS = ("sdpa", "eager")
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +280,7 @@ class Proof:
 class ProvenBackend:
     """A backend with a proven path for each operation, their names, and the refused ones."""
 
-    backend: TorchBackend
+    backend: Backend
     paths: dict[str, str]
     refused: tuple[Proof, ...]
 
@@ -291,7 +289,7 @@ class Trial:
     """Tries the paths of a backend for one model."""
 
     def __init__(
-        self, backend: TorchBackend, shapes: Shapes, device: torch.device, dtype: torch.dtype
+        self, backend: Backend, shapes: Shapes, device: torch.device, dtype: torch.dtype
     ) -> None:
         self._backend = backend
         self._shapes = shapes
@@ -303,45 +301,45 @@ class Trial:
 
         Raises `StartupError` if none holds, or if that of an attention that a setting names fails.
         """
-        proven = copy(self._backend)
-        paths: dict[str, str] = {}
-        refused: list[Proof] = []
+        proven, paths, refused = self._backend, {}, []
         for operation in operations:
-            *before, (variant, proof) = self._until_one_holds(operation)
-            failed = [each for _, each in before]
-            if not proof.holds:
-                raise _nothing_holds(proof)
+            failed: list[Proof] = []
+            for proof in self._proofs(operation):
+                if proof.holds:
+                    break
+                failed.append(proof)
+            else:
+                raise StartupError(
+                    f"this device does not compute {operation} correctly, not even by PyTorch's "
+                    f"own operators ({failed[-1].reason}); choose another with DEVICE"
+                )
             if failed and attention_named and operation == ATTENTION:
-                raise _refused_attention(failed[0])
+                raise StartupError(
+                    f"ATTENTION={failed[0].path} does not compute what it should on this device "
+                    f"({failed[0].reason}); set ATTENTION to auto"
+                )
             warn_of_refused(failed, proof.path)
             refused += failed
-            _take(proven, variant, operation)
+            proven = proven.by(operation, proof.path)
             paths[operation] = proof.path
         return ProvenBackend(proven, paths, tuple(refused))
 
     def every_proof(self, operations: Sequence[str]) -> list[Proof]:
         """The proofs of all paths."""
-        return [proof for each in operations for _, proof in self._proofs(each)]
-
-    def _until_one_holds(self, operation: str) -> Iterator[tuple[TorchBackend, Proof]]:
-        for variant, proof in self._proofs(operation):
-            yield variant, proof
-            if proof.holds:
-                return
-
-    def _proofs(self, operation: str) -> Iterator[tuple[TorchBackend, Proof]]:
-        """The proof of each path; the last one is that of the plain path."""
-        for path, variant in _variants(self._backend, operation):
-            yield variant, self._try(operation, path, variant)
+        return [proof for each in operations for proof in self._proofs(each)]
 
     @torch.inference_mode()
-    def _try(self, operation: str, path: str, variant: TorchBackend) -> Proof:
-        expected = self._compute(operation, TorchBackend("eager"), exact=True)
-        compute = partial(self._compute, operation, variant, exact=False)
+    def _proofs(self, operation: str) -> Iterator[Proof]:
+        """The proof of each path; the last one is that of the plain path."""
         tolerance = _ONE_STEP.get(operation, TOLERANCES[self._dtype])
-        return try_path(operation, path, compute, expected, tolerance)
+        reference = torch_backend().by(ATTENTION, "eager")
+        expected = self._compute(operation, reference, exact=True)
+        for path in self._backend.table[operation]:
+            variant = self._backend.by(operation, path)
+            compute = partial(self._compute, operation, variant, exact=False)
+            yield try_path(operation, path, compute, expected, tolerance)
 
-    def _compute(self, operation: str, backend: TorchBackend, *, exact: bool) -> list[Tensor]:
+    def _compute(self, operation: str, backend: Backend, *, exact: bool) -> list[Tensor]:
         limit = self._backend.int8_weight_limit
         inputs = TrialInputs(self._shapes, self._device, self._dtype, limit, exact=exact)
         return list(CASES[operation](backend, inputs))
@@ -360,28 +358,6 @@ def try_path(
         message = next(iter(str(actual).splitlines()), "")
         return Proof(operation, path, math.inf, 0.0, type(actual).__name__, message)
     return Proof(operation, path, _difference(actual, expected), tolerance)
-
-
-def _variants(backend: TorchBackend, operation: str) -> Iterator[tuple[str, TorchBackend]]:
-    """The backend with each path of an operation, the fastest first."""
-    if operation == ATTENTION:
-        for name in dict.fromkeys((backend.attention, *_PLAIN_ATTENTIONS)):
-            variant = copy(backend)
-            if name != backend.attention:
-                variant.attention, variant.attend = name, variant.load_attention(name)
-            yield name, variant
-        return
-    for each in backend.implementations(operation):
-        variant = copy(backend)
-        setattr(variant, operation, MethodType(vars(each)[operation], variant))
-        yield each.name, variant
-
-
-def _take(backend: TorchBackend, variant: TorchBackend, operation: str) -> None:
-    if operation == ATTENTION:
-        backend.attention, backend.attend = variant.attention, variant.attend
-    else:
-        setattr(backend, operation, getattr(variant, operation))
 
 
 def _difference(actual: list[Tensor], expected: list[Tensor]) -> float:
@@ -409,17 +385,3 @@ def warn_of_refused(refused: Sequence[Proof], used_instead: str) -> None:
             reason=f"{proof.reason}: {proof.message}" if proof.message else proof.reason,
             used_instead=used_instead,
         )
-
-
-def _refused_attention(proof: Proof) -> StartupError:
-    return StartupError(
-        f"ATTENTION={proof.path} does not compute what it should on this device "
-        f"({proof.reason}); set ATTENTION to auto"
-    )
-
-
-def _nothing_holds(proof: Proof) -> StartupError:
-    return StartupError(
-        f"this device does not compute {proof.operation} correctly, not even by PyTorch's own "
-        f"operators ({proof.reason}); choose another with DEVICE"
-    )

@@ -28,7 +28,7 @@ from app.models.checkpoint.weights import Weights, linear_of
 from app.models.device.transfer import not_finite
 from app.models.families.backbone import Backbone, Target, preemption_point
 from app.models.families.load import load_backbone
-from app.models.ops.torch_backend import ACTIVATIONS, LayerNorm, Linear
+from app.models.ops.backend import ACTIVATIONS, LayerNorm, Linear
 from app.models.tasks.base import EmbeddingModel
 from app.models.text.tokenizer import TextTokenizer
 

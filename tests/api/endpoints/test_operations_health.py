@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from app import __version__
-from app.models.ops.backend import choose_backend
+from app.models.ops.choose import choose_backend
 from tests.support.server import RunningServer, run_server
 
 FIELDS = [
@@ -30,7 +30,7 @@ def test_a_warm_service_is_healthy_and_describes_itself(server: RunningServer, t
     assert set(health["gpu"]) == set(GPU_FIELDS)
     assert health["version"] == __version__
     assert health["model"] == health["dense_embedding_model"] == tiny_m3.name
-    expected = choose_backend(torch.device("cpu"), torch.float32).attention
+    expected = choose_backend(torch.device("cpu"), torch.float32).fastest("attention")
     assert (health["dtype"], health["attention"]) == ("float32", expected)
     assert health["max_input_length"] == 8192
     assert health["max_batch_tokens"] >= 512

@@ -28,7 +28,7 @@ from app.models.batch.packing import PositionScheme
 from app.models.device.choose import cpu_has_int8
 from app.models.families.backbone import Backbone, Target, cpu_multiple
 from app.models.families.load import load_encoder, load_tokenizer
-from app.models.ops.backend import choose_backend
+from app.models.ops.choose import choose_backend
 from app.models.text.tokenizer import TextTokenizer
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ from app.models.cuda_graphs import Bucket, GraphedForward
 from app.models.families import backbone
 from app.models.families.backbone import Target
 from app.models.loader import EntryLoader, load
-from app.models.ops.backend import choose_backend
+from app.models.ops.choose import choose_backend
 from app.models.tasks.dense import M3Embedder, load_m3_embedder
 from app.models.tasks.qwen3 import QwenReranker, load_qwen_reranker
 from app.settings import Settings

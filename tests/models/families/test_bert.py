@@ -12,7 +12,7 @@ from transformers import AutoModel, BertConfig, RobertaConfig, XLMRobertaConfig
 from app.models.batch.packing import PositionScheme, pack
 from app.models.checkpoint.weights import Weights
 from app.models.families.bert import EncoderConfig, EncoderParameters, make_encoder
-from app.models.ops.backend import choose_backend
+from app.models.ops.choose import choose_backend
 from tests.support.packed_reference import packed_states, register
 
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ from app.errors import StartupError
 from app.models.device.choose import cpu_has_int8
 from app.models.families.backbone import Target
 from app.models.families.load import load_encoder, load_tokenizer
-from app.models.ops.backend import choose_backend
 from app.models.ops.build import MAX_INT8
+from app.models.ops.choose import choose_backend
 from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.dense import M3Embedder, load_dense_embedder, load_m3_embedder
 from tests.support.checkpoints import corpus, save_sentencepiece_tokenizer

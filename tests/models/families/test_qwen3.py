@@ -15,7 +15,7 @@ from app.models.batch.packing import pack
 from app.models.checkpoint.weights import Weights
 from app.models.families.backbone import Backbone, Target
 from app.models.families.load import load_decoder
-from app.models.ops.backend import choose_backend
+from app.models.ops.choose import choose_backend
 from app.models.ops.native import load_library
 from tests.support.packed_reference import packed_states, register
 

@@ -13,10 +13,11 @@ from torch.nn import functional
 
 from app.engine.records import Outputs
 from app.models.families.backbone import Target
+from app.models.ops.backend import Backend, QuantizedRows, QuantizedWeights, torch_backend
 from app.models.ops.build import AARCH64
-from app.models.ops.native import NativeBackend, runnable_here
+from app.models.ops.choose import with_attention
+from app.models.ops.native import NativeKernels, native_backend, runnable_here
 from app.models.ops.proof import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes, Trial
-from app.models.ops.torch_backend import QuantizedRows, QuantizedWeights, TorchBackend
 from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.dense import load_dense_embedder, load_m3_embedder
 from tests.models.ops.test_native_backend import CLOSE, random_layer
@@ -29,7 +30,7 @@ from tests.support.texts import varied_texts
 CPU = torch.device("cpu")
 ENCODER_SHAPES = Shapes(128, 256, 4, 4, 32, "gelu")
 DECODER_SHAPES = Shapes(128, 192, 4, 2, 64, bias=False, causal=True)
-KERNELS = {"attention", *vars(NativeBackend)}
+KERNELS = {"attention", "add_linear", *vars(NativeKernels)}
 # Bits of the auxiliary vector as processors have them: Cortex-A72, Neoverse N1 and V1.
 HWCAPS = {"a72": (0x8FB, 0), "n1": (0x119FFB, 0), "v1": (0xECFFFFFB, 0x7F87_7FFF)}
 
@@ -56,8 +57,8 @@ def dtype(request) -> torch.dtype:
 
 
 @pytest.fixture
-def backend(library, dtype) -> NativeBackend:
-    return NativeBackend(library, dtype, "native")
+def backend(library, dtype) -> Backend:
+    return with_attention(native_backend(library, dtype), "native")
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_bytes_are_summed_up_exactly(library, rows, depth) -> None:
     weight[0], weight[1], values[0] = 127, -127, 255
     weights = QuantizedWeights(weight, torch.ones(128), *torch.zeros(2, 128))
     states = QuantizedRows(values, torch.ones(rows, 1), torch.zeros(rows, 1))
-    actual = NativeBackend(library, torch.float32).int8_gemm(weights, torch.float32)(states)
+    actual = native_backend(library, torch.float32).int8_gemm(weights, torch.float32)(states)
     assert torch.equal(actual, (values.double() @ weight.double().t()).float())
 
 
@@ -126,8 +127,8 @@ def test_attention_follows_the_definition(
 
 def targets(library: EmulatedLibrary, dtype: torch.dtype, *, int8: bool = False) -> list[Target]:
     """The plain path in float32, and the emulated one."""
-    plain = Target(CPU, torch.float32, TorchBackend("eager"))
-    return [plain, Target(CPU, dtype, NativeBackend(library, dtype), int8)]
+    plain = Target(CPU, torch.float32, with_attention(torch_backend(), "eager"))
+    return [plain, Target(CPU, dtype, native_backend(library, dtype), int8)]
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["", "int8"])

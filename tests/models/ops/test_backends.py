@@ -12,44 +12,51 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from app.models.device.choose import cpu_has_int8
-from app.models.ops.backend import Backend, choose_backend
-from app.models.ops.cuda import CudaBackend, FusedCudaBackend
-from app.models.ops.native import NativeBackend
-from app.models.ops.torch_backend import (
+from app.models.ops.backend import (
     ACTIVATIONS,
+    Backend,
     Columns,
     LayerNorm,
-    OneDnnBackend,
     QuantizedRows,
     QuantizedWeights,
     RmsNorm,
     RotaryEmbedding,
-    TorchBackend,
+    dequantize,
+    onednn_backend,
+    torch_backend,
 )
+from app.models.ops.choose import choose_backend, with_attention
+from app.models.ops.cuda import cuda_backend, fused_backend
+from app.models.ops.native import dequantizing_by, native_backend
 from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
 from tests.support.native import LIBRARIES
 from tests.support.packed_attention import pack_lengths, random_states
 
 pytestmark = pytest.mark.device
 CPU = torch.device("cpu")
-REFERENCE = TorchBackend("eager")
+NAMES_OF_LIBRARIES = [each.instructions.name for each in LIBRARIES]
+REFERENCE = with_attention(torch_backend(), "eager")
 BACKENDS = [
-    pytest.param(TorchBackend(), "cpu", id="torch"),
-    pytest.param(OneDnnBackend(torch.bfloat16), "cpu", id="onednn"),
+    pytest.param(torch_backend(), "cpu", id="torch"),
+    pytest.param(onednn_backend(torch.bfloat16), "cpu", id="onednn"),
     *(
         pytest.param(
-            NativeBackend(each, torch.bfloat16, "native"), "cpu", id=each.instructions.name
+            with_attention(native_backend(each, torch.bfloat16), "native"),
+            "cpu",
+            id=each.instructions.name,
         )
         for each in LIBRARIES
     ),
 ]
 if CAN_EMULATE:
-    FUSED = FusedCudaBackend(EmulatedKernels(torch.bfloat16), CPU, torch.bfloat16, "eager")
+    FUSED = with_attention(
+        fused_backend(EmulatedKernels(torch.bfloat16), torch.bfloat16, torch_backend()), "eager"
+    )
     BACKENDS.append(pytest.param(FUSED, "cpu", id="fused"))
 if torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False):
     CUDA = torch.device("cuda")
     BACKENDS += [
-        pytest.param(CudaBackend(CUDA, torch.bfloat16), "cuda", id="cuda"),
+        pytest.param(cuda_backend(CUDA, torch.bfloat16), "cuda", id="cuda"),
         pytest.param(choose_backend(CUDA, torch.bfloat16), "cuda", id="fused on cuda"),
     ]
 every_backend = pytest.mark.parametrize(("backend", "device"), BACKENDS)
@@ -105,7 +112,7 @@ def attention(
     backend: Backend, query: Tensor, key: Tensor, value: Tensor, *, causal: bool
 ) -> Tensor:
     packed = pack_lengths([3, 17, 17, 70], device=query.device)
-    return backend.attend(query, key, value, packed, scale=0.2, causal=causal)
+    return backend.attention(query, key, value, packed, scale=0.2, causal=causal)
 
 
 PLACES = torch.tensor([7, 49, 0, 7]), torch.tensor([50, 0, 1, 2])
@@ -166,7 +173,7 @@ def test_the_kernels_compute_what_the_plain_backend_does_in_float32(library, ope
     compute, arguments = OPERATIONS[operation]
     expected, actual = (
         compute(backend, *(moved(each, "cpu", torch.float32) for each in arguments))
-        for backend in (REFERENCE, NativeBackend(library, torch.float32))
+        for backend in (REFERENCE, native_backend(library, torch.float32))
     )
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
@@ -196,13 +203,15 @@ def test_every_backend_multiplies_bytes_as_the_plain_one(backend, count, width, 
         torch.testing.assert_close(shorter, expected.bfloat16(), rtol=2**-7, atol=1e-4)
 
 
-@on_a_cpu
+@pytest.mark.parametrize(
+    "compute", [dequantize, *map(dequantizing_by, LIBRARIES)], ids=["torch", *NAMES_OF_LIBRARIES]
+)
 @torch.inference_mode()
-def test_a_product_by_another_library_becomes_what_it_stands_for(backend: Backend) -> None:
+def test_a_product_by_another_library_becomes_what_it_stands_for(compute) -> None:
     rows, weights = random_rows(9, 64), random_weights(48, 64, 127)
     product = (rows.values.float() @ weights.values.float().t()) * weights.scale
     expected = REFERENCE.int8_gemm(weights, torch.float32, "gelu")(rows)
-    actual = backend.dequantize(product, rows, weights, torch.float32, "gelu")
+    actual = compute(product, rows, weights, torch.float32, "gelu")
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -225,7 +234,7 @@ def test_layers_that_read_the_same_input_stand_side_by_side(backend, activation,
     torch.testing.assert_close(actual, expected, **CLOSE)
 
 
-@pytest.mark.parametrize("backend", [TorchBackend(), OneDnnBackend(torch.float32)])
+@pytest.mark.parametrize("backend", [torch_backend(), onednn_backend(torch.float32)])
 def test_a_single_layer_in_float32_keeps_its_weights_where_they_are(backend: Backend) -> None:
     layer = random_layer(32, 32, torch.float32)
     compute = backend.linear([layer])

@@ -9,12 +9,9 @@ import torch
 
 from app.errors import StartupError
 from app.models.attention.packed import FLASH_MODULES, load_attention
-from app.models.ops import backend as backends
-from app.models.ops.backend import choose_backend
+from app.models.ops import choose
 from app.models.ops.build import X86_64
-from app.models.ops.cuda import CudaBackend
-from app.models.ops.native import NativeBackend
-from app.models.ops.torch_backend import OneDnnBackend, TorchBackend
+from app.models.ops.choose import choose_backend
 from app.settings import Settings
 
 LIBRARY = SimpleNamespace(instructions=X86_64.sets[0])
@@ -23,7 +20,7 @@ CPU, CUDA, MPS = (torch.device(name) for name in ("cpu", "cuda", "mps"))
 
 @pytest.fixture
 def no_library(monkeypatch) -> None:
-    monkeypatch.setattr(backends, "load_library", lambda: None)
+    monkeypatch.setattr(choose, "load_library", lambda: None)
 
 
 @pytest.fixture(autouse=True)
@@ -31,43 +28,43 @@ def capability(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """The compute capability of the GPU, that of an L4 where a test names none."""
     found = getattr(request, "param", (8, 9))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
-    monkeypatch.setattr(backends, "load_kernels", lambda *_: None)
+    monkeypatch.setattr(choose, "load_kernels", lambda *_: None)
 
 
 @pytest.mark.parametrize(
     ("capability", "device", "dtype", "kind", "attention"),
     [
-        ((8, 0), CUDA, torch.float16, CudaBackend, "varlen"),
-        ((12, 0), CUDA, torch.bfloat16, CudaBackend, "varlen"),
-        ((9, 0), CUDA, torch.float32, CudaBackend, "sdpa"),
-        ((7, 5), CUDA, torch.float16, CudaBackend, "sdpa"),
-        ((8, 9), MPS, torch.float16, TorchBackend, "sdpa"),
+        ((8, 0), CUDA, torch.float16, "cuda", "varlen"),
+        ((12, 0), CUDA, torch.bfloat16, "cuda", "varlen"),
+        ((9, 0), CUDA, torch.float32, "cuda", "sdpa"),
+        ((7, 5), CUDA, torch.float16, "cuda", "sdpa"),
+        ((8, 9), MPS, torch.float16, "torch", "sdpa"),
     ],
     indirect=["capability"],
 )
 def test_auto_takes_the_fastest_that_runs(monkeypatch, device, dtype, kind, attention) -> None:
-    monkeypatch.setattr(backends, "load_library", pytest.fail)  # It is for CPUs.
+    monkeypatch.setattr(choose, "load_library", pytest.fail)  # It is for CPUs.
     chosen = choose_backend(device, dtype)
-    assert (type(chosen), chosen.attention) == (kind, attention)
+    assert (chosen.fastest("add_linear"), chosen.fastest("attention")) == (kind, attention)
 
 
 @pytest.mark.parametrize(
     ("amx", "library", "kind", "attention"),
     [
-        (True, True, NativeBackend, "sdpa"),
-        (False, True, NativeBackend, "native"),
-        (True, False, OneDnnBackend, "sdpa"),
-        (False, False, OneDnnBackend, "matmul"),
+        (True, True, "native", "sdpa"),
+        (False, True, "native", "native"),
+        (True, False, "onednn", "sdpa"),
+        (False, False, "onednn", "matmul"),
     ],
 )
 def test_in_bfloat16_on_a_cpu_it_depends_on_amx_and_the_kernels(
     monkeypatch, amx, library, kind, attention
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": amx})
-    monkeypatch.setattr(backends, "load_library", lambda: LIBRARY if library else None)
+    monkeypatch.setattr(choose, "load_library", lambda: LIBRARY if library else None)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     chosen = choose_backend(CPU, torch.bfloat16)
-    assert (type(chosen), chosen.attention) == (kind, attention)
+    assert (chosen.fastest("int8_gemm"), chosen.fastest("attention")) == (kind, attention)
 
 
 @pytest.mark.usefixtures("no_library")
@@ -75,20 +72,20 @@ def test_in_bfloat16_on_a_cpu_it_depends_on_amx_and_the_kernels(
 def test_on_arm_without_the_kernels_attention_is_pytorch_s_own(monkeypatch, machine) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"bf16": True})
     monkeypatch.setattr(platform, "machine", lambda: machine)
-    assert choose_backend(CPU, torch.bfloat16).attention == "sdpa"
+    assert choose_backend(CPU, torch.bfloat16).fastest("attention") == "sdpa"
 
 
 @pytest.mark.parametrize(
     ("library", "kind", "attention"),
-    [(True, NativeBackend, "native"), (False, OneDnnBackend, "sdpa")],
+    [(True, "native", "native"), (False, "onednn", "sdpa")],
 )
 def test_in_float32_on_a_cpu_it_depends_on_the_kernels(
     monkeypatch, library, kind, attention
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True, "amx_tile": True})
-    monkeypatch.setattr(backends, "load_library", lambda: LIBRARY if library else None)
+    monkeypatch.setattr(choose, "load_library", lambda: LIBRARY if library else None)
     chosen = choose_backend(CPU, torch.float32)
-    assert (type(chosen), chosen.attention) == (kind, attention)
+    assert (chosen.fastest("int8_gemm"), chosen.fastest("attention")) == (kind, attention)
 
 
 @pytest.mark.parametrize(
@@ -104,17 +101,17 @@ def test_products_have_the_name_of_what_multiplies(
     monkeypatch, capabilities, dtype, linear, int8
 ) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
-    monkeypatch.setattr(backends, "load_library", lambda: LIBRARY)
+    monkeypatch.setattr(choose, "load_library", lambda: LIBRARY)
     chosen = choose_backend(CPU, dtype)
-    names = [chosen.implementations(each)[0].name for each in ("linear", "int8_gemm", "add_norm")]
-    assert names == [linear, int8, "native"]
+    names = [chosen.fastest(each) for each in ("linear", "add_linear", "int8_gemm", "add_norm")]
+    assert names == [linear, linear, int8, "native"]
 
 
 def test_the_setting_overrides_the_attention_alone(monkeypatch) -> None:
-    monkeypatch.setattr(backends, "load_library", lambda: LIBRARY)
+    monkeypatch.setattr(choose, "load_library", lambda: LIBRARY)
     for name in ("native", "matmul", "sdpa", "eager"):
         chosen = choose_backend(CPU, torch.bfloat16, name)
-        assert (type(chosen), chosen.attention) == (NativeBackend, name)
+        assert (chosen.fastest("add_norm"), chosen.fastest("attention")) == ("native", name)
 
 
 @pytest.mark.usefixtures("no_library")
@@ -122,7 +119,7 @@ def test_the_setting_overrides_the_attention_alone(monkeypatch) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_attention_that_runs_everywhere_may_be_named(name: str, dtype: torch.dtype) -> None:
     chosen = choose_backend(CPU, dtype, name)
-    assert (chosen.attention, chosen.attend) == (name, load_attention(name))
+    assert (chosen.fastest("attention"), chosen.attention) == (name, load_attention(name))
 
 
 @pytest.mark.usefixtures("no_library")

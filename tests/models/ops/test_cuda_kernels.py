@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +17,8 @@ import app
 from app.engine.devices.thread import DeviceGuard
 from app.errors import DeviceFailedError, OutOfMemoryError
 from app.models.ops import cuda as cuda_kernels
-from app.models.ops.cuda import FusedCudaBackend
-from app.models.ops.torch_backend import LayerNorm, RmsNorm, RotaryEmbedding, TorchBackend
+from app.models.ops.backend import Backend, LayerNorm, RmsNorm, RotaryEmbedding, torch_backend
+from app.models.ops.cuda import fused_backend
 from tests.support.emulated_kernels import CAN_EMULATE, EmulatedKernels
 from tests.support.nvidia_driver import install_driver
 
@@ -27,8 +28,8 @@ TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-6}
 emulated = pytest.mark.skipif(not CAN_EMULATE, reason="needs g++ and an x86 processor")
 
 
-def fused(dtype: torch.dtype) -> FusedCudaBackend:
-    return FusedCudaBackend(EmulatedKernels(dtype), CPU, dtype, "eager")
+def fused(dtype: torch.dtype) -> Backend:
+    return fused_backend(EmulatedKernels(dtype), dtype, torch_backend())
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
@@ -41,7 +42,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("width", [8, 264, 1024, 8192])
 @torch.inference_mode()
 def test_rows_of_every_width_and_format(dtype: torch.dtype, width: int) -> None:
-    backend, plain = fused(dtype), TorchBackend()
+    backend, plain = fused(dtype), torch_backend()
     torch.manual_seed(width)
     states, other = (torch.randn(3, width).to(dtype) for _ in range(2))
     weight, bias = (torch.randn(width).to(dtype) for _ in range(2))
@@ -72,7 +73,7 @@ def test_embeddings_of_tokens_and_positions_of_which_only_unknown_ones_are_nan(d
     actual = fused(dtype).embed(places, tables, LayerNorm(weight, bias, 1e-5))
     exact = LayerNorm(weight.float(), bias.float(), 1e-5)
     known = tuple(each[[0, -1]] for each in places)
-    expected = TorchBackend().embed(known, tuple(each.float() for each in tables), exact)
+    expected = torch_backend().embed(known, tuple(each.float() for each in tables), exact)
     close(actual[[0, -1]], expected, dtype)
     assert actual[1:-1].isnan().all()
 
@@ -82,7 +83,7 @@ def test_embeddings_of_tokens_and_positions_of_which_only_unknown_ones_are_nan(d
 @pytest.mark.parametrize(("queries", "keys"), [(16, 8), (32, 8)])
 @torch.inference_mode()
 def test_heads_of_qwen3_are_normalised_and_rotated(
-    dtype: torch.dtype, queries: int, keys: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, queries: int, keys: int
 ) -> None:
     """Of its small model, and of its large ones, which have more heads than a block has warps."""
     torch.manual_seed(0)
@@ -91,10 +92,10 @@ def test_heads_of_qwen3_are_normalised_and_rotated(
     weight = torch.randn(rotated, 128).to(dtype)
     embedding = RotaryEmbedding.at(torch.arange(5) * 999, 128, 1e6)
     expected, actual = states.float(), states.clone()
-    TorchBackend().rotary(expected, RmsNorm(weight.float(), 1e-6), embedding)
-    with monkeypatch.context() as without:
-        without.delattr(TorchBackend, "rotary")
-        fused(dtype).rotary(actual, RmsNorm(weight, 1e-6), embedding)
+    torch_backend().rotary(expected, RmsNorm(weight.float(), 1e-6), embedding)
+    without = replace(torch_backend(), rotary=pytest.fail)
+    kernels = fused_backend(EmulatedKernels(dtype), dtype, without)
+    kernels.rotary(actual, RmsNorm(weight, 1e-6), embedding)
     close(actual, expected, dtype)
 
 
@@ -109,7 +110,7 @@ def test_rows_of_unit_length_in_the_format_of_the_wire(dtype, wire, places) -> N
     states[0] = 0
     states[4, 7] = torch.inf
     actual, lengths = fused(dtype).unit_rows(states, wire, places)
-    expected, exact = TorchBackend().unit_rows(states.float(), wire, places)
+    expected, exact = torch_backend().unit_rows(states.float(), wire, places)
     assert actual.dtype is wire
     torch.testing.assert_close(actual, expected, equal_nan=True)
     torch.testing.assert_close(lengths, exact)

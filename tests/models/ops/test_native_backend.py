@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,16 +11,18 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from app.models.ops.native import Library, NativeBackend
-from app.models.ops.torch_backend import (
+from app.models.ops import native
+from app.models.ops.backend import (
+    Backend,
     LayerNorm,
-    OneDnnBackend,
     QuantizedRows,
     QuantizedWeights,
     RmsNorm,
     RotaryEmbedding,
-    TorchBackend,
+    torch_backend,
 )
+from app.models.ops.choose import with_attention
+from app.models.ops.native import Library, native_backend
 from tests.support.native import LIBRARIES
 
 pytestmark = pytest.mark.skipif(not LIBRARIES, reason="the kernels are not built")
@@ -32,7 +35,7 @@ SHAPES = {
 }
 
 
-PLAIN = TorchBackend("eager")
+PLAIN = with_attention(torch_backend(), "eager")
 # How far a result may be rounded.
 CLOSE = {
     torch.float32: {"rtol": 1e-5, "atol": 1e-5},
@@ -51,8 +54,8 @@ def dtype(request) -> torch.dtype:
 
 
 @pytest.fixture(scope="module")
-def backend(library, dtype) -> NativeBackend:
-    return NativeBackend(library, dtype)
+def backend(library, dtype) -> Backend:
+    return native_backend(library, dtype)
 
 
 def layer_of(weight: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype) -> nn.Linear:
@@ -233,11 +236,15 @@ def test_states_with_gaps_are_refused(backend, dtype) -> None:
 def test_other_shapes_and_activations_and_amx_are_left_to_onednn(
     monkeypatch, library, out, depth, activation, fits, amx
 ) -> None:
-    taken = []
-    monkeypatch.setattr(OneDnnBackend, "linear", lambda *arguments: taken.append(arguments))
-    monkeypatch.setattr(OneDnnBackend, "int8_gemm", lambda *arguments: taken.append(arguments))
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_tile": amx})
-    backend = NativeBackend(library, torch.bfloat16)
+    taken = []
+    plain = replace(
+        torch_backend(),
+        linear=lambda *arguments: taken.append(arguments),
+        int8_gemm=lambda *arguments: taken.append(arguments),
+    )
+    monkeypatch.setattr(native, "onednn_backend", lambda *_: plain)
+    backend = native_backend(library, torch.bfloat16)
     backend.linear([random_layer(out, depth, torch.bfloat16)], activation)
     values = torch.zeros(out, depth, dtype=torch.int8)
     weights = QuantizedWeights(values, *torch.ones(3, out))

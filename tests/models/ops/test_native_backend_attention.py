@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from app.models.attention.dense import QueryKeyValue, eager
 from app.models.batch.packing import PackedBatch
-from app.models.ops.native import NativeBackend
+from app.models.ops.choose import with_attention
+from app.models.ops.native import native_backend
 from tests.support.native import LIBRARIES
 from tests.support.packed_attention import pack_lengths, random_states
 
@@ -23,8 +24,8 @@ CLOSE = {torch.float32: 1e-4, torch.bfloat16: 2**-7}
 def attend(
     states: QueryKeyValue, packed: PackedBatch, scale: float, *, causal: bool = False, library=None
 ) -> torch.Tensor:
-    backend = NativeBackend(library or LIBRARIES[0], states[0].dtype, "native")
-    return backend.attend(*states, packed, scale=scale, causal=causal)
+    backend = with_attention(native_backend(library or LIBRARIES[0], states[0].dtype), "native")
+    return backend.attention(*states, packed, scale=scale, causal=causal)
 
 
 def by_definition(
@@ -167,7 +168,10 @@ def test_a_causal_query_does_not_see_what_comes_after_it(length: int) -> None:
 def test_what_does_not_fit_it_goes_to_pytorch(causal: bool) -> None:
     packed = pack_lengths([3, 12, 12])
     query, key, value = (torch.randn(4, 27, 24).bfloat16() for _ in range(3))
-    kernels = [NativeBackend(LIBRARIES[0], torch.bfloat16, "native").attend, eager]
+    kernels = [
+        with_attention(native_backend(LIBRARIES[0], torch.bfloat16), "native").attention,
+        eager,
+    ]
     actual, expected = (
         kernel(query, key, value, packed, scale=0.3, causal=causal).float() for kernel in kernels
     )

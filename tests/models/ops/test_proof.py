@@ -11,7 +11,9 @@ from structlog.testing import capture_logs
 
 from app.errors import StartupError
 from app.models.attention.dense import sdpa
-from app.models.ops.backend import choose_backend
+from app.models.ops import backend
+from app.models.ops.backend import Backend, adding, torch_backend
+from app.models.ops.choose import choose_backend
 from app.models.ops.proof import (
     CASES,
     DECODER,
@@ -21,7 +23,6 @@ from app.models.ops.proof import (
     Trial,
     try_path,
 )
-from app.models.ops.torch_backend import TorchBackend
 
 CPU = torch.device("cpu")
 M3 = Shapes(1024, 4096, 16, 16, 64, "gelu")
@@ -30,19 +31,17 @@ ODD = Shapes(33, 70, 3, 3, 11, "relu")
 EXACT = (torch.float32, torch.bfloat16)
 
 
-def trial(backend: TorchBackend, shapes: Shapes = M3, dtype: torch.dtype = torch.float32) -> Trial:
+def trial(backend: Backend, shapes: Shapes = M3, dtype: torch.dtype = torch.float32) -> Trial:
     return Trial(backend, shapes, CPU, dtype)
 
 
-class Planted(TorchBackend):
-    """Its gate is faulty in one of several ways, and its attention where a test wants that."""
+def planted(fault: str = "wrong") -> Backend:
+    """Its gate is faulty in one of several ways."""
+    right = torch_backend()
 
-    name = "planted"
-    fault = "wrong"
-
-    def gate(self, states):
-        result = super().gate(states)
-        match self.fault:
+    def gate(states):
+        result = right.gate(states)
+        match fault:
             case "wrong":
                 result[-1, -1] += 1
             case "nan":
@@ -53,11 +52,16 @@ class Planted(TorchBackend):
                 raise NotImplementedError("no kernel for this device\nof this kind")
         return result
 
-    def load_attention(self, name):
-        return self._wrong if name == "planted" else super().load_attention(name)
+    return right.faster("planted", gate=gate)
 
-    def _wrong(self, *args, **kwargs):
-        return sdpa(*args, **kwargs) * 1.1
+
+def with_faulty_attention(backend: Backend, **changes) -> Backend:
+    """Too large, or computed with other options where those are given."""
+
+    def attend(*states, **options):
+        return sdpa(*states, **options | changes) * (1 if changes else 1.1)
+
+    return backend.faster("planted", attention=attend)
 
 
 @pytest.mark.parametrize("dtype", EXACT)
@@ -70,7 +74,7 @@ def test_every_path_of_this_machine_holds(shapes: Shapes, dtype: torch.dtype) ->
     assert {proof.operation for proof in proofs} == set(operations)
     proven = trial(backend, shapes, dtype).prove(operations)
     assert proven.refused == ()
-    assert proven.paths["attention"] == backend.attention
+    assert proven.paths["attention"] == backend.fastest("attention")
 
 
 @pytest.mark.parametrize(
@@ -119,8 +123,7 @@ def test_every_operation_of_a_layer_has_a_case() -> None:
     ],
 )
 def test_a_faulty_path_is_refused_with_one_warning_and_the_next_one_used(fault, reason) -> None:
-    backend = Planted()
-    backend.fault = fault
+    backend = planted(fault)
     with capture_logs() as logs:
         proven = trial(backend, QWEN).prove(DECODER)
     assert proven.paths["gate"] == "torch"
@@ -133,24 +136,24 @@ def test_a_faulty_path_is_refused_with_one_warning_and_the_next_one_used(fault, 
     if fault == "raise":
         assert line["reason"].endswith("no kernel for this device")
     states = torch.randn(5, 64)
-    assert torch.equal(proven.backend.gate(states), TorchBackend().gate(states))
+    assert torch.equal(proven.backend.gate(states), torch_backend().gate(states))
 
 
 def test_what_was_refused_leaves_the_backend_of_other_models_as_it_was() -> None:
-    backend = Planted("planted")
+    backend = with_faulty_attention(planted())
+    before = backend.gate, backend.attention
     proven = trial(backend, QWEN).prove(DECODER)
-    assert backend.attention == "planted"
-    assert proven.backend.attention == proven.paths["attention"] == "sdpa"
+    assert (backend.gate, backend.attention) == before
+    assert (proven.backend.attention, proven.paths["attention"]) == (sdpa, "sdpa")
     assert {proof.operation for proof in proven.refused} == {"gate", "attention"}
 
 
 def test_an_attention_that_a_setting_names_stops_the_start() -> None:
-    backend = Planted("planted")
+    backend = with_faulty_attention(planted())
     with pytest.raises(StartupError, match="ATTENTION=planted does not compute"):
         trial(backend, QWEN).prove(DECODER, attention_named=True)
     # Another operation of the same backend may still be replaced.
-    backend = Planted("sdpa")
-    assert trial(backend, QWEN).prove(DECODER, attention_named=True).paths["gate"] == "torch"
+    assert trial(planted(), QWEN).prove(DECODER, attention_named=True).paths["gate"] == "torch"
 
 
 def with_activation_left_out(right, layers, activation=None):
@@ -251,10 +254,9 @@ FAULTS = [
 
 @pytest.mark.parametrize(("operation", "fault", "shapes"), FAULTS)
 def test_whatever_an_operation_may_leave_out_is_noticed(operation, fault, shapes) -> None:
-    def faulty(self, *arguments):
-        return fault(partial(getattr(TorchBackend, operation), self), *arguments)
-
-    backend = type("Faulty", (TorchBackend,), {"name": "faulty", operation: faulty})()
+    right = torch_backend()
+    faulty = partial(fault, getattr(right, operation))
+    backend = right.faster("faulty", **{operation: faulty})
     shown, plain = trial(backend, replace(shapes, width=64, inner_width=96)).every_proof(
         (operation,)
     )
@@ -267,11 +269,8 @@ def test_whatever_an_operation_may_leave_out_is_noticed(operation, fault, shapes
     [({"causal": False}, QWEN), ({"causal": True}, M3), ({"scale": 1.0}, M3)],
 )
 def test_an_attention_of_another_kind_is_noticed(changes, shapes) -> None:
-    class Other(Planted):
-        def _wrong(self, *states, **options):
-            return sdpa(*states, **options | changes)
-
-    shown, *plain = trial(Other("planted"), replace(shapes, heads=4, key_heads=2)).every_proof(
+    backend = with_faulty_attention(torch_backend(), **changes)
+    shown, *plain = trial(backend, replace(shapes, heads=4, key_heads=2)).every_proof(
         ("attention",)
     )
     assert (shown.path, shown.holds) == ("planted", False)
@@ -279,11 +278,23 @@ def test_an_attention_of_another_kind_is_noticed(changes, shapes) -> None:
 
 
 def test_a_device_on_which_nothing_is_right_stops_the_start(monkeypatch) -> None:
-    right = TorchBackend.gate
+    right = backend.gate
 
-    def wrong_in_bfloat16(self, states):
-        return right(self, states) * (1 if states.dtype is torch.float32 else 2)
+    def wrong_in_bfloat16(states):
+        return right(states) * (1 if states.dtype is torch.float32 else 2)
 
-    monkeypatch.setattr(TorchBackend, "gate", wrong_in_bfloat16)
+    monkeypatch.setattr(backend, "gate", wrong_in_bfloat16)
     with pytest.raises(StartupError, match="does not compute gate correctly"):
-        trial(TorchBackend(), QWEN, torch.bfloat16).prove(DECODER)
+        trial(torch_backend(), QWEN, torch.bfloat16).prove(DECODER)
+
+
+def test_a_sum_with_a_product_does_not_use_a_product_that_was_refused() -> None:
+    right = torch_backend()
+
+    def twice(layers, activation=None):
+        return lambda states: 2 * right.linear(layers, activation)(states)
+
+    backend = right.faster("planted", linear=twice, add_linear=adding(twice))
+    proven = trial(backend, QWEN).prove(DECODER)
+    assert {proof.operation for proof in proven.refused} == {"linear", "add_linear"}
+    assert (proven.paths["linear"], proven.paths["add_linear"]) == ("torch", "torch")

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from app.models.batch.packing import pack
 from app.models.device.transfer import DeviceRows
-from app.models.ops.backend import choose_backend
+from app.models.ops.choose import choose_backend
 from app.models.tasks.base import (
     LexicalVocabulary,
     dense_vectors,

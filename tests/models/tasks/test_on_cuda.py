@@ -18,8 +18,8 @@ from app.engine.records import Outputs, TextEmbedding, TokenIds
 from app.models.device.choose import choose_dtype
 from app.models.families.backbone import Target
 from app.models.families.load import overflows_float16
-from app.models.ops import backend
-from app.models.ops.backend import choose_backend
+from app.models.ops import choose
+from app.models.ops.choose import choose_backend
 from app.models.tasks.base import DeviceModel
 from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.dense import M3Embedder, load_dense_embedder, load_m3_embedder
@@ -310,7 +310,7 @@ def test_a_forward_of_as_many_layers_as_bge_m3_has_is_at_most_200_launches(
 def test_it_is_at_most_260_where_the_kernels_are_not_compiled(
     cuda: SimulatedCuda, deep_m3: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(backend, "load_kernels", lambda *_: None)
+    monkeypatch.setattr(choose, "load_kernels", lambda *_: None)
     model = load_m3(deep_m3)
     with cuda.forward() as launches:
         model.launch(embedded(model), (DENSE, EVERY) * 2)

@@ -13,7 +13,7 @@ from app.engine.records import Outputs
 from app.models.batch.packing import pack
 from app.models.device.choose import choose_dtype
 from app.models.families.backbone import Target
-from app.models.ops.backend import choose_backend
+from app.models.ops.choose import choose_backend
 from app.models.tasks import pooling
 from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.load import load_embedder
