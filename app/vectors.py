@@ -1,7 +1,6 @@
-"""Fewer ColBERT vectors of a document: similar ones are replaced by their mean.
+"""What vectors become after the forward: other number formats, fewer ColBERT vectors, or one.
 
-Source: PyLate's `pool_embeddings_hierarchical`, with no protected tokens; its means keep their
-lengths, and these are scaled.
+Arrays in, arrays out: neither models nor requests are known here.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +11,136 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+FloatArray = npt.NDArray[np.float32]
+OutputDtype = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
+MuveraSide = Literal["query", "document"]
+OUTPUT_DTYPES: tuple[OutputDtype, ...] = get_args(OutputDtype)
+# More than any text has tokens.
+MAX_POOL_FACTOR = 1_000_000
+_LEAST = 1e-12
+_MAX_INT8 = 127
+_UINT8_SHIFT = 128
+# PyTorch divides more numbers than this among threads, which would take cores from the forward.
+_PIECE = 32_768
+_HYPERPLANES = 5
+_PROJECTED = 16
+_REPETITIONS = 20
+_SEED = 42
+_CELLS = 2**_HYPERPLANES
+# Multiplied at a time, as float64.
+_ROWS = 512
+MUVERA_WIDTH = _REPETITIONS * _CELLS * _PROJECTED
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedVectors:
+    """Vectors as `dtype` has them: `values` `[..., width]`, little-endian.
+
+    - float32 and float16 are themselves; bfloat16 is the upper half of float32's bits, as uint16.
+    - int8 times `scales` `[...]` float32 gives the vector back, within half a step; uint8 is 128
+      more. The largest number of a vector is 127 or -127.
+    - ubinary holds the signs, eight to a byte, the first in its highest bit: `[..., width / 8]`.
+      binary is the same less 128, as int8. Source: sentence-transformers' `quantize_embeddings`.
+    """
+
+    dtype: OutputDtype
+    values: npt.NDArray[Any]
+    scales: FloatArray | None = None
+
+    @property
+    def type_name(self) -> str:
+        """What an array of `values` holds: numpy's name, or bfloat16."""
+        return "bfloat16" if self.dtype == "bfloat16" else self.values.dtype.name
+
+
+def quantize(vectors: FloatArray, dtype: OutputDtype) -> QuantizedVectors:
+    """Vectors `[..., width]` in another number format."""
+    if dtype in {"int8", "uint8"}:
+        return _scaled(vectors, dtype)
+    return QuantizedVectors(dtype, _CONVERSIONS[dtype](vectors))
+
+
+def _scaled(vectors: FloatArray, dtype: OutputDtype) -> QuantizedVectors:
+    largest = np.maximum(np.abs(vectors).max(axis=-1, keepdims=True), _LEAST)
+    values = np.rint(vectors * (_MAX_INT8 / largest)).astype(np.int8)
+    if dtype == "uint8":
+        values = values.view(np.uint8) + np.uint8(_UINT8_SHIFT)  # Two's complement: modulo 256.
+    return QuantizedVectors(dtype, values, np.asarray(largest[..., 0] / _MAX_INT8, np.float32))
+
+
+def _rounded(vectors: FloatArray, dtype: Literal["float16", "bfloat16"]) -> npt.NDArray[Any]:
+    """The bits of the nearest numbers, as uint16; PyTorch makes them 9 times as fast as numpy."""
+    # Not before there are vectors: the port answers before PyTorch is loaded.
+    import torch  # noqa: PLC0415 - see above
+
+    bits = np.empty(vectors.shape, np.uint16)
+    numbers = vectors.reshape(-1)
+    rounded = torch.from_numpy(bits).view(getattr(torch, dtype)).view(-1)
+    for begin in range(0, numbers.size, _PIECE):
+        piece = slice(begin, begin + _PIECE)
+        rounded[piece] = torch.from_numpy(numbers[piece])
+    return bits
+
+
+def _ubinary(vectors: FloatArray) -> npt.NDArray[np.uint8]:
+    return np.packbits(vectors > 0, axis=-1)
+
+
+_CONVERSIONS: Mapping[OutputDtype, Callable[[FloatArray], npt.NDArray[Any]]] = {
+    "float32": lambda vectors: vectors,
+    "float16": lambda vectors: _rounded(vectors, "float16").view(np.float16),
+    "bfloat16": lambda vectors: _rounded(vectors, "bfloat16"),
+    "ubinary": _ubinary,
+    "binary": lambda vectors: (_ubinary(vectors) - np.uint8(_UINT8_SHIFT)).view(np.int8),
+}
+
+
+def scales_of(vectors: Sequence[QuantizedVectors]) -> FloatArray | None:
+    """The scales of all of them, one after the other; None where the type has none."""
+    scales = [np.atleast_1d(each.scales) for each in vectors if each.scales is not None]
+    return np.concatenate(scales) if scales else None
+
+
+def pool(vectors: FloatArray, factor: int) -> FloatArray:
+    """At most `[tokens // factor, width]` of unit vectors `[tokens, width]`, but at least one.
+
+    Similar ones are replaced by their mean. Source: PyLate's `pool_embeddings_hierarchical`, with
+    no protected tokens; its means keep their lengths, and these are scaled.
+    Ward's clustering by cosine distance; the means of the clusters have unit length, too, and
+    stand in the order of their first tokens. Takes 4 bytes for each pair of tokens while it works.
+    """
+    tokens = len(vectors)
+    clusters = max(tokens // factor, 1)
+    if clusters >= tokens:
+        return vectors
+    firsts = cluster(_cosine_distances(vectors), clusters)
+    order = np.argsort(firsts, kind="stable")
+    _, starts = np.unique(firsts[order], return_index=True)
+    sums = np.add.reduceat(vectors[order], starts, axis=0)
+    # The length of a sum does not matter: it is scaled to unit length.
+    pooled: FloatArray = sums / np.maximum(np.linalg.norm(sums, axis=-1, keepdims=True), _LEAST)
+    return pooled
+
+
+def pooling_bytes(tokens: int) -> int:
+    """What `pool` takes while it works."""
+    return np.dtype(np.float32).itemsize * tokens**2
+
+
+def _cosine_distances(vectors: FloatArray) -> FloatArray:
+    distances: FloatArray = vectors @ vectors.T
+    # Those below zero, by rounding, are as near to it: they will be squared.
+    np.subtract(1, distances, out=distances)
+    return distances
+
 
 def cluster(distances: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.intp]:
     """For each of `n` points the first point of its cluster, `[n]`, of `count` clusters in all.
 
     `distances` `[n, n]` are symmetric, and are overwritten. Source: Murtagh's nearest-neighbour
     chain with the update of Lance and Williams, as `scipy.cluster.hierarchy.linkage` does it.
+    SciPy's keeps Python's lock, for 1.6 seconds of the 8,190 tokens of a long text; between the
+    steps of this one other threads run.
     """
     heights, left, right = _merge_all(np.square(distances, out=distances))
     parents = np.arange(len(distances))
@@ -79,135 +202,13 @@ def _root(parents: npt.NDArray[np.intp], point: int) -> int:
     return point
 
 
-FloatArray = npt.NDArray[np.float32]
-
-# More than any text has tokens.
-MAX_POOL_FACTOR = 1_000_000
-_LEAST = 1e-12
-
-
-def pool(vectors: FloatArray, factor: int) -> FloatArray:
-    """At most `[tokens // factor, width]` of unit vectors `[tokens, width]`, but at least one.
-
-    Ward's clustering by cosine distance; the means of the clusters have unit length, too, and
-    stand in the order of their first tokens. Takes 4 bytes for each pair of tokens while it works.
-    """
-    tokens = len(vectors)
-    clusters = max(tokens // factor, 1)
-    if clusters >= tokens:
-        return vectors
-    firsts = cluster(_cosine_distances(vectors), clusters)
-    order = np.argsort(firsts, kind="stable")
-    _, starts = np.unique(firsts[order], return_index=True)
-    sums = np.add.reduceat(vectors[order], starts, axis=0)
-    # The length of a sum does not matter: it is scaled to unit length.
-    pooled: FloatArray = sums / np.maximum(np.linalg.norm(sums, axis=-1, keepdims=True), _LEAST)
-    return pooled
-
-
-def pooling_bytes(tokens: int) -> int:
-    """What `pool` takes while it works."""
-    return np.dtype(np.float32).itemsize * tokens**2
-
-
-def _cosine_distances(vectors: FloatArray) -> FloatArray:
-    distances: FloatArray = vectors @ vectors.T
-    # Those below zero, by rounding, are as near to it: they will be squared.
-    np.subtract(1, distances, out=distances)
-    return distances
-
-
-OutputDtype = Literal["float32", "float16", "bfloat16", "int8", "uint8", "binary", "ubinary"]
-OUTPUT_DTYPES: tuple[OutputDtype, ...] = get_args(OutputDtype)
-_MAX_INT8 = 127
-_UINT8_SHIFT = 128
-# PyTorch divides more numbers than this among threads, which would take cores from the forward.
-_PIECE = 32_768
-
-
-@dataclass(frozen=True, slots=True)
-class QuantizedVectors:
-    """Vectors as `dtype` has them: `values` `[..., width]`, little-endian.
-
-    - float32 and float16 are themselves; bfloat16 is the upper half of float32's bits, as uint16.
-    - int8 times `scales` `[...]` float32 gives the vector back, within half a step; uint8 is 128
-      more. The largest number of a vector is 127 or -127.
-    - ubinary holds the signs, eight to a byte, the first in its highest bit: `[..., width / 8]`.
-      binary is the same less 128, as int8. Source: sentence-transformers' `quantize_embeddings`.
-    """
-
-    dtype: OutputDtype
-    values: npt.NDArray[Any]
-    scales: FloatArray | None = None
-
-    @property
-    def type_name(self) -> str:
-        """What an array of `values` holds: numpy's name, or bfloat16."""
-        return "bfloat16" if self.dtype == "bfloat16" else self.values.dtype.name
-
-
-def quantize(vectors: FloatArray, dtype: OutputDtype) -> QuantizedVectors:
-    """Vectors `[..., width]` in another number format."""
-    if dtype in {"int8", "uint8"}:
-        return _scaled(vectors, dtype)
-    return QuantizedVectors(dtype, _CONVERSIONS[dtype](vectors))
-
-
-def scales_of(vectors: Sequence[QuantizedVectors]) -> FloatArray | None:
-    """The scales of all of them, one after the other; None where the type has none."""
-    scales = [np.atleast_1d(each.scales) for each in vectors if each.scales is not None]
-    return np.concatenate(scales) if scales else None
-
-
-def _scaled(vectors: FloatArray, dtype: OutputDtype) -> QuantizedVectors:
-    largest = np.maximum(np.abs(vectors).max(axis=-1, keepdims=True), _LEAST)
-    values = np.rint(vectors * (_MAX_INT8 / largest)).astype(np.int8)
-    if dtype == "uint8":
-        values = values.view(np.uint8) + np.uint8(_UINT8_SHIFT)  # Two's complement: modulo 256.
-    return QuantizedVectors(dtype, values, np.asarray(largest[..., 0] / _MAX_INT8, np.float32))
-
-
-def _rounded(vectors: FloatArray, dtype: Literal["float16", "bfloat16"]) -> npt.NDArray[Any]:
-    """The bits of the nearest numbers, as uint16; PyTorch makes them 9 times as fast as numpy."""
-    # Not before there are vectors: the port answers before PyTorch is loaded.
-    import torch  # noqa: PLC0415 - see above
-
-    bits = np.empty(vectors.shape, np.uint16)
-    numbers = vectors.reshape(-1)
-    rounded = torch.from_numpy(bits).view(getattr(torch, dtype)).view(-1)
-    for begin in range(0, numbers.size, _PIECE):
-        piece = slice(begin, begin + _PIECE)
-        rounded[piece] = torch.from_numpy(numbers[piece])
-    return bits
-
-
-def _ubinary(vectors: FloatArray) -> npt.NDArray[np.uint8]:
-    return np.packbits(vectors > 0, axis=-1)
-
-
-_CONVERSIONS: Mapping[OutputDtype, Callable[[FloatArray], npt.NDArray[Any]]] = {
-    "float32": lambda vectors: vectors,
-    "float16": lambda vectors: _rounded(vectors, "float16").view(np.float16),
-    "bfloat16": lambda vectors: _rounded(vectors, "bfloat16"),
-    "ubinary": _ubinary,
-    "binary": lambda vectors: (_ubinary(vectors) - np.uint8(_UINT8_SHIFT)).view(np.int8),
-}
-
-
-MuveraSide = Literal["query", "document"]
-
-_HYPERPLANES = 5
-_PROJECTED = 16
-_REPETITIONS = 20
-_SEED = 42
-_CELLS = 2**_HYPERPLANES
-# Multiplied at a time, as float64.
-_ROWS = 512
-MUVERA_WIDTH = _REPETITIONS * _CELLS * _PROJECTED
-
-
 class Muvera:
-    """Encodes vectors of one width; each repetition has random hyperplanes and a projection."""
+    """One vector for the ColBERT vectors of a text, whose dot products are about their MaxSim.
+
+    Each repetition has random hyperplanes and a projection. Source: FastEmbed's `Muvera`, whose
+    encodings these equal, so that a collection can hold both; the method is MUVERA's
+    fixed-dimensional encoding (Google, 2024).
+    """
 
     def __init__(self, width: int) -> None:
         random = np.random.default_rng(_SEED)

@@ -20,14 +20,18 @@ import structlog
 from app.errors import StartupError
 
 NAMESPACE = "smart-embedder"
-
+Answer = TypeVar("Answer")
 # A token in nanoseconds divided by the requests a minute, so that a minute refills these requests.
 _TOKEN = 60 * 10**9
 # About 190 bytes each.
 MAX_CLIENTS = 100_000
 # Seconds by which a wait may exceed the time of one token: clocks of Redis may step.
 _CLOCK_TOLERANCE = 1.0
-
+# Seconds: the longest wait for an answer, and the pause after a failure.
+REDIS_TIMEOUT = 0.25
+REDIS_PAUSE = 1.0
+# With more concurrent calls each would wait longer, and none would be faster.
+_REDIS_CONCURRENCY = 16
 log = structlog.get_logger(__name__)
 
 
@@ -184,19 +188,11 @@ class SharedBuckets:
         await client.aclose(close_connection_pool=True)  # type: ignore[attr-defined]
 
 
-Answer = TypeVar("Answer")
-
-# Seconds: the longest wait for an answer, and the pause after a failure.
-REDIS_TIMEOUT = 0.25
-REDIS_PAUSE = 1.0
-# With more concurrent calls each would wait longer, and none would be faster.
-_REDIS_CONCURRENCY = 16
-
-
 class CircuitBreaker:
     """Calls a Redis while it answers; after a failure, no call is made during a pause.
 
-    After the pause one caller tries again, while the others still get no answer. `on_error` is
+    So one that does not answer delays requests only for a moment. Callers can do without an answer;
+    one that the client library cannot read counts as none. After the pause one caller tries again, while the others still get no answer. `on_error` is
     called for each failure, one of `errors`. Only changes between working and failing are logged,
     as `{store}_gone` and `{store}_back`, with their effect on requests. Neither an address nor a
     password is ever logged.

@@ -1,4 +1,7 @@
-"""Refuses a body that is too large before it is read whole."""
+"""Unpacks bodies, and refuses one that is too large before it is read whole.
+
+What is in a body, and how much memory all bodies hold together, is not known here.
+"""
 
 import math
 import zlib
@@ -10,6 +13,16 @@ from app.api.context import context_of, is_stream
 from app.api.errors import error_response
 from app.engine.scheduling.fairness import LoopTurns
 from app.errors import BodyTooLargeError, InvalidRequestError
+
+_GZIP_WINDOW = 31
+_PIECE_BYTES = 65_536
+# What is unpacked in one turn: half a millisecond for a usual body, four for one that is made to
+# take long, of blocks or members that hold nothing.
+_PACKED_BYTES_OF_A_TURN = 32_768
+_MEMBERS_OF_A_TURN = 256
+# What is given to the unpacker at once, growing within a member: it copies what it leaves.
+_FIRST_WINDOW, _LAST_WINDOW = 256, 16_384
+_MOST_EMPTY_MEMBERS = 1000
 
 
 class LimitBody:
@@ -45,17 +58,6 @@ class LimitBody:
         return BodyTooLargeError(
             f"the body is larger than {self._max_bytes} bytes (MAX_BODY_BYTES): send fewer texts"
         )
-
-
-_GZIP_WINDOW = 31
-_PIECE_BYTES = 65_536
-# What is unpacked in one turn: half a millisecond for a usual body, four for one that is made to
-# take long, of blocks or members that hold nothing.
-_PACKED_BYTES_OF_A_TURN = 32_768
-_MEMBERS_OF_A_TURN = 256
-# What is given to the unpacker at once, growing within a member: it copies what it leaves.
-_FIRST_WINDOW, _LAST_WINDOW = 256, 16_384
-_MOST_EMPTY_MEMBERS = 1000
 
 
 class UnpackBody:

@@ -1,4 +1,7 @@
-"""The outermost middleware: creates a request's context, and records its status and sizes."""
+"""What is told of every request: its context, and at its end its line, its metrics and its span.
+
+Each middleware only looks: none refuses or changes a request, but for its id, path and headers.
+"""
 
 import re
 import time
@@ -34,6 +37,22 @@ from app.observability.metrics import EMBEDDING_ENDPOINT, EndpointMetrics, Metri
 from app.observability.tracing import Attributes, RequestSpan, Tracer
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
+_W3C_HEADERS = ("traceparent", "tracestate")
+_COUNTS = {"sentences", "passages", "tokens"}
+_REASON_OF = {
+    "queue_full": "backpressure",
+    "rate_limited": "rate_limit",
+    "unauthorized": "auth",
+    "body_too_large": "body_too_large",
+    "loading": "loading",
+    "model_not_loaded": "model",
+    "model_too_large": "model",
+    "draining": "draining",
+    "unhealthy": "unhealthy",
+    "reranker_disabled": "disabled",
+    "foreign_origin": "origin",
+}
+log = structlog.get_logger(__name__)
 
 
 class ProvideContext:
@@ -115,9 +134,6 @@ def _normalize(path: str) -> str:
     return EMBEDDING_ENDPOINT if f"{bare}/" == EMBEDDING_ENDPOINT else bare or "/"
 
 
-log = structlog.get_logger(__name__)
-
-
 class LogRequests:
     """Logs the end of each request.
 
@@ -171,21 +187,6 @@ def _is_routine(method: str, status: int | None) -> bool:
     return method in {"GET", "HEAD"} and not client_error
 
 
-_REASON_OF = {
-    "queue_full": "backpressure",
-    "rate_limited": "rate_limit",
-    "unauthorized": "auth",
-    "body_too_large": "body_too_large",
-    "loading": "loading",
-    "model_not_loaded": "model",
-    "model_too_large": "model",
-    "draining": "draining",
-    "unhealthy": "unhealthy",
-    "reranker_disabled": "disabled",
-    "foreign_origin": "origin",
-}
-
-
 class MeasureRequests:
     """Updates the request metrics: outcome, duration, and how many are in work."""
 
@@ -236,10 +237,6 @@ def _outcome(status: int | None) -> str:
     if status and HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
         return "client_error"
     return "timeout" if status == HTTPStatus.GATEWAY_TIMEOUT else "error"
-
-
-_W3C_HEADERS = ("traceparent", "tracestate")
-_COUNTS = {"sentences", "passages", "tokens"}
 
 
 class TraceRequests:

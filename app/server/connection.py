@@ -29,171 +29,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from app.observability.logs import SampledLog
 from app.server.drain import Drain
 
-LINGER_TIMEOUT = 10.0
-
-
-def has_hung_up(connection: Any) -> bool:
-    """Whether the other side of a socket has closed, even while it is not being read.
-
-    False on systems that cannot tell (only Linux has POLLRDHUP).
-    """
-    if connection is None or not hasattr(select, "POLLRDHUP"):
-        return False
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLRDHUP)
-    return bool(poll.poll(0))
-
-
-class Timer:
-    """A timeout that can be cancelled; starting it again while it runs changes nothing.
-
-    It holds its callback only while it runs, so that it adds no reference cycle to a connection.
-    """
-
-    def __init__(self, loop: AbstractEventLoop) -> None:
-        self._loop = loop
-        self._handle: TimerHandle | None = None
-
-    def start(self, seconds: float, callback: Callable[[], None], *, grace: float = 0.0) -> None:
-        """Call `callback` after `seconds`, and `grace` seconds more of running time.
-
-        A process that was stopped finds its timers overdue before it has read what arrived
-        meanwhile; the grace lets it read first.
-        """
-        if self._handle is None:
-            self._handle = self._loop.call_later(seconds, self._expire, callback, grace)
-
-    def cancel(self) -> None:
-        """Do not call back."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _expire(self, callback: Callable[[], None], grace: float) -> None:
-        if grace:
-            self._handle = self._loop.call_later(grace, self._expire, callback, 0.0)
-            return
-        self._handle = None
-        callback()
-
-
-class LingeringTransport(asyncio.Transport):
-    """The part of a transport that uvicorn uses, with a lingering `close`."""
-
-    def __init__(self, transport: asyncio.Transport, loop: AbstractEventLoop) -> None:
-        super().__init__()
-        self._transport = transport
-        self._loop = loop
-        self._linger_timer: TimerHandle | None = None
-
-    def close(self) -> None:
-        """Send what is written, then end of file; read on until the client closes or a timeout."""
-        if self.is_closing():
-            return
-        self._linger_timer = self._loop.call_later(LINGER_TIMEOUT, self.close_without_lingering)
-        with suppress(OSError):  # The client may have closed already.
-            self._transport.write_eof()
-        self._transport.resume_reading()
-
-    def close_without_lingering(self) -> None:
-        """Send what is written and close, whatever the client still sends."""
-        if self._linger_timer is not None:
-            self._linger_timer.cancel()
-        self._transport.close()
-
-    def abort(self) -> None:
-        """Close at once; what is written and not sent is lost."""
-        self._transport.abort()
-
-    def is_closing(self) -> bool:
-        """Whether nothing more can be written."""
-        return self._linger_timer is not None or self._transport.is_closing()
-
-    def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Send `data`, unless the connection is being closed."""
-        if self._linger_timer is None:
-            self._transport.write(data)
-
-    def get_write_buffer_size(self) -> int:
-        """How many written bytes the system has not taken yet."""
-        return self._transport.get_write_buffer_size()
-
-    def pause_reading(self) -> None:
-        """Leave what arrives in the system's buffer, whose size then stops the client."""
-        if self._linger_timer is None:
-            self._transport.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Read again."""
-        self._transport.resume_reading()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """A fact about the connection, as asyncio's transports tell it."""
-        return self._transport.get_extra_info(name, default)
-
-
-class BoundedFlowControl(FlowControl):
-    """uvicorn's flow control, which resumes reading whenever a response ends or a body is awaited.
-
-    It resumes only while `can_read` allows it.
-    """
-
-    def __init__(self, transport: asyncio.Transport, can_read: Callable[[], bool]) -> None:
-        super().__init__(transport)
-        self._can_read: Callable[[], bool] | None = can_read
-
-    def resume_reading(self) -> None:
-        """Read again, if there is room for what arrives."""
-        if self._can_read is not None and self._can_read():
-            super().resume_reading()
-
-    def detach(self) -> None:
-        """Never resume reading again; drops the reference to the connection."""
-        self._can_read = None
-
-
-Headers = Iterable[tuple[bytes, bytes]]
-
-_UPGRADE_HEADERS = {b"upgrade", b"http2-settings"}
-
-
-def error_response(status: HTTPStatus, code: str, detail: str) -> bytes:
-    """A whole response with the usual error body; it announces that the connection closes."""
-    request_id = uuid.uuid4().hex
-    body = orjson.dumps({"detail": detail, "code": code, "request_id": request_id})
-    head = (
-        f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-        f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\nconnection: close\r\n\r\n"
-    )
-    return head.encode() + body
-
-
-def head_without_upgrade(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:
-    """The head of a request without the client's offer to change the protocol."""
-    lines = [b"%b %b HTTP/%b" % (method, target, version.encode())]
-    for name, value in headers:
-        kept = _without_upgrade(value) if name == b"connection" else value
-        if name not in _UPGRADE_HEADERS and (kept or not value):
-            lines.append(b"%b: %b" % (name, kept))
-    return b"\r\n".join([*lines, b"\r\n"])
-
-
-def content_length(headers: Headers) -> int:
-    """The announced length of the body; 0 where there is none."""
-    return next((int(value) for name, value in headers if name == b"content-length"), 0)
-
-
-def _without_upgrade(connection: bytes) -> bytes:
-    tokens = (token.strip() for token in connection.split(b","))
-    return b", ".join(token for token in tokens if token.lower() not in _UPGRADE_HEADERS)
-
-
 HEADERS_TIMEOUT = 10.0
+LINGER_TIMEOUT = 10.0
 MAX_HEADER_BYTES = 65_536
 # Of path and query: decoding 64 KiB of them takes 20 ms, and no client of the service needs more.
 MAX_PATH_BYTES = 8192
 MAX_PIPELINED_REQUESTS = 16
-
 # What the parser calls back for in one turn: a millisecond of headers, or of chunks of one byte.
 _EVENTS_OF_A_TURN = 1000
 # Outside a body the parser gets small chunks, so that few requests complete within one of them.
@@ -201,27 +42,19 @@ _CHUNK_BYTES = 512
 _GRACE_SECONDS = 0.1
 _HANGUP_SECONDS = 0.5
 _NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
+_UPGRADE_HEADERS = {b"upgrade", b"http2-settings"}
+Headers = Iterable[tuple[bytes, bytes]]
 
 
-class ParserTurns:
-    """Turns of connections that have much to parse: between two, the loop runs all else once."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Callable[[], None]] = deque()
-
-    def wait(self, parse: Callable[[], None]) -> None:
-        """Call `parse` when its turn comes; it may wait again."""
-        self._waiting.append(parse)
-        if len(self._waiting) == 1:
-            asyncio.get_running_loop().call_soon(self._next)
-
-    def _next(self) -> None:
-        try:
-            self._waiting[0]()
-        finally:
-            self._waiting.popleft()
-            if self._waiting:
-                asyncio.get_running_loop().call_soon(self._next)
+def bounded_connection(response_timeout: float, drain: Drain) -> "type[BoundedConnection]":
+    """The protocol with its parameters, as uvicorn's `http` option takes it."""
+    parameters = {
+        "response_timeout": response_timeout,
+        "drain": drain,
+        "log": SampledLog(),
+        "turns": ParserTurns(),
+    }
+    return type("Connection", (BoundedConnection,), parameters)
 
 
 class BoundedConnection(HttpToolsProtocol):
@@ -234,7 +67,7 @@ class BoundedConnection(HttpToolsProtocol):
     response_timeout: float
     drain: Drain
     log: SampledLog
-    turns: ParserTurns
+    turns: "ParserTurns"
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request, for a limited time."""
@@ -519,12 +352,178 @@ class BoundedConnection(HttpToolsProtocol):
             self._lingering.abort()
 
 
-def bounded_connection(response_timeout: float, drain: Drain) -> type[BoundedConnection]:
-    """The protocol with its parameters, as uvicorn's `http` option takes it."""
-    parameters = {
-        "response_timeout": response_timeout,
-        "drain": drain,
-        "log": SampledLog(),
-        "turns": ParserTurns(),
-    }
-    return type("Connection", (BoundedConnection,), parameters)
+class ParserTurns:
+    """Turns of connections that have much to parse: between two, the loop runs all else once."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+
+    def wait(self, parse: Callable[[], None]) -> None:
+        """Call `parse` when its turn comes; it may wait again."""
+        self._waiting.append(parse)
+        if len(self._waiting) == 1:
+            asyncio.get_running_loop().call_soon(self._next)
+
+    def _next(self) -> None:
+        try:
+            self._waiting[0]()
+        finally:
+            self._waiting.popleft()
+            if self._waiting:
+                asyncio.get_running_loop().call_soon(self._next)
+
+
+class LingeringTransport(asyncio.Transport):
+    """The part of a transport that uvicorn uses, with a lingering `close`.
+
+    A socket that is closed while unread data lies in it resets the connection, and the client's
+    system then discards the response that the client has not read yet. So only the sending side is
+    shut down first, and what still arrives is dropped until the client closes or a timeout.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: AbstractEventLoop) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+        self._linger_timer: TimerHandle | None = None
+
+    def close(self) -> None:
+        """Send what is written, then end of file; read on until the client closes or a timeout."""
+        if self.is_closing():
+            return
+        self._linger_timer = self._loop.call_later(LINGER_TIMEOUT, self.close_without_lingering)
+        with suppress(OSError):  # The client may have closed already.
+            self._transport.write_eof()
+        self._transport.resume_reading()
+
+    def close_without_lingering(self) -> None:
+        """Send what is written and close, whatever the client still sends."""
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once; what is written and not sent is lost."""
+        self._transport.abort()
+
+    def is_closing(self) -> bool:
+        """Whether nothing more can be written."""
+        return self._linger_timer is not None or self._transport.is_closing()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Send `data`, unless the connection is being closed."""
+        if self._linger_timer is None:
+            self._transport.write(data)
+
+    def get_write_buffer_size(self) -> int:
+        """How many written bytes the system has not taken yet."""
+        return self._transport.get_write_buffer_size()
+
+    def pause_reading(self) -> None:
+        """Leave what arrives in the system's buffer, whose size then stops the client."""
+        if self._linger_timer is None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        self._transport.resume_reading()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """A fact about the connection, as asyncio's transports tell it."""
+        return self._transport.get_extra_info(name, default)
+
+
+class BoundedFlowControl(FlowControl):
+    """uvicorn's flow control, which resumes reading whenever a response ends or a body is awaited.
+
+    It resumes only while `can_read` allows it.
+    """
+
+    def __init__(self, transport: asyncio.Transport, can_read: Callable[[], bool]) -> None:
+        super().__init__(transport)
+        self._can_read: Callable[[], bool] | None = can_read
+
+    def resume_reading(self) -> None:
+        """Read again, if there is room for what arrives."""
+        if self._can_read is not None and self._can_read():
+            super().resume_reading()
+
+    def detach(self) -> None:
+        """Never resume reading again; drops the reference to the connection."""
+        self._can_read = None
+
+
+class Timer:
+    """A timeout that can be cancelled; starting it again while it runs changes nothing.
+
+    It holds its callback only while it runs, so that it adds no reference cycle to a connection.
+    """
+
+    def __init__(self, loop: AbstractEventLoop) -> None:
+        self._loop = loop
+        self._handle: TimerHandle | None = None
+
+    def start(self, seconds: float, callback: Callable[[], None], *, grace: float = 0.0) -> None:
+        """Call `callback` after `seconds`, and `grace` seconds more of running time.
+
+        A process that was stopped finds its timers overdue before it has read what arrived
+        meanwhile; the grace lets it read first.
+        """
+        if self._handle is None:
+            self._handle = self._loop.call_later(seconds, self._expire, callback, grace)
+
+    def cancel(self) -> None:
+        """Do not call back."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _expire(self, callback: Callable[[], None], grace: float) -> None:
+        if grace:
+            self._handle = self._loop.call_later(grace, self._expire, callback, 0.0)
+            return
+        self._handle = None
+        callback()
+
+
+def has_hung_up(connection: Any) -> bool:
+    """Whether the other side of a socket has closed, even while it is not being read.
+
+    False on systems that cannot tell (only Linux has POLLRDHUP).
+    """
+    if connection is None or not hasattr(select, "POLLRDHUP"):
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def error_response(status: HTTPStatus, code: str, detail: str) -> bytes:
+    """A whole response with the usual error body; it announces that the connection closes."""
+    request_id = uuid.uuid4().hex
+    body = orjson.dumps({"detail": detail, "code": code, "request_id": request_id})
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
+        f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\nconnection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def head_without_upgrade(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:
+    """The head of a request without the client's offer to change the protocol."""
+    lines = [b"%b %b HTTP/%b" % (method, target, version.encode())]
+    for name, value in headers:
+        kept = _without_upgrade(value) if name == b"connection" else value
+        if name not in _UPGRADE_HEADERS and (kept or not value):
+            lines.append(b"%b: %b" % (name, kept))
+    return b"\r\n".join([*lines, b"\r\n"])
+
+
+def _without_upgrade(connection: bytes) -> bytes:
+    tokens = (token.strip() for token in connection.split(b","))
+    return b", ".join(token for token in tokens if token.lower() not in _UPGRADE_HEADERS)
+
+
+def content_length(headers: Headers) -> int:
+    """The announced length of the body; 0 where there is none."""
+    return next((int(value) for name, value in headers if name == b"content-length"), 0)

@@ -25,74 +25,19 @@ from app.server.server import DrainingServer
 from app.settings import Settings
 from app.settings.sources import load_settings, misspelt_names
 
-# Allocations before a collection of the youngest generation, and collections before the older ones.
-_STARTUP_THRESHOLD = (20_000, 1000, 1000)
-_DEFAULT_THRESHOLD = gc.get_threshold()
-
-
-def collect_rarely() -> None:
-    """Collect rarely while libraries and models load: their objects stay, and scans cost 0.4 s."""
-    gc.set_threshold(*_STARTUP_THRESHOLD)
-
-
-def freeze_startup_objects() -> None:
-    """Exclude every present object from collections, and collect as usual from now on.
-
-    These are more than 400,000 objects; a full collection that scanned them stopped every thread
-    for 0.3 seconds, /health included.
-    """
-    gc.freeze()
-    gc.set_threshold(*_DEFAULT_THRESHOLD)
-
-
-log = structlog.get_logger(__name__)
-
-
-def log_ready(models: LoadedModels, url: str | None = None) -> None:
-    """Log that the service is ready, with the limits in force, and its `url` if that is known."""
-    reranker = models.embedder if models.late_interaction else models.reranker
-    if reranker is not None:
-        log.info("Reranker ready.", **_limits(reranker))
-    if models.demo:
-        log.warning("demo_model", note=models.demo)
-    log.info(
-        "Server ready to accept requests",
-        **({} if url is None else {"url": url}),
-        **_limits(models.embedder),
-        device=models.device.description,
-        dtype=models.device.dtype,
-        attention=models.device.attention,
-        max_batch_tokens=models.max_batch_tokens,
-    )
-
-
-def _limits(model: Model) -> dict[str, str | int]:
-    """The model's name and its limits in force, which may be lower than the settings."""
-    limits: dict[str, str | int] = {"model": model.name, "max_length": model.max_length}
-    if model.max_batch_sequences is not None:
-        limits["max_pairs_in_forward"] = model.max_batch_sequences
-    return limits
-
-
-def warn_of_misspelt_names() -> None:
-    """Warn of environment variables whose names are close to a setting's."""
-    for name, setting in misspelt_names():
-        log.warning("unknown_setting", name=name, nearest=setting)
-
-
-def log_failure(error: Exception) -> None:
-    """Log why the start failed; the last line holds the reason."""
-    reason = str(error)
-    if not isinstance(error, StartupError):
-        first_line = reason.partition("\n")[0]
-        reason = f"unexpected error while loading: {type(error).__name__}: {first_line}"
-        log.error("unexpected_error", exc_info=error)
-    log.error("start_failed", reason=reason)
-
-
 # Seconds. Longer than clients and proxies keep an idle connection (httpx 5, nginx 60): a request
 # that is sent while the server closes its connection gets no response.
 IDLE_TIMEOUT = 75
+# Allocations before a collection of the youngest generation, and collections before the older ones.
+_STARTUP_THRESHOLD = (20_000, 1000, 1000)
+_DEFAULT_THRESHOLD = gc.get_threshold()
+_EXAMPLE = """
+Documentation: {url}/docs. Try:
+
+  curl -s {url}/embeddings/ -H 'Content-Type: application/json' \\
+    {header}-d '{{"sentences": ["What is hybrid search?"], "return_colbert": false}}'
+"""
+log = structlog.get_logger(__name__)
 
 
 class CreateApp(Protocol):
@@ -187,6 +132,17 @@ def _uvicorn_config(app: ASGIApp, settings: Settings, drain: Drain) -> uvicorn.C
     )
 
 
+def _print_example(url: str, settings: Settings) -> None:
+    page = f"\nSee it: {url}/ui" if settings.ui else ""
+    header = ""
+    if settings.api_token or settings.api_tokens_file:
+        # The variable and not the token: what is printed stays in logs.
+        header = '-H "Authorization: Bearer $API_TOKEN" '
+        page = f"\nRequests need a token: API_TOKEN in the example.{page}"
+    with suppress(OSError):  # The reader may be gone, or the disk full.
+        print(page + _EXAMPLE.format(url=url, header=header), flush=True)
+
+
 def _exit(status: int) -> None:
     """End the process, without waiting for threads that may never end."""
     for stream in (sys.stdout, sys.stderr):
@@ -206,25 +162,6 @@ def _flush(stream: TextIO | None) -> None:
         stream.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-
-def _print_example(url: str, settings: Settings) -> None:
-    page = f"\nSee it: {url}/ui" if settings.ui else ""
-    header = ""
-    if settings.api_token or settings.api_tokens_file:
-        # The variable and not the token: what is printed stays in logs.
-        header = '-H "Authorization: Bearer $API_TOKEN" '
-        page = f"\nRequests need a token: API_TOKEN in the example.{page}"
-    with suppress(OSError):  # The reader may be gone, or the disk full.
-        print(page + _EXAMPLE.format(url=url, header=header), flush=True)
-
-
-_EXAMPLE = """
-Documentation: {url}/docs. Try:
-
-  curl -s {url}/embeddings/ -H 'Content-Type: application/json' \\
-    {header}-d '{{"sentences": ["What is hybrid search?"], "return_colbert": false}}'
-"""
 
 
 @contextmanager
@@ -252,6 +189,63 @@ def stop_uvicorn(error: Exception) -> None:
         return
     server.should_exit = True
     atexit.register(_exit_uvicorn, error)
+
+
+def log_ready(models: LoadedModels, url: str | None = None) -> None:
+    """Log that the service is ready, with the limits in force, and its `url` if that is known."""
+    reranker = models.embedder if models.late_interaction else models.reranker
+    if reranker is not None:
+        log.info("Reranker ready.", **_limits(reranker))
+    if models.demo:
+        log.warning("demo_model", note=models.demo)
+    log.info(
+        "Server ready to accept requests",
+        **({} if url is None else {"url": url}),
+        **_limits(models.embedder),
+        device=models.device.description,
+        dtype=models.device.dtype,
+        attention=models.device.attention,
+        max_batch_tokens=models.max_batch_tokens,
+    )
+
+
+def _limits(model: Model) -> dict[str, str | int]:
+    """The model's name and its limits in force, which may be lower than the settings."""
+    limits: dict[str, str | int] = {"model": model.name, "max_length": model.max_length}
+    if model.max_batch_sequences is not None:
+        limits["max_pairs_in_forward"] = model.max_batch_sequences
+    return limits
+
+
+def log_failure(error: Exception) -> None:
+    """Log why the start failed; the last line holds the reason."""
+    reason = str(error)
+    if not isinstance(error, StartupError):
+        first_line = reason.partition("\n")[0]
+        reason = f"unexpected error while loading: {type(error).__name__}: {first_line}"
+        log.error("unexpected_error", exc_info=error)
+    log.error("start_failed", reason=reason)
+
+
+def warn_of_misspelt_names() -> None:
+    """Warn of environment variables whose names are close to a setting's."""
+    for name, setting in misspelt_names():
+        log.warning("unknown_setting", name=name, nearest=setting)
+
+
+def collect_rarely() -> None:
+    """Collect rarely while libraries and models load: their objects stay, and scans cost 0.4 s."""
+    gc.set_threshold(*_STARTUP_THRESHOLD)
+
+
+def freeze_startup_objects() -> None:
+    """Exclude every present object from collections, and collect as usual from now on.
+
+    These are more than 400,000 objects; a full collection that scanned them stopped every thread
+    for 0.3 seconds, /health included.
+    """
+    gc.freeze()
+    gc.set_threshold(*_DEFAULT_THRESHOLD)
 
 
 def _exit_uvicorn(error: Exception) -> None:

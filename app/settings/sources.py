@@ -31,7 +31,194 @@ from app.settings.declaration import (
 )
 from app.settings.types import ModelEntry
 
+DOTENV = Path(".env")
+# In names up to this length more than one difference makes another word, as in HOME and HOST.
+_SHORT = 5
+# The least similarity: two swapped pairs of letters in the shortest longer name leave more.
+_ALIKE = 0.5
 _FIELDS = {name: field for name, field in ModelEntry.model_fields.items() if name != "location"}
+_ABOUT = """\
+Serve embeddings and reranking over HTTP. Where the client's package is installed, too,
+`smart-embedder ingest` and `smart-embedder search` fill a Qdrant collection and ask it; each has
+a --help of its own.
+
+Every flag is also a variable of the environment, or a line of .env, in capitals and with
+underscores: --max-queue-size is MAX_QUEUE_SIZE. A flag wins over the environment, which wins over
+.env. Every user of the machine can read the flags of a process: keep secrets in .env.
+"""
+
+
+class ComposeVariable(NamedTuple):
+    """A variable of the compose files, or of compose itself, with its default there."""
+
+    name: str
+    default: str
+    description: str
+
+
+COMPOSE_VARIABLES = (
+    ComposeVariable(
+        "MEMORY_LIMIT",
+        "16g",
+        "the most memory of the service; above it, its container is ended and started again",
+    ),
+    ComposeVariable("MONITORING_MEMORY_LIMIT", "1g", "the same for Prometheus and for Grafana"),
+    ComposeVariable("QDRANT_MEMORY_LIMIT", "4g", "the same for Qdrant"),
+    ComposeVariable("PIDS_LIMIT", "2048", "the most threads of a container"),
+    ComposeVariable(
+        "STOP_GRACE_PERIOD",
+        "40s",
+        "how long compose waits before it kills; it must be above `SHUTDOWN_TIMEOUT`",
+    ),
+    ComposeVariable(
+        "HF_CACHE_VOLUME", "smart-embedder-hf-cache", "the volume of downloaded models"
+    ),
+    ComposeVariable(
+        "MODELS_FOLDER",
+        "./deploy/models",
+        "the folder that is mounted read-only at `/models`: for models that are folders, and for "
+        "the file of `MODELS`; in the settings their paths begin with `/models`",
+    ),
+    ComposeVariable("PROMETHEUS_PORT", "9090", "the port of Prometheus on this machine"),
+    ComposeVariable("GRAFANA_PORT", "3000", "the port of Grafana on this machine"),
+    ComposeVariable("QDRANT_PORT", "6333", "the port of Qdrant's REST API on this machine"),
+    ComposeVariable("QDRANT_GRPC_PORT", "6334", "the port of Qdrant's gRPC API on this machine"),
+    ComposeVariable("QDRANT__SERVICE__API_KEY", "", "the key that Qdrant asks its clients for"),
+    ComposeVariable("COMPOSE_FILE", "", "the same as compose's flag -f"),
+    ComposeVariable("COMPOSE_PROFILES", "", "the same as compose's flag --profile"),
+    ComposeVariable("COMPOSE_PROJECT_NAME", "smart-embedder", "the same as compose's flag -p"),
+)
+_SETTINGS = {name.upper() for name in Settings.model_fields}
+_KNOWN = _SETTINGS | {variable.name for variable in COMPOSE_VARIABLES}
+
+
+def load_settings(arguments: Sequence[str] = ()) -> Settings:
+    """Read the settings; raise `StartupError` naming all that is wrong with them.
+
+    `arguments` are those of the command line, of which `--help` prints the flags and ends the
+    process.
+    """
+    flags = parse_flags(arguments)
+    values: dict[str, Any] = _settings_in(_read_dotenv()) | _settings_in(os.environ) | flags
+    if "models" in values:
+        values["models"] = read_model_entries(Path(values["models"]))
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        raise StartupError(_explain(error)) from None
+
+
+def _settings_in(variables: Mapping[str, str | None]) -> dict[str, str]:
+    """The settings among variables, whose names may be in any case; empty ones are left out."""
+    found = {name.lower(): value for name, value in variables.items() if value}
+    return {name: value for name, value in found.items() if name in Settings.model_fields}
+
+
+def _explain(error: ValidationError) -> str:
+    """One sentence for all that is wrong with the settings."""
+    return "; ".join(dict.fromkeys(_explain_one(dict(item)) for item in error.errors()))
+
+
+def _explain_one(item: dict[str, Any]) -> str:
+    if not item["loc"]:
+        return str(item["msg"]).removeprefix("Value error, ")
+    name = str(item["loc"][0])
+    value = shown(name.upper(), str(item["input"]))
+    return f"{name.upper()}={value} is not allowed: {allowed(name)}"
+
+
+def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
+    """The settings that are given as flags, by name in lower case; empty ones count as not set.
+
+    Raises `StartupError` for an unknown flag; `--help` prints all flags and ends the process.
+    """
+    known, unknown = _parser().parse_known_args(arguments)
+    if unknown:
+        raise StartupError(_unknown_flag(unknown[0]))
+    return {name: value for name, value in vars(known).items() if value}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m app",
+        usage="python -m app [--SETTING VALUE ...]",
+        description=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+    )
+    for title, names in sections().items():
+        group = parser.add_argument_group(title)
+        for name in names:
+            if Settings.model_fields[name].annotation is bool:
+                group.add_argument(
+                    _flag(name), help=_help(name), metavar="true|false", nargs="?", const="true"
+                )
+            else:
+                group.add_argument(_flag(name), help=_help(name), metavar="VALUE")
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise the message alone: argparse would print a usage of fifty flags."""
+        raise StartupError(message)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _help(name: str) -> str:
+    ending = f" (default: {default(name)})" if default(name) else ""
+    return f"{without_markup(meaning(name))}{ending}".replace("%", "%%")
+
+
+def _unknown_flag(argument: str) -> str:
+    flag = argument.partition("=")[0]
+    if not flag.startswith("-"):
+        return "flags begin with --, and one of the arguments belongs to none"
+    (nearest,) = get_close_matches(
+        "--" + flag.lstrip("-"), map(_flag, Settings.model_fields), n=1, cutoff=0
+    )
+    return f"there is no flag {flag}: the nearest is {nearest}; --help lists all"
+
+
+def _read_dotenv() -> dict[str, str | None]:
+    """The variables in .env; raises `StartupError` if it cannot be read or has unknown names."""
+    if not DOTENV.is_file():
+        return {}
+    try:
+        variables = dotenv_values(DOTENV, encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartupError(f"{DOTENV} cannot be read: {error}") from error
+    unknown = [name for name in variables if name.upper() not in _KNOWN]
+    if unknown:
+        raise StartupError("; ".join(map(_unknown, unknown)))
+    return variables
+
+
+def _unknown(name: str) -> str:
+    (nearest,) = get_close_matches(name.upper(), sorted(_KNOWN), n=1, cutoff=0)
+    return f".env sets {name}, which is no setting: the nearest is {nearest}"
+
+
+def misspelt_names(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:
+    """Names in the environment that differ from a setting by a letter or two, each with it."""
+    for name in sorted(environment):
+        upper = name.upper()
+        near = [setting for setting in _SETTINGS - {upper} if _has_the_letters(upper, setting)]
+        if upper not in _KNOWN and (found := get_close_matches(upper, near, cutoff=_ALIKE)):
+            yield name, found[0]
+
+
+def _has_the_letters(name: str, setting: str) -> bool:
+    """Whether all letters but one or two are the same, in any order."""
+    most = 1 if len(setting) <= _SHORT else 2
+    if abs(len(name) - len(setting)) > most:
+        return False
+    letters, wanted = Counter(name), Counter(setting)
+    return max((letters - wanted).total(), (wanted - letters).total()) <= most
 
 
 def read_model_entries(path: Path) -> tuple[ModelEntry, ...]:
@@ -152,194 +339,3 @@ def _require_own_names(entries: tuple[ModelEntry, ...]) -> None:
                 raise StartupError(
                     f"{entry.location}: {name} is a name of the model of {other.location}, too"
                 )
-
-
-_ABOUT = """\
-Serve embeddings and reranking over HTTP. Where the client's package is installed, too,
-`smart-embedder ingest` and `smart-embedder search` fill a Qdrant collection and ask it; each has
-a --help of its own.
-
-Every flag is also a variable of the environment, or a line of .env, in capitals and with
-underscores: --max-queue-size is MAX_QUEUE_SIZE. A flag wins over the environment, which wins over
-.env. Every user of the machine can read the flags of a process: keep secrets in .env.
-"""
-
-
-def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
-    """The settings that are given as flags, by name in lower case; empty ones count as not set.
-
-    Raises `StartupError` for an unknown flag; `--help` prints all flags and ends the process.
-    """
-    known, unknown = _parser().parse_known_args(arguments)
-    if unknown:
-        raise StartupError(_unknown_flag(unknown[0]))
-    return {name: value for name, value in vars(known).items() if value}
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Raise the message alone: argparse would print a usage of fifty flags."""
-        raise StartupError(message)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m app",
-        usage="python -m app [--SETTING VALUE ...]",
-        description=_ABOUT,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        argument_default=argparse.SUPPRESS,
-    )
-    for title, names in sections().items():
-        group = parser.add_argument_group(title)
-        for name in names:
-            if Settings.model_fields[name].annotation is bool:
-                group.add_argument(
-                    _flag(name), help=_help(name), metavar="true|false", nargs="?", const="true"
-                )
-            else:
-                group.add_argument(_flag(name), help=_help(name), metavar="VALUE")
-    return parser
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _help(name: str) -> str:
-    ending = f" (default: {default(name)})" if default(name) else ""
-    return f"{without_markup(meaning(name))}{ending}".replace("%", "%%")
-
-
-def _unknown_flag(argument: str) -> str:
-    flag = argument.partition("=")[0]
-    if not flag.startswith("-"):
-        return "flags begin with --, and one of the arguments belongs to none"
-    (nearest,) = get_close_matches(
-        "--" + flag.lstrip("-"), map(_flag, Settings.model_fields), n=1, cutoff=0
-    )
-    return f"there is no flag {flag}: the nearest is {nearest}; --help lists all"
-
-
-class ComposeVariable(NamedTuple):
-    """A variable of the compose files, or of compose itself, with its default there."""
-
-    name: str
-    default: str
-    description: str
-
-
-COMPOSE_VARIABLES = (
-    ComposeVariable(
-        "MEMORY_LIMIT",
-        "16g",
-        "the most memory of the service; above it, its container is ended and started again",
-    ),
-    ComposeVariable("MONITORING_MEMORY_LIMIT", "1g", "the same for Prometheus and for Grafana"),
-    ComposeVariable("QDRANT_MEMORY_LIMIT", "4g", "the same for Qdrant"),
-    ComposeVariable("PIDS_LIMIT", "2048", "the most threads of a container"),
-    ComposeVariable(
-        "STOP_GRACE_PERIOD",
-        "40s",
-        "how long compose waits before it kills; it must be above `SHUTDOWN_TIMEOUT`",
-    ),
-    ComposeVariable(
-        "HF_CACHE_VOLUME", "smart-embedder-hf-cache", "the volume of downloaded models"
-    ),
-    ComposeVariable(
-        "MODELS_FOLDER",
-        "./deploy/models",
-        "the folder that is mounted read-only at `/models`: for models that are folders, and for "
-        "the file of `MODELS`; in the settings their paths begin with `/models`",
-    ),
-    ComposeVariable("PROMETHEUS_PORT", "9090", "the port of Prometheus on this machine"),
-    ComposeVariable("GRAFANA_PORT", "3000", "the port of Grafana on this machine"),
-    ComposeVariable("QDRANT_PORT", "6333", "the port of Qdrant's REST API on this machine"),
-    ComposeVariable("QDRANT_GRPC_PORT", "6334", "the port of Qdrant's gRPC API on this machine"),
-    ComposeVariable("QDRANT__SERVICE__API_KEY", "", "the key that Qdrant asks its clients for"),
-    ComposeVariable("COMPOSE_FILE", "", "the same as compose's flag -f"),
-    ComposeVariable("COMPOSE_PROFILES", "", "the same as compose's flag --profile"),
-    ComposeVariable("COMPOSE_PROJECT_NAME", "smart-embedder", "the same as compose's flag -p"),
-)
-
-
-DOTENV = Path(".env")
-_SETTINGS = {name.upper() for name in Settings.model_fields}
-_KNOWN = _SETTINGS | {variable.name for variable in COMPOSE_VARIABLES}
-# In names up to this length more than one difference makes another word, as in HOME and HOST.
-_SHORT = 5
-# The least similarity: two swapped pairs of letters in the shortest longer name leave more.
-_ALIKE = 0.5
-
-
-def load_settings(arguments: Sequence[str] = ()) -> Settings:
-    """Read the settings; raise `StartupError` naming all that is wrong with them.
-
-    `arguments` are those of the command line, of which `--help` prints the flags and ends the
-    process.
-    """
-    flags = parse_flags(arguments)
-    values: dict[str, Any] = _settings_in(_read_dotenv()) | _settings_in(os.environ) | flags
-    if "models" in values:
-        values["models"] = read_model_entries(Path(values["models"]))
-    try:
-        return Settings.model_validate(values)
-    except ValidationError as error:
-        raise StartupError(_explain(error)) from None
-
-
-def _settings_in(variables: Mapping[str, str | None]) -> dict[str, str]:
-    """The settings among variables, whose names may be in any case; empty ones are left out."""
-    found = {name.lower(): value for name, value in variables.items() if value}
-    return {name: value for name, value in found.items() if name in Settings.model_fields}
-
-
-def _read_dotenv() -> dict[str, str | None]:
-    """The variables in .env; raises `StartupError` if it cannot be read or has unknown names."""
-    if not DOTENV.is_file():
-        return {}
-    try:
-        variables = dotenv_values(DOTENV, encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartupError(f"{DOTENV} cannot be read: {error}") from error
-    unknown = [name for name in variables if name.upper() not in _KNOWN]
-    if unknown:
-        raise StartupError("; ".join(map(_unknown, unknown)))
-    return variables
-
-
-def _unknown(name: str) -> str:
-    (nearest,) = get_close_matches(name.upper(), sorted(_KNOWN), n=1, cutoff=0)
-    return f".env sets {name}, which is no setting: the nearest is {nearest}"
-
-
-def misspelt_names(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[str, str]]:
-    """Names in the environment that differ from a setting by a letter or two, each with it."""
-    for name in sorted(environment):
-        upper = name.upper()
-        near = [setting for setting in _SETTINGS - {upper} if _has_the_letters(upper, setting)]
-        if upper not in _KNOWN and (found := get_close_matches(upper, near, cutoff=_ALIKE)):
-            yield name, found[0]
-
-
-def _has_the_letters(name: str, setting: str) -> bool:
-    """Whether all letters but one or two are the same, in any order."""
-    most = 1 if len(setting) <= _SHORT else 2
-    if abs(len(name) - len(setting)) > most:
-        return False
-    letters, wanted = Counter(name), Counter(setting)
-    return max((letters - wanted).total(), (wanted - letters).total()) <= most
-
-
-def _explain(error: ValidationError) -> str:
-    """One sentence for all that is wrong with the settings."""
-    return "; ".join(dict.fromkeys(_explain_one(dict(item)) for item in error.errors()))
-
-
-def _explain_one(item: dict[str, Any]) -> str:
-    if not item["loc"]:
-        return str(item["msg"]).removeprefix("Value error, ")
-    name = str(item["loc"][0])
-    value = shown(name.upper(), str(item["input"]))
-    return f"{name.upper()}={value} is not allowed: {allowed(name)}"
