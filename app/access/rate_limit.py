@@ -192,10 +192,10 @@ class CircuitBreaker:
     """Calls a Redis while it answers; after a failure, no call is made during a pause.
 
     So one that does not answer delays requests only for a moment. Callers can do without an answer;
-    one that the client library cannot read counts as none. After the pause one caller tries again, while the others still get no answer. `on_error` is
-    called for each failure, one of `errors`. Only changes between working and failing are logged,
-    as `{store}_gone` and `{store}_back`, with their effect on requests. Neither an address nor a
-    password is ever logged.
+    one that the client library cannot read counts as none. After the pause one caller tries again,
+    while the others still get no answer. `on_error` is called for each failure, one of `errors`.
+    Only changes between working and failing are logged, as `{store}_gone` and `{store}_back`, with
+    their effect on requests. Neither an address nor a password is ever logged.
     """
 
     def __init__(
