@@ -61,11 +61,11 @@ done
 
 say "the tests of the kernels, and of those for CUDA on a CPU"
 (cd "$checkout" && checked python -m pytest -q -rs tests/models/ops tests/models/quantization \
-  --deselect tests/models/ops/test_build.py --ignore tests/models/ops/test_arm.py)
+  --deselect tests/models/ops/test_build.py --ignore tests/models/ops/test_native_on_arm.py)
 
 say "the kernels for ARM on an emulated processor"
 (cd "$checkout" && ARM_KERNEL_CHECKS="-fsanitize=undefined -fsanitize-trap=undefined" \
-  python -m pytest -q -rs tests/models/ops/test_arm.py)
+  python -m pytest -q -rs tests/models/ops/test_native_on_arm.py)
 
 say "the parsers"
 atheris=$(.venv-fuzz/bin/python -c 'import atheris, pathlib; print(pathlib.Path(atheris.__file__).parents[1])')

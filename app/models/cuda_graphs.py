@@ -95,7 +95,15 @@ class GraphedForward:
         self, forward: Forward, bucket: Bucket, stream: torch.cuda.Stream, pool: Any
     ) -> None:
         self.bucket = bucket
-        self._batch = _static_batch(bucket, stream.device)
+        device = stream.device
+        self._batch = _StaticBatch(
+            input_ids=torch.zeros(1, bucket.tokens, dtype=torch.int64, device=device),
+            position_ids=torch.zeros(1, bucket.tokens, dtype=torch.int64, device=device),
+            cu_seqlens=torch.zeros(bucket.sequences + 1, dtype=torch.int32, device=device),
+            offsets=np.array([0, bucket.tokens]),
+            unpack_order=np.zeros(1, np.intp),
+            longest=bucket.longest,
+        )
         self._graph = torch.cuda.CUDAGraph()
         with _beside_the_current_stream(stream):
             # A first call, in which libraries allocate the memory that they keep.
@@ -115,17 +123,6 @@ class GraphedForward:
         self._graph.replay()
         # The next batch may be computed before these are back.
         return self._states[:tokens].clone()
-
-
-def _static_batch(bucket: Bucket, device: torch.device) -> _StaticBatch:
-    return _StaticBatch(
-        input_ids=torch.zeros(1, bucket.tokens, dtype=torch.int64, device=device),
-        position_ids=torch.zeros(1, bucket.tokens, dtype=torch.int64, device=device),
-        cu_seqlens=torch.zeros(bucket.sequences + 1, dtype=torch.int32, device=device),
-        offsets=np.array([0, bucket.tokens]),
-        unpack_order=np.zeros(1, np.intp),
-        longest=bucket.longest,
-    )
 
 
 @contextmanager
@@ -150,18 +147,13 @@ def _captured(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any)
         finally:
             graph.capture_end()
     except RuntimeError:
-        _end_allocation(stream.device, pool)
+        # CUDA may have ended the capture by itself. PyTorch's allocator has to know, or it would
+        # never again reuse memory that two streams have used, such as results.
+        device = stream.device.index
+        with suppress(RuntimeError):  # It knows already.
+            torch._C._cuda_endAllocateToPool(device, pool)  # noqa: SLF001 - there is no other way
+            torch._C._cuda_releasePool(device, pool)  # noqa: SLF001
         raise
-
-
-def _end_allocation(device: torch.device, pool: Any) -> None:
-    """Tell PyTorch's allocator that a capture is over, even if CUDA has ended it by itself.
-
-    Otherwise it would never again reuse memory that two streams have used, such as results.
-    """
-    with suppress(RuntimeError):  # It knows already.
-        torch._C._cuda_endAllocateToPool(device.index, pool)  # noqa: SLF001 - there is no other way
-        torch._C._cuda_releasePool(device.index, pool)  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)

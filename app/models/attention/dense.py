@@ -1,4 +1,8 @@
-"""Attention by PyTorch's scaled_dot_product_attention, one block of equal lengths at a time."""
+"""Attention on dense tensors: one block of equal lengths, or of padded short sequences, at a time.
+
+The signature of every attention is here, the plain one for comparison (`eager`), PyTorch's operator
+(`sdpa`), and two matrix products with a softmax between them (`matmul`).
+"""
 
 from functools import partial
 from inspect import signature

@@ -1,9 +1,13 @@
-"""Attention by FlashAttention's kernels for packed sequences: CUDA, half precision."""
+"""Attention by kernels that take packed sequences of any lengths, and the choice by name.
+
+Also what no kernel computes alone: attention in a window, where a kernel has none, and sequences
+that end in tokens that are not attended to.
+"""
 
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +35,60 @@ FLASH_MODULES = {
     "flash_attention_2": ("flash_attn", "the package flash-attn"),
     "flash_attention_3": ("flash_attn_interface", "FlashAttention 3 (flash_attn_interface)"),
 }
+
+
+def load_attention(name: str) -> Attention:
+    """The attention `name`; raises `StartupError` if its package or kernel is missing.
+
+    `native` is in the table of `app.models.ops.native.native_backend` where there are kernels.
+    """
+    if name in FLASH_MODULES:
+        module_name, package = FLASH_MODULES[name]
+        try:
+            kernel = importlib.import_module(module_name).flash_attn_varlen_func
+        except ImportError as error:
+            raise StartupError(
+                f"ATTENTION={name} needs {package}, which is not installed: {error}"
+            ) from error
+        return partial(_flash_attention, kernel)
+    if name == "native":
+        raise StartupError(
+            "ATTENTION=native needs the kernels, which are not built, or not for this processor: "
+            "python -m app.models.ops.build builds them"
+        )
+    attentions: dict[str, Attention] = {
+        "varlen": varlen,
+        "sdpa": sdpa,
+        "matmul": matmul,
+        "eager": eager,
+    }
+    return attentions[name]
+
+
+def flash_runs(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `device` has FlashAttention's kernels for `dtype`: NVIDIA's Ampere or newer."""
+    if device.type != "cuda" or dtype not in {torch.float16, torch.bfloat16}:
+        return False
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def require_runs(name: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise `StartupError` where the attention `name` cannot run on `device` in `dtype`."""
+    needs_flash = name == "varlen" or name in FLASH_MODULES
+    if needs_flash and not flash_runs(device, dtype):
+        needed = "an NVIDIA GPU of compute capability 8.0 or newer, and float16 or bfloat16"
+    elif name == "native" and device.type != "cpu":
+        needed = "a CPU"
+    else:
+        return
+    where = device.type
+    if device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(device)
+        where = f"cuda, which has {major}.{minor}"
+    raise StartupError(
+        f"ATTENTION={name} needs {needed}, but the model runs in "
+        f"{str(dtype).removeprefix('torch.')} on {where}; set ATTENTION to auto"
+    )
 
 
 def varlen(
@@ -65,18 +123,6 @@ def _reach(window: int | None, *, causal: bool) -> tuple[int, int]:
     if window is None:
         return -1, -1
     return window - 1, 0 if causal else window - 1
-
-
-def load_flash_attention(name: str) -> Attention:
-    """The attention of one of `FLASH_MODULES`; raises `StartupError` if it is not installed."""
-    module_name, package = FLASH_MODULES[name]
-    try:
-        kernel = importlib.import_module(module_name).flash_attn_varlen_func
-    except ImportError as error:
-        raise StartupError(
-            f"ATTENTION={name} needs {package}, which is not installed: {error}"
-        ) from error
-    return partial(_flash_attention, kernel)
 
 
 def _flash_attention(
@@ -119,6 +165,33 @@ def attend_by_length(
         tokens = slice(sequences.start, sequences.stop)
         outputs.append(attend(query[tokens], key[tokens], value[tokens], sequences))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+# As `CustomMaskType` in PyTorch's kernel.
+_NO_MASK, _CAUSAL = 0, 1
+
+
+def memory_efficient(
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
+) -> Tensor:
+    """Implement `Attention`.
+
+    `scaled_dot_product_attention` calls the same kernel; called directly it takes sequences of any
+    lengths at once. It has no grouped heads, so these are copied.
+    """
+    group = query.shape[0] // key.shape[0]
+    if group > 1:
+        key, value = (each.repeat_interleave(group, dim=0) for each in (key, value))
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
+        bounds, longest = sequences.bounds, sequences.longest
+        output: Tensor = torch.ops.aten._efficient_attention_forward(  # noqa: SLF001
+            query[None], key[None], value[None], None, bounds, bounds, longest, longest, 0.0,
+            _CAUSAL if causal else _NO_MASK, False, scale=scale,
+        )[0]  # fmt: skip
+        return output[0]
+
+    return attend_by_length(attend, (query, key, value), packed)
 
 
 # Queries at a time, of a sequence that is longer than the window.
@@ -223,50 +296,29 @@ def excluding_unattended(attend: Attention) -> Attention:
 
     It takes a window if `attend` does, which the others must not be longer than.
     """
-    windowed = with_window(attend)
-    return partial(_attend, attend) if windowed is None else partial(_attend_in_window, windowed)
 
+    # `wraps` shows the signature of `attend`, which tells whether it takes a window.
+    @wraps(attend)
+    def excluding(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        packed: PackedBatch,
+        *,
+        scale: float,
+        causal: bool,
+        **window: Any,
+    ) -> Tensor:
+        output = attend(query, key, value, packed, scale=scale, causal=causal, **window)
+        padding = packed.partly_attended
+        if padding is not None:
+            masked = _causal if causal else partial(fused, causal=False)
+            attended = output.new_empty(len(padding.tokens), *output.shape[1:])
+            attend_padded(masked, (query, key, value), padding, attended, scale=scale)
+            output.index_copy_(0, padding.tokens, attended)
+        return output
 
-def _attend(
-    attend: Attention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packed: PackedBatch,
-    *,
-    scale: float,
-    causal: bool,
-) -> Tensor:
-    output = attend(query, key, value, packed, scale=scale, causal=causal)
-    return _attend_partly((query, key, value), packed, output, scale=scale, causal=causal)
-
-
-def _attend_in_window(
-    attend: WindowedAttention,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    packed: PackedBatch,
-    *,
-    scale: float,
-    causal: bool,
-    window: int | None = None,
-) -> Tensor:
-    output = attend(query, key, value, packed, scale=scale, causal=causal, window=window)
-    return _attend_partly((query, key, value), packed, output, scale=scale, causal=causal)
-
-
-def _attend_partly(
-    states: QueryKeyValue, packed: PackedBatch, output: Tensor, *, scale: float, causal: bool
-) -> Tensor:
-    """`output` with the right rows of the sequences that end in unattended tokens."""
-    padding = packed.partly_attended
-    if padding is not None:
-        masked = _causal if causal else partial(fused, causal=False)
-        attended = output.new_empty(len(padding.tokens), *output.shape[1:])
-        attend_padded(masked, states, padding, attended, scale=scale)
-        output.index_copy_(0, padding.tokens, attended)
-    return output
+    return excluding
 
 
 def _causal(
@@ -280,84 +332,3 @@ def _causal(
     later = torch.full((length, length), -torch.inf, dtype=output.dtype, device=output.device)
     later = later.triu(1)
     fused(states, output, scale=scale, mask=later if mask is None else mask + later, causal=False)
-
-
-# As `CustomMaskType` in PyTorch's kernel.
-_NO_MASK, _CAUSAL = 0, 1
-
-
-def memory_efficient(
-    query: Tensor, key: Tensor, value: Tensor, packed: PackedBatch, *, scale: float, causal: bool
-) -> Tensor:
-    """Implement `Attention`.
-
-    `scaled_dot_product_attention` calls the same kernel; called directly it takes sequences of any
-    lengths at once. It has no grouped heads, so these are copied.
-    """
-    group = query.shape[0] // key.shape[0]
-    if group > 1:
-        key, value = (each.repeat_interleave(group, dim=0) for each in (key, value))
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, sequences: LengthClass) -> Tensor:
-        bounds, longest = sequences.bounds, sequences.longest
-        output: Tensor = torch.ops.aten._efficient_attention_forward(  # noqa: SLF001
-            query[None], key[None], value[None], None, bounds, bounds, longest, longest, 0.0,
-            _CAUSAL if causal else _NO_MASK, False, scale=scale,
-        )[0]  # fmt: skip
-        return output[0]
-
-    return attend_by_length(attend, (query, key, value), packed)
-
-
-FLASH_DTYPES = {torch.float16, torch.bfloat16}
-_FLASH_CAPABILITY = (8, 0)
-_BY_NAME: dict[str, Attention] = {
-    "varlen": varlen,
-    "sdpa": sdpa,
-    "matmul": matmul,
-    "eager": eager,
-}
-
-
-def flash_runs(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `device` has FlashAttention's kernels for `dtype`: NVIDIA's Ampere or newer."""
-    if device.type != "cuda" or dtype not in FLASH_DTYPES:
-        return False
-    return torch.cuda.get_device_capability(device) >= _FLASH_CAPABILITY
-
-
-def require_runs(name: str, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise `StartupError` where the attention `name` cannot run on `device` in `dtype`."""
-    needs_flash = name == "varlen" or name in FLASH_MODULES
-    if needs_flash and not flash_runs(device, dtype):
-        needed = "an NVIDIA GPU of compute capability 8.0 or newer, and float16 or bfloat16"
-    elif name == "native" and device.type != "cpu":
-        needed = "a CPU"
-    else:
-        return
-    raise StartupError(
-        f"ATTENTION={name} needs {needed}, but the model runs in "
-        f"{str(dtype).removeprefix('torch.')} on {_name(device)}; set ATTENTION to auto"
-    )
-
-
-def _name(device: torch.device) -> str:
-    if device.type != "cuda":
-        return device.type
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"{device.type}, which has {major}.{minor}"
-
-
-def load_attention(name: str) -> Attention:
-    """The attention `name`; raises `StartupError` if its package or kernel is missing.
-
-    `native` is in the table of `app.models.ops.native.native_backend` where there are kernels.
-    """
-    if name in FLASH_MODULES:
-        return load_flash_attention(name)
-    if name == "native":
-        raise StartupError(
-            "ATTENTION=native needs the kernels, which are not built, or not for this processor: "
-            "python -m app.models.ops.build builds them"
-        )
-    return _BY_NAME[name]

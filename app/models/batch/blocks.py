@@ -1,4 +1,9 @@
-"""Blocks of a packed batch: neighbouring sequences as one dense tensor, padded where necessary."""
+"""How the sequences of a packed batch are divided for kernels, and what ids say beside the token.
+
+Blocks are neighbouring sequences as one dense tensor, padded where necessary; length classes are
+neighbours that a kernel for packed sequences computes in one call. Marks are bits above a token's
+id. Knows nothing of the batch itself: lengths come in, places go out.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -146,10 +151,6 @@ def divide_lengths(lengths: Sequence[int]) -> list[slice]:
             for first in range(index)
         )
         best.append(min(costs))
-    return _classes(borders, best)
-
-
-def _classes(borders: list[int], best: list[tuple[int, int]]) -> list[slice]:
     classes: list[slice] = []
     index = len(borders) - 1
     while index:

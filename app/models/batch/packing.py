@@ -66,8 +66,7 @@ def _count(flags: Indices, offsets: Indices) -> Indices:
     return counted
 
 
-# The least share of tokens that must be saved, because gathering has a cost in every layer.
-_LEAST_SAVED = 1 / 16
+_FROM_ZERO = PositionScheme()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,67 +75,6 @@ class Sharing:
 
     unique: Tensor
     inverse: Tensor
-
-
-def find_shared_prefixes(sequences: Sequence[TokenIds]) -> tuple[Indices, Indices] | None:
-    """`unique` and `inverse` of the sequences joined end to end; None where little is shared."""
-    lengths = np.array([len(ids) for ids in sequences])
-    joined = np.concatenate(sequences)
-    order = _dictionary_order(joined, lengths)
-    starts = _starts(lengths)[order]
-    lengths = lengths[order]
-    shared = _shared_with_the_one_before(joined, starts, lengths)
-    if shared.sum() < _LEAST_SAVED * len(joined):
-        return None
-    tokens = _ranges(starts, lengths)
-    computed = _ranges(np.zeros_like(starts), lengths) >= np.repeat(shared, lengths)
-    number = np.cumsum(computed) - 1
-    _take_from_the_one_before(number, _starts(lengths), shared)
-    inverse = np.empty_like(tokens)
-    inverse[tokens] = number
-    return tokens[computed], inverse
-
-
-def _starts(lengths: Indices) -> Indices:
-    return np.cumsum(lengths) - lengths
-
-
-def _ranges(starts: Indices, lengths: Indices) -> Indices:
-    """From each start on so many numbers, one after the other."""
-    return np.arange(lengths.sum()) + np.repeat(starts - _starts(lengths), lengths)
-
-
-def _dictionary_order(joined: TokenIds, lengths: Indices) -> Indices:
-    comparable = joined.astype(">i8").tobytes()
-    ends = (np.cumsum(lengths) * 8).tolist()
-    keys = [comparable[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    return np.array(sorted(range(len(keys)), key=keys.__getitem__))
-
-
-def _shared_with_the_one_before(joined: TokenIds, starts: Indices, lengths: Indices) -> Indices:
-    """How many tokens each sequence, in dictionary order, begins with like the one before it.
-
-    No other that comes before begins with more of it.
-    """
-    most = np.minimum(lengths[1:], lengths[:-1])
-    if not len(most):
-        return np.zeros_like(starts)
-    within = _ranges(np.zeros_like(most), most)
-    differ = joined[_ranges(starts[1:], most)] != joined[_ranges(starts[:-1], most)]
-    common = np.minimum.reduceat(np.where(differ, within, np.repeat(most, most)), _starts(most))
-    return np.concatenate(([0], common))
-
-
-def _take_from_the_one_before(number: Indices, starts: Indices, shared: Indices) -> None:
-    """One after the other: what is taken may have been taken by the one before."""
-    before = 0
-    for start, count in zip(starts.tolist(), shared.tolist(), strict=True):
-        if count:
-            number[start : start + count] = number[before : before + count]
-        before = start
-
-
-_FROM_ZERO = PositionScheme()
 
 
 @dataclass(frozen=True)
@@ -226,25 +164,29 @@ def pack(
     `unpack_order`. In a `causal` model common prefixes are computed once.
     """
     order = np.argsort([len(ids) for ids in sequences], kind="stable")
-    packed = _round_up([sequences[i] for i in order], multiple)
+    packed = [sequences[i] for i in order]
+    missing = -sum(map(len, packed)) % multiple
+    if missing:
+        packed.append(np.zeros(missing, np.int64))
     offsets = np.concatenate(([0], np.cumsum([len(ids) for ids in packed])))
     joined = np.concatenate(packed)
     ids = without_marks(joined)
+    shared = find_shared_prefixes(packed) if causal else None
+    sharing = None
+    if shared is not None:
+        unique, inverse = shared
+        # What is computed is rounded up, too, by repeating the first token.
+        unique = np.pad(unique, (0, -len(unique) % multiple), constant_values=unique[0])
+        sharing = Sharing(to_device(device, unique), to_device(device, inverse))
     return PackedBatch(
         input_ids=to_device(device, ids)[None],
         position_ids=to_device(device, positions.position_ids(ids, joined, offsets))[None],
         cu_seqlens=to_device(device, offsets.astype(np.int32)),
         offsets=offsets,
         unpack_order=np.argsort(order),
-        sharing=_share(packed, device, multiple) if causal else None,
+        sharing=sharing,
         partly_attended=_partly_attended(marked(joined, UNATTENDED), offsets, device),
     )
-
-
-def _round_up(sequences: list[TokenIds], multiple: int) -> list[TokenIds]:
-    """Append a sequence of zeros if the tokens of all are no multiple of `multiple`."""
-    missing = -sum(map(len, sequences)) % multiple
-    return [*sequences, np.zeros(missing, np.int64)] if missing else sequences
 
 
 def _partly_attended(
@@ -257,16 +199,6 @@ def _partly_attended(
     chosen = left_out > 0
     lengths = np.diff(offsets)[chosen]
     return Padding.of(offsets[:-1][chosen], lengths, lengths - left_out[chosen], device)
-
-
-def _share(sequences: list[TokenIds], device: torch.device, multiple: int) -> Sharing | None:
-    """Share common prefixes; the tokens that are computed are rounded up by repeating the first."""
-    found = find_shared_prefixes(sequences)
-    if found is None:
-        return None
-    unique, inverse = found
-    padded = np.pad(unique, (0, -len(unique) % multiple), constant_values=unique[0])
-    return Sharing(to_device(device, padded), to_device(device, inverse))
 
 
 # The rows of each sequence, in the order given to `pack`; None for one without rows.
@@ -325,3 +257,65 @@ def _side_by_side(spans: list[slice], selected: Sequence[bool]) -> Spans:
         moved.append(slice(start, start + length) if want else None)
         start += length * want
     return moved
+
+
+# The least share of tokens that must be saved, because gathering has a cost in every layer.
+_LEAST_SAVED = 1 / 16
+
+
+def find_shared_prefixes(sequences: Sequence[TokenIds]) -> tuple[Indices, Indices] | None:
+    """`unique` and `inverse` of the sequences joined end to end; None where little is shared."""
+    lengths = np.array([len(ids) for ids in sequences])
+    joined = np.concatenate(sequences)
+    order = _dictionary_order(joined, lengths)
+    starts = _starts(lengths)[order]
+    lengths = lengths[order]
+    shared = _shared_with_the_one_before(joined, starts, lengths)
+    if shared.sum() < _LEAST_SAVED * len(joined):
+        return None
+    tokens = _ranges(starts, lengths)
+    computed = _ranges(np.zeros_like(starts), lengths) >= np.repeat(shared, lengths)
+    number = np.cumsum(computed) - 1
+    _take_from_the_one_before(number, _starts(lengths), shared)
+    inverse = np.empty_like(tokens)
+    inverse[tokens] = number
+    return tokens[computed], inverse
+
+
+def _starts(lengths: Indices) -> Indices:
+    return np.cumsum(lengths) - lengths
+
+
+def _ranges(starts: Indices, lengths: Indices) -> Indices:
+    """From each start on so many numbers, one after the other."""
+    return np.arange(lengths.sum()) + np.repeat(starts - _starts(lengths), lengths)
+
+
+def _dictionary_order(joined: TokenIds, lengths: Indices) -> Indices:
+    comparable = joined.astype(">i8").tobytes()
+    ends = (np.cumsum(lengths) * 8).tolist()
+    keys = [comparable[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return np.array(sorted(range(len(keys)), key=keys.__getitem__))
+
+
+def _shared_with_the_one_before(joined: TokenIds, starts: Indices, lengths: Indices) -> Indices:
+    """How many tokens each sequence, in dictionary order, begins with like the one before it.
+
+    No other that comes before begins with more of it.
+    """
+    most = np.minimum(lengths[1:], lengths[:-1])
+    if not len(most):
+        return np.zeros_like(starts)
+    within = _ranges(np.zeros_like(most), most)
+    differ = joined[_ranges(starts[1:], most)] != joined[_ranges(starts[:-1], most)]
+    common = np.minimum.reduceat(np.where(differ, within, np.repeat(most, most)), _starts(most))
+    return np.concatenate(([0], common))
+
+
+def _take_from_the_one_before(number: Indices, starts: Indices, shared: Indices) -> None:
+    """One after the other: what is taken may have been taken by the one before."""
+    before = 0
+    for start, count in zip(starts.tolist(), shared.tolist(), strict=True):
+        if count:
+            number[start : start + count] = number[before : before + count]
+        before = start

@@ -165,13 +165,14 @@ def is_of_use(*, anywhere: bool = False) -> bool:
     architecture = architecture_here()
     if platform.libc_ver()[0] != "glibc" or platform.machine() != architecture.machine:
         return False
-    features = arm_features if architecture is AARCH64 else _x86_features
-    return anywhere or any(architecture.runnable(features()))
-
-
-def _x86_features() -> set[str]:
-    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    if anywhere:
+        return True
+    if architecture is AARCH64:
+        features = arm_features()
+    else:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        features = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    return any(architecture.runnable(features))
 
 
 def build(architecture: Architecture) -> None:
@@ -206,23 +207,24 @@ class Compiler:
 
     def fetch(self) -> None:
         """Get the package from the index."""
-        _run([sys.executable, "-m", "pip", *_pip_options(self._package)], os.environ)
+        quiet = ["--quiet", "--no-input", "--disable-pip-version-check"]
+        safe = ["--no-deps", "--require-hashes", "--only-binary=:all:"]
+        what = ["--target", str(self._package), "--requirement", str(_COMPILER)]
+        _run([sys.executable, "-m", "pip", "install", *quiet, *safe, *what], os.environ)
 
     def compile_kernels(self) -> list[str]:
         """Object files of all sources, each once for every set of instructions."""
-        commands = dict(self._compilations())
-        with ThreadPoolExecutor(os.cpu_count()) as threads:
-            list(threads.map(lambda each: self.run(*each), commands.values()))
-        return list(commands)
-
-    def _compilations(self) -> Iterator[tuple[str, list[str]]]:
-        """Each object file, and the arguments that make it."""
         sets = self.architecture.sets
+        commands: dict[str, list[str]] = {}
         for source in sorted(FOLDER.glob("*.c")):
             for each in sets[-1:] if source.name == _SHARED_SOURCE else sets:
                 compiled = str(self._folder / f"{source.stem}-{each.name}.o")
-                flags = [*self.architecture.flags, *_flags_of(each), *self.checks]
-                yield compiled, [*flags, "-c", str(source), "-o", compiled]
+                target = [f"-mcpu={each.processor}", f"-DINSTRUCTIONS={each.name}"]
+                flags = [*self.architecture.flags, *target, *_COMPILE, *self.checks]
+                commands[compiled] = [*flags, "-c", str(source), "-o", compiled]
+        with ThreadPoolExecutor(os.cpu_count()) as threads:
+            list(threads.map(lambda each: self.run(*each), commands.values()))
+        return list(commands)
 
     def run(self, *arguments: str) -> None:
         """Compile or link for the architecture."""
@@ -244,16 +246,6 @@ def make_library(compiler: Compiler) -> None:
         temporary.unlink(missing_ok=True)
     for other in set(FOLDER.glob("kernels-*.so")) - set(map(library_path, ARCHITECTURES.values())):
         other.unlink(missing_ok=True)
-
-
-def _flags_of(instructions: InstructionSet) -> list[str]:
-    return [f"-mcpu={instructions.processor}", f"-DINSTRUCTIONS={instructions.name}", *_COMPILE]
-
-
-def _pip_options(target: Path) -> list[str]:
-    quiet = ["--quiet", "--no-input", "--disable-pip-version-check"]
-    safe = ["--no-deps", "--require-hashes", "--only-binary=:all:"]
-    return ["install", *quiet, *safe, "--target", str(target), "--requirement", str(_COMPILER)]
 
 
 def _run(command: list[str], environment: Mapping[str, str]) -> None:

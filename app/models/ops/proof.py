@@ -3,7 +3,7 @@
 Each path of an operation (a kernel in C, a library's operator, an attention) computes a small
 batch, which is compared with the reference on the same device: PyTorch in float32 with eager
 attention. A path that raises an error, or differs by more than its dtype explains, is refused, and
-the next one is tried.
+the next one is tried. `CASES` says of each operation what is computed.
 """
 
 import math
@@ -31,16 +31,18 @@ from app.models.ops.backend import (
 )
 from app.models.ops.build import MAX_INT8
 
-ATTENTION, EMBED = "attention", "embed"
-# Shorter and longer than the blocks in which kernels compute, and no multiple of them.
-_LENGTHS = (1, 8, 66)
-_MULTIPLE = 8
-# Few columns, to be fast, but more than a kernel computes at once.
-_MOST_COLUMNS = 192
-# A prime number, so that all rows of a matrix that is filled with these numbers differ.
-_DRAWN = 65_537
-_EPSILON = 1e-5
-_THETA = 10_000.0
+log = structlog.get_logger(__name__)
+
+ATTENTION = "attention"
+# The operations of a layer.
+ENCODER = ("linear", "add_norm", "unit_rows", ATTENTION)
+GPU_ENCODER = ("embed", *ENCODER)
+QUANTIZED_ENCODER = ("quantize_rows", "int8_gemm", "add_norm", "unit_rows", ATTENTION)
+DECODER = ("linear", "add_linear", "rms_norm", "rotary", "gate", ATTENTION)
+# The largest difference, as a share of the largest number; PyTorch rounds some sums in between.
+TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+# Where a value lies between two of the 255 steps of its row, either may be chosen.
+_ONE_STEP = {"quantize_rows": 0.02}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,156 @@ class Shapes:
     activation: str | None = None
     bias: bool = True
     causal: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """The result of the trial of one path of an operation.
+
+    `difference` is the largest one, relative to the largest number. `error` is the class of an
+    error that was raised, and `message` its first line.
+    """
+
+    operation: str
+    path: str
+    difference: float
+    tolerance: float
+    error: str | None = None
+    message: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the path may be used."""
+        return self.error is None and self.difference <= self.tolerance
+
+    @property
+    def reason(self) -> str:
+        """Why it was refused, without the message, which may name folders of this machine."""
+        if self.error is not None:
+            return f"raises {self.error}"
+        return f"differs by {self.difference:.1e}, allowed are {self.tolerance:.0e}"
+
+
+@dataclass(frozen=True, slots=True)
+class ProvenBackend:
+    """A backend with a proven path for each operation, their names, and the refused ones."""
+
+    backend: Backend
+    paths: dict[str, str]
+    refused: tuple[Proof, ...]
+
+
+class Trial:
+    """Tries the paths of a backend for one model."""
+
+    def __init__(
+        self, backend: Backend, shapes: Shapes, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self._backend = backend
+        self._shapes = shapes
+        self._device = device
+        self._dtype = dtype
+
+    def prove(self, operations: Sequence[str], *, attention_named: bool = False) -> ProvenBackend:
+        """Choose the first path of each operation whose proof holds.
+
+        Raises `StartupError` if none holds, or if that of an attention that a setting names fails.
+        """
+        proven, paths, refused = self._backend, {}, []
+        for operation in operations:
+            failed: list[Proof] = []
+            for proof in self._proofs(operation):
+                if proof.holds:
+                    break
+                failed.append(proof)
+            else:
+                raise StartupError(
+                    f"this device does not compute {operation} correctly, not even by PyTorch's "
+                    f"own operators ({failed[-1].reason}); choose another with DEVICE"
+                )
+            if failed and attention_named and operation == ATTENTION:
+                raise StartupError(
+                    f"ATTENTION={failed[0].path} does not compute what it should on this device "
+                    f"({failed[0].reason}); set ATTENTION to auto"
+                )
+            warn_of_refused(failed, proof.path)
+            refused += failed
+            proven = proven.by(operation, proof.path)
+            paths[operation] = proof.path
+        return ProvenBackend(proven, paths, tuple(refused))
+
+    def every_proof(self, operations: Sequence[str]) -> list[Proof]:
+        """The proofs of all paths."""
+        return [proof for each in operations for proof in self._proofs(each)]
+
+    @torch.inference_mode()
+    def _proofs(self, operation: str) -> Iterator[Proof]:
+        """The proof of each path; the last one is that of the plain path."""
+        tolerance = _ONE_STEP.get(operation, TOLERANCES[self._dtype])
+        reference = torch_backend().by(ATTENTION, "eager")
+        expected = self._compute(operation, reference, exact=True)
+        for path in self._backend.table[operation]:
+            variant = self._backend.by(operation, path)
+            compute = partial(self._compute, operation, variant, exact=False)
+            yield try_path(operation, path, compute, expected, tolerance)
+
+    def _compute(self, operation: str, backend: Backend, *, exact: bool) -> list[Tensor]:
+        limit = self._backend.int8_weight_limit
+        inputs = TrialInputs(self._shapes, self._device, self._dtype, limit, exact=exact)
+        return list(CASES[operation](backend, inputs))
+
+
+def try_path(
+    operation: str,
+    path: str,
+    compute: Callable[[], list[Tensor]],
+    expected: list[Tensor],
+    tolerance: float,
+) -> Proof:
+    """Compare what a path computes with the expected results; an error is part of the proof."""
+    actual = outcome_of(compute)
+    if isinstance(actual, Exception):
+        message = next(iter(str(actual).splitlines()), "")
+        return Proof(operation, path, math.inf, 0.0, type(actual).__name__, message)
+    return Proof(operation, path, _difference(actual, expected), tolerance)
+
+
+def _difference(actual: list[Tensor], expected: list[Tensor]) -> float:
+    pairs = zip(actual, expected, strict=True)
+    return max(_largest_difference(mine, other) for mine, other in pairs)
+
+
+def _largest_difference(actual: Tensor, expected: Tensor) -> float:
+    if actual.shape != expected.shape:
+        return math.inf
+    # On the host: Apple's GPUs have no float64.
+    mine, other = (each.cpu().double() for each in (actual, expected))
+    share = float((mine - other).abs().amax() / other.abs().amax())
+    # `max` would pass over what is not a number.
+    return math.inf if math.isnan(share) else share
+
+
+def warn_of_refused(refused: Sequence[Proof], used_instead: str) -> None:
+    """One warning for each path that is not used."""
+    for proof in refused:
+        log.warning(
+            "path_refused",
+            operation=proof.operation,
+            path=proof.path,
+            reason=f"{proof.reason}: {proof.message}" if proof.message else proof.reason,
+            used_instead=used_instead,
+        )
+
+
+# Shorter and longer than the blocks in which kernels compute, and no multiple of them.
+_LENGTHS = (1, 8, 66)
+_MULTIPLE = 8
+# Few columns, to be fast, but more than a kernel computes at once.
+_MOST_COLUMNS = 192
+# A prime number, so that all rows of a matrix that is filled with these numbers differ.
+_DRAWN = 65_537
+_EPSILON = 1e-5
+_THETA = 10_000.0
 
 
 class TrialInputs:
@@ -223,7 +375,7 @@ def _int8_gemm(backend: Backend, inputs: TrialInputs) -> Iterator[Tensor]:
 
 CASES: dict[str, Case] = {
     "linear": _linear,
-    EMBED: _embed,
+    "embed": _embed,
     "add_norm": _add_norm,
     "add_linear": _add_linear,
     "unit_rows": _unit_rows,
@@ -234,154 +386,3 @@ CASES: dict[str, Case] = {
     "quantize_rows": _quantize_rows,
     "int8_gemm": _int8_gemm,
 }
-ENCODER = ("linear", "add_norm", "unit_rows", ATTENTION)
-GPU_ENCODER = (EMBED, *ENCODER)
-QUANTIZED_ENCODER = ("quantize_rows", "int8_gemm", "add_norm", "unit_rows", ATTENTION)
-DECODER = ("linear", "add_linear", "rms_norm", "rotary", "gate", ATTENTION)
-
-
-log = structlog.get_logger(__name__)
-
-# The largest difference, as a share of the largest number; PyTorch rounds some sums in between.
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-# Where a value lies between two of the 255 steps of its row, either may be chosen.
-_ONE_STEP = {"quantize_rows": 0.02}
-
-
-@dataclass(frozen=True, slots=True)
-class Proof:
-    """The result of the trial of one path of an operation.
-
-    `difference` is the largest one, relative to the largest number. `error` is the class of an
-    error that was raised, and `message` its first line.
-    """
-
-    operation: str
-    path: str
-    difference: float
-    tolerance: float
-    error: str | None = None
-    message: str = ""
-
-    @property
-    def holds(self) -> bool:
-        """Whether the path may be used."""
-        return self.error is None and self.difference <= self.tolerance
-
-    @property
-    def reason(self) -> str:
-        """Why it was refused, without the message, which may name folders of this machine."""
-        if self.error is not None:
-            return f"raises {self.error}"
-        return f"differs by {self.difference:.1e}, allowed are {self.tolerance:.0e}"
-
-
-@dataclass(frozen=True, slots=True)
-class ProvenBackend:
-    """A backend with a proven path for each operation, their names, and the refused ones."""
-
-    backend: Backend
-    paths: dict[str, str]
-    refused: tuple[Proof, ...]
-
-
-class Trial:
-    """Tries the paths of a backend for one model."""
-
-    def __init__(
-        self, backend: Backend, shapes: Shapes, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self._backend = backend
-        self._shapes = shapes
-        self._device = device
-        self._dtype = dtype
-
-    def prove(self, operations: Sequence[str], *, attention_named: bool = False) -> ProvenBackend:
-        """Choose the first path of each operation whose proof holds.
-
-        Raises `StartupError` if none holds, or if that of an attention that a setting names fails.
-        """
-        proven, paths, refused = self._backend, {}, []
-        for operation in operations:
-            failed: list[Proof] = []
-            for proof in self._proofs(operation):
-                if proof.holds:
-                    break
-                failed.append(proof)
-            else:
-                raise StartupError(
-                    f"this device does not compute {operation} correctly, not even by PyTorch's "
-                    f"own operators ({failed[-1].reason}); choose another with DEVICE"
-                )
-            if failed and attention_named and operation == ATTENTION:
-                raise StartupError(
-                    f"ATTENTION={failed[0].path} does not compute what it should on this device "
-                    f"({failed[0].reason}); set ATTENTION to auto"
-                )
-            warn_of_refused(failed, proof.path)
-            refused += failed
-            proven = proven.by(operation, proof.path)
-            paths[operation] = proof.path
-        return ProvenBackend(proven, paths, tuple(refused))
-
-    def every_proof(self, operations: Sequence[str]) -> list[Proof]:
-        """The proofs of all paths."""
-        return [proof for each in operations for proof in self._proofs(each)]
-
-    @torch.inference_mode()
-    def _proofs(self, operation: str) -> Iterator[Proof]:
-        """The proof of each path; the last one is that of the plain path."""
-        tolerance = _ONE_STEP.get(operation, TOLERANCES[self._dtype])
-        reference = torch_backend().by(ATTENTION, "eager")
-        expected = self._compute(operation, reference, exact=True)
-        for path in self._backend.table[operation]:
-            variant = self._backend.by(operation, path)
-            compute = partial(self._compute, operation, variant, exact=False)
-            yield try_path(operation, path, compute, expected, tolerance)
-
-    def _compute(self, operation: str, backend: Backend, *, exact: bool) -> list[Tensor]:
-        limit = self._backend.int8_weight_limit
-        inputs = TrialInputs(self._shapes, self._device, self._dtype, limit, exact=exact)
-        return list(CASES[operation](backend, inputs))
-
-
-def try_path(
-    operation: str,
-    path: str,
-    compute: Callable[[], list[Tensor]],
-    expected: list[Tensor],
-    tolerance: float,
-) -> Proof:
-    """Compare what a path computes with the expected results; an error is part of the proof."""
-    actual = outcome_of(compute)
-    if isinstance(actual, Exception):
-        message = next(iter(str(actual).splitlines()), "")
-        return Proof(operation, path, math.inf, 0.0, type(actual).__name__, message)
-    return Proof(operation, path, _difference(actual, expected), tolerance)
-
-
-def _difference(actual: list[Tensor], expected: list[Tensor]) -> float:
-    pairs = zip(actual, expected, strict=True)
-    return max(_largest_difference(mine, other) for mine, other in pairs)
-
-
-def _largest_difference(actual: Tensor, expected: Tensor) -> float:
-    if actual.shape != expected.shape:
-        return math.inf
-    # On the host: Apple's GPUs have no float64.
-    mine, other = (each.cpu().double() for each in (actual, expected))
-    share = float((mine - other).abs().amax() / other.abs().amax())
-    # `max` would pass over what is not a number.
-    return math.inf if math.isnan(share) else share
-
-
-def warn_of_refused(refused: Sequence[Proof], used_instead: str) -> None:
-    """One warning for each path that is not used."""
-    for proof in refused:
-        log.warning(
-            "path_refused",
-            operation=proof.operation,
-            path=proof.path,
-            reason=f"{proof.reason}: {proof.message}" if proof.message else proof.reason,
-            used_instead=used_instead,
-        )

@@ -53,7 +53,7 @@ def test_correctness_comes_before_speed(tmp_path) -> None:
 def test_the_tests_are_those_for_devices(tmp_path) -> None:
     by_name = {each.name: each for each in sections(tmp_path, "cuda", quick=False)}
     modules = {Path(each).name for each in by_name["tests"].command}
-    assert {"test_backends.py", "test_devices.py"} <= modules
+    assert {"test_backend.py", "test_devices.py"} <= modules
 
 
 def test_how_a_query_is_launched_is_a_table() -> None:

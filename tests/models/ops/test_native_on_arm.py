@@ -20,9 +20,9 @@ from app.models.ops.native import NativeKernels, native_backend, runnable_here
 from app.models.ops.proof import DECODER, ENCODER, QUANTIZED_ENCODER, Shapes, Trial
 from app.models.tasks.cross_encoder import load_cross_encoder
 from app.models.tasks.dense import load_dense_embedder, load_m3_embedder
-from tests.models.ops.test_native_backend import CLOSE, random_layer
-from tests.models.ops.test_native_backend_attention import CLOSE as ATTENTION_CLOSE
-from tests.models.ops.test_native_backend_attention import attend, by_definition
+from tests.models.ops.test_native import CLOSE, random_layer
+from tests.models.ops.test_native_attention import CLOSE as ATTENTION_CLOSE
+from tests.models.ops.test_native_attention import attend, by_definition
 from tests.support.emulated_arm import QEMU, EmulatedLibrary, build
 from tests.support.packed_attention import pack_lengths, random_states
 from tests.support.texts import varied_texts
