@@ -1,4 +1,8 @@
-"""The base classes of models: a forward is launched, and its results are collected later."""
+"""What models of all tasks share: a forward is launched, and its results are collected later.
+
+`HeadsEmbedder` computes any of several kinds of vectors of the same states; which heads there are
+is its subclasses' affair.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,15 +30,17 @@ from app.engine.records import (
     TruncationOptions,
 )
 from app.errors import InferenceError
-from app.models.batch.blocks import Indices, to_device, without_marks
+from app.models.batch.blocks import Indices, without_marks
 from app.models.batch.packing import PackedBatch, Spans, select_sequences
 from app.models.device.transfer import DeviceRows, HostRows, not_finite, start_copies
 from app.models.families.backbone import Backbone
-from app.models.ops.backend import Backend
-from app.models.tasks.pooling import mean
 from app.models.text.tokenizer import TextTokenizer
 
 Result = TypeVar("Result")
+# From the states `[R, hidden]` of the tokens that are read to `[R, ...]`.
+TokenHead = Callable[[Tensor], DeviceRows]
+# From the states `[T, hidden]` of a batch to `[S, width]`, of the sequences at S packed indices.
+SequenceHead = Callable[[Tensor, PackedBatch, Indices], DeviceRows]
 
 
 class DeviceModel(ABC, Generic[Result]):
@@ -148,12 +154,6 @@ class EmbeddingModel(DeviceModel[TextEmbedding]):
         return self._tokenizer.token_strings(ids)
 
 
-# From the states `[R, hidden]` of the tokens that are read to `[R, ...]`.
-TokenHead = Callable[[Tensor], DeviceRows]
-# From the states `[T, hidden]` of a batch to `[S, width]`, of the sequences at S packed indices.
-SequenceHead = Callable[[Tensor, PackedBatch, Indices], DeviceRows]
-
-
 @dataclass(frozen=True, slots=True)
 class KindRows:
     """The rows of one kind of vectors; `spans` says which of them belong to each sequence."""
@@ -257,22 +257,6 @@ class HeadsEmbedder(EmbeddingModel):
         return {}
 
 
-def dense_vectors(
-    backend: Backend, pooling: str, hidden: Tensor, packed: PackedBatch, sequences: Indices
-) -> DeviceRows:
-    """`[S, hidden]` float32 of unit length: one for each of the `sequences`, packed indices."""
-    if pooling == "cls":
-        first = to_device(packed.device, packed.offsets[sequences])
-        return DeviceRows(*backend.unit_rows(hidden, torch.float32, first))
-    chosen = to_device(packed.device, sequences)
-    return DeviceRows(*backend.unit_rows(mean(hidden, packed), torch.float32, chosen))
-
-
-def token_weights(head: nn.Linear, states: Tensor) -> DeviceRows:
-    """`[R]`: the lexical weight of each token with states `[R, hidden]`, if it is above 0."""
-    return DeviceRows.of(head(states).squeeze(-1))
-
-
 def token_vectors(head: nn.Module, backbone: Backbone, states: Tensor) -> DeviceRows:
     """`[R, colbert width]`, each of unit length, from states `[R, hidden]`."""
     return DeviceRows(*backbone.backend.unit_rows(head(states), backbone.wire_dtype))
@@ -281,36 +265,3 @@ def token_vectors(head: nn.Module, backbone: Backbone, states: Tensor) -> Device
 def token_states(states: Tensor) -> DeviceRows:
     """`[R, hidden]` float32: the states themselves."""
     return DeviceRows.of(states.float())
-
-
-@dataclass(frozen=True, slots=True)
-class LexicalVocabulary:
-    """The tokens without lexical weight: special, padding and unknown ones."""
-
-    ignored: TokenIds
-
-    def sparse_vectors(
-        self, sequences: list[TokenIds], weights: list[FloatArray]
-    ) -> list[SparseVector]:
-        """For each sequence its largest weight for each distinct token, where above 0.
-
-        One sort over the whole batch; never an array as long as the vocabulary.
-        """
-        ids = np.concatenate(sequences)
-        values = np.concatenate(weights)
-        owner = np.repeat(np.arange(len(sequences)), [len(s) for s in sequences])
-        kept = (values > 0) & ~np.isin(ids, self.ignored)
-        keys, best = _largest_by_key(owner[kept] << 32 | ids[kept], values[kept])
-        borders = np.searchsorted(keys, np.arange(1, len(sequences)) << 32)
-        indices = keys & 0xFFFFFFFF
-        pairs = zip(np.split(indices, borders), np.split(best, borders), strict=True)
-        return [SparseVector(index, value) for index, value in pairs]
-
-
-def _largest_by_key(
-    keys: npt.NDArray[np.int64], values: FloatArray
-) -> tuple[npt.NDArray[np.int64], FloatArray]:
-    unique, inverse = np.unique(keys, return_inverse=True)
-    best = np.zeros(len(unique), dtype=np.float32)
-    np.maximum.at(best, inverse, values)
-    return unique, best

@@ -41,7 +41,6 @@ from app.models.tasks.base import HeadsEmbedder, token_vectors
 from app.models.tasks.pooling import load_token_projection
 from app.models.text.tokenizer import NO_IDS, TextTokenizer, ids_of
 
-_STANFORD = "HF_ColBERT"
 _LONGEST = 2**31
 # Those of PyLate, for what its configuration leaves out.
 _QUERY_LENGTH, _DOCUMENT_LENGTH = 32, 180
@@ -90,11 +89,7 @@ def is_colbert(folder: Path) -> bool:
         return True
     if "Dense" in kinds and "Pooling" not in kinds:
         return True
-    return not modules and _is_stanford(folder)
-
-
-def _is_stanford(folder: Path) -> bool:
-    return _STANFORD in (read_config(folder).get("architectures") or ())
+    return not modules and "HF_ColBERT" in (read_config(folder).get("architectures") or ())
 
 
 def read_colbert_config(folder: Path) -> ColbertConfig:
@@ -165,6 +160,7 @@ def _by_sentence_transformers(folder: Path, mask: Module) -> ColbertConfig:
         )
     texts, longest = read_text_config(folder), TextOptions.read(folder, by_type=True).max_length
     prompts = read_optional(folder / "config_sentence_transformers.json").get("prompts") or {}
+    documents = (prompts[name] for name in ("document", "passage", "corpus") if name in prompts)
     expansion = _expansion(folder, texts.get("query_expansion"))
     return ColbertConfig(
         query=Reading(
@@ -172,17 +168,13 @@ def _by_sentence_transformers(folder: Path, mask: Module) -> ColbertConfig:
             length=expansion.length if expansion else _length(texts, "query_length", 0) or longest,
         ),
         document=Reading(
-            prompt=_document_prompt(prompts), length=_length(texts, "document_length", 0) or longest
+            prompt=next(documents, None) or "",
+            length=_length(texts, "document_length", 0) or longest,
         ),
         expansion=expansion,
         skipped=masks.get("skiplist_words") or [] if "document" in tasks else [],
         skips_unknown=False,
     )
-
-
-def _document_prompt(prompts: Mapping[str, Any]) -> str:
-    named = (prompts[name] for name in ("document", "passage", "corpus") if name in prompts)
-    return next(named, None) or ""
 
 
 def _expansion(folder: Path, config: Mapping[str, Any] | None) -> Expansion | None:
@@ -258,11 +250,16 @@ class TextReader:
             most = min(most, truncation.max_tokens)
         options = replace(truncation, max_tokens=most)
         read = self.tokenizer.encode(texts, self.prompt + prompt, options)
-        return [self._behind_marker(text) for text in read] if len(self.marker) else read
-
-    def _behind_marker(self, text: TokenizedText) -> TokenizedText:
-        ids = np.concatenate((text.ids[:1], self.marker, text.ids[1:]))
-        return TokenizedText(ids, text.original_tokens + 1, text.exact)
+        if not len(self.marker):
+            return read
+        return [
+            TokenizedText(
+                np.concatenate((text.ids[:1], self.marker, text.ids[1:])),
+                text.original_tokens + 1,
+                text.exact,
+            )
+            for text in read
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +272,9 @@ class QueryExpansion:
     @classmethod
     def of(cls, expansion: Expansion, folder: Path, tokenizer: TextTokenizer) -> "QueryExpansion":
         """Raises `StartupError` if the vocabulary has no such token, or texts are padded before."""
-        if _pads_left(folder, tokenizer):
+        side = read_optional(folder / "tokenizer_config.json").get("padding_side")
+        pads_left = side == "left" if side else tokenizer.pads_left
+        if pads_left:
             raise StartupError(
                 f"the tokenizer in {folder} pads texts on the left, and queries are filled up with "
                 "tokens on the right alone here"
@@ -340,19 +339,14 @@ class ColbertEmbedder(HeadsEmbedder):
             queries = self._query.read(texts, prompt, truncation)
             return [*map(self._expansion.fill, queries)] if self._expansion else queries
         documents = self._document.read(texts, prompt, truncation)
-        return [replace(each, ids=self._without_skipped(each.ids)) for each in documents]
-
-    def _without_skipped(self, ids: TokenIds) -> TokenIds:
-        return ids | WITHOUT_VECTOR * np.isin(ids, self._skipped)
+        return [
+            replace(each, ids=each.ids | WITHOUT_VECTOR * np.isin(each.ids, self._skipped))
+            for each in documents
+        ]
 
     def _with_vector(self, ids: TokenIds) -> slice | npt.NDArray[np.bool_]:
         without = marked(ids, WITHOUT_VECTOR)
         return ~without if without.any() else slice(None)
-
-
-def _pads_left(folder: Path, tokenizer: TextTokenizer) -> bool:
-    side = read_optional(folder / "tokenizer_config.json").get("padding_side")
-    return side == "left" if side else tokenizer.pads_left
 
 
 def _required(tokenizer: TextTokenizer, token: str, what: str) -> int:

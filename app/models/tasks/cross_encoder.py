@@ -74,8 +74,14 @@ _NAMES = {
     ),
 }
 _POOLINGS = {"cls": first, "mean": mean}
-_DEFAULT_EPSILON = 1e-5
-_DEFAULT_ACTIVATION = "gelu"
+# Names of the label that a passage is relevant, by priority: the first one is that of natural
+# language inference, the others those of rerankers with two labels.
+_RANKING_LABELS = ("entailment", "relevant", "yes", "true")
+_SECOND_OF_TWO = "label_1"
+# Classes of tokenizers that tell the texts of a pair apart, where a file does not say it.
+_SEGMENT_TOKENIZERS = {"BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"}
+# The types that FlagReranker is for, which leaves out an empty passage.
+_FLAG_TYPES = ("xlm-roberta", "roberta")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,118 +96,6 @@ class ClassificationHead:
         """`[N, labels]` float32, in packed order, from the states `[T, hidden]`."""
         pooled = self.pool(hidden, packed).to(hidden.dtype)
         return self.layers(pooled).float()  # type: ignore[no-any-return]
-
-
-def is_classifier(folder: Path) -> bool:
-    """Whether the folder's architecture is one for sequence classification."""
-    named = read_config(folder).get("architectures") or [""]
-    return str(named[0]).endswith("ForSequenceClassification")
-
-
-def require_classifier(folder: Path, weights: Weights) -> None:
-    """Raise `StartupError` where the folder holds no model for sequence classification."""
-    if f"{_names(folder).logits}.weight" not in weights:
-        raise StartupError(
-            f"{folder} holds an embedding model and not a reranker: it has no classification head"
-        )
-
-
-def load_classification_head(
-    folder: Path, weights: Weights, backbone: Backbone
-) -> ClassificationHead:
-    """The head in the model's `folder`, on the backbone's device and in its dtype."""
-    names, width = _names(folder), backbone.hidden_size
-    logits = weights.tensors[f"{names.logits}.weight"].shape[0]
-    layers: list[nn.Module] = []
-    if names.dense is not None:
-        # BERT's pooler stands beside its layers, behind the name that they have in the checkpoint.
-        of_dense = weights.before(f"{names.dense}.weight")
-        has_bias = f"{names.dense}.bias" in of_dense
-        layers = [
-            of_dense.linear(names.dense, width, width, bias=has_bias),
-            _activation(folder, names),
-            *([] if names.norm is None else [_norm(folder, weights, names.norm, width)]),
-        ]
-    layers.append(weights.linear(names.logits, width, logits, bias=names.dense is not None))
-    modules = nn.Sequential(*layers).to(backbone.device, backbone.dtype)
-    return ClassificationHead(_pooling(folder, names), modules, _labels(folder, logits))
-
-
-def _names(folder: Path) -> _Names:
-    kind = read_config(folder).get("model_type")
-    if kind not in _NAMES:
-        raise StartupError(
-            f"{folder} is no reranker known here, being of type {kind}: use a cross-encoder of "
-            f"type {', '.join(_NAMES)}, or Qwen3-Reranker"
-        )
-    return _NAMES[kind]
-
-
-def _activation(folder: Path, names: _Names) -> nn.Module:
-    if not isinstance(names.activation, str):
-        return names.activation()
-    # Where a configuration says it, the backbone was loaded by transformers.
-    from transformers.activations import ACT2FN  # noqa: PLC0415
-
-    name = str(read_config(folder).get(names.activation, _DEFAULT_ACTIVATION))
-    if name not in ACT2FN:
-        raise StartupError(
-            f"{folder} has the {names.activation} {name}, which transformers does not know"
-        )
-    return ACT2FN[name]  # type: ignore[no-any-return]
-
-
-def _norm(folder: Path, weights: Weights, name: str, width: int) -> nn.LayerNorm:
-    """ModernBERT's."""
-    epsilon = number(folder, read_config(folder), "norm_eps", _DEFAULT_EPSILON)
-    has_bias = f"{name}.bias" in weights
-    norm = nn.LayerNorm(width, epsilon, bias=has_bias, device="meta")
-    parameters = {"weight": weights.get(f"{name}.weight", width)}
-    if has_bias:
-        parameters["bias"] = weights.get(f"{name}.bias", width)
-    norm.load_state_dict(parameters, assign=True)
-    return norm
-
-
-def _pooling(folder: Path, names: _Names) -> Callable[[Tensor, PackedBatch], Tensor]:
-    config = read_config(folder)
-    if names.reads == "last":
-        return partial(_last_before_padding, config.get("pad_token_id"))
-    pooling = config.get("classifier_pooling", "cls") if names.reads == "configured" else "cls"
-    if pooling not in _POOLINGS:
-        raise StartupError(
-            f"{folder} has the classifier_pooling {pooling}; known here: {', '.join(_POOLINGS)}"
-        )
-    return _POOLINGS[pooling]
-
-
-def _last_before_padding(padding: int | None, hidden: Tensor, packed: PackedBatch) -> Tensor:
-    """`[N, hidden]`: the state of each sequence's last token that is not the one `padding`.
-
-    So transformers finds the end of a text, also of one that ends in that token itself.
-    """
-    starts, stops = packed.cu_seqlens[:-1].long(), packed.cu_seqlens[1:].long()
-    places = torch.arange(packed.tokens, device=packed.device)
-    if padding is not None:
-        places = torch.where(packed.input_ids[0] != padding, places, -1).cummax(0).values
-    return hidden[torch.maximum(places[stops - 1], starts)]
-
-
-def _labels(folder: Path, logits: int) -> tuple[str, ...]:
-    """The names of `id2label`, or those that transformers gives."""
-    names: Any = read_config(folder).get("id2label")
-    names = names if isinstance(names, dict) else {}
-    return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(logits))
-
-
-# Names of the label that a passage is relevant, by priority: the first one is that of natural
-# language inference, the others those of rerankers with two labels.
-_RANKING_LABELS = ("entailment", "relevant", "yes", "true")
-_SECOND_OF_TWO = "label_1"
-# Classes of tokenizers that tell the texts of a pair apart, where a file does not say it.
-_SEGMENT_TOKENIZERS = {"BertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"}
-# The types that FlagReranker is for, which leaves out an empty passage.
-_FLAG_TYPES = ("xlm-roberta", "roberta")
 
 
 class CrossEncoder(DeviceModel[float | FloatArray]):
@@ -328,10 +222,27 @@ class CrossEncoder(DeviceModel[float | FloatArray]):
         return log_odds.tolist()
 
 
+def find_ranking_label(labels: tuple[str, ...]) -> int | None:
+    """The index of the label that a passage is relevant; None if no label has such a name."""
+    names = [label.lower() for label in labels]
+    known = (*_RANKING_LABELS, _SECOND_OF_TWO) if len(labels) <= 2 else _RANKING_LABELS  # noqa: PLR2004
+    found = (names.index(name) for name in known if name in names)
+    return 0 if len(labels) == 1 else next(found, None)
+
+
+def is_classifier(folder: Path) -> bool:
+    """Whether the folder's architecture is one for sequence classification."""
+    named = read_config(folder).get("architectures") or [""]
+    return str(named[0]).endswith("ForSequenceClassification")
+
+
 def load_cross_encoder(name: str, folder: Path, max_length: int, target: Target) -> CrossEncoder:
     """Load a classifier; raise `StartupError` where the folder holds something else."""
     weights = Weights.read(folder)
-    require_classifier(folder, weights)
+    if f"{_names(folder).logits}.weight" not in weights:
+        raise StartupError(
+            f"{folder} holds an embedding model and not a reranker: it has no classification head"
+        )
     _require_plain_pairs(folder)
     texts = TextOptions.read(folder)
     backbone, tokenizer = load_backbone(folder, target, max_length, texts, weights=weights)
@@ -362,9 +273,89 @@ def _require_plain_pairs(folder: Path) -> None:
         )
 
 
-def find_ranking_label(labels: tuple[str, ...]) -> int | None:
-    """The index of the label that a passage is relevant; None if no label has such a name."""
-    names = [label.lower() for label in labels]
-    known = (*_RANKING_LABELS, _SECOND_OF_TWO) if len(labels) <= 2 else _RANKING_LABELS  # noqa: PLR2004
-    found = (names.index(name) for name in known if name in names)
-    return 0 if len(labels) == 1 else next(found, None)
+def load_classification_head(
+    folder: Path, weights: Weights, backbone: Backbone
+) -> ClassificationHead:
+    """The head in the model's `folder`, on the backbone's device and in its dtype."""
+    names, width = _names(folder), backbone.hidden_size
+    logits = weights.tensors[f"{names.logits}.weight"].shape[0]
+    layers: list[nn.Module] = []
+    if names.dense is not None:
+        # BERT's pooler stands beside its layers, behind the name that they have in the checkpoint.
+        of_dense = weights.before(f"{names.dense}.weight")
+        has_bias = f"{names.dense}.bias" in of_dense
+        layers = [
+            of_dense.linear(names.dense, width, width, bias=has_bias),
+            _activation(folder, names),
+            *([] if names.norm is None else [_norm(folder, weights, names.norm, width)]),
+        ]
+    layers.append(weights.linear(names.logits, width, logits, bias=names.dense is not None))
+    modules = nn.Sequential(*layers).to(backbone.device, backbone.dtype)
+    return ClassificationHead(_pooling(folder, names), modules, _labels(folder, logits))
+
+
+def _names(folder: Path) -> _Names:
+    kind = read_config(folder).get("model_type")
+    if kind not in _NAMES:
+        raise StartupError(
+            f"{folder} is no reranker known here, being of type {kind}: use a cross-encoder of "
+            f"type {', '.join(_NAMES)}, or Qwen3-Reranker"
+        )
+    return _NAMES[kind]
+
+
+def _activation(folder: Path, names: _Names) -> nn.Module:
+    if not isinstance(names.activation, str):
+        return names.activation()
+    # Where a configuration says it, the backbone was loaded by transformers.
+    from transformers.activations import ACT2FN  # noqa: PLC0415
+
+    name = str(read_config(folder).get(names.activation, "gelu"))
+    if name not in ACT2FN:
+        raise StartupError(
+            f"{folder} has the {names.activation} {name}, which transformers does not know"
+        )
+    return ACT2FN[name]  # type: ignore[no-any-return]
+
+
+def _norm(folder: Path, weights: Weights, name: str, width: int) -> nn.LayerNorm:
+    """ModernBERT's."""
+    epsilon = number(folder, read_config(folder), "norm_eps", 1e-5)
+    has_bias = f"{name}.bias" in weights
+    norm = nn.LayerNorm(width, epsilon, bias=has_bias, device="meta")
+    parameters = {"weight": weights.get(f"{name}.weight", width)}
+    if has_bias:
+        parameters["bias"] = weights.get(f"{name}.bias", width)
+    norm.load_state_dict(parameters, assign=True)
+    return norm
+
+
+def _pooling(folder: Path, names: _Names) -> Callable[[Tensor, PackedBatch], Tensor]:
+    config = read_config(folder)
+    if names.reads == "last":
+        return partial(_last_before_padding, config.get("pad_token_id"))
+    pooling = config.get("classifier_pooling", "cls") if names.reads == "configured" else "cls"
+    if pooling not in _POOLINGS:
+        raise StartupError(
+            f"{folder} has the classifier_pooling {pooling}; known here: {', '.join(_POOLINGS)}"
+        )
+    return _POOLINGS[pooling]
+
+
+def _last_before_padding(padding: int | None, hidden: Tensor, packed: PackedBatch) -> Tensor:
+    """`[N, hidden]`: the state of each sequence's last token that is not the one `padding`.
+
+    So transformers finds the end of a text, also of one that ends in that token itself.
+    """
+    starts, stops = packed.cu_seqlens[:-1].long(), packed.cu_seqlens[1:].long()
+    places = torch.arange(packed.tokens, device=packed.device)
+    if padding is not None:
+        places = torch.where(packed.input_ids[0] != padding, places, -1).cummax(0).values
+    return hidden[torch.maximum(places[stops - 1], starts)]
+
+
+def _labels(folder: Path, logits: int) -> tuple[str, ...]:
+    """The names of `id2label`, or those that transformers gives."""
+    names: Any = read_config(folder).get("id2label")
+    names = names if isinstance(names, dict) else {}
+    return tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(logits))

@@ -1,15 +1,21 @@
-"""Dense vectors of any encoder: pooling, then projections and scaling to unit length."""
+"""Embedders of whole texts: any encoder with pooling, and models of bge-m3's kind.
+
+The former make dense vectors alone, by pooling, then projections and scaling to unit length. The
+latter make lexical weights and ColBERT vectors of the same states as well, by a head for each.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
-from app.engine.records import Outputs, SparseVector, TokenIds
+from app.engine.records import FloatArray, Outputs, SparseVector, TokenIds
 from app.errors import StartupError
-from app.models.batch.blocks import Indices
+from app.models.batch.blocks import Indices, to_device
 from app.models.batch.packing import PackedBatch
 from app.models.checkpoint.config import (
     NO_OVERRIDES,
@@ -27,9 +33,9 @@ from app.models.checkpoint.weights import read_linear
 from app.models.device.transfer import DeviceRows
 from app.models.families.backbone import Backbone, Target
 from app.models.families.load import is_qwen3, load_backbone, load_encoder, load_tokenizer
-from app.models.tasks import base
-from app.models.tasks.base import HeadsEmbedder, KindRows, token_states
-from app.models.tasks.pooling import load_steps, pool
+from app.models.ops.backend import Backend
+from app.models.tasks.base import HeadsEmbedder, KindRows, token_states, token_vectors
+from app.models.tasks.pooling import load_steps, mean, pool
 from app.models.tasks.qwen3 import DEFAULT_INSTRUCTION
 from app.models.text.tokenizer import TextTokenizer, ids_of
 
@@ -41,6 +47,10 @@ QWEN_END = "<|endoftext|>"
 _QWEN_MIN_DIMENSIONS = 32
 # Those of Qwen3-Embedding's own configuration, for a copy of the model without it.
 _QWEN_PROMPTS = {"query": f"Instruct: {DEFAULT_INSTRUCTION}\nQuery:", "document": ""}
+# Those of bge-m3, by their files.
+HEADS = _SPARSE_HEAD, _COLBERT_HEAD = "sparse_linear.pt", "colbert_linear.pt"
+# Tokens without a lexical weight: special, padding and unknown ones.
+_WITHOUT_WEIGHT = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +171,6 @@ def _scaled(steps: tuple[Step, ...], normalize: bool) -> tuple[Step, ...]:
     return (*before, Normalization()) if normalize else before
 
 
-HEADS = _SPARSE_HEAD, _COLBERT_HEAD = "sparse_linear.pt", "colbert_linear.pt"
-_FRAME_TOKENS = ("<s>", "</s>", "<pad>", "<unk>", "[CLS]", "[SEP]", "[PAD]", "[UNK]")
-
-
 class M3Embedder(HeadsEmbedder):
     """Implements `app.engine.model.Embedder` for checkpoints of bge-m3's shape."""
 
@@ -184,31 +190,31 @@ class M3Embedder(HeadsEmbedder):
     ) -> None:
         super().__init__(
             name, backbone, tokenizer, prompts,
-            dense_head=partial(base.dense_vectors, backbone.backend, pooling),
+            dense_head=partial(dense_vectors, backbone.backend, pooling),
             token_heads={
-                "sparse": partial(base.token_weights, sparse_head),
-                "colbert": partial(base.token_vectors, colbert_head, backbone),
-                "states": base.token_states,
+                "sparse": partial(token_weights, sparse_head),
+                "colbert": partial(token_vectors, colbert_head, backbone),
+                "states": token_states,
             },
         )  # fmt: skip
         self.pooling = pooling
         self.colbert_width = colbert_head.out_features
-        self._vocabulary = base.LexicalVocabulary(_ids_of(tokenizer, _FRAME_TOKENS))
+        without_weight = map(tokenizer.token_id, _WITHOUT_WEIGHT)
+        self._without_weight = ids_of([each for each in without_weight if each is not None])
 
     def _sparse_vectors(
         self, sequences: list[TokenIds], weights: KindRows | None
     ) -> dict[int, SparseVector]:
         if weights is None:
             return {}
-        by_index = {
-            index: rows
+        rows = {
+            index: each
             for index in range(len(sequences))
-            if (rows := weights.of(index)) is not None
+            if (each := weights.of(index)) is not None
         }
-        vectors = self._vocabulary.sparse_vectors(
-            [sequences[index] for index in by_index], list(by_index.values())
-        )
-        return dict(zip(by_index, vectors, strict=True))
+        asking = [sequences[index] for index in rows]
+        vectors = sparse_vectors(asking, list(rows.values()), self._without_weight)
+        return dict(zip(rows, vectors, strict=True))
 
 
 def load_m3_embedder(name: str, folder: Path, max_length: int, target: Target) -> M3Embedder:
@@ -228,6 +234,38 @@ def load_m3_embedder(name: str, folder: Path, max_length: int, target: Target) -
     )
 
 
-def _ids_of(tokenizer: TextTokenizer, tokens: tuple[str, ...]) -> TokenIds:
-    ids = map(tokenizer.token_id, tokens)
-    return ids_of([token_id for token_id in ids if token_id is not None])
+def dense_vectors(
+    backend: Backend, pooling: str, hidden: Tensor, packed: PackedBatch, sequences: Indices
+) -> DeviceRows:
+    """`[S, hidden]` float32 of unit length: one for each of the `sequences`, packed indices."""
+    if pooling == "cls":
+        first = to_device(packed.device, packed.offsets[sequences])
+        return DeviceRows(*backend.unit_rows(hidden, torch.float32, first))
+    chosen = to_device(packed.device, sequences)
+    return DeviceRows(*backend.unit_rows(mean(hidden, packed), torch.float32, chosen))
+
+
+def token_weights(head: nn.Linear, states: Tensor) -> DeviceRows:
+    """`[R]`: the lexical weight of each token with states `[R, hidden]`, if it is above 0."""
+    return DeviceRows.of(head(states).squeeze(-1))
+
+
+def sparse_vectors(
+    sequences: list[TokenIds], weights: list[FloatArray], without_weight: TokenIds
+) -> list[SparseVector]:
+    """For each sequence its largest weight for each distinct token, where above 0.
+
+    Tokens in `without_weight` have none. One sort over the whole batch; never an array as long as
+    the vocabulary.
+    """
+    ids = np.concatenate(sequences)
+    values = np.concatenate(weights)
+    owner = np.repeat(np.arange(len(sequences)), [len(s) for s in sequences])
+    kept = (values > 0) & ~np.isin(ids, without_weight)
+    keys, inverse = np.unique(owner[kept] << 32 | ids[kept], return_inverse=True)
+    largest = np.zeros(len(keys), dtype=np.float32)
+    np.maximum.at(largest, inverse, values[kept])
+    borders = np.searchsorted(keys, np.arange(1, len(sequences)) << 32)
+    indices = keys & 0xFFFFFFFF
+    pairs = zip(np.split(indices, borders), np.split(largest, borders), strict=True)
+    return [SparseVector(index, value) for index, value in pairs]

@@ -1,6 +1,7 @@
-"""Pooling: from the hidden states of a text's tokens to one vector, in float32.
+"""From hidden states to vectors: pooling of a text's tokens, projections, and scaling.
 
-Each is a pooling of sentence-transformers, which the tests compare with.
+Each is one of sentence-transformers, which the tests compare with. Vectors of whole texts are made
+in float32. Which of them a model has is read in `app.models.checkpoint.config`.
 """
 
 from collections.abc import Callable, Sequence
@@ -96,10 +97,6 @@ _POOLINGS: dict[str, Callable[[Tensor, PackedBatch], Tensor]] = {
 }
 
 
-# Stanford's ColBERT has one layer, among the weights of the transformer.
-_STANFORD = "linear"
-
-
 class DenseLayer(nn.Module):
     """sentence-transformers' Dense: a linear layer, an activation, and a residual connection."""
 
@@ -152,7 +149,7 @@ def load_steps(
     loaded: list[Callable[[Tensor], Tensor]] = []
     for step in steps:
         if isinstance(step, Normalization):
-            loaded.append(_normalize)
+            loaded.append(partial(functional.normalize, dim=-1))
             continue
         if isinstance(step, Truncation):
             loaded.append(partial(_truncate, step.width))
@@ -168,10 +165,6 @@ def load_steps(
     return loaded, width
 
 
-def _normalize(vectors: Tensor) -> Tensor:
-    return functional.normalize(vectors, dim=-1)
-
-
 def _truncate(width: int, vectors: Tensor) -> Tensor:
     return vectors[:, :width]
 
@@ -182,9 +175,10 @@ def load_token_projection(folder: Path, weights: Weights, width: int) -> nn.Sequ
     Raises `StartupError` where they cannot be read.
     """
     modules = [module for module in read_modules(folder) if module.kind == "Dense"]
-    if not modules and f"{_STANFORD}.weight" in weights:
-        out_features = weights.tensors[f"{_STANFORD}.weight"].shape[0]
-        linear = weights.linear(_STANFORD, width, out_features, bias=False)
+    if not modules and "linear.weight" in weights:
+        # Stanford's ColBERT has one layer, among the weights of the transformer.
+        out_features = weights.tensors["linear.weight"].shape[0]
+        linear = weights.linear("linear", width, out_features, bias=False)
         return nn.Sequential(DenseLayer(linear, nn.Identity()))
     if not modules:
         raise StartupError(f"{folder} has no projection of its tokens' states")

@@ -94,6 +94,11 @@ _NAMES = {
     ),
 }
 _DEFAULT_EPSILON = 1e-12
+# Logits held at once: 64 MiB of them in float32, whatever the batch.
+_MOST_LOGITS = 2**24
+_POOLINGS = ("max", "sum")
+# How often the logarithm is taken, by the name of `SpladePooling`'s activation.
+_LOGARITHMS = {"relu": 1, "log1p_relu": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,83 +113,6 @@ class MaskedLanguageHead:
     def __call__(self, states: Tensor) -> Tensor:
         """`[rows, vocabulary]` of states `[rows, hidden]`, in their dtype."""
         return self.to_logits(self.norm(self.to_transformed(states)))
-
-
-def load_masked_language_head(
-    folder: Path, weights: Weights, backbone: Backbone
-) -> MaskedLanguageHead:
-    """The head in the model's `folder`, on the backbone's device and in its dtype.
-
-    Raises `StartupError` where it has none, or one of a family that is not known here.
-    """
-    config = read_config(folder)
-    names = _names(folder, config, weights)
-    device, dtype, backend = backbone.device, backbone.dtype, backbone.backend
-    to_logits = _decoder(weights, names, has_bias=bool(config.get("decoder_bias", True)))
-    # The table has as many columns as a token's embedding, and the head's states.
-    width = to_logits.in_features
-    has_bias = f"{names.dense}.bias" in weights
-    dense = weights.linear(names.dense, backbone.hidden_size, width, bias=has_bias)
-    return MaskedLanguageHead(
-        backend.linear([dense.to(device, dtype)], _activation(folder, config, names)),
-        _norm(weights, names.norm, width, _epsilon(folder, config, names), backbone),
-        backend.linear([to_logits.to(device, dtype)]),
-        to_logits.out_features,
-    )
-
-
-def _decoder(weights: Weights, names: _Names, *, has_bias: bool) -> nn.Linear:
-    """The layer from the head's states to the vocabulary's logits."""
-    name = names.decoder if names.decoder in weights else names.tokens
-    decoder = weights.before(name)
-    weight = decoder.get(name, *decoder.tensors[decoder.prefix + name].shape)
-    bias = next((each for each in names.bias if each in weights), names.bias[0])
-    return linear_of(weight, weights.get(bias, len(weight)) if has_bias else None)
-
-
-def _names(folder: Path, config: dict[str, Any], weights: Weights) -> _Names:
-    kind = config.get("model_type")
-    names = _NAMES.get(str(kind))
-    if names is None:
-        raise StartupError(
-            f"{folder} holds a masked language model of type {kind}; known here: "
-            f"{', '.join(_NAMES)}"
-        )
-    if f"{names.dense}.weight" not in weights:
-        raise StartupError(f"{folder} lacks the head of a masked language model: {names.dense}")
-    return names
-
-
-def _activation(folder: Path, config: dict[str, Any], names: _Names) -> str:
-    name = "gelu" if names.activation is None else config.get(names.activation, "gelu")
-    if name not in ACTIVATIONS:
-        raise StartupError(f"{folder} has the activation {name}, which is not known here")
-    return str(name)
-
-
-def _epsilon(folder: Path, config: dict[str, Any], names: _Names) -> float:
-    if names.epsilon is None:
-        return _DEFAULT_EPSILON
-    return number(folder, config, names.epsilon, _DEFAULT_EPSILON)
-
-
-def _norm(weights: Weights, name: str, width: int, epsilon: float, backbone: Backbone) -> LayerNorm:
-    # PyTorch takes parameters that are more exact than the states on a CPU alone.
-    dtype = torch.float32 if backbone.device.type == "cpu" else backbone.dtype
-    weight = weights.get(f"{name}.weight", width)
-    has_bias = f"{name}.bias" in weights
-    bias = weights.get(f"{name}.bias", width) if has_bias else torch.zeros(width)
-    device = backbone.device
-    return LayerNorm(
-        weight.to(device, dtype, copy=True), bias.to(device, dtype, copy=True), epsilon
-    )
-
-
-# Logits held at once: 64 MiB of them in float32, whatever the batch.
-_MOST_LOGITS = 2**24
-_POOLINGS = ("max", "sum")
-# How often the logarithm is taken, by the name of `SpladePooling`'s activation.
-_LOGARITHMS = {"relu": 1, "log1p_relu": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,4 +278,71 @@ def load_splade_embedder(
         splade=SpladePooling.read(pooling, read_vector_limit(folder, "max_active_dims")),
         prompts=read_prompts(folder),
         default_prompt=read_default_prompt(folder),
+    )
+
+
+def load_masked_language_head(
+    folder: Path, weights: Weights, backbone: Backbone
+) -> MaskedLanguageHead:
+    """The head in the model's `folder`, on the backbone's device and in its dtype.
+
+    Raises `StartupError` where it has none, or one of a family that is not known here.
+    """
+    config = read_config(folder)
+    names = _names(folder, config, weights)
+    device, dtype, backend = backbone.device, backbone.dtype, backbone.backend
+    to_logits = _decoder(weights, names, has_bias=bool(config.get("decoder_bias", True)))
+    epsilon = _DEFAULT_EPSILON
+    if names.epsilon is not None:
+        epsilon = number(folder, config, names.epsilon, _DEFAULT_EPSILON)
+    # The table has as many columns as a token's embedding, and the head's states.
+    width = to_logits.in_features
+    has_bias = f"{names.dense}.bias" in weights
+    dense = weights.linear(names.dense, backbone.hidden_size, width, bias=has_bias)
+    return MaskedLanguageHead(
+        backend.linear([dense.to(device, dtype)], _activation(folder, config, names)),
+        _norm(weights, names.norm, width, epsilon, backbone),
+        backend.linear([to_logits.to(device, dtype)]),
+        to_logits.out_features,
+    )
+
+
+def _decoder(weights: Weights, names: _Names, *, has_bias: bool) -> nn.Linear:
+    """The layer from the head's states to the vocabulary's logits."""
+    name = names.decoder if names.decoder in weights else names.tokens
+    decoder = weights.before(name)
+    weight = decoder.get(name, *decoder.tensors[decoder.prefix + name].shape)
+    bias = next((each for each in names.bias if each in weights), names.bias[0])
+    return linear_of(weight, weights.get(bias, len(weight)) if has_bias else None)
+
+
+def _names(folder: Path, config: dict[str, Any], weights: Weights) -> _Names:
+    kind = config.get("model_type")
+    names = _NAMES.get(str(kind))
+    if names is None:
+        raise StartupError(
+            f"{folder} holds a masked language model of type {kind}; known here: "
+            f"{', '.join(_NAMES)}"
+        )
+    if f"{names.dense}.weight" not in weights:
+        raise StartupError(f"{folder} lacks the head of a masked language model: {names.dense}")
+    return names
+
+
+def _activation(folder: Path, config: dict[str, Any], names: _Names) -> str:
+    name = "gelu" if names.activation is None else config.get(names.activation, "gelu")
+    if name not in ACTIVATIONS:
+        raise StartupError(f"{folder} has the activation {name}, which is not known here")
+    return str(name)
+
+
+def _norm(weights: Weights, name: str, width: int, epsilon: float, backbone: Backbone) -> LayerNorm:
+    # PyTorch takes parameters that are more exact than the states on a CPU alone.
+    dtype = torch.float32 if backbone.device.type == "cpu" else backbone.dtype
+    weight = weights.get(f"{name}.weight", width)
+    has_bias = f"{name}.bias" in weights
+    bias = weights.get(f"{name}.bias", width) if has_bias else torch.zeros(width)
+    device = backbone.device
+    return LayerNorm(
+        weight.to(device, dtype, copy=True), bias.to(device, dtype, copy=True), epsilon
     )

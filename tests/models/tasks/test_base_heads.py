@@ -13,13 +13,8 @@ from torch.nn import functional
 from app.models.batch.packing import pack
 from app.models.device.transfer import DeviceRows
 from app.models.ops.choose import choose_backend
-from app.models.tasks.base import (
-    LexicalVocabulary,
-    dense_vectors,
-    token_states,
-    token_vectors,
-    token_weights,
-)
+from app.models.tasks.base import token_states, token_vectors
+from app.models.tasks.dense import dense_vectors, sparse_vectors, token_weights
 
 CPU = torch.device("cpu")
 
@@ -40,7 +35,7 @@ def one_by_one(pairs: list[tuple[int, float]]) -> dict[int, float]:
 def test_each_text_keeps_its_largest_weight_for_each_token(case) -> None:
     ids = [np.array([token for token, _ in pairs], np.int64) for pairs in case]
     weights = [np.array([weight for _, weight in pairs], np.float32) for pairs in case]
-    vectors = LexicalVocabulary(IGNORED).sparse_vectors(ids, weights)
+    vectors = sparse_vectors(ids, weights, IGNORED)
     assert len(vectors) == len(case)
     for pairs, vector in zip(case, vectors, strict=True):
         found = dict(zip(vector.indices.tolist(), vector.values.tolist(), strict=True))
