@@ -31,6 +31,30 @@ from app.models.checkpoint.config import read_config, read_optional
 from app.models.checkpoint.reading import read_file
 from app.models.text.slices import SLICE_CHARACTERS, RunShortener, Slicer, steps_of
 
+log = structlog.get_logger(__name__)
+
+# Words that the tokenizers library remembers, up to 15 kB each; ten times as many by default, which
+# makes it hardly faster.
+_REMEMBERED_WORDS = 1000
+_END_IDS = 16
+_OFFSETS_AT_ONCE = 4096
+# What `tokenizer_config.json` may say of the text, besides `tokenizer.json`.
+_READING = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
+# The errors that transformers raises for files of a tokenizer that it cannot use.
+_LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
+_PREPENDS = {"always": True, "never": False}
+# Tokens that are counted beyond those that are kept: about as long as a forward of bge-m3's 8,192
+# takes on a GPU.
+COUNTED_TOKENS = 65_536
+
+
+def ids_of(ids: list[int]) -> TokenIds:
+    """The ids as an array."""
+    return np.array(ids, dtype=np.int64)
+
+
+NO_IDS = ids_of([])
+
 
 @dataclass(frozen=True, slots=True)
 class Template:
@@ -53,73 +77,6 @@ class PairTemplate:
 
     def __len__(self) -> int:
         return len(self.prefix) + len(self.middle) + len(self.suffix)
-
-
-def template_of(tokenizer: Tokenizer) -> Template:
-    """Find the special tokens by the position of a plain text between them."""
-    plain = tokenizer.encode("a", add_special_tokens=False).ids
-    framed = tokenizer.encode("a", add_special_tokens=True).ids
-    start = _find(plain, framed)
-    return Template(ids_of(framed[:start]), ids_of(framed[start + len(plain) :]))
-
-
-def closed_with(template: Template, closing: str | None, tokenizer: Tokenizer) -> Template:
-    """The template with the token `closing` at its end, if it is not there already."""
-    if closing is None:
-        return template
-    token_id = tokenizer.token_to_id(closing)
-    if token_id is None:
-        raise StartupError(f"the vocabulary has no token {closing}")
-    if len(template.suffix) and template.suffix[-1] == token_id:
-        return template
-    return Template(template.prefix, np.append(template.suffix, token_id))
-
-
-def pair_template_of(tokenizer: Tokenizer) -> PairTemplate:
-    """Find the special tokens by the positions of two plain texts between them."""
-    first = tokenizer.encode("a", add_special_tokens=False).ids
-    second = tokenizer.encode("b", add_special_tokens=False).ids
-    framed = tokenizer.encode("a", "b", add_special_tokens=True).ids
-    start = _find(first, framed)
-    behind_first = framed[start + len(first) :]
-    between = _find(second, behind_first)
-    return PairTemplate(
-        ids_of(framed[:start]),
-        ids_of(behind_first[:between]),
-        ids_of(behind_first[between + len(second) :]),
-    )
-
-
-def _find(tokens: list[int], whole: list[int]) -> int:
-    for start in range(len(whole) - len(tokens) + 1):
-        if whole[start : start + len(tokens)] == tokens:
-            return start
-    raise StartupError("tokenizer.json changes the text itself where it adds special tokens")
-
-
-def ids_of(ids: list[int]) -> TokenIds:
-    """The ids as an array."""
-    return np.array(ids, dtype=np.int64)
-
-
-NO_IDS = ids_of([])
-
-
-log = structlog.get_logger(__name__)
-
-# Words that the tokenizers library remembers, up to 15 kB each; ten times as many by default, which
-# makes it hardly faster.
-_REMEMBERED_WORDS = 1000
-_END_IDS = 16
-_OFFSETS_AT_ONCE = 4096
-# What `tokenizer_config.json` may say of the text, besides `tokenizer.json`.
-_READING = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "add_prefix_space")
-# The errors that transformers raises for files of a tokenizer that it cannot use.
-_LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError)
-_PREPENDS = {"always": True, "never": False}
-# Tokens that are counted beyond those that are kept: about as long as a forward of bge-m3's 8,192
-# takes on a GPU.
-COUNTED_TOKENS = 65_536
 
 
 @dataclass(slots=True)
@@ -196,7 +153,9 @@ class TextTokenizer:
         self.pads_left = (tokenizer.padding or {}).get("direction") == "left"
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        _remember_less(tokenizer)
+        if hasattr(tokenizer.model, "_resize_cache"):  # Unigram and BPE, which have no public name.
+            # An attacker's long words would fill the library's cache with 150 MB.
+            tokenizer.model._resize_cache(_REMEMBERED_WORDS)  # noqa: SLF001
         self._tokenizer = tokenizer
         self._template = closed_with(template_of(tokenizer), closing, tokenizer)
         self._slicer = Slicer(tokenizer, slice_characters)
@@ -231,7 +190,8 @@ class TextTokenizer:
             tokenizer = _as_transformers_reads(Tokenizer.from_str(read_file(path).decode()), folder)
             _require_embeddings(tokenizer, folder)
             if lower_case:
-                _read_in_lower_case(tokenizer)
+                own, lower = tokenizer.normalizer, normalizers.Lowercase()
+                tokenizer.normalizer = lower if own is None else normalizers.Sequence([lower, own])
             return cls(tokenizer, max_length, closing=closing, slice_characters=slice_characters)
         except StartupError:
             raise
@@ -249,7 +209,14 @@ class TextTokenizer:
         if truncation.max_tokens is not None:
             limit = min(limit, truncation.max_tokens)
         plain = self.encode_plain(texts, limit, truncation.side, prompt)
-        return [self._finish(text) for text in plain]
+        template, tokenized = self._template, []
+        for text in plain:
+            ids = text.take(template.prefix, template.suffix)
+            if len(ids):
+                tokenized.append(TokenizedText(ids, text.total + len(template), text.exact))
+            else:  # A forward needs at least one token.
+                tokenized.append(TokenizedText(np.zeros(1, dtype=np.int64), 1))
+        return tokenized
 
     def encode_plain(
         self, texts: list[str], limit: int, side: Side = "right", prompt: str = ""
@@ -352,12 +319,47 @@ class TextTokenizer:
         """The id of a token, or None where the vocabulary has none."""
         return self._tokenizer.token_to_id(token)
 
-    def _finish(self, text: TruncatedTokens) -> TokenizedText:
-        template = self._template
-        ids = text.take(template.prefix, template.suffix)
-        if not len(ids):  # A forward needs at least one token.
-            return TokenizedText(np.zeros(1, dtype=np.int64), 1)
-        return TokenizedText(ids, text.total + len(template), text.exact)
+
+def template_of(tokenizer: Tokenizer) -> Template:
+    """Find the special tokens by the position of a plain text between them."""
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    framed = tokenizer.encode("a", add_special_tokens=True).ids
+    start = _find(plain, framed)
+    return Template(ids_of(framed[:start]), ids_of(framed[start + len(plain) :]))
+
+
+def closed_with(template: Template, closing: str | None, tokenizer: Tokenizer) -> Template:
+    """The template with the token `closing` at its end, if it is not there already."""
+    if closing is None:
+        return template
+    token_id = tokenizer.token_to_id(closing)
+    if token_id is None:
+        raise StartupError(f"the vocabulary has no token {closing}")
+    if len(template.suffix) and template.suffix[-1] == token_id:
+        return template
+    return Template(template.prefix, np.append(template.suffix, token_id))
+
+
+def pair_template_of(tokenizer: Tokenizer) -> PairTemplate:
+    """Find the special tokens by the positions of two plain texts between them."""
+    first = tokenizer.encode("a", add_special_tokens=False).ids
+    second = tokenizer.encode("b", add_special_tokens=False).ids
+    framed = tokenizer.encode("a", "b", add_special_tokens=True).ids
+    start = _find(first, framed)
+    behind_first = framed[start + len(first) :]
+    between = _find(second, behind_first)
+    return PairTemplate(
+        ids_of(framed[:start]),
+        ids_of(behind_first[:between]),
+        ids_of(behind_first[between + len(second) :]),
+    )
+
+
+def _find(tokens: list[int], whole: list[int]) -> int:
+    for start in range(len(whole) - len(tokens) + 1):
+        if whole[start : start + len(tokens)] == tokens:
+            return start
+    raise StartupError("tokenizer.json changes the text itself where it adds special tokens")
 
 
 def _as_transformers_reads(tokenizer: Tokenizer, folder: Path) -> Tokenizer:
@@ -414,18 +416,6 @@ def _contradicted(tokenizer: Tokenizer, config: dict[str, Any]) -> list[str]:
             does["add_prefix_space"] = _PREPENDS.get(step["prepend_scheme"])
             expected.setdefault("add_prefix_space", True)
     return [name for name, done in does.items() if expected.get(name, done) != done]
-
-
-def _read_in_lower_case(tokenizer: Tokenizer) -> None:
-    own = tokenizer.normalizer
-    lower = normalizers.Lowercase()
-    tokenizer.normalizer = lower if own is None else normalizers.Sequence([lower, own])
-
-
-def _remember_less(tokenizer: Tokenizer) -> None:
-    """An attacker's long words would fill the library's cache with 150 MB."""
-    if hasattr(tokenizer.model, "_resize_cache"):  # Unigram and BPE, which have no public name.
-        tokenizer.model._resize_cache(_REMEMBERED_WORDS)  # noqa: SLF001
 
 
 def _require_embeddings(tokenizer: Tokenizer, folder: Path) -> None:
