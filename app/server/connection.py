@@ -227,7 +227,9 @@ class BoundedConnection(HttpToolsProtocol):
         self._events = 0
         while self._read_buffer and len(self.pipeline) < MAX_PIPELINED_REQUESTS:
             if self._events >= _EVENTS_OF_A_TURN:
-                self._wait_for_turn()
+                if not self._waits_for_turn:
+                    self._waits_for_turn = True
+                    self.turns.wait(self._parse_further)
                 break
             chunk = bytes(self._read_buffer[: self._body_remaining or _CHUNK_BYTES])
             del self._read_buffer[: len(chunk)]
@@ -239,11 +241,6 @@ class BoundedConnection(HttpToolsProtocol):
         else:
             self.flow.pause_reading()
             self._hangup_timer.start(_HANGUP_SECONDS, self._look_for_hangup)
-
-    def _wait_for_turn(self) -> None:
-        if not self._waits_for_turn:
-            self._waits_for_turn = True
-            self.turns.wait(self._parse_further)
 
     def _parse_further(self) -> None:
         self._waits_for_turn = False
@@ -513,15 +510,13 @@ def head_without_upgrade(method: bytes, target: bytes, version: str, headers: He
     """The head of a request without the client's offer to change the protocol."""
     lines = [b"%b %b HTTP/%b" % (method, target, version.encode())]
     for name, value in headers:
-        kept = _without_upgrade(value) if name == b"connection" else value
+        kept = value
+        if name == b"connection":
+            tokens = (token.strip() for token in value.split(b","))
+            kept = b", ".join(token for token in tokens if token.lower() not in _UPGRADE_HEADERS)
         if name not in _UPGRADE_HEADERS and (kept or not value):
             lines.append(b"%b: %b" % (name, kept))
     return b"\r\n".join([*lines, b"\r\n"])
-
-
-def _without_upgrade(connection: bytes) -> bytes:
-    tokens = (token.strip() for token in connection.split(b","))
-    return b", ".join(token for token in tokens if token.lower() not in _UPGRADE_HEADERS)
 
 
 def content_length(headers: Headers) -> int:

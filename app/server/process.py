@@ -191,6 +191,11 @@ def stop_uvicorn(error: Exception) -> None:
     atexit.register(_exit_uvicorn, error)
 
 
+def _exit_uvicorn(error: Exception) -> None:
+    log_failure(error)
+    os._exit(1)
+
+
 def log_ready(models: LoadedModels, url: str | None = None) -> None:
     """Log that the service is ready, with the limits in force, and its `url` if that is known."""
     reranker = models.embedder if models.late_interaction else models.reranker
@@ -246,8 +251,3 @@ def freeze_startup_objects() -> None:
     """
     gc.freeze()
     gc.set_threshold(*_DEFAULT_THRESHOLD)
-
-
-def _exit_uvicorn(error: Exception) -> None:
-    log_failure(error)
-    os._exit(1)

@@ -32,8 +32,12 @@ SECTIONS = {
 }
 
 
-class DeclaredSettings(BaseModel):
-    """Every setting; None is one that is not set. `app.settings.Settings` adds the rest."""
+class Settings(BaseModel):
+    """The settings of a service or of an engine; None is a setting that is not set.
+
+    Reads no sources: `app.settings.sources.load_settings` reads flags, the environment and .env.
+    Raises `ValueError` for a name that is no setting and for a value that is not allowed.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -326,14 +330,6 @@ class DeclaredSettings(BaseModel):
     )
     otel_service_name: str = Field("smart-embedder", description="the service's name in its traces")
 
-
-class Settings(DeclaredSettings):
-    """The settings of a service or of an engine; None is a setting that is not set.
-
-    Reads no sources: `app.settings.sources.load_settings` reads flags, the environment and .env.
-    Raises `ValueError` for a name that is no setting and for a value that is not allowed.
-    """
-
     @model_validator(mode="after")
     def _agree(self) -> "Settings":
         if self.dtype == "float16" and self.device.startswith("cpu"):
@@ -399,7 +395,9 @@ class Settings(DeclaredSettings):
 
 
 _SECRETS = {
-    *("API_TOKEN", "EMBEDDING_CACHE", "HF_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "RATE_LIMIT_STORE"),
+    name.upper()
+    for name, field in Settings.model_fields.items()
+    if SecretStr in {field.annotation, *get_args(field.annotation)}
 }
 _HIDDEN = "**********"
 # An address of scheme, host and port, which can hold no password and no key.
