@@ -1,4 +1,7 @@
-"""Checks the options of an embedding request against the models: one without effect is refused."""
+"""What the engine refuses: options without effect, texts that are too long, answers too large.
+
+The options of a request are checked against the models that serve it.
+"""
 
 import sys
 
@@ -26,6 +29,11 @@ _KINDS = {
     "colbert": "ColBERT vectors",
     "states": "vectors of tokens",
 }
+# Texts that an error names.
+_MOST_NAMED = 10
+# What an answer may hold for each byte of its request's body. The texts themselves and what reading
+# them takes may hold as much again.
+BYTES_PER_BODY_BYTE = 10
 
 
 def wanted_kinds(
@@ -124,7 +132,12 @@ def find_prompt(models: LoadedModels, outputs: Outputs, options: EmbeddingOption
             "which makes these alone"
         )
     if options.prompt is not None:
-        return _checked(options.prompt)
+        if not 0 < len(options.prompt) <= MAX_PROMPT_CHARACTERS:
+            raise InvalidRequestError(
+                f"the option prompt has {len(options.prompt)} characters: send 1 to "
+                f"{MAX_PROMPT_CHARACTERS}, or leave it out"
+            )
+        return options.prompt
     name = str(options.prompt_name)
     if name not in model.prompts:
         known = f"it has {', '.join(model.prompts)}" if model.prompts else "it has no prompts"
@@ -132,23 +145,11 @@ def find_prompt(models: LoadedModels, outputs: Outputs, options: EmbeddingOption
     return model.prompts[name]
 
 
-def _checked(prompt: str) -> str:
-    if not 0 < len(prompt) <= MAX_PROMPT_CHARACTERS:
-        raise InvalidRequestError(
-            f"the option prompt has {len(prompt)} characters: send 1 to {MAX_PROMPT_CHARACTERS}, "
-            "or leave it out"
-        )
-    return prompt
-
-
 def has_prompt_for(model: Embedder, input_type: InputType) -> bool:
     """Whether this input type changes how the model reads texts."""
     return model.reads_input_type or any(
         name in model.prompts for name in _PROMPT_NAMES[input_type]
     )
-
-
-_MOST_NAMED = 10
 
 
 def text_truncations(
@@ -201,11 +202,6 @@ def _too_long(cut: Truncation) -> str:
         f"{text} has {count} tokens, and {cut.model} reads at most {cut.max_tokens} of it: "
         "shorten it, or let the option truncate cut it"
     )
-
-
-# What an answer may hold for each byte of its request's body. The texts themselves and what reading
-# them takes may hold as much again.
-BYTES_PER_BODY_BYTE = 10
 
 
 class AnswerMemory:

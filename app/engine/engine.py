@@ -49,6 +49,11 @@ from app.errors import (
 from app.observability.metrics import Metrics
 from app.settings import Settings
 
+Result = TypeVar("Result")
+
+# The most seconds that a request waits for a place before it is refused.
+_ACQUIRE_TIMEOUT = 0.5
+
 
 class ActiveRequests:
     """The number of requests in work, and an event for when there is none."""
@@ -73,9 +78,6 @@ class ActiveRequests:
     async def wait_for_none(self) -> None:
         """Wait until no request is in work."""
         await self._none_left.wait()
-
-
-ACQUIRE_TIMEOUT = 0.5
 
 
 class Pipelines:
@@ -111,16 +113,13 @@ class Pipelines:
     def _limit(self, capacity: int, what: str, purpose: Purpose) -> ConcurrencyLimit:
         full = f"the queue is full: {capacity} {what}"
         seconds_to_place = partial(self._devices.seconds_to_place, purpose)
-        return ConcurrencyLimit(capacity, ACQUIRE_TIMEOUT, full, seconds_to_place)
+        return ConcurrencyLimit(capacity, _ACQUIRE_TIMEOUT, full, seconds_to_place)
 
     async def close(self) -> None:
         """End the tokenizer threads, and the connections of the cache."""
         self.tokenizer_threads.close()
         if self._cache is not None:
             await self._cache.close()
-
-
-Result = TypeVar("Result")
 
 
 class Engine:

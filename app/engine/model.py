@@ -1,4 +1,7 @@
-"""The models' interface, as the engine calls it; `app.models` implements it."""
+"""The models' interface, as the engine calls it, and what a loader hands over.
+
+`app.models` implements both; nothing here knows how a model computes or where its files lie.
+"""
 
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +22,10 @@ from app.engine.records import (
 )
 from app.settings import Settings
 from app.settings.types import ModelEntry
+
+# The kernel and its services, or the context of a process on a GPU.
+_OF_SYSTEM = 2**30
+_MEGABYTE, _GIGABYTE = 10**6, 10**9
 
 
 class Model(Protocol):
@@ -153,10 +160,6 @@ class Classifier(Model, Protocol):
         self, text: str, other: str | None, truncation: TruncationOptions = CUT_AT_END
     ) -> TokenizedText:
         """Token ids of a text alone, or of two together; safe to call from several threads."""
-
-
-# The kernel and its services, or the context of a process on a GPU.
-_OF_SYSTEM = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,9 +354,6 @@ class LoadedModels:
 
 
 Loader = Callable[[Settings], LoadedModels]
-
-
-_MEGABYTE, _GIGABYTE = 10**6, 10**9
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ its turn comes. One model is loaded at a time, in a thread that leaves the proce
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
@@ -31,93 +31,42 @@ from app.errors import (
 from app.observability.metrics import Metrics
 from app.settings import Settings
 
-
-class ModelMemory:
-    """The memories that `models` are in, of which at most the share `threshold` may be in use."""
-
-    def __init__(
-        self, models: Sequence[PooledModel], loader: ModelLoader, threshold: float
-    ) -> None:
-        self._models = models
-        self._loader = loader
-        self._threshold = threshold
-
-    @property
-    def in_use(self) -> list[str]:
-        """The memories that have models in them."""
-        return list(dict.fromkeys(memory for model in self.unpinned() for memory in model.needs))
-
-    def unpinned(self, memory: str | None = None) -> list[PooledModel]:
-        """The loaded models, in this memory or in any, the least recently used first."""
-        loaded = (
-            model
-            for model in self._models
-            if model.residence is not None
-            and not model.entry.pinned
-            and (memory is None or memory in model.needs)
-        )
-        return sorted(loaded, key=lambda model: model.last_used)
-
-    async def left(self, memory: str) -> int:
-        """Bytes that are free below the threshold; negative if more is in use."""
-        usage = await asyncio.to_thread(self._loader.read_memory, memory)
-        return int(usage.total * self._threshold) - usage.used
-
-    async def shortage_for(self, model: PooledModel, memory: str) -> int:
-        """Bytes that the model needs beyond those left; negative if it fits."""
-        return model.needs[memory] - await self.left(memory)
-
-    def is_enough(self, memory: str, shortage: int, others: Iterable[PooledModel]) -> bool:
-        """Whether the shortage is over once all `others` are unloaded."""
-        return shortage <= sum(other.needs[memory] for other in others)
-
-    async def refusal_of(
-        self, model: PooledModel, memory: str, shortage: int, others: Iterable[PooledModel]
-    ) -> MemoryTakenError | ModelTooLargeError:
-        """The error of a model that does not fit even with all `others` unloaded.
-
-        `MemoryTakenError` where it would fit without the memory of other programs.
-        """
-        needed, freed = model.needs[memory], sum(other.needs[memory] for other in others)
-        usage = await asyncio.to_thread(self._loader.read_memory, memory)
-        if shortage - freed <= usage.of_others:
-            return MemoryTakenError(
-                f"the model {model.name} needs {human_size(needed)} of the memory of {memory}, of "
-                f"which other programs hold {human_size(usage.of_others)}: it is loaded when they "
-                "have left enough"
-            )
-        return ModelTooLargeError(
-            f"the model {model.name} needs {human_size(needed)} of the memory of {memory}, and at "
-            f"most {human_size(max(0, needed - shortage + freed))} can be had below "
-            f"MODEL_MEMORY_THRESHOLD={self._threshold:g}, where pinned models and the default ones "
-            "stay"
-        )
-
+log = structlog.get_logger(__name__)
 
 # Seconds between two looks at the memory.
 PAUSE = 1.0
+# Of the time of a request; the rest is for its own work.
+SHARE_FOR_LOADING = 0.9
+# Of the time of a request that waits for another model, what one may serve meanwhile.
+_SHARE_FOR_TURN = 0.25
+# Seconds after which a command that came to nothing may be tried again.
+_PAUSE_OF_COMMANDS = 10
 
 
 class ModelRoom:
-    """Frees memory below the threshold, by `unload` and `free_memory`.
+    """Frees memory by `unload` and `free_memory`, where more than `threshold` of one is in use.
 
-    `longest_turn` are the seconds after which a busy model gives way to one that waits, whatever
-    its own loading took.
+    `models` are in the memories that `loader` reads. `longest_turn` are the seconds after which a
+    busy model gives way to one that waits, whatever its own loading took.
     """
 
     def __init__(
         self,
-        memory: ModelMemory,
+        models: Sequence[PooledModel],
+        loader: ModelLoader,
         devices: DevicePool,
         queue: LoadingQueue,
         *,
+        threshold: float,
         unload: Callable[[PooledModel], Awaitable[None]],
         free_memory: Callable[[], Awaitable[None]],
         longest_turn: float,
     ) -> None:
-        self._memory = memory
+        self._models = models
+        self._loader = loader
         self._devices = devices
         self._queue = queue
+        self._threshold = threshold
         self._unload = unload
         self._free_memory = free_memory
         self._longest_turn = longest_turn
@@ -133,31 +82,57 @@ class ModelRoom:
         Raises `ModelTooLargeError` where no waiting helps, `MemoryTakenError` where other programs
         hold the memory, and `LoadingError` where nobody waits for the model any more.
         """
-        for memory in model.needs:
-            if await self._memory.shortage_for(model, memory) > 0:
+        for memory, needed in model.needs.items():
+            if needed > await self._left(memory):
                 await self._make(model, memory)
 
     async def _make(self, model: PooledModel, memory: str) -> None:
         # What allocators keep counts as in use, and must neither unload nor refuse a model.
         await self._free_memory()
         has_paused = False
-        while (shortage := await self._memory.shortage_for(model, memory)) > 0:
+        while (shortage := model.needs[memory] - await self._left(memory)) > 0:
             idle = self.idle(memory)
-            busy = [each for each in self._memory.unpinned(memory) if each not in idle]
-            enough = self._memory.is_enough(memory, shortage, [*idle, *busy])
-            if not has_paused and not (idle and enough):
+            busy = [each for each in self._unpinned(memory) if each not in idle]
+            most = sum(each.needs[memory] for each in (*idle, *busy))
+            if not has_paused and not (idle and shortage <= most):
                 # For what a request that has just ended still holds.
                 await asyncio.sleep(PAUSE)
                 await self._free_memory()
                 has_paused = True
                 continue
-            if not enough:
-                others = [*idle, *busy]
-                raise await self._memory.refusal_of(model, memory, shortage, others)
+            if shortage > most:
+                raise await self._refusal(model, memory, shortage - most)
             if idle:
                 await self._unload(idle[0])
             else:
                 await self._wait_for_lease_to_end(model, busy)
+
+    async def _left(self, memory: str) -> int:
+        """Bytes that are free below the threshold; negative if more is in use."""
+        usage = await asyncio.to_thread(self._loader.read_memory, memory)
+        return int(usage.total * self._threshold) - usage.used
+
+    async def _refusal(
+        self, model: PooledModel, memory: str, missing: int
+    ) -> MemoryTakenError | ModelTooLargeError:
+        """The error of a model that lacks so many bytes even with all others unloaded.
+
+        `MemoryTakenError` where it would fit without the memory of other programs.
+        """
+        needed = model.needs[memory]
+        usage = await asyncio.to_thread(self._loader.read_memory, memory)
+        if missing <= usage.of_others:
+            return MemoryTakenError(
+                f"the model {model.name} needs {human_size(needed)} of the memory of {memory}, of "
+                f"which other programs hold {human_size(usage.of_others)}: it is loaded when they "
+                "have left enough"
+            )
+        return ModelTooLargeError(
+            f"the model {model.name} needs {human_size(needed)} of the memory of {memory}, and at "
+            f"most {human_size(max(0, needed - missing))} can be had below "
+            f"MODEL_MEMORY_THRESHOLD={self._threshold:g}, where pinned models and the default ones "
+            "stay"
+        )
 
     async def wait_until_idle(self, model: PooledModel) -> None:
         """Wait until no request and no batch uses a model that gives way.
@@ -169,15 +144,26 @@ class ModelRoom:
 
     async def relieve(self) -> None:
         """Unload idle models while more memory is in use than the threshold allows."""
-        for memory in self._memory.in_use:
-            if await self._memory.left(memory) < 0:
+        for memory in dict.fromkeys(name for model in self._unpinned() for name in model.needs):
+            if await self._left(memory) < 0:
                 await self._free_memory()
-            while await self._memory.left(memory) < 0 and (idle := self.idle(memory)):
+            while await self._left(memory) < 0 and (idle := self.idle(memory)):
                 await self._unload(idle[0])
 
     def idle(self, memory: str | None = None) -> list[PooledModel]:
         """The models that may be unloaded, the least recently used first."""
-        return [each for each in self._memory.unpinned(memory) if not self._is_busy(each)]
+        return [each for each in self._unpinned(memory) if not self._is_busy(each)]
+
+    def _unpinned(self, memory: str | None = None) -> list[PooledModel]:
+        """The loaded models, in this memory or in any, the least recently used first."""
+        loaded = (
+            model
+            for model in self._models
+            if model.residence is not None
+            and not model.entry.pinned
+            and (memory is None or memory in model.needs)
+        )
+        return sorted(loaded, key=lambda model: model.last_used)
 
     def _is_busy(self, model: PooledModel) -> bool:
         """Whether a request has it, or a batch whose caller has left."""
@@ -205,16 +191,6 @@ class ModelRoom:
         with suppress(TimeoutError):
             async with asyncio.timeout(most):
                 await self._lease_ended.wait()
-
-
-log = structlog.get_logger(__name__)
-
-# Of the time of a request; the rest is for its own work.
-SHARE_FOR_LOADING = 0.9
-# Of the time of a request that waits for another model, what one may serve meanwhile.
-_SHARE_FOR_TURN = 0.25
-# Seconds after which a command that came to nothing may be tried again.
-_PAUSE_OF_COMMANDS = 10
 
 
 class ModelPool:
@@ -263,11 +239,12 @@ class ModelPool:
             raise StartupError("MODELS is set, and the loader of the models loads no further ones")
         self._defaults, self._loader = defaults, defaults.loader
         self._thread = self._make_thread("model-loader", defaults.loader.prepare_thread)
-        models = list(self._models.values())
         self._room = ModelRoom(
-            ModelMemory(models, defaults.loader, self._threshold),
+            list(self._models.values()),
+            defaults.loader,
             self._devices,
             self._to_load,
+            threshold=self._threshold,
             unload=self._unload,
             free_memory=self._free_memory,
             longest_turn=_SHARE_FOR_TURN * self._request_timeout,

@@ -1,4 +1,7 @@
-"""A model of MODELS: its state, its leases, and how long it takes to load."""
+"""A model of MODELS: its state, its leases, and how long it takes to load; and what /health shows.
+
+Nothing here loads or waits: `model_pool` does.
+"""
 
 import asyncio
 import math
@@ -20,6 +23,21 @@ from app.errors import (
 )
 from app.settings import LATE_INTERACTION, NO_RERANKER, Settings
 from app.settings.types import ModelEntry, public_name
+
+# Seconds until a model that could not be loaded is tried again.
+_PAUSE_AFTER_FAILURE = 30.0
+# The same where other programs hold its memory, which they may leave at any time.
+_PAUSE_FOR_MEMORY = 10.0
+# The expected seconds of loading a model of unknown size.
+_UNKNOWN_TIME = 10.0
+# Seconds after the time of Retry-After for which a model is kept.
+_GRACE = 1.0
+# A model serves for so many seconds at least, and so many times its loading time, before it gives
+# way to another one: two models that are always in demand should not spend their time on loading.
+_LEAST_TURN = 2.0
+_TIMES_LOADING = 4
+# Bytes of a model that are loaded in a second, until one has been measured.
+_USUAL_RATE = 200e6
 
 
 class ModelState(Enum):
@@ -96,8 +114,14 @@ def default_statuses(
     names = {settings.embedding_model: "embed", settings.dense_model: "embed"}
     if settings.reranker_model not in {LATE_INTERACTION, NO_RERANKER}:
         names |= {settings.reranker_model: "rerank"}
-    infos = {} if models is None else {info.name: info for info in models.infos}
-    makes = {} if models is None else _abilities_by_name(models)
+    infos: dict[str, ModelInfo] = {}
+    makes: dict[str, ModelAbilities] = {}
+    if models is not None:
+        infos = {info.name: info for info in models.infos}
+        embedders = (models.embedder, models.dense_model)
+        makes = {each.name: _embedder_abilities(each) for each in embedders}
+        if models.reranker is not None:
+            makes[models.reranker.name] = _reranker_abilities(models.reranker)
     return [
         ModelStatus(
             public, task, state, pinned=True, info=infos.get(public), makes=makes.get(public)
@@ -105,32 +129,6 @@ def default_statuses(
         for name, task in names.items()
         for public in [public_name(name)]
     ]
-
-
-def _abilities_by_name(models: LoadedModels) -> dict[str, ModelAbilities]:
-    embedders = {
-        each.name: _embedder_abilities(each) for each in (models.embedder, models.dense_model)
-    }
-    reranker = models.reranker
-    return (
-        embedders
-        if reranker is None
-        else embedders | {reranker.name: _reranker_abilities(reranker)}
-    )
-
-
-# Seconds until a model that could not be loaded is tried again.
-_PAUSE_AFTER_FAILURE = 30.0
-# The same where other programs hold its memory, which they may leave at any time.
-_PAUSE_FOR_MEMORY = 10.0
-# The expected seconds of loading a model of unknown size.
-_UNKNOWN_TIME = 10.0
-# Seconds after the time of Retry-After for which a model is kept.
-_GRACE = 1.0
-# A model serves for so many seconds at least, and so many times its loading time, before it gives
-# way to another one: two models that are always in demand should not spend their time on loading.
-_LEAST_TURN = 2.0
-_TIMES_LOADING = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,10 +310,6 @@ def models_with(
         infos=(info,),
         fingerprints={first.model: placed.fingerprint},
     )
-
-
-# Bytes of a model that are loaded in a second, until one has been measured.
-_USUAL_RATE = 200e6
 
 
 class LoadingQueue:

@@ -8,7 +8,7 @@ import pytest
 
 from app.engine import clock
 from app.engine.model import MemoryUsage
-from app.engine.model_pool import PAUSE, ModelMemory, ModelRoom
+from app.engine.model_pool import PAUSE, ModelRoom
 from app.engine.pooled_model import LoadingQueue, PooledModel, Residence
 from app.errors import LoadingError, MemoryTakenError, ModelTooLargeError
 from app.settings.types import ModelEntry
@@ -46,12 +46,12 @@ class Machine:
         self.unloaded: list[str] = []
         self.freed = 0
         self.queue = LoadingQueue()
-        memory = ModelMemory(list(self.models.values()), self, threshold)  # type: ignore[arg-type]
-        self.memory = memory
         self.room = ModelRoom(
-            memory,
+            list(self.models.values()),
+            self,  # type: ignore[arg-type]
             self,  # type: ignore[arg-type]
             self.queue,
+            threshold=threshold,
             unload=self._unload,
             free_memory=self._free_memory,
             longest_turn=LONGEST_TURN,

@@ -31,6 +31,8 @@ from app.errors import (
 )
 from app.observability.metrics import Metrics
 
+log = structlog.get_logger(__name__)
+
 
 @dataclass(slots=True, eq=False)
 class Forward:
@@ -102,9 +104,6 @@ def observe_forward(metrics: Metrics, batch: Batch, seconds: float) -> None:
         metrics.embedding_inference.observe(seconds)
     if batch.count(Purpose.RERANKING):
         metrics.rerank_inference.observe(seconds)
-
-
-log = structlog.get_logger(__name__)
 
 
 class DeviceExecutor:
@@ -305,9 +304,14 @@ class DeviceExecutor:
             self._take_out_of_service(batch, outcome)
         elif isinstance(outcome, _NotLaunchedError):
             if self.failed:
-                self._hand_over(batch, _failed_before())
+                message = "a device has failed before it computed this"
+                self._hand_over(batch, DeviceFailedError(message, retry_after=30))
         elif isinstance(outcome, Exception):
-            _fail(batch, outcome)
+            if not isinstance(outcome, SmartEmbedderError):
+                log.error(
+                    "batch_failed", model=batch.model.name, tokens=batch.tokens, exc_info=outcome
+                )
+            batch.fail(outcome)
         elif isinstance(outcome, BaseException):
             raise outcome
         else:
@@ -409,17 +413,6 @@ class _NotLaunchedError(Exception):
     """When it was its turn the device had failed, or nobody waited for it any longer."""
 
 
-def _failed_before() -> DeviceFailedError:
-    return DeviceFailedError("a device has failed before it computed this", retry_after=30)
-
-
 def consumer_ended() -> UnhealthyError:
     """The error of requests whose consumer has ended by an unexpected error."""
     return UnhealthyError("the queue's consumer has ended; its log line says why", retry_after=30)
-
-
-def _fail(batch: Batch, error: Exception) -> None:
-    """Fail every job of the batch; log an error that is not one of the service's own."""
-    if not isinstance(error, SmartEmbedderError):
-        log.error("batch_failed", model=batch.model.name, tokens=batch.tokens, exc_info=error)
-    batch.fail(error)

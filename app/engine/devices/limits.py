@@ -1,4 +1,4 @@
-"""Time limits of forwards, and the watchdog for a device that does not return."""
+"""What a forward may take: its seconds, with the watchdog of a stuck device, and its tokens."""
 
 import asyncio
 import math
@@ -22,6 +22,8 @@ _SAFETY_FACTOR = 5.0
 _DOUBLED_LENGTH = 2048
 # The clocks of the event loop and of this module may differ by their resolution.
 _CLOCK_TOLERANCE = 0.01
+# Forwards that fit, until a token budget that was halved is whole again.
+_RECOVERY_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,15 +40,11 @@ class ForwardLimit:
     seconds_per_token: float = 0.0
     seconds_of: Mapping[Model, float] = field(default_factory=dict)
 
-    def seconds_per_token_of(self, model: Model) -> float:
-        """Seconds that a token of this model was measured to take; 0 if nothing was measured."""
-        return self.seconds_of.get(model, self.seconds_per_token)
-
     def predicted(self, batch: Batch) -> float:
         """Seconds that a batch takes by the measurement; 0 if nothing was measured."""
         lengths = np.fromiter(map(len, batch.sequences), dtype=np.float64)
         tokens = float((lengths * (1 + lengths / _DOUBLED_LENGTH)).sum())
-        return tokens * self.seconds_per_token_of(batch.model)
+        return tokens * self.seconds_of.get(batch.model, self.seconds_per_token)
 
     def of_batch(self, batch: Batch) -> float:
         """Seconds for a whole batch."""
@@ -154,9 +152,6 @@ async def fail_overdue(
                 f"the {what} took longer than {seconds:g} seconds ({setting}_TIMEOUT)"
             )
         )
-
-
-_RECOVERY_STEPS = 100
 
 
 class TokenBudget:

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -81,7 +80,8 @@ class DevicePool:
             if own is not models:
                 thread = self._make_thread(f"device-{len(self._workers)}", own.prepare_thread)
             measured = Measured(own.max_batch_tokens, own.seconds_per_token)
-            self._start_worker(thread, own, replicas_of(models, own), measured)
+            runs = dict(zip(models.each, own.each, strict=True))
+            self._start_worker(thread, own, runs, measured)
         return models
 
     async def add(self, placed: PlacedModels, *, thoroughly: bool) -> Model:
@@ -221,11 +221,17 @@ class DevicePool:
         threads = DeviceThreads(thread, collect)
         guard, seconds_of = DeviceGuard(setup.free_memory), dict[Model, float]()
         budgets = {model: self._budget(measured) for model in models}
+        limit = ForwardLimit(
+            self._settings.gpu_process_timeout,
+            GPU_SECONDS if on_gpu else CPU_SECONDS,
+            measured.seconds_per_token,
+            seconds_of,
+        )
         executor = DeviceExecutor(
             self._queue,
             threads,
             budgets,
-            self._limit(measured, seconds_of, on_gpu=on_gpu),
+            limit,
             self._metrics,
             guard=guard,
             models=models,
@@ -248,13 +254,6 @@ class DevicePool:
             measured.max_batch_tokens, settings.max_batch_sequences, settings.max_requests_in_batch
         )
 
-    def _limit(
-        self, measured: Measured, seconds_of: Mapping[Model, float], *, on_gpu: bool
-    ) -> ForwardLimit:
-        least = GPU_SECONDS if on_gpu else CPU_SECONDS
-        fixed, seconds = self._settings.gpu_process_timeout, measured.seconds_per_token
-        return ForwardLimit(fixed, least, seconds, seconds_of)
-
     def _go_on_without(self, name: str, error: DeviceFailedError) -> None:
         log.error("device_failed", device=name, exc_info=error)
         if self.all_failed:
@@ -266,24 +265,21 @@ class DevicePool:
 
     def _fail_what_waits_for_stuck_devices(self) -> None:
         """Fail the jobs that wait for a model of which every device that serves it is stuck."""
-        error = UnhealthyError("the device does not come back from a forward", retry_after=30)
-        self._queue.fail(error, of=self._waits_for_stuck_devices)
 
-    def _waits_for_stuck_devices(self, model: Model) -> bool:
-        serving = [each.executor for each in self._workers if each.executor.serves(model)]
-        return all(executor.stuck_seconds for executor in serving)
+        def all_are_stuck(model: Model) -> bool:
+            executors = (each.executor for each in self._workers)
+            return all(each.stuck_seconds for each in executors if each.serves(model))
+
+        error = UnhealthyError("the device does not come back from a forward", retry_after=30)
+        self._queue.fail(error, of=all_are_stuck)
 
     def _close_queue_without_consumers(self, ended: "asyncio.Task[None]") -> None:
         error = None if ended.cancelled() else ended.exception()
         if error is None:
             return
         log.error("consumer_ended", exc_info=error)
-        if self._all_ended:
+        if all(each.executor.failed or each.consumer.done() for each in self._workers):
             self._queue.close(consumer_ended())
-
-    @property
-    def _all_ended(self) -> bool:
-        return all(each.executor.failed or each.consumer.done() for each in self._workers)
 
 
 def _ends_with(batch: Batch, purpose: Purpose) -> bool:
@@ -313,12 +309,6 @@ def device_of_model_failed() -> UnhealthyError:
     """The error of requests whose model is only on a device that has failed."""
     message = "the device of this model has failed, and the service must be restarted to have it"
     return UnhealthyError(message, retry_after=30)
-
-
-def replicas_of(models: LoadedModels, replica: LoadedModels) -> dict[Model, Model]:
-    """Maps each model of the first device to its replica."""
-    pairs = zip(models.each, replica.each, strict=True)
-    return dict(pairs)
 
 
 def find_failure(

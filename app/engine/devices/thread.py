@@ -1,4 +1,7 @@
-"""An error as a value, for those who must go on or tell somebody else, whatever was raised."""
+"""The threads of a device, and the guard that makes its errors the engine's own.
+
+Knows nothing of batches: a thread runs calls, one after the other.
+"""
 
 import asyncio
 import threading
@@ -115,7 +118,10 @@ class DeviceThread:
                 self._thread = None
                 unanswered, self._pending = self._pending, deque()
             for future in unanswered:
-                _fail(future)
+                if not future.done():
+                    future.set_exception(
+                        InferenceError("the device thread ended in the middle of its work")
+                    )
 
     def _run_preempting(self) -> bool:
         if not self._preempting:
@@ -129,27 +135,17 @@ class DeviceThread:
         return True
 
     def _answer(self, future: "Future[Any]", call: Callable[[], Any]) -> None:
-        _answer(future, call)
+        if future.set_running_or_notify_cancel():
+            outcome = outcome_of(call)
+            if isinstance(outcome, Exception):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
         self._pending.remove(future)
 
 
 # Makes a thread from its name and its initializer.
 ThreadFactory = Callable[[str, Callable[[], None] | None], DeviceThread]
-
-
-def _answer(future: "Future[Any]", call: Callable[[], Any]) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    outcome = outcome_of(call)
-    if isinstance(outcome, Exception):
-        future.set_exception(outcome)
-    else:
-        future.set_result(outcome)
-
-
-def _fail(future: "Future[Any]") -> None:
-    if not future.done():
-        future.set_exception(InferenceError("the device thread ended in the middle of its work"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Rerank requests: scores from a reranker, or from late interaction."""
+"""Requests for scores: reranking by a reranker or by late interaction, and classification."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +41,9 @@ from app.errors import EmptyInputError, InvalidRequestError, RerankerDisabledErr
 
 # 4 MiB of them.
 _MOST_PRODUCTS = 1 << 20
+# The vectors of a group of queries hold at most this fraction of what an answer may hold.
+_LEAST_GROUPS = 4
+_LOGIT_BYTES = 4
 
 Vectors = TypeVar("Vectors", FloatArray, SparseVector)
 
@@ -54,8 +57,7 @@ class FusionWeights:
     colbert: float = 1.0
 
     def __post_init__(self) -> None:
-        parts = (self.dense, self.sparse, self.colbert)
-        if not all(np.isfinite(parts)) or min(parts) < 0 or not any(parts):
+        if not all(np.isfinite(self._all)) or min(self._all) < 0 or not any(self._all):
             raise InvalidRequestError("weights must be at least 0, and one of them above 0")
 
     def require_one_of(self, kinds: Outputs) -> None:
@@ -164,10 +166,6 @@ class ScoringPipeline:
             time_spent=time_spent,
             reduce=reduce,
         )
-
-
-# The vectors of a group of queries hold at most this fraction of what an answer may hold.
-_GROUPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +291,7 @@ class RerankingPipeline(ScoringPipeline):
         sizes = [vector_bytes(model, kinds, [len(text.ids)]) for text in texts.queries]
         tokens = sum(len(text.ids) for text in (*texts.queries, *texts.passages))
         ids = TOKEN_ID_BYTES * tokens
-        groups = _groups(sizes, request.answer.allowed // _GROUPS)
+        groups = _groups(sizes, request.answer.allowed // _LEAST_GROUPS)
         largest = max(sum(sizes[query] for query in group) for group in groups)
         request.answer.need(ids + largest, *_tokens_needed(tokens))
         scores: dict[int, PartScores] = {}
@@ -371,9 +369,6 @@ def sigmoid(logits: list[float]) -> list[float]:
         values >= 0, 1 / (1 + small), small / (1 + small)
     ).tolist()
     return probabilities
-
-
-_LOGIT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from app.engine.model import Embedder
 from app.engine.records import Outputs, SparseVector, TextEmbedding, TokenizedText
 from app.errors import StartupError
 
+log = structlog.get_logger(__name__)
+
 Array = npt.NDArray[Any]
 
 KINDS: Final = ("dense", "sparse", "colbert", "states")
@@ -33,6 +35,23 @@ _OVERHEAD_BYTES = 1200
 _LENGTH_TOLERANCE = 0.01
 # Above every vocabulary; the upper bits of `ids` are marks.
 _MOST_TOKEN_IDS = 1 << 28
+_NAMESPACE = "smart-embedder:vectors:"
+# Since an entry was written.
+_SECONDS_TO_LIVE = 7 * 24 * 3600
+# ColBERT vectors of 256 tokens: those of longer texts are computed sooner than they are sent.
+MOST_ENTRY_BYTES = 2**20
+_MOST_PENDING_BYTES = 2**26
+# Keys in one call, few of them for large entries: a slow network must answer in REDIS_TIMEOUT.
+_FEW, _MANY = 8, 256
+# For each kind, its arrays: their types and numbers of dimensions.
+_SHAPES: Final[dict[str, dict[str, tuple[type, int]]]] = {
+    "dense": {"dense": (np.float32, 1)},
+    "sparse": {"indices": (np.int64, 1), "values": (np.float32, 1)},
+    "colbert": {"colbert": (np.float32, 2)},
+    "states": {"states": (np.float32, 2)},
+}
+_MAXMEMORY = re.compile(rb"^maxmemory:(\d+)\r?$", re.MULTILINE)
+_OF_EACH: Final[dict[str, tuple[type, int]]] = {"ids": (np.int32, 1), "length": (np.int64, 1)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,29 +174,6 @@ def read_only(array: Array) -> Array:
     view = array.view()
     view.flags.writeable = False
     return view
-
-
-log = structlog.get_logger(__name__)
-
-Item = TypeVar("Item")
-
-_NAMESPACE = "smart-embedder:vectors:"
-# Since an entry was written.
-_SECONDS_TO_LIVE = 7 * 24 * 3600
-# ColBERT vectors of 256 tokens: those of longer texts are computed sooner than they are sent.
-MOST_ENTRY_BYTES = 2**20
-_MOST_PENDING_BYTES = 2**26
-# Keys in one call, few of them for large entries: a slow network must answer in REDIS_TIMEOUT.
-_FEW, _MANY = 8, 256
-# For each kind, its arrays: their types and numbers of dimensions.
-_SHAPES: Final[dict[str, dict[str, tuple[type, int]]]] = {
-    "dense": {"dense": (np.float32, 1)},
-    "sparse": {"indices": (np.int64, 1), "values": (np.float32, 1)},
-    "colbert": {"colbert": (np.float32, 2)},
-    "states": {"states": (np.float32, 2)},
-}
-_MAXMEMORY = re.compile(rb"^maxmemory:(\d+)\r?$", re.MULTILINE)
-_OF_EACH: Final[dict[str, tuple[type, int]]] = {"ids": (np.int32, 1), "length": (np.int64, 1)}
 
 
 class SharedVectors:

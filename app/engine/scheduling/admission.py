@@ -1,4 +1,7 @@
-"""Admission: tokenize off the event loop, then queue jobs until the device has taken them."""
+"""Admission: tokenize off the event loop, then queue jobs until the device has taken them.
+
+The threads of the tokenizers are shared fairly between clients, and huge texts have their own.
+"""
 
 import asyncio
 import os

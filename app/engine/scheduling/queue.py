@@ -1,4 +1,7 @@
-"""The jobs that wait for the device, fair between clients and between each client's jobs."""
+"""The jobs that wait for the device, fair between clients and between each client's jobs.
+
+The batcher chooses among them. On a CPU, short jobs may preempt a long forward between its layers.
+"""
 
 import asyncio
 from collections import deque
@@ -19,6 +22,13 @@ from app.engine.scheduling.batcher import (
 )
 from app.engine.scheduling.job import Job, Purpose
 from app.errors import SmartEmbedderError
+
+# Tokens of one batch that preempts, since the forward waits for its end.
+_MOST_TOKENS = 256
+# Jobs of similar length would gain nothing.
+_TIMES_SHORTER = 8
+# Seconds; a shorter forward is not preempted.
+_WORTH_PREEMPTING = 0.05
 
 
 class JobQueue:
@@ -276,14 +286,6 @@ class QueueConsumer:
     def hand_over(self, batch: Batch) -> None:
         """Give a batch back, for another device."""
         self._queue.hand_over(batch)
-
-
-# Tokens of one batch that preempts, since the forward waits for its end.
-_MOST_TOKENS = 256
-# Jobs of similar length would gain nothing.
-_TIMES_SHORTER = 8
-# Seconds; a shorter forward is not preempted.
-_WORTH_PREEMPTING = 0.05
 
 
 def is_long(seconds: float) -> bool:
