@@ -27,10 +27,11 @@ import httpx2
 import numpy as np
 
 from benchmarks.checkpoints import SHAPES, save_bge_m3
-from benchmarks.fairness import SENTENCE
 from benchmarks.turns import turns
 from benchmarks.workload import MIXED, draw_texts
 from tests.support.server import REPOSITORY, RunningServer, run_server
+
+SENTENCE = "babebi bobuba cacece dadedi fafefi gagegi hahehi jajeji"
 
 CONNECTIONS = 300
 ALICE, BOB = "alices-token-of-the-benchmark", "bobs-token-of-the-benchmark"

@@ -1,7 +1,4 @@
-"""kill -9 of the run and of the service: no point is missing, none is stored twice.
-
-`python -m scripts.ingest_kills` does the same with 100,000 chunks at random moments.
-"""
+"""kill -9 of the run and of the service: no point is missing, none is stored twice."""
 
 import json
 import os
