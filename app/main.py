@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
@@ -16,12 +17,13 @@ from app import __version__
 from app.access.rate_limit import Buckets, MemoryBuckets, SharedBuckets
 from app.access.tokens import ApiTokens
 from app.api.catalogue import ModelCatalogue
+from app.api.context import NATIVE
 from app.api.dialects import cohere, embedding_server, openai, tei, vllm
 from app.api.endpoints import embeddings, operations, rerank, stream
 from app.api.endpoints.pages import install_docs, install_ui
 from app.api.errors import install_error_handlers
-from app.api.handler import Service
-from app.api.openapi import TAGS, install_openapi
+from app.api.handler import Service, paths_of, shared_by
+from app.api.openapi import install_openapi
 from app.engine import Engine
 from app.engine.model import DownloadStatus, LoadedModels, Loader
 from app.engine.scheduling.fairness import FairSemaphore, LoopTurns
@@ -53,15 +55,16 @@ from app.settings import Settings
 OnReady = Callable[[LoadedModels], None]
 OnFailure = Callable[[Exception], None]
 
-_ROUTERS = (
+# The order of the paths in the description.
+ROUTERS = (
     embeddings.router,
     stream.router,
     rerank.router,
+    cohere.rerank_router,
     openai.router,
     cohere.router,
     vllm.router,
     tei.router,
-    tei.info_router,
     embedding_server.router,
     operations.router,
 )
@@ -110,7 +113,7 @@ def create_app(
     app = FastAPI(
         title="Smart Embedder",
         version=__version__,
-        openapi_tags=list(TAGS),
+        openapi_tags=_tags(),
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -120,7 +123,7 @@ def create_app(
         middleware=[Middleware(WatchRequests, watch=watch), *_middleware(service)],
     )
     app.state.service = service
-    for router in _ROUTERS:
+    for router in ROUTERS:
         app.include_router(router)
     install_docs(app)
     if settings.ui:
@@ -130,6 +133,12 @@ def create_app(
     # Or the first request would do it, on the event loop, for all routes before its own.
     deque(iter_route_contexts(app.routes), maxlen=0)
     return app
+
+
+def _tags() -> list[dict[str, Any]]:
+    """The groups of operations in /docs: this service's own first."""
+    routers = sorted(ROUTERS, key=lambda each: each.dialect is not NATIVE)
+    return [dict(tag) for router in routers for tag in router.groups]
 
 
 def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> Service:
@@ -148,6 +157,7 @@ def _create_service(settings: Settings, loader: Loader | None, drain: Drain) -> 
         render_threads=ThreadPoolExecutor(_RENDER_THREADS, thread_name_prefix="render"),
         stream_slots=FairSemaphore(max(1, settings.max_queue_size // 2)),
         turns=LoopTurns(),
+        shared=shared_by(ROUTERS),
     )
 
 
@@ -158,13 +168,14 @@ def _middleware(service: Service) -> list[Middleware]:
         service.buckets, settings.rate_limit_requests_per_minute, settings.rate_limit_burst_size
     )
     bodies_bytes = _BODIES_IN_MEMORY * settings.max_body_bytes
+    paths = paths_of(ROUTERS)
     tokens, protect_metrics = _tokens(settings), settings.protect_metrics
     tracing = [] if service.tracer is None else [Middleware(TraceRequests, tracer=service.tracer)]
     return [
-        Middleware(ProvideContext, trusted_proxies=settings.trusted_proxies or ()),
+        Middleware(ProvideContext, settings.trusted_proxies or (), paths),
         Middleware(LogRequests),
         *tracing,
-        Middleware(MeasureRequests, metrics=service.metrics),
+        Middleware(MeasureRequests, service.metrics, paths.endpoints),
         Middleware(CheckOrigin, allowed=settings.cors_origins or ()),
         Middleware(RefuseWhileDraining, drain=service.drain),
         Middleware(RequireToken, tokens, limiter, protect_metrics=protect_metrics),

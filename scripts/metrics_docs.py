@@ -6,7 +6,7 @@ python -m scripts.metrics_docs
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.observability.metrics import Metrics
+from app.observability.metrics import EMBEDDING_ENDPOINT, Metrics
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "monitoring.md"
 START, END = "<!-- metrics -->\n", "\n<!-- /metrics -->"
@@ -23,6 +23,7 @@ def table() -> str:
 def _metrics() -> Metrics:
     """The metrics of a service with a model, whose series exist with their labels."""
     metrics = Metrics()
+    metrics.embedding_endpoint(EMBEDDING_ENDPOINT)
     metrics.watch_models(["model"], ["ready"], lambda _: "ready")
     metrics.watch_further_model("model", lambda: 0)
     return metrics

@@ -22,7 +22,7 @@ from pydantic_core import from_json
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 
-from app.api.context import Dialect, Endpoint, context_of
+from app.api.context import NATIVE, Dialect, Endpoint, context_of
 from app.api.errors import as_invalid_request, not_json
 from app.api.negotiation import preference
 from app.api.schemas import OPENAI_TEXTS, RequestModel
@@ -128,7 +128,7 @@ async def read_body(
         counter = JsonValueCounter(max_values, _MAX_BYTES_PER_VALUE * max_values)
         body = await _receive(request, counter)
     except InvalidRequestError as error:
-        if forms[0].dialect is Dialect.NATIVE:
+        if forms[0].dialect is NATIVE:
             raise
         # Lists of token ids are the usual reason.
         raise InvalidRequestError(f"{error}; {TEXTS_ADVICE}", error.problems) from None
@@ -295,7 +295,7 @@ def validate(value: Any, schema: type[Model], *, strict: bool | None = None) -> 
 
 
 def _named(forms: Sequence[BodyForm]) -> str:
-    return " and ".join(f"{form.field} ({form.dialect.value})" for form in forms)
+    return " and ".join(f"{form.field} ({form.dialect.name})" for form in forms)
 
 
 async def _receive(request: Request, counter: "JsonValueCounter") -> ReceivedBody:

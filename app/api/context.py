@@ -1,27 +1,55 @@
-"""The context of a request: one record from the outermost middleware to the log line."""
+"""What is known of a request: its dialect, its endpoint, and a record of it down to the log line.
 
-from collections.abc import Mapping
+Which dialects there are, and where, this does not know: each one's router brings its paths.
+"""
+
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
+from starlette.routing import compile_path
 from starlette.types import Scope
 
 from app.access.tokens import DEFAULT_NAME
 from app.engine.checks import AnswerMemory
 from app.engine.scheduling.job import Purpose
-from app.observability.metrics import EMBEDDING_ENDPOINT
+from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT
 from app.observability.tracing import Stage
 
 
-class Dialect(Enum):
-    """The API that a request is written for, and that its errors follow."""
+@dataclass(frozen=True, slots=True)
+class ErrorFacts:
+    """An error independent of the dialect.
 
-    NATIVE = "Smart Embedder"
-    OPENAI = "OpenAI"
-    COHERE = "Cohere, Jina, vLLM"
-    VLLM = "vLLM"
-    TEI = "text-embeddings-inference"
+    `status` is the native one; `problems` lists the faults of an invalid body.
+    """
+
+    message: str
+    code: str
+    status: int
+    problems: list[dict[str, str]] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Dialect:
+    """The API that a request is written for, and the shape of its errors.
+
+    `error_body` makes the body of an error in the request of some id. `statuses` are those that
+    differ from the native ones, by the error's code.
+    """
+
+    name: str
+    error_body: Callable[[ErrorFacts, str], dict[str, Any]]
+    statuses: Mapping[str, int] = field(default_factory=dict)
+
+
+def _native_error(error: ErrorFacts, request_id: str) -> dict[str, Any]:
+    body = {"detail": error.message, "code": error.code, "request_id": request_id}
+    return body if error.problems is None else body | {"errors": error.problems}
+
+
+NATIVE = Dialect("Smart Embedder", _native_error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,119 +66,68 @@ class Endpoint:
 
 NATIVE_EMBEDDINGS = Endpoint(EMBEDDING_ENDPOINT)
 EMBEDDING_STREAM = Endpoint("/embeddings/stream", streams=True)
-OPENAI_EMBEDDINGS = Endpoint("/v1/embeddings")
-RERANK = Endpoint("/rerank", Purpose.RERANKING)
-SCORE = Endpoint("/score", Purpose.RERANKING)
-TEI_EMBED = Endpoint("/embed")
-TEI_EMBED_ALL = Endpoint("/embed_all")
-TEI_EMBED_SPARSE = Endpoint("/embed_sparse")
-TEI_SIMILARITY = Endpoint("/similarity")
-TEI_TOKENIZE = Endpoint("/tokenize")
-TEI_DECODE = Endpoint("/decode")
-TEI_PREDICT = Endpoint("/predict", Purpose.RERANKING)
-_TEI_ENDPOINTS = (
-    TEI_EMBED,
-    TEI_EMBED_ALL,
-    TEI_EMBED_SPARSE,
-    TEI_SIMILARITY,
-    TEI_TOKENIZE,
-    TEI_DECODE,
-    TEI_PREDICT,
-)
-COHERE_EMBED = Endpoint("/v2/embed")
-EMBEDDING_SERVER = Endpoint("/api/v1/embed")
-ENDPOINTS = (
-    NATIVE_EMBEDDINGS,
-    EMBEDDING_STREAM,
-    OPENAI_EMBEDDINGS,
-    RERANK,
-    SCORE,
-    *_TEI_ENDPOINTS,
-    COHERE_EMBED,
-    EMBEDDING_SERVER,
-)
+RERANK = Endpoint(RERANK_ENDPOINT, Purpose.RERANKING)
 
 
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """The endpoint of a path; if several `dialects` share it, the fields of the body decide."""
+@dataclass(slots=True)
+class Place:
+    """What a path alone tells of a request.
 
-    endpoint: Endpoint
-    dialects: tuple[Dialect, ...]
+    `dialects` are those that its body may be written in; the first one decides the status of an
+    error. `endpoint` is that of a POST. A health check needs no token.
+    """
 
-
-NATIVE_ONLY = (Dialect.NATIVE,)
-_OPENAI = (Dialect.OPENAI,)
-_VLLM = (Dialect.VLLM,)
-_TEI = (Dialect.TEI,)
-_RERANKS = _Route(RERANK, (Dialect.NATIVE, Dialect.TEI, Dialect.COHERE))
-
-_WORK: Mapping[str, _Route] = {
-    "/embeddings/": _Route(NATIVE_EMBEDDINGS, (Dialect.NATIVE, Dialect.OPENAI)),
-    EMBEDDING_STREAM.path: _Route(EMBEDDING_STREAM, NATIVE_ONLY),
-    "/v1/embeddings": _Route(OPENAI_EMBEDDINGS, _OPENAI),
-    "/rerank": _RERANKS,
-    "/v1/rerank": _RERANKS,
-    "/v2/rerank": _RERANKS,
-    "/score": _Route(SCORE, _VLLM),
-    "/v1/score": _Route(SCORE, _VLLM),
-    "/v1/embed": _Route(COHERE_EMBED, (Dialect.COHERE,)),
-    "/v2/embed": _Route(COHERE_EMBED, (Dialect.COHERE,)),
-    "/api/v1/embed": _Route(EMBEDDING_SERVER, _TEI),
-}
-# The root itself is this service's own for every other method.
-_WORK_AT_ROOT = {**_WORK, "/": _Route(TEI_EMBED, (Dialect.NATIVE, Dialect.TEI))} | {
-    each.path: _Route(each, _TEI) for each in _TEI_ENDPOINTS
-}
-# The paths of one model, below /models/{model}.
-_WORK_OF_A_MODEL = {each.path: _Route(each, _TEI) for each in (*_TEI_ENDPOINTS, RERANK)} | {
-    path: _Route(OPENAI_EMBEDDINGS, _OPENAI) for path in ("/v1/embeddings", "/embeddings")
-}
-_MODELS = "/models"
-_READ: Mapping[str, tuple[Dialect, ...]] = {
-    _MODELS: _OPENAI,
-    f"/v1{_MODELS}": _OPENAI,
-    "/info": _TEI,
-    "/ping": _TEI,
-}
-_BELOW_OPENAI = ("/v1/", "/openai/")
-_HEALTH = ("/ping", "/health")
+    dialects: tuple[Dialect, ...] = ()
+    endpoint: Endpoint | None = None
+    is_health_check: bool = False
 
 
-def endpoint_of(path: str) -> Endpoint | None:
-    """The endpoint of a POST to `path`, which has no slash at its end."""
-    route = _route_of(path)
-    return None if route is None else route.endpoint
+class Paths:
+    """The places of all paths; those of no dialect are this service's own."""
 
+    def __init__(self) -> None:
+        self._places: dict[str, Place] = {}
+        self._patterns: dict[str, re.Pattern[str]] = {}
+        self._below: dict[str, Dialect] = {}
 
-def dialects_of(path: str) -> tuple[Dialect, ...]:
-    """The dialects that a request to `path` may be written in, before its body is read."""
-    route = _route_of(path)
-    if route is not None:
-        return route.dialects
-    if path in _READ:
-        return _READ[path]
-    if path.startswith(f"{_MODELS}/"):
-        return _TEI
-    # There is nothing, which OpenAI's and Azure's clients can be told in their own shape.
-    return _OPENAI if f"{path}/".startswith(_BELOW_OPENAI) else NATIVE_ONLY
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """Every endpoint."""
+        found = (place.endpoint for place in self._places.values() if place.endpoint is not None)
+        return tuple(dict.fromkeys(found))
 
+    def add(
+        self,
+        path: str,
+        dialect: Dialect,
+        endpoint: Endpoint | None = None,
+        *,
+        is_health_check: bool = False,
+    ) -> None:
+        """Add a dialect to a path, which may hold names in braces as the router's paths do."""
+        place = self._places.setdefault(path, Place())
+        dialects = dict.fromkeys((*place.dialects, dialect))
+        place.dialects = tuple(sorted(dialects, key=lambda each: each is not NATIVE))
+        place.endpoint = place.endpoint or endpoint
+        place.is_health_check |= is_health_check
+        if "{" in path:
+            self._patterns[path] = compile_path(path)[0]
 
-def is_health_check(path: str) -> bool:
-    """Whether the path is a dialect's health check, which needs no token."""
-    return path == "/ping" or (path.startswith(f"{_MODELS}/") and path.endswith(_HEALTH))
+    def add_below(self, prefix: str, dialect: Dialect) -> None:
+        """Let errors have the shape of `dialect` where there is nothing below `prefix`."""
+        self._below[prefix] = dialect
 
-
-def _route_of(path: str) -> _Route | None:
-    if path in _WORK_AT_ROOT:
-        return _WORK_AT_ROOT[path]
-    if path.startswith(f"{_MODELS}/"):
-        for end, route in _WORK_OF_A_MODEL.items():
-            if path.endswith(end):
-                return route
-        if path.count("/") == _MODELS.count("/") + 1:  # A model itself, by a name without a slash.
-            return _Route(TEI_EMBED, _TEI)
-    return None
+    def find(self, path: str) -> Place:
+        """The place of `path`, which has no slash at its end."""
+        if path in self._places:
+            return self._places[path]
+        for template, pattern in self._patterns.items():
+            if pattern.match(path):
+                return self._places[template]
+        below = (
+            dialect for prefix, dialect in self._below.items() if f"{path}/".startswith(prefix)
+        )
+        return Place((next(below, NATIVE),))
 
 
 class StreamMemory(Protocol):
@@ -184,7 +161,8 @@ class RequestContext:
     path: str
     endpoint: Endpoint | None
     client_address: str
-    dialects: tuple[Dialect, ...] = NATIVE_ONLY
+    dialects: tuple[Dialect, ...] = (NATIVE,)
+    is_health_check: bool = False
     token_name: str | None = None
     error_code: str | None = None
     error_status: int | None = None

@@ -7,7 +7,7 @@ another operation.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -16,12 +16,13 @@ from typing import Annotated, Any, TypeVar
 
 import http_sf
 from fastapi import APIRouter, Depends, Request
+from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from app.access.rate_limit import Buckets
 from app.api.body import BodyForm, max_json_values, read_body
 from app.api.catalogue import ModelCatalogue
-from app.api.context import RequestContext, context_of
+from app.api.context import NATIVE, Dialect, Endpoint, Paths, RequestContext, context_of
 from app.api.negotiation import encoding_of, preference
 from app.api.rendering import JSON, Chunk, ChunkedResponse, timings_as_json
 from app.engine import DEFAULT_URGENCY, Engine
@@ -49,7 +50,8 @@ class Service:
     """The parts of one running service.
 
     `stream_slots` are the slots of the queue that streams may take; the rest is left to other
-    requests. `turns` are for whatever may hold the event loop for some milliseconds.
+    requests. `turns` are for whatever may hold the event loop for some milliseconds. `shared` are
+    the operations that dialects bring to paths of others.
     """
 
     settings: Settings
@@ -63,6 +65,7 @@ class Service:
     render_threads: Executor
     stream_slots: FairSemaphore
     turns: LoopTurns
+    shared: Mapping[str, Sequence["Operation"]]
 
     @property
     def status(self) -> tuple[str, str | None]:
@@ -169,14 +172,94 @@ class Operation(BodyForm):
     answer: Callable[[Any, Call], Awaitable[Response]]
 
 
-async def respond(request: Request, service: Service, *operations: Operation) -> Response:
-    """Read the body, and answer it by its operation, all within REQUEST_TIMEOUT."""
+class Router(APIRouter):
+    """The paths of one dialect, and what the rest of the service must know of them.
+
+    `groups` describe the tags of its operations. `below` are beginnings of paths where errors have
+    the dialect's shape, whether there is something or not. `endpoints` and `shared` hold what is
+    done where, by path; `health_checks` are the paths that need no token.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect = NATIVE,
+        groups: Sequence[Mapping[str, str]] = (),
+        below: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.dialect, self.groups, self.below = dialect, groups, below
+        self.endpoints: dict[str, Endpoint] = {}
+        self.shared: list[tuple[str, Operation]] = []
+        self.health_checks: set[str] = set()
+
+    def work(
+        self, path: str, endpoint: Endpoint, **description: Any
+    ) -> Callable[[Handler], Handler]:
+        """Register the function that answers what asks for work at `path`, as `endpoint`."""
+        self.endpoints[path] = endpoint
+        return self.post(path, **description)
+
+    def share(self, operation: "Operation", *paths: str) -> None:
+        """Answer `operation` at paths of other dialects, too: its bodies have its field."""
+        self.shared += [(path, operation) for path in paths]
+
+    def get_and_head(self, path: str, **description: Any) -> Callable[[Handler], Handler]:
+        """Register an endpoint for GET and, without a description of its own, for HEAD."""
+
+        def register(endpoint: Handler) -> Handler:
+            self.head(path, include_in_schema=False)(endpoint)
+            return self.get(path, **description)(endpoint)
+
+        return register
+
+    def health_check(self, path: str, **description: Any) -> Callable[[Handler], Handler]:
+        """The same for a path that needs no token."""
+        self.health_checks.add(path)
+        return self.get_and_head(path, **description)
+
+
+def paths_of(routers: Sequence[Router]) -> Paths:
+    """The places of all paths of these."""
+    paths = Paths()
+    for router in routers:
+        for path in dict.fromkeys(
+            each.path for each in router.routes if isinstance(each, APIRoute)
+        ):
+            is_health_check = path in router.health_checks
+            endpoint = router.endpoints.get(path)
+            paths.add(path, router.dialect, endpoint, is_health_check=is_health_check)
+        for prefix in router.below:
+            paths.add_below(prefix, router.dialect)
+    for path, operations in shared_by(routers).items():
+        for operation in operations:
+            paths.add(path, operation.dialect, operation.endpoint)
+    return paths
+
+
+def shared_by(routers: Sequence[Router]) -> dict[str, list["Operation"]]:
+    """By path, the operations that dialects bring to paths of others."""
+    found: dict[str, list[Operation]] = {}
+    for router in routers:
+        for path, operation in router.shared:
+            found.setdefault(path, []).append(operation)
+    return found
+
+
+async def respond(request: Request, service: Service, operation: Operation) -> Response:
+    """Read the body and answer it, all within REQUEST_TIMEOUT.
+
+    It is answered by `operation`, or by the one of those sharing the path whose field it has.
+    """
+    others = service.shared.get(context_of(request.scope).route, ())
+    # The first one decides how errors look before the body is known.
+    operations = sorted((operation, *others), key=lambda each: each.dialect is not NATIVE)
 
     async def read_and_answer() -> Response:
         values = max_json_values(service.settings)
-        operation, body = await read_body(request, operations, values, service.turns)
+        asked, body = await read_body(request, operations, values, service.turns)
         async with AsyncExitStack() as leases:
-            return await operation.answer(body, Call(request, service, leases, deadline=deadline))
+            return await asked.answer(body, Call(request, service, leases, deadline=deadline))
 
     seconds = service.settings.request_timeout
     deadline = asyncio.get_running_loop().time() + seconds
@@ -239,13 +322,3 @@ def urgency_of(request: Request, default: int = DEFAULT_URGENCY) -> int:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LEAST_URGENT:
         return value
     return default
-
-
-def get_and_head(router: APIRouter, path: str, **description: Any) -> Callable[[Handler], Handler]:
-    """Register an endpoint for GET and, without a description of its own, for HEAD."""
-
-    def register(endpoint: Handler) -> Handler:
-        router.head(path, include_in_schema=False)(endpoint)
-        return router.get(path, **description)(endpoint)
-
-    return register

@@ -38,20 +38,6 @@ of them {settings.rerank_gpu_timeout:g} in forwards | `REQUEST_TIMEOUT`, `RERANK
 | requests of one client | {settings.rate_limit_burst_size} at once and \
 {settings.rate_limit_requests_per_minute} a minute | counted together with embeddings \
 | `RATE_LIMIT_BURST_SIZE`, `RATE_LIMIT_REQUESTS_PER_MINUTE` |"""
-# The groups of /docs, in this order.
-TAGS: Final = (
-    {"name": "embeddings", "description": "This service's own: all kinds of vectors at once."},
-    {"name": "rerank", "description": "This service's own."},
-    {"name": "operation", "description": "How the service is, and what it has done."},
-    {"name": "OpenAI", "description": "Also below /models/{model}, for that model alone."},
-    {"name": "Cohere, Jina, vLLM", "description": "Reranking, scores, and Cohere's vectors."},
-    {
-        "name": "text-embeddings-inference",
-        "description": "Of the default models. Reranking is at /rerank, told apart by `texts`.",
-    },
-    {"name": "text-embeddings-inference, one model", "description": "The same of one model."},
-    {"name": "embedding-server"},
-)
 _WORK_STATUSES = (400, 401, 403, 408, 413, 415, 429, 500, 503, 504)
 _PROTECTED = ("/stats", "/metrics")
 _UNKNOWN_YET = "known once the models are loaded"

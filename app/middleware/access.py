@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.access.rate_limit import Buckets
 from app.access.tokens import DEFAULT_NAME, ApiTokens
-from app.api.context import RequestContext, context_of, is_health_check, working_endpoint
+from app.api.context import RequestContext, context_of, working_endpoint
 from app.api.errors import error_response
 from app.errors import (
     DrainingError,
@@ -171,8 +171,9 @@ class RequireToken:
 
     def _is_public(self, scope: Scope) -> bool:
         """Whether the request needs no token; a request for work always needs one."""
-        path = context_of(scope).route
-        public = path == "/" or is_health_check(path) or _is_below(path, self._public)
+        context = context_of(scope)
+        path = context.route
+        public = path == "/" or context.is_health_check or _is_below(path, self._public)
         return public and working_endpoint(scope) is None
 
 

@@ -20,14 +20,7 @@ from app.access.client_address import (
     network_key,
     unmapped,
 )
-from app.api.context import (
-    ENDPOINTS,
-    RequestContext,
-    context_of,
-    dialects_of,
-    endpoint_of,
-    working_endpoint,
-)
+from app.api.context import Endpoint, Paths, RequestContext, context_of, working_endpoint
 from app.api.errors import unforeseen_error_response
 from app.api.negotiation import preference
 from app.engine.scheduling.job import Purpose
@@ -64,8 +57,9 @@ class ProvideContext:
     the endpoint that reads one, and cookies to nobody.
     """
 
-    def __init__(self, app: ASGIApp, trusted_proxies: Sequence[Network]) -> None:
+    def __init__(self, app: ASGIApp, trusted_proxies: Sequence[Network], paths: Paths) -> None:
         self.app = app
+        self._paths = paths
         self._trusted_proxies = [unmapped(network) for network in trusted_proxies]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,6 +96,7 @@ class ProvideContext:
         prefix = root_path or forwarded_prefix(peer, forwarded, self._trusted_proxies)
         normalized = _normalize(path)
         scope["root_path"], scope["path"] = prefix, prefix + normalized
+        place = self._paths.find(normalized)
         # FastAPI would parse both for every endpoint: 64 KiB of a query in 20 ms, and of a cookie's
         # backslashes, whose time grows with the square of their number, in six seconds.
         query, scope["query_string"] = scope.get("query_string", b""), b""
@@ -109,8 +104,9 @@ class ProvideContext:
         return RequestContext(
             request_id=given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex,
             path=escape_text(path),
-            endpoint=endpoint_of(normalized) if scope["method"] == "POST" else None,
-            dialects=dialects_of(normalized),
+            endpoint=place.endpoint if scope["method"] == "POST" else None,
+            dialects=place.dialects,
+            is_health_check=place.is_health_check,
             client_address=network_key(client_address(peer, forwarded_for, self._trusted_proxies)),
             route=normalized,
             prefix=prefix,
@@ -190,7 +186,7 @@ def _is_routine(method: str, status: int | None) -> bool:
 class MeasureRequests:
     """Updates the request metrics: outcome, duration, and how many are in work."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, endpoints: Sequence[Endpoint]) -> None:
         self.app = app
         self._abandoned = metrics.abandoned
         reranking = metrics.rerank_endpoint()
@@ -198,7 +194,7 @@ class MeasureRequests:
             endpoint.path: reranking
             if endpoint.purpose is Purpose.RERANKING
             else metrics.embedding_endpoint(endpoint.path)
-            for endpoint in ENDPOINTS
+            for endpoint in endpoints
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -39,20 +39,6 @@ EMBEDDING_ENDPOINT: Final = "/embeddings/"
 RERANK_ENDPOINT: Final = "/rerank"
 # Where a vector was found: in memory, in Redis, or in a computation that was under way.
 CACHE_SOURCES: Final = ("memory", "redis", "in_flight")
-# The values of the label `endpoint`: the native one, and one for each operation of another dialect.
-EMBEDDING_ENDPOINTS: Final = (
-    EMBEDDING_ENDPOINT,
-    "/embeddings/stream",
-    "/v1/embeddings",
-    "/embed",
-    "/embed_all",
-    "/embed_sparse",
-    "/similarity",
-    "/tokenize",
-    "/decode",
-    "/v2/embed",
-    "/api/v1/embed",
-)
 
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
@@ -134,13 +120,9 @@ class Metrics:
     def _start_at_zero(self) -> None:
         for status in STATUSES:
             self.rerank_requests.labels(status)
-            for endpoint in EMBEDDING_ENDPOINTS:
-                self.embedding_requests.labels(status, endpoint)
         for reason in REJECTION_REASONS:
             self.embedding_rejected.labels(reason)
             self.rerank_rejected.labels(reason)
-        for endpoint in EMBEDDING_ENDPOINTS:
-            self.embedding_duration.labels(endpoint)
 
     def _make_engine_metrics(self) -> None:
         counter, histogram = self._counter, self._histogram
@@ -243,7 +225,7 @@ class Metrics:
         build.info({"version": __version__})
 
     def embedding_endpoint(self, endpoint: str) -> EndpointMetrics:
-        """The metrics of one of EMBEDDING_ENDPOINTS."""
+        """The metrics of an endpoint that embeds, which begin at zero."""
         requests = self.embedding_requests
         return EndpointMetrics(
             requests={status: requests.labels(status, endpoint) for status in STATUSES},

@@ -19,7 +19,7 @@ import app.main  # noqa: F401 - every dialect has its requests
 from app.api import body
 from app.api import errors as validation_errors
 from app.api.body import JsonValueCounter
-from app.api.context import NATIVE_EMBEDDINGS, Dialect, RequestContext
+from app.api.context import NATIVE, NATIVE_EMBEDDINGS, RequestContext
 from app.api.dialects import openai
 from app.api.dialects.cohere import CohereEmbedRequest, DocumentsRequest
 from app.api.dialects.openai import OpenAIEmbeddingRequest
@@ -223,7 +223,7 @@ def test_an_api_is_told_by_its_field_without_a_description_of_errors(monkeypatch
     forms = (embeddings._OPERATION, openai.EMBEDDINGS)
     form, _ = body._read(from_json(sent), forms, request)
     assert form is openai.EMBEDDINGS
-    assert context.dialects == (Dialect.OPENAI,)
+    assert context.dialects == (openai.OPENAI,)
 
 
 def all_requests(kind: type[RequestModel] = RequestModel) -> list[type[RequestModel]]:
@@ -358,14 +358,14 @@ async def test_a_body_of_two_apis_or_of_none_is_refused_with_the_fields_that_tel
 
 
 async def test_an_undecided_body_leaves_the_dialects_of_its_path() -> None:
-    context = RequestContext("id", "/embeddings/", NATIVE_EMBEDDINGS, "a", tuple(Dialect))
+    context = RequestContext("id", "/embeddings/", NATIVE_EMBEDDINGS, "a", (NATIVE, openai.OPENAI))
     request = Request({"type": "http", "state": {"context": context}})
     with pytest.raises(InvalidRequestError):
         body._read({"texts": []}, FORMS, request)
-    assert context.dialects == tuple(Dialect)
+    assert context.dialects == (NATIVE, openai.OPENAI)
     with pytest.raises(InvalidRequestError):
         body._read({"texts": []}, FORMS[1:], request)
-    assert context.dialects == (Dialect.OPENAI,), "there is no other"
+    assert context.dialects == (openai.OPENAI,), "there is no other"
 
 
 async def test_what_is_no_json_is_refused_with_its_size_and_an_example() -> None:

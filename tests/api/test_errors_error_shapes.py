@@ -1,22 +1,27 @@
 """An error in the shape of each dialect, as the servers that it imitates answer it."""
 
+from typing import Any
+
 import orjson
 import pytest
 from fastapi import FastAPI
 from httpx2 import ASGITransport, AsyncClient
 from structlog.testing import capture_logs
 
-from app.api.context import RERANK, Dialect, RequestContext, context_of
+from app.api.context import NATIVE, RERANK, Dialect, ErrorFacts, RequestContext, context_of
+from app.api.dialects.cohere import COHERE
+from app.api.dialects.openai import OPENAI
+from app.api.dialects.tei import TEI
+from app.api.dialects.vllm import VLLM
 from app.api.errors import (
-    ErrorFacts,
-    body_of,
+    _response,
     error_facts,
     install_error_handlers,
-    status_in,
     unforeseen_error_response,
 )
 from app.errors import QueueFullError
 from app.middleware.observe import ProvideContext
+from tests.support.paths import PATHS
 
 PROBLEMS = [{"pointer": "/input/0/text", "detail": "too long"}, {"pointer": "/model"}]
 
@@ -25,11 +30,18 @@ def error(code: str = "internal_error", status: int = 500, **more) -> ErrorFacts
     return ErrorFacts("It failed.", code, status, **more)
 
 
+def answer_in(failed: ErrorFacts, *dialects: Dialect) -> tuple[int, dict[str, Any]]:
+    """The status and the body of an error where a path has these dialects."""
+    context = RequestContext("r", "/rerank", RERANK, "192.0.2.1", dialects)
+    answer = _response({"type": "http", "state": {"context": context}}, failed)
+    return answer.status_code, orjson.loads(answer.body)
+
+
 def test_the_native_body_lists_problems_where_there_are_any() -> None:
     plain = {"detail": "It failed.", "code": "internal_error", "request_id": "r"}
-    assert body_of(error(), "r", [Dialect.NATIVE]) == plain
+    assert answer_in(error(), NATIVE) == (500, plain)
     invalid = error(problems=PROBLEMS)
-    assert body_of(invalid, "r", [Dialect.NATIVE]) == plain | {"errors": PROBLEMS}
+    assert answer_in(invalid, NATIVE) == (500, plain | {"errors": PROBLEMS})
 
 
 @pytest.mark.parametrize(
@@ -48,24 +60,21 @@ def test_the_native_body_lists_problems_where_there_are_any() -> None:
 def test_openais_error_has_a_type_and_the_field(code, status, kind, answered) -> None:
     failed = error(code, status, problems=PROBLEMS)
     about = {"message": "It failed.", "type": kind, "code": code}
-    assert body_of(failed, "r", [Dialect.OPENAI]) == {
-        "error": about | {"param": "input"}, "detail": "It failed.", **about,
-    }  # fmt: skip
-    assert status_in([Dialect.OPENAI], failed) == answered
+    body = {"error": about | {"param": "input"}, "detail": "It failed.", **about}
+    assert answer_in(failed, OPENAI) == (answered, body)
     number = about | {"param": "input", "code": answered}
-    body = body_of(failed, "r", [Dialect.VLLM])
-    assert body == {"error": number, "object": "error", **number}
-    assert status_in([Dialect.VLLM], failed) == status_in([Dialect.COHERE], failed) == answered
+    assert answer_in(failed, VLLM) == (answered, {"error": number, "object": "error", **number})
+    assert answer_in(failed, COHERE)[0] == answered
 
 
 @pytest.mark.parametrize("problems", [None, [], [{"pointer": "", "detail": "no object"}]])
 def test_without_a_field_none_is_named(problems) -> None:
-    body = body_of(error(problems=problems), "r", [Dialect.OPENAI])
+    _, body = answer_in(error(problems=problems), OPENAI)
     assert body["error"]["param"] is None
 
 
 def test_coheres_error_has_its_message_and_jinas_detail() -> None:
-    body = body_of(error("invalid_request", 422), "r", [Dialect.COHERE])
+    _, body = answer_in(error("invalid_request", 422), COHERE)
     told = {"message": "It failed.", "detail": "It failed."}
     assert body == told | {"id": "r", "code": "invalid_request"}
 
@@ -88,22 +97,19 @@ def test_coheres_error_has_its_message_and_jinas_detail() -> None:
     ],
 )
 def test_teis_error_says_what_kind_it_is(code, status, kind, answered) -> None:
-    failed = error(code, status)
-    body = body_of(failed, "r", [Dialect.TEI])
-    assert body == {"error": "It failed.", "error_type": kind}
-    assert status_in([Dialect.TEI], failed) == answered
+    told = {"error": "It failed.", "error_type": kind}
+    assert answer_in(error(code, status), TEI) == (answered, told)
 
 
 def test_where_dialects_share_a_path_the_first_decides_and_all_can_be_read() -> None:
     failed = error("invalid_request", 422)
-    body = body_of(failed, "r", [Dialect.NATIVE, Dialect.OPENAI])
+    status, body = answer_in(failed, NATIVE, OPENAI)
+    assert status == 422
     assert body["error"]["code"] == body["code"] == "invalid_request"
     assert (body["request_id"], body["type"]) == ("r", "invalid_request_error")
-    assert status_in([Dialect.NATIVE, Dialect.OPENAI], failed) == 422
-    assert status_in([Dialect.OPENAI, Dialect.NATIVE], failed) == 400
-    shared = body_of(failed, "r", [Dialect.TEI, Dialect.OPENAI])
-    assert shared["error"] == "It failed."
-    assert body_of(failed, "r", [Dialect.OPENAI, Dialect.TEI])["error"]["type"]
+    assert answer_in(failed, OPENAI, NATIVE)[0] == 400
+    assert answer_in(failed, TEI, OPENAI)[1]["error"] == "It failed."
+    assert answer_in(failed, OPENAI, TEI)[1]["error"]["type"]
 
 
 def scope() -> dict[str, object]:
@@ -133,7 +139,7 @@ async def test_a_lack_of_memory_is_temporary_wherever_it_is_noticed() -> None:
     async def endpoint() -> None:
         raise MemoryError("of something")
 
-    app.add_middleware(ProvideContext, trusted_proxies=())
+    app.add_middleware(ProvideContext, trusted_proxies=(), paths=PATHS)
     transport = ASGITransport(app)
     async with AsyncClient(transport=transport, base_url="http://service") as client:
         with capture_logs() as log:

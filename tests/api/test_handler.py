@@ -8,19 +8,19 @@ from typing import ClassVar
 
 import orjson
 import pytest
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import FastAPI, Request
 from httpx2 import ASGITransport, AsyncClient
 from starlette import datastructures, requests
 
-from app.api.context import NATIVE_EMBEDDINGS, Dialect, RequestContext
+from app.api.context import NATIVE, NATIVE_EMBEDDINGS, RequestContext
 from app.api.errors import install_error_handlers
 from app.api.handler import (
     LARGE_ANSWER_BYTES,
     Call,
     Operation,
+    Router,
     ServiceDep,
     cancel_on_disconnect,
-    get_and_head,
     respond,
     urgency_of,
     with_timeout,
@@ -40,6 +40,7 @@ from app.settings import Settings
 from tests.engine.fakes import FakeModel, loaded
 from tests.engine.further_models import FakeLoader, entries
 from tests.support.in_process import served
+from tests.support.paths import PATHS
 
 
 class Shout(RequestModel):
@@ -54,7 +55,7 @@ async def shout(body: Shout, call: Call):
     return await call.render(lambda: [orjson.dumps([text.upper() for text in body.input])])
 
 
-SHOUT = Operation(Dialect.NATIVE, NATIVE_EMBEDDINGS, "input", Shout, shout)
+SHOUT = Operation(NATIVE, NATIVE_EMBEDDINGS, "input", Shout, shout)
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def client():
         return await respond(request, service, SHOUT)
 
     install_error_handlers(app)
-    app.add_middleware(ProvideContext, trusted_proxies=())
+    app.add_middleware(ProvideContext, trusted_proxies=(), paths=PATHS)
     return AsyncClient(transport=ASGITransport(app), base_url="http://service")
 
 
@@ -261,9 +262,9 @@ async def test_only_the_time_of_the_request_is_told_as_such() -> None:
 
 
 async def test_what_answers_to_get_answers_to_head_and_is_described_once() -> None:
-    router = APIRouter()
+    router = Router()
 
-    @get_and_head(router, "/it", summary="It")
+    @router.get_and_head("/it", summary="It")
     async def endpoint() -> str:
         return "it"
 

@@ -6,6 +6,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from app.middleware.observe import ProvideContext
+from tests.support.paths import PATHS
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -57,7 +58,7 @@ async def exchange(
 
     whole = {"type": "http", "method": method, "path": path, "headers": list(headers)}
     whole |= {"client": (peer, 1), **scope}
-    await ProvideContext(app, proxies)(whole, receive, send)
+    await ProvideContext(app, proxies, PATHS)(whole, receive, send)
     return whole["state"]["context"], sent
 
 

@@ -9,6 +9,7 @@ from app.middleware.access import RefuseWhileDraining
 from app.middleware.observe import ProvideContext
 from app.server.drain import Drain
 from tests.middleware.exchange import Inner, exchange, header
+from tests.support.paths import PATHS
 from tests.support.skipped_time import in_skipped_time, now, turns
 
 
@@ -72,7 +73,7 @@ async def test_a_body_that_does_not_come_delays_the_refusal_for_a_moment() -> No
             sent.append(message)
 
         scope = {"type": "http", "method": "POST", "path": "/rerank", "headers": headers}
-        app = ProvideContext(RefuseWhileDraining(Inner(), drain), [])
+        app = ProvideContext(RefuseWhileDraining(Inner(), drain), [], PATHS)
         await app(scope | {"client": None}, asyncio.Event().wait, send)
         assert sent[0]["status"] == 503
         return now() - began

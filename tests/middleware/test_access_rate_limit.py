@@ -10,6 +10,7 @@ from app.access.rate_limit import MemoryBuckets
 from app.access.tokens import ApiTokens
 from app.middleware.access import LimitRate, RateLimiter, RequireToken
 from app.middleware.observe import ProvideContext
+from tests.support.paths import PATHS
 
 PROXY = ip_network("10.0.0.0/8")
 
@@ -32,7 +33,7 @@ class App:
             limiter,
             protect_metrics=protect_metrics,
         )
-        self._app = ProvideContext(checked, [PROXY])
+        self._app = ProvideContext(checked, [PROXY], PATHS)
 
     async def send(
         self,

@@ -8,6 +8,7 @@ import pytest
 from app.api.context import NATIVE_EMBEDDINGS, RERANK
 from app.middleware.observe import ProvideContext
 from tests.middleware.exchange import Inner, exchange, header
+from tests.support.paths import PATHS
 
 PROXIES = [ip_network("::ffff:10.0.0.0/104")]
 
@@ -100,7 +101,7 @@ async def test_what_is_no_http_passes_untouched() -> None:
     async def send(_message: Any) -> None:
         pass
 
-    await ProvideContext(inner, [])(scope, receive, send)
+    await ProvideContext(inner, [], PATHS)(scope, receive, send)
     assert inner.scope == {"type": "lifespan"}
 
 

@@ -8,6 +8,7 @@ from app.api.endpoints.operations import totals
 from app.api.errors import error_response
 from app.middleware.observe import MeasureRequests, ProvideContext
 from app.observability.metrics import REJECTION_REASONS, Metrics
+from tests.support.paths import PATHS
 
 REJECTED = {
     errors.QueueFullError: "backpressure",
@@ -42,7 +43,9 @@ async def ask(metrics: Metrics, path: str, error: type[errors.SmartEmbedderError
         await error_response(scope, error("no"))(scope, receive, send)
 
     scope = {"type": "http", "method": "POST", "path": path, "headers": [], "client": None}
-    await ProvideContext(MeasureRequests(refuse, metrics), [])(scope, None, send)
+    await ProvideContext(MeasureRequests(refuse, metrics, PATHS.endpoints), [], PATHS)(
+        scope, None, send
+    )
 
 
 def moved(metrics: Metrics) -> dict[str, float]:

@@ -5,11 +5,12 @@ import pytest
 from app import __version__
 from app.observability.metrics import (
     CACHE_SOURCES,
-    EMBEDDING_ENDPOINTS,
     REJECTION_REASONS,
     STATUSES,
     Metrics,
 )
+
+EMBEDDING_ENDPOINTS = ("/embeddings/", "/v1/embeddings")
 
 
 @pytest.fixture
@@ -28,6 +29,8 @@ def samples(metrics: Metrics, name: str) -> dict[tuple[str, ...], float]:
 
 
 def test_every_label_has_a_series_at_zero_from_the_start(metrics) -> None:
+    for endpoint in EMBEDDING_ENDPOINTS:
+        metrics.embedding_endpoint(endpoint)
     for name, labels in {
         "embedding_requests_total": {(s, e) for s in STATUSES for e in EMBEDDING_ENDPOINTS},
         "rerank_requests_total": {(each,) for each in STATUSES},

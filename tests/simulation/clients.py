@@ -75,7 +75,7 @@ class World:
 
     def __post_init__(self) -> None:
         """Put the middleware in front that counts requests."""
-        self.measured = MeasureRequests(_answer, self.metrics)
+        self.measured = MeasureRequests(_answer, self.metrics, (NATIVE_EMBEDDINGS, RERANK))
 
     def count(self, what: str) -> None:
         """Count what became of a request."""

@@ -1,4 +1,4 @@
-"""Cohere's vectors of texts, in full or in fewer bits."""
+"""Cohere's vectors and order of documents, which Jina, Voyage, Mixedbread and vLLM order alike."""
 
 import math
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -22,8 +22,7 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from app.api.answers import Usage
-from app.api.context import COHERE_EMBED, Dialect
-from app.api.context import RERANK as RERANK_ENDPOINT
+from app.api.context import RERANK, Dialect, Endpoint, ErrorFacts
 from app.api.dialects.fields import (
     DTYPES,
     TASKS,
@@ -40,7 +39,8 @@ from app.api.dialects.fields import (
     unless,
     value_of,
 )
-from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.errors import NO_422
+from app.api.handler import Call, Operation, Router, ServiceDep, respond
 from app.api.openapi import BEARER, describe_work
 from app.api.rendering import (
     OPTIONS,
@@ -190,7 +190,17 @@ class CohereError(BaseModel):
     code: str
 
 
-DESCRIPTION: dict[str, Any] = {"tags": ["Cohere, Jina, vLLM"]} | describe_work(
+def _error_body(error: ErrorFacts, request_id: str) -> dict[str, Any]:
+    """Cohere's `message`, and Jina's `detail`."""
+    return {"id": request_id, "message": error.message, "detail": error.message, "code": error.code}
+
+
+COHERE = Dialect("Cohere, Jina, vLLM", _error_body, NO_422)
+_TAG = {"name": COHERE.name, "description": "Reranking, scores, and Cohere's vectors."}
+
+rerank_router = Router(COHERE, tags=[_TAG["name"]], dependencies=[BEARER])
+
+_RERANK_DESCRIPTION = describe_work(
     "Order documents by relevance",
     DocumentsRequest,
     DocumentsResponse,
@@ -198,6 +208,17 @@ DESCRIPTION: dict[str, Any] = {"tags": ["Cohere, Jina, vLLM"]} | describe_work(
     422,
     error=CohereError,
 )
+
+
+@rerank_router.work("/v2/rerank", RERANK, **_RERANK_DESCRIPTION)
+@rerank_router.work("/v1/rerank", RERANK, **_RERANK_DESCRIPTION)
+async def rerank_documents(request: Request, service: ServiceDep) -> Response:
+    """The relevance of each document to the query, from 0 to 1, the best first.
+
+    A body with `passages` is read as this service's own, as at /rerank, and one with `texts` as
+    text-embeddings-inference's.
+    """
+    return await respond(request, service, _RERANK)
 
 
 async def _rerank(body: DocumentsRequest, call: Call) -> Response:
@@ -256,10 +277,13 @@ def _report(result: RerankResult, documents: int) -> dict[str, Any]:
     }
 
 
-RERANK = Operation(Dialect.COHERE, RERANK_ENDPOINT, "documents", DocumentsRequest, _rerank)
+_RERANK = Operation(COHERE, RERANK, "documents", DocumentsRequest, _rerank)
+rerank_router.share(_RERANK, RERANK.path)
 
 
-router = APIRouter(tags=["Cohere, Jina, vLLM"], dependencies=[BEARER])
+router = Router(COHERE, [_TAG], tags=[_TAG["name"]], dependencies=[BEARER])
+
+_EMBEDDINGS = Endpoint("/v2/embed")
 
 _EMBED_EXAMPLE: dict[str, JsonValue] = {
     "texts": ["What is hybrid search?"],
@@ -338,13 +362,13 @@ _DESCRIPTION = describe_work(
 )
 
 
-@router.post("/v2/embed", **_DESCRIPTION)
+@router.work("/v2/embed", _EMBEDDINGS, **_DESCRIPTION)
 async def create_embeddings(request: Request, service: ServiceDep) -> Response:
     """A dense vector of each text, of unit length, in each of the types asked for."""
     return await respond(request, service, _EMBED)
 
 
-@router.post("/v1/embed", **_DESCRIPTION)
+@router.work("/v1/embed", _EMBEDDINGS, **_DESCRIPTION)
 async def create_embeddings_v1(request: Request, service: ServiceDep) -> Response:
     """The same; without `embedding_types` the vectors are a list and not an object."""
     return await respond(request, service, _EMBED_V1)
@@ -398,7 +422,7 @@ def _rendered(vectors: list[FloatArray], kind: EmbeddingType) -> Iterator[tuple[
         yield (base64_of(values) if kind == "base64" else orjson.dumps(values, option=OPTIONS),)
 
 
-_EMBED = Operation(Dialect.COHERE, COHERE_EMBED, "texts", CohereEmbedRequest, _embed)
+_EMBED = Operation(COHERE, _EMBEDDINGS, "texts", CohereEmbedRequest, _embed)
 _EMBED_V1 = Operation(
-    Dialect.COHERE, COHERE_EMBED, "texts", CohereEmbedRequest, partial(_embed, version="1")
+    COHERE, _EMBEDDINGS, "texts", CohereEmbedRequest, partial(_embed, version="1")
 )

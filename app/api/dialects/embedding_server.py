@@ -5,19 +5,23 @@ from functools import partial
 from typing import Any, Literal
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
 from app.api.answers import Usage
-from app.api.context import EMBEDDING_SERVER, Dialect
+from app.api.context import Endpoint
 from app.api.dialects import tei, tei_schemas
-from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.handler import Call, Operation, Router, ServiceDep, respond
 from app.api.openapi import BEARER, describe_work
 from app.api.rendering import render_list, usage_as_json
 from app.engine.records import EmbeddingResult
 
-router = APIRouter(tags=["embedding-server"], dependencies=[BEARER])
+_ENDPOINT = Endpoint("/api/v1/embed")
+_TAG = {"name": "embedding-server"}
+
+# Its errors are text-embeddings-inference's.
+router = Router(tei.TEI, [_TAG], tags=[_TAG["name"]], dependencies=[BEARER])
 
 
 class IndexedVector(BaseModel):
@@ -43,8 +47,9 @@ class EmbeddingServerResponse(BaseModel):
     timings: StageTimes
 
 
-@router.post(
-    EMBEDDING_SERVER.path,
+@router.work(
+    _ENDPOINT.path,
+    _ENDPOINT,
     **describe_work(
         "Embed texts",
         tei_schemas.EmbedRequest,
@@ -89,4 +94,4 @@ def _duration(seconds: float) -> str:
     return f"{seconds / size:.3g}{unit}"
 
 
-_EMBED = Operation(Dialect.TEI, EMBEDDING_SERVER, "inputs", tei_schemas.EmbedRequest, _embed)
+_EMBED = Operation(tei.TEI, _ENDPOINT, "inputs", tei_schemas.EmbedRequest, _embed)

@@ -1,19 +1,20 @@
 """OpenAI's embeddings and list of models."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from starlette.responses import JSONResponse, Response
 
 from app.access.tokens import DEFAULT_NAME, OPERATOR_NAME
 from app.api.answers import SparseIndices, TruncationWarning, Usage
 from app.api.catalogue import ServedModel
-from app.api.context import OPENAI_EMBEDDINGS, Dialect, context_of
+from app.api.context import NATIVE_EMBEDDINGS, Dialect, Endpoint, ErrorFacts, context_of
 from app.api.dialects.fields import (
     DTYPES,
     TASKS,
@@ -30,8 +31,9 @@ from app.api.dialects.fields import (
     unless,
     value_of,
 )
+from app.api.errors import NO_422
 from app.api.formats.vectors import TextVectors, VectorOptions, vectors_of
-from app.api.handler import Call, Operation, Service, ServiceDep, get_and_head, respond
+from app.api.handler import Call, Operation, Router, Service, ServiceDep, respond
 from app.api.openapi import BEARER, describe_work, error_responses
 from app.api.rendering import (
     OPTIONS,
@@ -281,17 +283,52 @@ class OpenAIError(BaseModel):
     detail: str
 
 
-router = APIRouter(tags=["OpenAI"], dependencies=[BEARER])
+_ERROR_TYPES: Mapping[int, str] = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+}
 
 
-@router.post(
-    OPENAI_EMBEDDINGS.path,
+def error_details(error: ErrorFacts) -> dict[str, Any]:
+    """OpenAI's `error`."""
+    server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = "server_error" if server_error else "invalid_request_error"
+    pointer = error.problems[0]["pointer"] if error.problems else ""
+    return {
+        "message": error.message,
+        "type": _ERROR_TYPES.get(error.status, kind),
+        "param": pointer.split("/")[1] if pointer else None,
+        "code": error.code,
+    }
+
+
+def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    """OpenAI's `error`, and beside it what text-embeddings-inference and Voyage answer there."""
+    details = error_details(error)
+    beside = {name: details[name] for name in ("message", "type", "code")}
+    return {"error": details} | beside | {"detail": error.message}
+
+
+OPENAI = Dialect("OpenAI", _error_body, NO_422)
+_ENDPOINT = Endpoint("/v1/embeddings")
+_TAG = {"name": "OpenAI", "description": "Also below /models/{model}, for that model alone."}
+
+# Azure's clients, too, can be told in their own shape that there is nothing.
+router = Router(
+    OPENAI, [_TAG], below=("/v1/", "/openai/"), tags=[_TAG["name"]], dependencies=[BEARER]
+)
+
+
+@router.work(
+    _ENDPOINT.path,
+    _ENDPOINT,
     **describe_work(
         "Embed texts", OpenAIEmbeddingRequest, OpenAIEmbeddings, 404, error=OpenAIError
     ),
 )
-@router.post("/models/{model:path}/embeddings", include_in_schema=False)
-@router.post("/models/{model:path}/v1/embeddings", include_in_schema=False)
+@router.work("/models/{model:path}/embeddings", _ENDPOINT, include_in_schema=False)
+@router.work("/models/{model:path}/v1/embeddings", _ENDPOINT, include_in_schema=False)
 async def create_embeddings(request: Request, service: ServiceDep) -> Response:
     """A dense vector of each text, of unit length. /embeddings takes the same body."""
     return await respond(request, service, EMBEDDINGS)
@@ -387,17 +424,17 @@ def _render_vector(vector: QuantizedVectors, *, as_base64: bool) -> bytes:
     return base64_of(vector.values) if as_base64 else orjson.dumps(vector.values, option=OPTIONS)
 
 
-EMBEDDINGS = Operation(Dialect.OPENAI, OPENAI_EMBEDDINGS, "input", OpenAIEmbeddingRequest, _embed)
+EMBEDDINGS = Operation(OPENAI, _ENDPOINT, "input", OpenAIEmbeddingRequest, _embed)
+router.share(EMBEDDINGS, NATIVE_EMBEDDINGS.path)
 
 
-@get_and_head(
-    router,
+@router.get_and_head(
     "/v1/models",
     summary="The names of the models",
     response_model=OpenAIModels,
     responses=error_responses(401, model=OpenAIError),
 )
-@get_and_head(router, "/models", include_in_schema=False)
+@router.get_and_head("/models", include_in_schema=False)
 async def list_models(service: ServiceDep) -> Response:
     """Hub ids, short names and aliases; every embedding model has one with `embed` in it."""
     models = service.catalogue.models
@@ -405,8 +442,7 @@ async def list_models(service: ServiceDep) -> Response:
     return JSONResponse({"object": "list", "data": data})
 
 
-@get_and_head(
-    router,
+@router.get_and_head(
     "/v1/models/{model:path}",
     summary="One of them",
     response_model=OpenAIModel,

@@ -1,31 +1,31 @@
-"""text-embeddings-inference: vectors, similarity and reranking, at the root and for one model.
+"""text-embeddings-inference: every path, at the root and, for one model, below /models/{model}.
 
-Below /models/{model}/ every path exists again, for that model alone.
+Reranking at the root is /rerank, where a body is this dialect's by its field `texts`.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
+from http import HTTPStatus
 from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import JSONResponse, Response
 
 from app import __version__
-from app.api import context as paths
 from app.api.catalogue import Role, ServedModel
-from app.api.context import Dialect
+from app.api.context import RERANK, Dialect, Endpoint, ErrorFacts
 from app.api.dialects import tei_schemas as schemas
 from app.api.handler import (
     Call,
     Operation,
+    Router,
     Service,
     ServiceDep,
     cancel_on_disconnect,
-    get_and_head,
     respond,
 )
 from app.api.openapi import BEARER, describe_work, error_responses
@@ -53,43 +53,121 @@ from app.engine.records import (
 )
 from app.engine.requests.reranking import sigmoid
 from app.engine.scheduling.admission import stop_if_given_up
+from app.engine.scheduling.job import Purpose
 from app.errors import InvalidRequestError, LoadingError, ModelNotLoadedError
 from app.settings import Settings
 
-router = APIRouter(dependencies=[BEARER])
+_ERROR_TYPES = {
+    "empty_input": "Empty",
+    "unauthorized": "Unauthorized",
+    "rate_limited": "Overloaded",
+    "queue_full": "Overloaded",
+    "loading": "Unhealthy",
+    "model_not_loaded": "Unhealthy",
+    "model_too_large": "Unhealthy",
+    "draining": "Unhealthy",
+    "unhealthy": "Unhealthy",
+}
+_STATUSES = {
+    "queue_full": 429,
+    "inference_failed": 424,
+    "out_of_memory": 424,
+    "reranker_disabled": 424,
+}
 
-ROOT_TAG, MODEL_TAG = "text-embeddings-inference", "text-embeddings-inference, one model"
-BELOW_MODEL = "/models/{model:path}"
 
-Render = Callable[[TextEmbedding], Iterator[bytes]]
+def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    server_error = error.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    kind = "Backend" if server_error else "Validation"
+    return {"error": error.message, "error_type": _ERROR_TYPES.get(error.code, kind)}
+
+
+TEI = Dialect("text-embeddings-inference", _error_body, _STATUSES)
+_ROOT_TAG, _MODEL_TAG = TEI.name, f"{TEI.name}, one model"
+_TAGS = (
+    {
+        "name": _ROOT_TAG,
+        "description": "Of the default models. Reranking is at /rerank, told apart by `texts`.",
+    },
+    {"name": _MODEL_TAG, "description": "The same of one model."},
+)
+_BELOW_MODEL = "/models/{model:path}"
+_EMBED = Endpoint("/embed")
+
+router = Router(TEI, _TAGS, below=("/models/",))
+
+_TOKENS_PER_CHUNK = 4096
+# Of the answer, about: numbers of four digits and a word.
+_BYTES_PER_TOKEN = 64
+# Of a string with other letters than ASCII's in memory.
+_BYTES_PER_CHARACTER = 4
+_ADVICE = "send fewer texts or shorter ones"
+
+Result = TypeVar("Result")
 
 
 def _describe(summary: str, schema: type[RequestModel], response: Any) -> dict[str, Any]:
-    return describe_work(summary, schema, response, 404, 422, 424, error=schemas.TeiError)
+    errors = describe_work(summary, schema, response, 404, 422, 424, error=schemas.TeiError)
+    return errors | {"dependencies": [BEARER]}
 
 
-def add_operation(
-    router: APIRouter, operation: Operation, response: Any, description: str, *, root: bool = True
-) -> None:
-    """Answer an operation below /models/{model}, and at the root unless its path is shared."""
+def _operation(
+    endpoint: Endpoint,
+    schema: type[ForeignRequest],
+    response: Any,
+    *,
+    field: str = "inputs",
+    at_root: bool = True,
+) -> Callable[[Callable[[Any, Call], Awaitable[Response]]], Operation]:
+    """Register the function that answers a body of `schema`, described by its own docstring.
 
-    async def answer(request: Request, service: ServiceDep) -> Response:
-        return await respond(request, service, operation)
+    Its path is below /models/{model}, and at the root unless others share it there.
+    """
 
-    prefixes = {BELOW_MODEL: MODEL_TAG} | ({"": ROOT_TAG} if root else {})
-    for prefix, tag in prefixes.items():
-        router.add_api_route(
-            prefix + operation.endpoint.path,
-            answer,
-            methods=["POST"],
-            tags=[tag],
-            description=description,
-            **_describe(str(operation.schema.__doc__).rstrip("."), operation.schema, response),
-        )
+    def register(work: Callable[[Any, Call], Awaitable[Response]]) -> Operation:
+        operation = Operation(TEI, endpoint, field, schema, work)
+        described = _describe(str(schema.__doc__).rstrip("."), schema, response)
+
+        async def answer(request: Request, service: ServiceDep) -> Response:
+            return await respond(request, service, operation)
+
+        prefixes = {_BELOW_MODEL: _MODEL_TAG} | ({"": _ROOT_TAG} if at_root else {})
+        for prefix, tag in prefixes.items():
+            path = prefix + endpoint.path
+            add = router.work(path, endpoint, tags=[tag], description=work.__doc__, **described)
+            add(answer)
+        return operation
+
+    return register
 
 
+_EMBED_TYPES = schemas.EmbedRequest, schemas.Vectors
+
+
+@router.work("/", _EMBED, tags=[_ROOT_TAG], **_describe("Embed texts", *_EMBED_TYPES))
+async def answer_at_root(request: Request, service: ServiceDep) -> Response:
+    """The same as /embed, for clients that know nothing but an address."""
+    return await respond(request, service, _embed)
+
+
+@router.work(
+    "/models/{model}",
+    _EMBED,
+    tags=[_MODEL_TAG],
+    **_describe("Do what the model is for", *_EMBED_TYPES),
+)
+async def answer_as_model(model: str, request: Request, service: ServiceDep) -> Response:
+    """The same as /embed, or for a reranker as /rerank, of the model with that name."""
+    reranks = service.catalogue.find(model).role is Role.RERANKER
+    return await respond(request, service, _rerank if reranks else _embed)
+
+
+@_operation(_EMBED, *_EMBED_TYPES)
 async def _embed(body: schemas.EmbedRequest, call: Call) -> Response:
-    return await _answer(call, body.inputs, await embed_dense(body, call), _render_dense)
+    """One dense vector for each text."""
+    result = await embed_dense(body, call)
+    response = await call.render(lambda: render_list(each.dense for each in result.embeddings))
+    return _with_headers(response, call, body.inputs, result)
 
 
 async def embed_dense(body: schemas.EmbedRequest, call: Call) -> EmbeddingResult:
@@ -105,39 +183,40 @@ async def embed_dense(body: schemas.EmbedRequest, call: Call) -> EmbeddingResult
     )
 
 
-def _render_dense(embedding: TextEmbedding) -> Iterator[bytes]:
-    yield orjson.dumps(embedding.dense, option=OPTIONS)
-
-
+@_operation(Endpoint("/embed_all"), schemas.EmbedTokensRequest, schemas.TokenVectors)
 async def _embed_all(body: schemas.EmbedTokensRequest, call: Call) -> Response:
+    """The last hidden state of every token, those of special tokens included."""
     outputs, model = Outputs(states=True), embedder_of(call)
     result = await embed(
         call, body.inputs, outputs, field="inputs", model=model, options=body.options()
     )
-    return await _answer(call, body.inputs, result, _render_states)
+    response = await call.render(
+        lambda: render_items(render_matrix(each.states) for each in result.embeddings)
+    )
+    return _with_headers(response, call, body.inputs, result)
 
 
-def _render_states(embedding: TextEmbedding) -> Iterator[bytes]:
-    return render_matrix(embedding.states)
-
-
+@_operation(Endpoint("/embed_sparse"), schemas.EmbedTokensRequest, schemas.SparseVectors)
 async def _embed_sparse(body: schemas.EmbedTokensRequest, call: Call) -> Response:
+    """The lexical weights of each text, which only models of bge-m3's kind make."""
     outputs, model = Outputs(sparse=True), embedder_of(call, Role.EMBEDDER)
     result = await embed(
         call, body.inputs, outputs, field="inputs", model=model, options=body.options()
     )
-    return await _answer(call, body.inputs, result, _render_sparse)
+    response = await call.render(lambda: render_list(map(_weights, result.embeddings)))
+    return _with_headers(response, call, body.inputs, result)
 
 
-def _render_sparse(embedding: TextEmbedding) -> Iterator[bytes]:
+def _weights(embedding: TextEmbedding) -> list[dict[str, Any]]:
     sparse = embedding.sparse
     assert sparse is not None  # noqa: S101 - it was asked for
     pairs = zip(sparse.indices.tolist(), sparse.values, strict=True)
-    weights = [{"index": index, "value": value} for index, value in pairs]
-    yield orjson.dumps(weights, option=OPTIONS)
+    return [{"index": index, "value": value} for index, value in pairs]
 
 
+@_operation(Endpoint("/similarity"), schemas.SimilarityRequest, schemas.Similarities)
 async def _similarity(body: schemas.SimilarityRequest, call: Call) -> Response:
+    """The cosine of each sentence's dense vector with that of the source sentence."""
     source, sentences = body.inputs.source_sentence, body.inputs.sentences
     parameters = body.parameters or schemas.SimilarityParameters()
     texts = [source, *sentences]
@@ -149,23 +228,27 @@ async def _similarity(body: schemas.SimilarityRequest, call: Call) -> Response:
         model=embedder_of(call),
         options=parameters.options(),
     )
-    response = await call.render(partial(_render_cosines, result))
-    return add_headers(response, call, texts, result)
+
+    def render() -> list[bytes]:
+        vectors = np.array([each.dense for each in result.embeddings], dtype=np.float32)
+        return [orjson.dumps(vectors[1:] @ vectors[0], option=OPTIONS)]
+
+    return _with_headers(await call.render(render), call, texts, result)
 
 
-def _render_cosines(result: EmbeddingResult) -> list[bytes]:
-    vectors = np.array([each.dense for each in result.embeddings], dtype=np.float32)
-    return [orjson.dumps(vectors[1:] @ vectors[0], option=OPTIONS)]
-
-
+@_operation(RERANK, schemas.RerankTextsRequest, schemas.Ranks, field="texts", at_root=False)
 async def _rerank(body: schemas.RerankTextsRequest, call: Call) -> Response:
+    """At the root, /rerank takes the same body."""
     passages = Passages(body.query, body.texts, "texts", body.truncation)
-    result = await rerank(call, passages, reranker_of(call), raw=bool(body.raw_scores))
+    result = await rerank(call, passages, _reranker_of(call), raw=bool(body.raw_scores))
     response = await call.render(lambda: render_list(_ranks(body, result)))
-    return add_headers(response, call, [body.query, *body.texts], result)
+    return _with_headers(response, call, [body.query, *body.texts], result)
 
 
-def reranker_of(call: Call) -> ServedModel | None:
+router.share(_rerank, RERANK.path, "/v1/rerank", "/v2/rerank")
+
+
+def _reranker_of(call: Call) -> ServedModel | None:
     """The model in the request's path, or the default; `InvalidRequestError` for no reranker."""
     catalogue, name = call.service.catalogue, call.request.path_params.get("model")
     if name is None:
@@ -184,15 +267,7 @@ def _ranks(body: schemas.RerankTextsRequest, result: RerankResult) -> Iterator[d
         yield item
 
 
-async def _answer(
-    call: Call, texts: list[str], result: EmbeddingResult, render: Render
-) -> Response:
-    """The response: a list of the vectors of each text as `render` renders them."""
-    response = await call.render(lambda: render_items(map(render, result.embeddings)))
-    return add_headers(response, call, texts, result)
-
-
-def add_headers(
+def _with_headers(
     response: Response,
     call: Call,
     texts: list[str],
@@ -220,96 +295,18 @@ def add_headers(
     return response
 
 
-def _operation(endpoint: paths.Endpoint, schema: type[ForeignRequest], answer: Any) -> Operation:
-    return Operation(Dialect.TEI, endpoint, "inputs", schema, answer)
-
-
-RERANK = Operation(Dialect.TEI, paths.RERANK, "texts", schemas.RerankTextsRequest, _rerank)
-
-_EMBED_TYPES = schemas.EmbedRequest, schemas.Vectors
-_EMBED = _operation(paths.TEI_EMBED, schemas.EmbedRequest, _embed)
-
-
-@router.post("/", tags=[ROOT_TAG], **_describe("Embed texts", *_EMBED_TYPES))
-async def answer_at_root(request: Request, service: ServiceDep) -> Response:
-    """The same as /embed, for clients that know nothing but an address."""
-    return await respond(request, service, _EMBED)
-
-
-@router.post(
-    "/models/{model}", tags=[MODEL_TAG], **_describe("Do what the model is for", *_EMBED_TYPES)
-)
-async def answer_as_model(model: str, request: Request, service: ServiceDep) -> Response:
-    """The same as /embed, or for a reranker as /rerank, of the model with that name."""
-    reranks = service.catalogue.find(model).role is Role.RERANKER
-    return await respond(request, service, RERANK if reranks else _EMBED)
-
-
-add_operation(
-    router,
-    _EMBED,
-    schemas.Vectors,
-    "One dense vector for each text.",
-)
-add_operation(
-    router,
-    _operation(paths.TEI_EMBED_ALL, schemas.EmbedTokensRequest, _embed_all),
-    schemas.TokenVectors,
-    "The last hidden state of every token, those of special tokens included.",
-)
-add_operation(
-    router,
-    _operation(paths.TEI_EMBED_SPARSE, schemas.EmbedTokensRequest, _embed_sparse),
-    schemas.SparseVectors,
-    "The lexical weights of each text, which only models of bge-m3's kind make.",
-)
-add_operation(
-    router,
-    _operation(paths.TEI_SIMILARITY, schemas.SimilarityRequest, _similarity),
-    schemas.Similarities,
-    "The cosine of each sentence's dense vector with that of the source sentence.",
-)
-add_operation(
-    router, RERANK, schemas.Ranks, "At the root, /rerank takes the same body.", root=False
-)
-
-
-_TOKENS_PER_CHUNK = 4096
-# Of the answer, about: numbers of four digits and a word.
-_BYTES_PER_TOKEN = 64
-# Of a string with other letters than ASCII's in memory.
-_BYTES_PER_CHARACTER = 4
-_ADVICE = "send fewer texts or shorter ones"
-
-Result = TypeVar("Result")
-
-
-def model_of(call: Call) -> ServedModel:
-    """The model in the request's path, or the one that makes dense vectors."""
-    name = call.request.path_params.get("model")
-    catalogue = call.service.catalogue
-    return catalogue.embedder(None) if name is None else catalogue.find(name)
-
-
-def loaded(model: ServedModel, models: LoadedModels) -> Model:
-    """The loaded model behind one that is served."""
-    of_role = {
-        Role.EMBEDDER: models.embedder,
-        Role.DENSE: models.dense,
-        Role.RERANKER: models.reranker,
-    }
-    found = of_role[model.role]
-    assert found is not None  # noqa: S101 - what is served is loaded
-    return found
-
-
+@_operation(Endpoint("/tokenize"), schemas.TokenizeRequest, schemas.Tokens)
 async def _tokenize(body: schemas.TokenizeRequest, call: Call) -> Response:
+    """The tokens that the model reads of each text, none of which is cut."""
     check_texts(body.inputs, "inputs", call.service.settings)
-    model = model_of(call)
+    model = _model_of(call)
     answer = call.context.answer
 
+    def needed(tokens: int) -> tuple[int, str, str]:
+        return _BYTES_PER_TOKEN * tokens, f"{tokens} tokens of these texts", _ADVICE
+
     def split(models: LoadedModels) -> tuple[Model, list[str], list[list[TokenSpans]], int]:
-        tokenizer = loaded(model, models)
+        tokenizer = _loaded(model, models)
         prompt = _prompt(tokenizer, body.prompt_name)
         texts = [prompt + text for text in body.inputs]
         spans: list[list[TokenSpans]] = [[] for _ in texts]
@@ -317,19 +314,21 @@ async def _tokenize(body: schemas.TokenizeRequest, call: Call) -> Response:
         for text, own in zip(texts, spans, strict=True):
             for part in tokenizer.token_spans(text):
                 tokens += len(part.ids)
-                answer.check(_BYTES_PER_TOKEN * tokens, *_tokens_needed(tokens))
+                answer.check(*needed(tokens))
                 own.append(part)
         return tokenizer, texts, spans, tokens
 
     tokenizer, texts, spans, tokens = await _on_tokenizer_thread(call, split, body.inputs, model)
-    answer.need(_BYTES_PER_TOKEN * tokens, *_tokens_needed(tokens))
+    answer.need(*needed(tokens))
     frame = tokenizer.special_tokens if body.add_special_tokens is not False else ([], [])
-    render = partial(_render_tokens, texts, spans, frame)
-    return await call.render(render)
+    return await call.render(partial(_render_tokens, texts, spans, frame))
 
 
-def _tokens_needed(tokens: int) -> tuple[str, str]:
-    return f"{tokens} tokens of these texts", _ADVICE
+def _model_of(call: Call) -> ServedModel:
+    """The model in the request's path, or the one that makes dense vectors."""
+    name = call.request.path_params.get("model")
+    catalogue = call.service.catalogue
+    return catalogue.embedder(None) if name is None else catalogue.find(name)
 
 
 async def _on_tokenizer_thread(
@@ -340,6 +339,18 @@ async def _on_tokenizer_thread(
         work, texts, client=call.context.client, model=model.key
     )
     return await cancel_on_disconnect(call.request, run)
+
+
+def _loaded(model: ServedModel, models: LoadedModels) -> Model:
+    """The loaded model behind one that is served."""
+    of_role = {
+        Role.EMBEDDER: models.embedder,
+        Role.DENSE: models.dense,
+        Role.RERANKER: models.reranker,
+    }
+    found = of_role[model.role]
+    assert found is not None  # noqa: S101 - what is served is loaded
+    return found
 
 
 def _prompt(model: Model, name: str | None) -> str:
@@ -390,13 +401,15 @@ def _plain(text: str, parts: list[TokenSpans]) -> Iterator[list[dict[str, Any]]]
         ]
 
 
+@_operation(Endpoint("/decode"), schemas.DecodeRequest, schemas.Texts, field="ids")
 async def _decode(body: schemas.DecodeRequest, call: Call) -> Response:
+    """The text of each list of the model's own token ids."""
     check_texts(body.ids, "ids", call.service.settings)
-    model, skip = model_of(call), body.skip_special_tokens is not False
+    model, skip = _model_of(call), body.skip_special_tokens is not False
     answer = call.context.answer
 
     def decode(models: LoadedModels) -> tuple[list[str], int]:
-        tokenizer = loaded(model, models)
+        tokenizer = _loaded(model, models)
         texts: list[str] = []
         size = 0
         for ids in body.ids:
@@ -411,21 +424,37 @@ async def _decode(body: schemas.DecodeRequest, call: Call) -> Response:
     return await call.render(partial(render_list, texts))
 
 
-add_operation(
-    router,
-    Operation(Dialect.TEI, paths.TEI_TOKENIZE, "inputs", schemas.TokenizeRequest, _tokenize),
-    schemas.Tokens,
-    "The tokens that the model reads of each text, none of which is cut.",
-)
-add_operation(
-    router,
-    Operation(Dialect.TEI, paths.TEI_DECODE, "ids", schemas.DecodeRequest, _decode),
-    schemas.Texts,
-    "The text of each list of the model's own token ids.",
-)
+@_operation(Endpoint("/predict", Purpose.RERANKING), schemas.PredictRequest, schemas.Predictions)
+async def _predict(body: schemas.PredictRequest, call: Call) -> Response:
+    """The labels of each text, or pair of texts, by falling probability."""
+    pairs = body.pairs
+    check_passages([], pairs, "inputs", call.service.settings)
+    request = ClassificationRequest(pairs, truncation=body.truncation)
+    result = await classify(call, request, _reranker_of(call))
+
+    def render() -> Iterator[bytes]:
+        predictions = _predictions(body, result)
+        return render_list(next(predictions) if body.is_single else predictions)
+
+    return _with_headers(await call.render(render), call, request.texts, result)
 
 
-info_router = APIRouter()
+def _predictions(
+    body: schemas.PredictRequest, result: ClassificationResult
+) -> Iterator[list[dict[str, Any]]]:
+    for logits in result.logits:
+        scores = logits.tolist() if body.raw_scores else _probabilities(logits)
+        ranked = by_falling_score(scores)
+        yield [{"score": score, "label": result.labels[label]} for label, score in ranked]
+
+
+def _probabilities(logits: FloatArray) -> list[float]:
+    """The sigmoid of one label's logit, the softmax of several."""
+    if len(logits) == 1:
+        return sigmoid(logits.tolist())
+    powers = np.exp(logits - logits.max())
+    return (powers / powers.sum()).tolist()  # type: ignore[no-any-return]
+
 
 _ONE_LABEL = ("LABEL_0",)
 
@@ -442,33 +471,32 @@ _PING: dict[str, Any] = {
 }
 
 
-@get_and_head(info_router, "/info", tags=[ROOT_TAG], **_INFO)
+@router.get_and_head("/info", tags=[_ROOT_TAG], **_INFO)
 async def info(service: ServiceDep) -> Response:
     """The model that makes dense vectors, and the limits of this service."""
     return _describe_model(service, service.catalogue.embedder(None))
 
 
-@get_and_head(info_router, f"{BELOW_MODEL}/info", tags=[MODEL_TAG], **_INFO)
+@router.get_and_head(f"{_BELOW_MODEL}/info", tags=[_MODEL_TAG], **_INFO)
 async def info_of_model(model: str, service: ServiceDep) -> Response:
     """One model and its kind, and the limits of this service."""
     return _describe_model(service, service.catalogue.find(model))
 
 
-@get_and_head(info_router, "/ping", tags=[ROOT_TAG], **_PING)
+@router.health_check("/ping", tags=[_ROOT_TAG], **_PING)
 async def ping(service: ServiceDep) -> Response:
     """200 once the models are warm, else 503."""
     return _status(service)
 
 
-@get_and_head(
-    info_router,
-    f"{BELOW_MODEL}/health",
-    tags=[MODEL_TAG],
+@router.health_check(
+    f"{_BELOW_MODEL}/health",
+    tags=[_MODEL_TAG],
     summary="Can this service answer?",
     response_class=Response,
     responses=error_responses(404, 503, model=schemas.TeiError),
 )
-@get_and_head(info_router, f"{BELOW_MODEL}/ping", include_in_schema=False)
+@router.health_check(f"{_BELOW_MODEL}/ping", include_in_schema=False)
 async def ping_model(model: str, service: ServiceDep) -> Response:
     """The same, of one model."""
     service.catalogue.find(model)
@@ -495,11 +523,11 @@ def _describe_model(service: Service, model: ServedModel) -> Response:
         {
             "model_id": model.name,
             "model_sha": model.revision,
-            "model_dtype": models.dtype_of(loaded(model, models)),
+            "model_dtype": models.dtype_of(_loaded(model, models)),
             "served_model_name": model.name,
             "model_type": _kind(model, models),
             "max_concurrent_requests": settings.max_queue_size,
-            "max_input_length": loaded(model, models).max_length,
+            "max_input_length": _loaded(model, models).max_length,
             "max_batch_tokens": models.max_batch_tokens,
             "max_batch_requests": settings.max_requests_in_batch,
             "max_client_batch_size": settings.max_sentences_per_request,
@@ -524,45 +552,3 @@ def _kind(model: ServedModel, models: LoadedModels) -> dict[str, Any]:
 def _workers(settings: Settings) -> int:
     threads = settings.tokenizer_threads
     return (os.cpu_count() or 1) if threads == "auto" else threads
-
-
-async def _predict(body: schemas.PredictRequest, call: Call) -> Response:
-    pairs = body.pairs
-    check_passages([], pairs, "inputs", call.service.settings)
-    request = ClassificationRequest(pairs, truncation=body.truncation)
-    result = await classify(call, request, reranker_of(call))
-    render = partial(_render, body, result)
-    response = await call.render(render)
-    return add_headers(response, call, request.texts, result)
-
-
-def _render(body: schemas.PredictRequest, result: ClassificationResult) -> Iterator[bytes]:
-    predictions = _predictions(body, result)
-    if body.is_single:
-        return render_list(next(predictions))
-    return render_list(predictions)
-
-
-def _predictions(
-    body: schemas.PredictRequest, result: ClassificationResult
-) -> Iterator[list[dict[str, Any]]]:
-    for logits in result.logits:
-        scores = logits.tolist() if body.raw_scores else probabilities(logits)
-        ranked = by_falling_score(scores)
-        yield [{"score": score, "label": result.labels[label]} for label, score in ranked]
-
-
-def probabilities(logits: FloatArray) -> list[float]:
-    """The sigmoid of one label's logit, the softmax of several."""
-    if len(logits) == 1:
-        return sigmoid(logits.tolist())
-    powers = np.exp(logits - logits.max())
-    return (powers / powers.sum()).tolist()  # type: ignore[no-any-return]
-
-
-add_operation(
-    router,
-    Operation(Dialect.TEI, paths.TEI_PREDICT, "inputs", schemas.PredictRequest, _predict),
-    schemas.Predictions,
-    "The labels of each text, or pair of texts, by falling probability.",
-)

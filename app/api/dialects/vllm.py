@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import orjson
-from fastapi import APIRouter, Request
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from starlette.responses import Response
 
 from app.api.answers import Usage
-from app.api.context import SCORE as SCORE_ENDPOINT
-from app.api.context import Dialect
+from app.api.context import Dialect, Endpoint, ErrorFacts
+from app.api.dialects import openai
 from app.api.dialects.fields import (
     Refused,
     TextsOrText,
@@ -23,15 +23,15 @@ from app.api.dialects.fields import (
     unless,
     value_of,
 )
-from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.errors import NO_422
+from app.api.handler import Call, Operation, Router, ServiceDep, respond
 from app.api.openapi import BEARER, describe_work
 from app.api.rendering import OPTIONS, usage_as_json
 from app.api.schemas import ForeignRequest
 from app.api.work import Passages, rerank
 from app.engine.records import RerankResult
+from app.engine.scheduling.job import Purpose
 from app.errors import EmptyInputError, InvalidRequestError
-
-router = APIRouter(tags=["Cohere, Jina, vLLM"], dependencies=[BEARER])
 
 _EXAMPLE: dict[str, JsonValue] = {
     "text_1": "What is hybrid search?",
@@ -101,13 +101,23 @@ class VllmError(BaseModel):
     code: int
 
 
+def _error_body(error: ErrorFacts, _request_id: str) -> dict[str, Any]:
+    details = openai.error_details(error) | {"code": NO_422.get(error.code, error.status)}
+    return {"error": details, "object": "error"} | details
+
+
+VLLM = Dialect("vLLM", _error_body, NO_422)
+_ENDPOINT = Endpoint("/score", Purpose.RERANKING)
+
+router = Router(VLLM, tags=["Cohere, Jina, vLLM"], dependencies=[BEARER])
+
 _DESCRIPTION = describe_work(
     "Score pairs of texts", ScoreRequest, ScoreResponse, 404, error=VllmError
 )
 
 
-@router.post("/v1/score", **_DESCRIPTION)
-@router.post("/score", **_DESCRIPTION)
+@router.work("/v1/score", _ENDPOINT, **_DESCRIPTION)
+@router.work("/score", _ENDPOINT, **_DESCRIPTION)
 async def create_scores(request: Request, service: ServiceDep) -> Response:
     """How relevant each of `text_2` is to `text_1`, or to the one in its place."""
     return await respond(request, service, _SCORE)
@@ -153,4 +163,4 @@ def _render(result: RerankResult, model: str, request_id: str) -> Iterator[bytes
     yield orjson.dumps(answer, option=OPTIONS)
 
 
-_SCORE = Operation(Dialect.VLLM, SCORE_ENDPOINT, "text_1", ScoreRequest, _score)
+_SCORE = Operation(VLLM, _ENDPOINT, "text_1", ScoreRequest, _score)

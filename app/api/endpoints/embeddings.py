@@ -3,16 +3,15 @@
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from app.api.answers import Base64Response, EmbeddingResponse
-from app.api.context import NATIVE_EMBEDDINGS, Dialect
-from app.api.dialects import openai
+from app.api.context import NATIVE, NATIVE_EMBEDDINGS
 from app.api.formats import vectors as json_answer
 from app.api.formats.records import BINARY, SAFETENSORS, media_type_of
 from app.api.formats.vectors import EmbeddingAnswer
-from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.handler import Call, Operation, Router, ServiceDep, respond
 from app.api.openapi import BEARER, describe_body, error_responses
 from app.api.rendering import Chunk
 from app.api.schemas import EmbeddingRequest, check_texts
@@ -28,11 +27,14 @@ from app.api.work import (
 
 _BYTES = {"schema": {"type": "string", "format": "binary"}}
 
-router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
+_TAG = {"name": "embeddings", "description": "This service's own: all kinds of vectors at once."}
+
+router = Router(groups=[_TAG], tags=[_TAG["name"]], dependencies=[BEARER])
 
 
-@router.post(
+@router.work(
     NATIVE_EMBEDDINGS.path,
+    NATIVE_EMBEDDINGS,
     summary="Embed texts",
     response_model=EmbeddingResponse | Base64Response,
     responses=error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
@@ -44,7 +46,7 @@ async def create_embeddings(request: Request, service: ServiceDep) -> Response:
 
     A body with `input` is read as OpenAI's, as at /v1/embeddings.
     """
-    return await respond(request, service, _OPERATION, openai.EMBEDDINGS)
+    return await respond(request, service, _OPERATION)
 
 
 async def _embed(body: EmbeddingRequest, call: Call) -> Response:
@@ -76,4 +78,4 @@ def _renderer(
     )
 
 
-_OPERATION = Operation(Dialect.NATIVE, NATIVE_EMBEDDINGS, "sentences", EmbeddingRequest, _embed)
+_OPERATION = Operation(NATIVE, NATIVE_EMBEDDINGS, "sentences", EmbeddingRequest, _embed)

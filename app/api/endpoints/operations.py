@@ -6,7 +6,7 @@ from dataclasses import asdict
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 
@@ -14,7 +14,7 @@ from app import __version__
 from app.api.answers import HealthResponse, IndexResponse, LivenessResponse, StatsResponse
 from app.api.context import context_of
 from app.api.endpoints.pages import UI_PATH
-from app.api.handler import Service, ServiceDep, get_and_head
+from app.api.handler import Router, Service, ServiceDep
 from app.api.negotiation import preference, preferences
 from app.api.openapi import error_responses
 from app.engine.model import Download, LoadedModels
@@ -22,7 +22,9 @@ from app.observability.metrics import EMBEDDING_ENDPOINT, RERANK_ENDPOINT, Metri
 from app.settings import Settings
 from app.settings.types import public_name
 
-router = APIRouter(tags=["operation"])
+_TAG = {"name": "operation", "description": "How the service is, and what it has done."}
+
+router = Router(groups=[_TAG], tags=[_TAG["name"]])
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -30,8 +32,8 @@ _HEALTH: Responses = {status: {"model": HealthResponse} for status in (200, 503)
 _LIVENESS: Responses = {status: {"model": LivenessResponse} for status in (200, 503)}
 
 
-@get_and_head(router, "/health", summary="Can this service answer?", responses=_HEALTH)
-@get_and_head(router, "/health/ready", summary="The same, for orchestrators", responses=_HEALTH)
+@router.get_and_head("/health", summary="Can this service answer?", responses=_HEALTH)
+@router.get_and_head("/health/ready", summary="The same, for orchestrators", responses=_HEALTH)
 async def health(service: ServiceDep) -> Response:
     """200 once the models are warm; 503 with a reason while loading, draining or unhealthy."""
     download = service.downloads.current
@@ -47,7 +49,7 @@ async def health(service: ServiceDep) -> Response:
     return JSONResponse(body | describe(service), 200 if status == "healthy" else 503)
 
 
-@get_and_head(router, "/health/live", summary="Is a restart needed?", responses=_LIVENESS)
+@router.get_and_head("/health/live", summary="Is a restart needed?", responses=_LIVENESS)
 async def live(service: ServiceDep) -> Response:
     """200 unless the process should be restarted."""
     failure = service.engine.failure
@@ -115,7 +117,7 @@ def describe_limits(models: LoadedModels | None, settings: Settings) -> dict[str
     }
 
 
-@get_and_head(router, "/", summary="What this is, and where to look", response_model=IndexResponse)
+@router.get_and_head("/", summary="What this is, and where to look", response_model=IndexResponse)
 async def index(request: Request, service: ServiceDep) -> Response:
     """The service, its version, and its paths; a browser is sent to the page instead."""
     vary, prefix = {"Vary": "Accept"}, context_of(request.scope).prefix
@@ -145,8 +147,7 @@ def _wants_html(request: Request) -> bool:
     return wanted.get("text/html", 0) > wanted.get("application/json", 0)
 
 
-@get_and_head(
-    router,
+@router.get_and_head(
     "/stats",
     summary="What was done since the start",
     response_model=StatsResponse,
@@ -158,8 +159,7 @@ async def stats(service: ServiceDep) -> Response:
     return JSONResponse(totals(service.metrics) | {"hardware": hardware})
 
 
-@get_and_head(
-    router,
+@router.get_and_head(
     "/metrics",
     summary="Prometheus metrics",
     response_class=PlainTextResponse,

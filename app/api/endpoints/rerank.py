@@ -2,13 +2,12 @@
 
 from functools import partial
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.responses import Response
 
 from app.api.answers import RerankResponse
-from app.api.context import RERANK, Dialect
-from app.api.dialects import cohere, tei
-from app.api.handler import Call, Operation, ServiceDep, respond
+from app.api.context import NATIVE, RERANK
+from app.api.handler import Call, Operation, Router, ServiceDep, respond
 from app.api.openapi import BEARER, describe_work
 from app.api.rendering import render_rerank
 from app.api.schemas import RerankBody, check_passages, check_rerank_options, check_truncation
@@ -16,12 +15,14 @@ from app.api.work import models_for, scores
 from app.engine import FusionWeights, RerankRequest, TruncationOptions
 from app.settings.types import public_name
 
-router = APIRouter(dependencies=[BEARER])
+_TAG = {"name": "rerank", "description": "This service's own."}
+
+router = Router(groups=[_TAG], tags=[_TAG["name"]], dependencies=[BEARER])
 
 
-@router.post(
+@router.work(
     RERANK.path,
-    tags=["rerank"],
+    RERANK,
     **describe_work("Order passages by relevance", RerankBody, RerankResponse, 404, 422),
 )
 async def rerank(request: Request, service: ServiceDep) -> Response:
@@ -30,18 +31,7 @@ async def rerank(request: Request, service: ServiceDep) -> Response:
     A body with `documents` is read as Cohere's, as at /v2/rerank; one with `texts` is read as
     text-embeddings-inference's, as at /models/{model}/rerank.
     """
-    return await respond(request, service, _OPERATION, tei.RERANK, cohere.RERANK)
-
-
-@router.post("/v2/rerank", **cohere.DESCRIPTION)
-@router.post("/v1/rerank", **cohere.DESCRIPTION)
-async def rerank_documents(request: Request, service: ServiceDep) -> Response:
-    """The relevance of each document to the query, from 0 to 1, the best first.
-
-    A body with `passages` is read as this service's own, as at /rerank, and one with `texts` as
-    text-embeddings-inference's.
-    """
-    return await respond(request, service, _OPERATION, tei.RERANK, cohere.RERANK)
+    return await respond(request, service, _OPERATION)
 
 
 async def _rerank(body: RerankBody, call: Call) -> Response:
@@ -71,4 +61,5 @@ def _engine_request(body: RerankBody) -> RerankRequest:
     )
 
 
-_OPERATION = Operation(Dialect.NATIVE, RERANK, "passages", RerankBody, _rerank)
+_OPERATION = Operation(NATIVE, RERANK, "passages", RerankBody, _rerank)
+router.share(_OPERATION, "/v1/rerank", "/v2/rerank")

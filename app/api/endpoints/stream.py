@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from urllib.parse import parse_qsl
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
@@ -24,7 +24,7 @@ from app.api.formats.records import (
     media_type_of,
 )
 from app.api.formats.vectors import ModelNames, VectorOptions
-from app.api.handler import Call, ServiceDep, urgency_of
+from app.api.handler import Call, Router, ServiceDep, urgency_of
 from app.api.negotiation import encoding_of
 from app.api.openapi import BEARER, describe_stream, error_responses
 from app.api.schemas import EmbeddingFields
@@ -56,11 +56,12 @@ _READERS: Mapping[str, Callable[[int], LineReader]] = {
     "application/x-jsonlines": NdjsonReader,
 }
 
-router = APIRouter(tags=["embeddings"], dependencies=[BEARER])
+router = Router(tags=["embeddings"], dependencies=[BEARER])
 
 
-@router.post(
+@router.work(
     EMBEDDING_STREAM.path,
+    EMBEDDING_STREAM,
     summary="Embed a stream of texts",
     response_class=Response,
     responses=error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503),

@@ -10,13 +10,13 @@ import pytest
 from httpx2 import ASGITransport, AsyncClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.api.context import ENDPOINTS
 from app.api.endpoints.operations import describe_server, totals
-from app.engine.scheduling.job import Purpose
 from app.main import create_app
+from app.middleware.observe import MeasureRequests
 from app.observability.metrics import Metrics
 from app.settings import Settings
 from tests.engine.fakes import FakeModel, FakeReranker, loaded
+from tests.support.paths import EMBEDDING_ENDPOINTS, PATHS
 from tests.support.server import RunningServer, run_server
 
 COUNTERS = {
@@ -68,7 +68,9 @@ def series(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 
 def test_every_series_of_the_contract_exists_at_zero_from_the_start() -> None:
-    found = series(Metrics().render().decode())
+    metrics = Metrics()
+    MeasureRequests(None, metrics, PATHS.endpoints)  # type: ignore[arg-type]
+    found = series(metrics.render().decode())
     for name, labels in COUNTERS.items():
         assert found[name], name
         assert all(value == 0 for _, value in found[name]), name
@@ -83,7 +85,7 @@ def test_every_series_of_the_contract_exists_at_zero_from_the_start() -> None:
     statuses = {labels["status"] for labels, _ in found["embedding_requests_total"]}
     assert statuses == {"success", "client_error", "error", "timeout"}
     endpoints = {labels["endpoint"] for labels, _ in found["embedding_requests_total"]}
-    assert endpoints == {each.path for each in ENDPOINTS if each.purpose is Purpose.EMBEDDING}
+    assert endpoints == {*EMBEDDING_ENDPOINTS}
     reasons = {labels["reason"] for labels, _ in found["embedding_requests_rejected_total"]}
     assert {"backpressure", "rate_limit", "auth"} <= reasons
 
