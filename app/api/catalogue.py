@@ -111,22 +111,20 @@ class ModelCatalogue:
         return model in self._rerankers
 
 
-def _served(settings: Settings) -> Iterator[tuple[Role, str]]:
-    yield Role.EMBEDDER, public_name(settings.embedding_model)
-    if settings.dense_model != settings.embedding_model:
-        yield Role.DENSE, public_name(settings.dense_model)
-    if settings.reranker_model not in {LATE_INTERACTION, NO_RERANKER}:
-        yield Role.RERANKER, public_name(settings.reranker_model)
-
-
 def _defaults(settings: Settings) -> Iterator[ServedModel]:
-    revisions = {
-        Role.EMBEDDER: settings.model_revision,
-        Role.DENSE: settings.dense_model_revision,
-        Role.RERANKER: settings.reranker_model_revision,
-    }
-    for role, name in _served(settings):
-        yield ServedModel(role, tuple(_own_names(role, name)), revision=revisions[role])
+    """The models that have settings of their own."""
+    embedder, dense, reranker = (
+        settings.embedding_model,
+        settings.dense_model,
+        settings.reranker_model,
+    )
+    served = [(Role.EMBEDDER, embedder, settings.model_revision)]
+    if dense != embedder:
+        served.append((Role.DENSE, dense, settings.dense_model_revision))
+    if reranker not in {LATE_INTERACTION, NO_RERANKER}:
+        served.append((Role.RERANKER, reranker, settings.reranker_model_revision))
+    for role, name, revision in served:
+        yield ServedModel(role, tuple(_own_names(role, public_name(name))), revision=revision)
 
 
 def _of_entry(entry: ModelEntry) -> ServedModel:

@@ -1,4 +1,7 @@
-"""The table from errors to HTTP statuses, and the responses for errors."""
+"""Errors as clients see them: their statuses, their responses, and what is wrong with a body.
+
+The shape of a response is the dialect's, which brings it itself.
+"""
 
 import difflib
 from collections.abc import Mapping
@@ -45,6 +48,23 @@ STATUS_OF: Mapping[type[SmartEmbedderError], int] = {
 # Of dialects of servers that have no 422.
 NO_422: Mapping[str, int] = {"invalid_request": 400, "text_too_long": 400}
 _RETRY_AFTER_MEMORY = 30
+_MAX_POINTER = 200
+# Of unknown names: how many are compared with those of the fields, for one that is missing.
+_MAX_SEARCHED = 3
+_MAX_NAME = 60
+
+_ALLOWED = {
+    "list_type": "send a list of strings",
+    "string_type": "send a string",
+    "bool_type": "send true or false",
+    "float_type": "send a number",
+    "int_type": "send a whole number",
+    "finite_number": "send a number",
+    "string_unicode": "send text in Unicode, without lone surrogates",
+}
+
+Item = Mapping[str, Any]
+Location = tuple[int | str, ...]
 
 
 def status_of(error: SmartEmbedderError) -> int:
@@ -121,7 +141,10 @@ async def _handle_http_exception(request: Request, error: Exception) -> Response
     known = _known_paths(request.app)
     path = context_of(request.scope).route
     if status == HTTPStatus.NOT_FOUND:
-        detail = f"there is no {escape_text(path)} here; there are {_listed(known)}"
+        # The paths of one model repeat those at the root.
+        listed = [f"{known[each][0]} {each}" for each in known if not each.startswith("/models/{")]
+        there = ", ".join([*listed, "GET /docs"])
+        detail = f"there is no {escape_text(path)} here; there are {there}"
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
         # The router knows the methods of a path with a name in it.
         methods = known.get(path) or sorted(headers.get("Allow", "GET, HEAD").split(", "))
@@ -143,12 +166,6 @@ def _known_paths(app: FastAPI) -> dict[str, list[str]]:
     }
 
 
-def _listed(known: dict[str, list[str]]) -> str:
-    # The paths of one model repeat those at the root.
-    shown = {path: methods for path, methods in known.items() if not path.startswith("/models/{")}
-    return ", ".join([*(f"{methods[0]} {path}" for path, methods in shown.items()), "GET /docs"])
-
-
 def _response(
     scope: Scope, error: ErrorFacts, headers: Mapping[str, str] | None = None
 ) -> Response:
@@ -163,25 +180,6 @@ def _response(
 
 def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:].rstrip(".") + "."
-
-
-Item = Mapping[str, Any]
-Location = tuple[int | str, ...]
-
-_MAX_POINTER = 200
-# Of unknown names: how many are compared with those of the fields, for one that is missing.
-_MAX_SEARCHED = 3
-_MAX_NAME = 60
-
-_ALLOWED = {
-    "list_type": "send a list of strings",
-    "string_type": "send a string",
-    "bool_type": "send true or false",
-    "float_type": "send a number",
-    "int_type": "send a whole number",
-    "finite_number": "send a number",
-    "string_unicode": "send text in Unicode, without lone surrogates",
-}
 
 
 def not_json(reason: str, model: type[RequestModel], size: int) -> InvalidRequestError:
@@ -216,16 +214,14 @@ def _message(item: Item, model: type[RequestModel], unknown: list[str]) -> str:
     location: Location = item["loc"]
     match item["type"]:
         case "missing":
-            # Where unknown fields are ignored, they are none of the errors.
-            return _missing(str(location[-1]), model, unknown or _aliases_in(item["input"], model))
+            if not unknown and isinstance(item["input"], dict):
+                # Where unknown fields are ignored, they are none of the errors.
+                unknown = [name for name in model.aliases if name in item["input"]]
+            return _missing(str(location[-1]), model, unknown)
         case "extra_forbidden":
             return _unknown(str(location[-1])[:_MAX_NAME], _model_at(location, model))
         case _:
             return _wrong_value(item, model)
-
-
-def _aliases_in(body: Any, model: type[RequestModel]) -> list[str]:
-    return [name for name in model.aliases if name in body] if isinstance(body, dict) else []
 
 
 def _missing(field: str, model: type[RequestModel], unknown: list[str]) -> str:
@@ -268,13 +264,10 @@ def _model_at(location: Location, model: type[RequestModel]) -> type[RequestMode
     """The model that has the field at `location`: `model` itself or one nested in it."""
     for part in location[:-1]:
         field = model.model_fields.get(str(part))
-        kinds = get_args(field.annotation) if field else ()
-        model = next((kind for kind in kinds if _is_model(kind)), model)
+        for kind in get_args(field.annotation) if field else ():
+            if isinstance(kind, type) and issubclass(kind, RequestModel):
+                model = kind
     return model
-
-
-def _is_model(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, RequestModel)
 
 
 def _suggest(name: str, model: type[RequestModel]) -> str | None:

@@ -1,4 +1,4 @@
-"""Reads headers of preferences, such as Accept, by RFC 9110.
+"""Reads headers of preferences, such as Accept, by RFC 9110, and compresses as they ask.
 
 They are read on the event loop, before any limit counts the request, so that values are ignored
 that are longer than any real one, and so are items beyond those that a real one has.
@@ -16,6 +16,20 @@ from starlette.requests import Request
 _MAX_CHARACTERS = 1024
 _MAX_ITEMS = 64
 _QUALITY = re.compile(r"0(\.\d{0,3})?|1(\.0{0,3})?")
+
+_GZIP_LEVEL = _ZSTD_LEVEL = 1
+_GZIP_WINDOW = 31
+
+_COMPRESSORS: Mapping[str, Callable[[], Any]] = {
+    "zstd": lambda: zstd.ZstdCompressor(_ZSTD_LEVEL),
+    "gzip": lambda: isal_zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WINDOW),
+}
+
+# The modes of flushing: after a piece, and at the end.
+_FLUSHES: Mapping[str, tuple[int, int]] = {
+    "zstd": (zstd.ZstdCompressor.FLUSH_BLOCK, zstd.ZstdCompressor.FLUSH_FRAME),
+    "gzip": (isal_zlib.Z_SYNC_FLUSH, isal_zlib.Z_FINISH),
+}
 
 
 def preference(headers: Headers, name: str) -> str:
@@ -36,21 +50,6 @@ def preferences(header: str) -> dict[str, float]:
         if name and _QUALITY.fullmatch(quality):
             found[name] = float(quality)
     return found
-
-
-_GZIP_LEVEL = _ZSTD_LEVEL = 1
-_GZIP_WINDOW = 31
-
-_COMPRESSORS: Mapping[str, Callable[[], Any]] = {
-    "zstd": lambda: zstd.ZstdCompressor(_ZSTD_LEVEL),
-    "gzip": lambda: isal_zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP_WINDOW),
-}
-
-# The modes of flushing: after a piece, and at the end.
-_FLUSHES: Mapping[str, tuple[int, int]] = {
-    "zstd": (zstd.ZstdCompressor.FLUSH_BLOCK, zstd.ZstdCompressor.FLUSH_FRAME),
-    "gzip": (isal_zlib.Z_SYNC_FLUSH, isal_zlib.Z_FINISH),
-}
 
 
 def encoding_of(request: Request) -> str | None:

@@ -39,8 +39,6 @@ of them {settings.rerank_gpu_timeout:g} in forwards | `REQUEST_TIMEOUT`, `RERANK
 {settings.rate_limit_requests_per_minute} a minute | counted together with embeddings \
 | `RATE_LIMIT_BURST_SIZE`, `RATE_LIMIT_REQUESTS_PER_MINUTE` |"""
 _WORK_STATUSES = (400, 401, 403, 408, 413, 415, 429, 500, 503, 504)
-_PROTECTED = ("/stats", "/metrics")
-_UNKNOWN_YET = "known once the models are loaded"
 
 
 # Checks nothing, which `RequireToken` does: it adds the lock to the operation in the description.
@@ -62,8 +60,6 @@ _PRIORITY_PARAMETER: Final[dict[str, Any]] = {
     ),
     "schema": {"type": "string", "default": f"u={DEFAULT_URGENCY}"},
 }
-
-_BULK_PRIORITY: Final[dict[str, Any]] = {"type": "string", "default": "u=7"}
 
 
 def describe_body(model: type[RequestModel]) -> dict[str, Any]:
@@ -95,7 +91,10 @@ def describe_stream(
     body = dict.fromkeys(read[1:], binary) | {read[0]: {"schema": line.model_json_schema()}}
     return {
         "requestBody": {"required": True, "content": body},
-        "parameters": [_PRIORITY_PARAMETER | {"schema": _BULK_PRIORITY}, *query],
+        "parameters": [
+            _PRIORITY_PARAMETER | {"schema": {"type": "string", "default": "u=7"}},
+            *query,
+        ],
         "responses": {
             "200": {
                 "description": "A record for each line",
@@ -103,14 +102,6 @@ def describe_stream(
             }
         },
     }
-
-
-def _with_max_items(operation: dict[str, Any], field: str, max_items: int) -> dict[str, Any]:
-    """The operation with an upper limit for the list `field` of its JSON body."""
-    operation = copy.deepcopy(operation)
-    schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    schema["properties"][field]["maxItems"] = max_items
-    return operation
 
 
 def _inline(schema: Any, definitions: dict[str, Any]) -> Any:
@@ -173,52 +164,41 @@ def install_openapi(app: FastAPI, service: Service) -> None:
 
 def _describe_limits(settings: Settings, models: LoadedModels | None) -> str:
     """The limits of a request in force: its size, its tokens and its time."""
+    embed_lengths = rerank_lengths = tokens = pairs = "known once the models are loaded"
+    if models is not None:
+        embedders = [each for each in (models.dense, models.embedder) if each is not None]
+        embed_lengths = ", ".join(
+            f"{each.max_length} of a text by {each.name}" for each in embedders
+        )
+        reranker, tokens, pairs = models.reranker, str(models.max_batch_tokens), "no limit"
+        if models.late_interaction:
+            rerank_lengths = f"{models.embedder.max_length} of a text by {models.embedder.name}"
+        elif reranker is None:
+            rerank_lengths = "none: reranking is switched off"
+        else:
+            rerank_lengths = f"{reranker.max_length} of query and passage by {reranker.name}"
+        if reranker is not None and reranker.max_batch_sequences is not None:
+            pairs = str(reranker.max_batch_sequences)
     return _LIMITS.format(
         openai_texts=OPENAI_TEXTS,
         settings=settings,
-        embed_lengths=_embed_lengths(models),
-        rerank_lengths=_rerank_length(models),
-        tokens=_UNKNOWN_YET if models is None else models.max_batch_tokens,
-        pairs=_max_pairs(models),
+        embed_lengths=embed_lengths,
+        rerank_lengths=rerank_lengths,
+        tokens=tokens,
+        pairs=pairs,
     )
 
 
-def _embed_lengths(models: LoadedModels | None) -> str:
-    if models is None:
-        return _UNKNOWN_YET
-    embedders = [each for each in (models.dense, models.embedder) if each is not None]
-    return ", ".join(f"{each.max_length} of a text by {each.name}" for each in embedders)
-
-
-def _rerank_length(models: LoadedModels | None) -> str:
-    if models is None:
-        return _UNKNOWN_YET
-    if models.late_interaction:
-        return f"{models.embedder.max_length} of a text by {models.embedder.name}"
-    if models.reranker is None:
-        return "none: reranking is switched off"
-    return f"{models.reranker.max_length} of query and passage by {models.reranker.name}"
-
-
-def _max_pairs(models: LoadedModels | None) -> str:
-    if models is None:
-        return _UNKNOWN_YET
-    max_pairs = models.reranker.max_batch_sequences if models.reranker else None
-    return "no limit" if max_pairs is None else str(max_pairs)
-
-
 def _paths(paths: dict[str, Any], settings: Settings) -> dict[str, Any]:
-    max_items = {
-        EMBEDDING_ENDPOINT: ("sentences", settings.max_sentences_per_request),
-        RERANK_ENDPOINT: ("passages", settings.max_rerank_passages),
-    }
-    limited = {
-        path: {"post": _with_max_items(paths[path]["post"], field, number)}
-        for path, (field, number) in max_items.items()
-    }
-    return paths | limited | (_locked(paths) if settings.protect_metrics else {})
-
-
-def _locked(paths: dict[str, Any]) -> dict[str, Any]:
-    lock: dict[str, Any] = {"security": [{_BEARER_NAME: []}]}
-    return {path: {"get": paths[path]["get"] | lock} for path in _PROTECTED}
+    """The paths with the limits of lists, and with locks on those that the settings protect."""
+    paths = dict(paths)
+    for path, field, max_items in (
+        (EMBEDDING_ENDPOINT, "sentences", settings.max_sentences_per_request),
+        (RERANK_ENDPOINT, "passages", settings.max_rerank_passages),
+    ):
+        paths[path] = {"post": copy.deepcopy(paths[path]["post"])}
+        schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        schema["properties"][field]["maxItems"] = max_items
+    for path in ("/stats", "/metrics") if settings.protect_metrics else ():
+        paths[path] = {"get": paths[path]["get"] | {"security": [{_BEARER_NAME: []}]}}
+    return paths

@@ -207,12 +207,18 @@ async def _count_pairs(call: Call, work: Coroutine[Any, Any, Scores], count: int
     return result
 
 
-_NOT_IN_JSON = ("float16", "bfloat16")
-
-
 def vector_options(fields: EmbeddingFields, models: LoadedModels | None) -> VectorOptions:
     """The options of vectors; raises `InvalidRequestError` for ones that contradict each other."""
-    outputs = _kinds(fields, models)
+    # A kind that the request leaves out is made if it can be.
+    said = fields.model_fields_set
+    outputs = Outputs(fields.return_dense, fields.return_sparse, fields.return_colbert)
+    if models is not None:  # Otherwise the engine raises the error.
+        outputs = wanted_kinds(
+            models,
+            dense=fields.return_dense if "return_dense" in said else None,
+            sparse=fields.return_sparse if "return_sparse" in said else None,
+            colbert=fields.return_colbert if "return_colbert" in said else None,
+        )
     if not (outputs or fields.muvera):
         raise InvalidRequestError(
             "nothing is asked for: set return_dense, return_sparse or return_colbert to true"
@@ -223,23 +229,10 @@ def vector_options(fields: EmbeddingFields, models: LoadedModels | None) -> Vect
     return options
 
 
-def _kinds(fields: EmbeddingFields, models: LoadedModels | None) -> Outputs:
-    """The kinds that are asked for; a kind that the request leaves out is made if it can be."""
-    if models is None:  # The engine raises the error for that.
-        return Outputs(fields.return_dense, fields.return_sparse, fields.return_colbert)
-    said = fields.model_fields_set
-    return wanted_kinds(
-        models,
-        dense=fields.return_dense if "return_dense" in said else None,
-        sparse=fields.return_sparse if "return_sparse" in said else None,
-        colbert=fields.return_colbert if "return_colbert" in said else None,
-    )
-
-
 def check_numbers(fields: EmbeddingFields, media_type: str, binary: list[str]) -> None:
     """Raise `InvalidRequestError` for a number type that a format not in `binary` cannot hold."""
     is_json = media_type not in binary
-    if is_json and fields.encoding != "base64" and fields.output_dtype in _NOT_IN_JSON:
+    if is_json and fields.encoding != "base64" and fields.output_dtype in {"float16", "bfloat16"}:
         raise InvalidRequestError(
             f"the option output_dtype is {fields.output_dtype}, which JSON has no numbers for: set "
             f"encoding to base64, or ask for {', '.join(binary)} in Accept"

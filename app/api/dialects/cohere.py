@@ -252,7 +252,16 @@ def _render_ranking(
     if body.is_voyages:
         yield b',"object":"list","data":'
         yield from render_list(_ranked_documents(body, ranked, as_voyage=True))
-    yield b"," + orjson.dumps(_report(result, len(body.documents)))[1:]
+    search_units = math.ceil(len(body.documents) / _DOCUMENTS_OF_A_UNIT)
+    report = {
+        "meta": {
+            "api_version": {"version": "2"},
+            "billed_units": {"search_units": search_units},
+            "tokens": {"input_tokens": result.tokens},
+        },
+        "usage": usage_as_json(result.tokens),
+    }
+    yield b"," + orjson.dumps(report)[1:]
 
 
 def _ranked_documents(
@@ -264,17 +273,6 @@ def _ranked_documents(
             text = text_as_json(body.documents[index])
             item["document"] = text if as_voyage else {"text": text}
         yield item
-
-
-def _report(result: RerankResult, documents: int) -> dict[str, Any]:
-    return {
-        "meta": {
-            "api_version": {"version": "2"},
-            "billed_units": {"search_units": math.ceil(documents / _DOCUMENTS_OF_A_UNIT)},
-            "tokens": {"input_tokens": result.tokens},
-        },
-        "usage": usage_as_json(result.tokens),
-    }
 
 
 _RERANK = Operation(COHERE, RERANK, "documents", DocumentsRequest, _rerank)

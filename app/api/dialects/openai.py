@@ -338,32 +338,11 @@ async def _embed(body: OpenAIEmbeddingRequest, call: Call) -> Response:
     of_path = "model" in call.request.path_params
     model = embedder_of(call) if of_path else call.service.catalogue.embedder(body.model)
     form = body.form
-    wanted = _vector_options(body, form)
-    result = await embed(
-        call,
-        body.input,
-        wanted.needed,
-        field="input",
-        model=model,
-        options=_options(body),
-        normalize=value_of(body, "normalize", "normalized", "use_activation") is not False,
-        allowed=OPENAI_TEXTS,
-    )
-    wanted.hold(result.embeddings, call.context.answer)
-    render = partial(_render, result, model, wanted, form)
-    return await call.render(render)
-
-
-def _vector_options(body: OpenAIEmbeddingRequest, form: VectorForm) -> VectorOptions:
-    outputs = Outputs(True, bool(body.return_sparse), bool(body.return_colbert))
-    options = VectorOptions(outputs, form.dtype, body.colbert_pool_factor, body.muvera)
-    options.check(queries=body.known_task.input_type == "query")
-    return options
-
-
-def _options(body: OpenAIEmbeddingRequest) -> EmbeddingOptions:
     task = body.known_task
-    return EmbeddingOptions(
+    outputs = Outputs(True, bool(body.return_sparse), bool(body.return_colbert))
+    wanted = VectorOptions(outputs, form.dtype, body.colbert_pool_factor, body.muvera)
+    wanted.check(queries=task.input_type == "query")
+    options = EmbeddingOptions(
         body.truncation_options,
         prompt=body.prompt,
         prompt_name=body.prompt_name,
@@ -371,6 +350,18 @@ def _options(body: OpenAIEmbeddingRequest) -> EmbeddingOptions:
         preferred_prompts=task.prompts,
         dimensions=value_of(body, "dimensions", "output_dimension", "dimensionality"),
     )
+    result = await embed(
+        call,
+        body.input,
+        wanted.needed,
+        field="input",
+        model=model,
+        options=options,
+        normalize=value_of(body, "normalize", "normalized", "use_activation") is not False,
+        allowed=OPENAI_TEXTS,
+    )
+    wanted.hold(result.embeddings, call.context.answer)
+    return await call.render(partial(_render, result, model, wanted, form))
 
 
 def _render(

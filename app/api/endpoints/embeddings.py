@@ -61,21 +61,15 @@ async def _embed(body: EmbeddingRequest, call: Call) -> Response:
     result = await vectors(call, sentences, work)
     wanted.hold(result.embeddings, call.context.answer, at_once=media_type == SAFETENSORS)
     answer = EmbeddingAnswer(sentences, result, model_names(settings, model), wanted)
-    render = _renderer(body, answer, media_type)
-    return await call.render(render, media_type)
-
-
-def _renderer(
-    body: EmbeddingRequest, answer: EmbeddingAnswer, media_type: str
-) -> Callable[[], Iterable[Chunk]]:
-    if media_type in BINARY:
-        return partial(BINARY[media_type], answer)
-    return partial(
+    render: Callable[[], Iterable[Chunk]] = partial(
         json_answer.render,
         answer,
         sparse_as_indices=body.sparse_as_indices,
         as_base64=body.encoding == "base64",
     )
+    if media_type in BINARY:
+        render = partial(BINARY[media_type], answer)
+    return await call.render(render, media_type)
 
 
 _OPERATION = Operation(NATIVE, NATIVE_EMBEDDINGS, "sentences", EmbeddingRequest, _embed)

@@ -41,17 +41,10 @@ async def _rerank(body: RerankBody, call: Call) -> Response:
     check_truncation(body.truncate, body.truncation_side)
     models = await models_for(call, model)
     check_rerank_options(models, instruction=body.instruction, weights=body.weights)
-    result = await scores(call, _engine_request(body), model)
-    name = public_name(service.settings.reranker_name) if model is None else model.name
-    render = partial(render_rerank, passages, result, name)
-    return await call.render(render)
-
-
-def _engine_request(body: RerankBody) -> RerankRequest:
     weights = body.weights
-    return RerankRequest(
+    request = RerankRequest(
         query=body.query,
-        passages=body.passages,
+        passages=passages,
         normalize=body.normalize,
         instruction=body.instruction,
         weights=FusionWeights(weights.dense, weights.sparse, weights.colbert)
@@ -59,6 +52,9 @@ def _engine_request(body: RerankBody) -> RerankRequest:
         else FusionWeights(),
         truncation=TruncationOptions(body.truncate, body.truncation_side),
     )
+    result = await scores(call, request, model)
+    name = public_name(service.settings.reranker_name) if model is None else model.name
+    return await call.render(partial(render_rerank, passages, result, name))
 
 
 _OPERATION = Operation(NATIVE, RERANK, "passages", RerankBody, _rerank)
