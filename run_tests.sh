@@ -1,14 +1,18 @@
 #!/usr/bin/env bash
 # Linters, types, import layers and every test, in an environment of their own.
 #   ./run_tests.sh                 everything
+#   ./run_tests.sh --fast          within a minute, before each commit: the checks, and the tests that
+#                                  start no process, reference or browser (tests/support/fast.py)
 #   ./run_tests.sh tests/engine    the checks, then only these tests (any pytest arguments)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
+fast=
+[[ ${1:-} != --fast ]] || { fast=yes; shift; }
 venv=.venv-tests
 scripts/test_environment.sh "$venv"
 # Without them, as where no index can be reached, the tests of the kernels are skipped.
-"$venv/bin/python" -m app.models.ops.build || true
+[[ -n $fast ]] || "$venv/bin/python" -m app.models.ops.build || true
 export PATH="$PWD/$venv/bin:$PATH"
 
 # No test may reach for a model hub, and none may depend on the caller's settings.
@@ -20,23 +24,25 @@ trap 'kill "$mypy" 2> /dev/null || true; rm -f "$types"' EXIT
 echo "== ruff";        ruff check . && ruff format --check .
 echo "== shellcheck";  shellcheck start_server.sh run_tests.sh .ci/run scripts/*.sh
 echo "== import layers"; lint-imports --no-logo
-command -v redis-server > /dev/null \
-  || echo "redis-server is not installed: the tests of RATE_LIMIT_STORE=redis://... are skipped."
-command -v promtool > /dev/null \
-  || echo "prometheus is not installed: the tests of the dashboard and the alerts are skipped."
-[[ -x /usr/sbin/nginx ]] || command -v nginx > /dev/null \
-  || echo "nginx is not installed: the tests of the proxy that the guide shows are skipped."
-docker compose version > /dev/null 2>&1 || docker-compose version > /dev/null 2>&1 \
-  || echo "docker compose is not installed: the tests of what it makes of its files are skipped."
-command -v kubectl > /dev/null \
-  || echo "kubectl is not installed: the tests of what kustomize makes of deploy/kubernetes are skipped."
-command -v qemu-aarch64 > /dev/null \
-  || echo "qemu-user is not installed: the tests of the kernels for ARM are skipped."
-command -v chromium > /dev/null || command -v chromium-browser > /dev/null \
-  || echo "chromium is not installed: the tests of the page at /ui are skipped."
-command -v wine > /dev/null || command -v wine64 > /dev/null || [[ -x /usr/lib/wine/wine64 ]] \
-  || echo "wine is not installed: the tests that run start_server.bat are skipped."
-echo "== documentation"; scripts/build_docs.sh
+missing_programs() {
+  command -v redis-server > /dev/null \
+    || echo "redis-server is not installed: the tests of RATE_LIMIT_STORE=redis://... are skipped."
+  command -v promtool > /dev/null \
+    || echo "prometheus is not installed: the tests of the dashboard and the alerts are skipped."
+  [[ -x /usr/sbin/nginx ]] || command -v nginx > /dev/null \
+    || echo "nginx is not installed: the tests of the proxy that the guide shows are skipped."
+  docker compose version > /dev/null 2>&1 || docker-compose version > /dev/null 2>&1 \
+    || echo "docker compose is not installed: the tests of what it makes of its files are skipped."
+  command -v kubectl > /dev/null \
+    || echo "kubectl is not installed: the tests of what kustomize makes of deploy/kubernetes are skipped."
+  command -v qemu-aarch64 > /dev/null \
+    || echo "qemu-user is not installed: the tests of the kernels for ARM are skipped."
+  command -v chromium > /dev/null || command -v chromium-browser > /dev/null \
+    || echo "chromium is not installed: the tests of the page at /ui are skipped."
+  command -v wine > /dev/null || command -v wine64 > /dev/null || [[ -x /usr/lib/wine/wine64 ]] \
+    || echo "wine is not installed: the tests that run start_server.bat are skipped."
+}
+[[ -n $fast ]] || { missing_programs; echo "== documentation"; scripts/build_docs.sh; }
 echo "== mypy";        wait "$mypy" || { cat "$types"; exit 1; }
 trap 'rm -f "$types"' EXIT
 cat "$types"
@@ -44,4 +50,5 @@ cat "$types"
 # stays in one of them; chosen tests run in this one, where a debugger works.
 processes=3
 (($#)) && processes=0
+[[ -z $fast ]] || { processes=2; set -- --fast "$@"; }
 echo "== tests";       python -m pytest -q --durations=15 -rs -n "$processes" --dist loadfile "$@"

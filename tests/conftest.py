@@ -2,9 +2,12 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.support.fast import left_out
 
 # Before anything imports huggingface_hub: no test may reach for a model hub.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -21,8 +24,23 @@ settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "only tests that start no process, reference or browser (tests/support/fast.py)"
+    parser.addoption("--fast", action="store_true", help=told)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Before the file is imported: what it imports may take seconds."""
+    is_test_file = collection_path.match("test_*.py")
+    return True if config.getoption("fast") and is_test_file and left_out(collection_path) else None
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Load the fixtures, but not where xdist only hands out the tests: their imports take 5 s."""
+    """Load the fixtures where they are used: their imports take 5 s.
+
+    That is neither where xdist only hands out the tests, nor with `--fast`, as all of them make
+    checkpoints with transformers.
+    """
     hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
-    if not hands_out:
+    if not hands_out and not config.getoption("fast"):
         config.pluginmanager.import_plugin("tests.support.fixtures")

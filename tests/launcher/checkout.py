@@ -62,6 +62,18 @@ def begin(*arguments: str, script: Path, **variables: str) -> "subprocess.Popen[
     )
 
 
+def refused(*arguments: str, script: Path, **variables: str) -> str:
+    """Return the one sentence of a start that is refused."""
+    return sentence_of(start(*arguments, script=script, **variables))
+
+
+def sentence_of(result: subprocess.CompletedProcess[str]) -> str:
+    """Return the one sentence, which is all that was said."""
+    assert (result.returncode, result.stdout) == (1, ""), result
+    (sentence,) = result.stderr.splitlines()
+    return sentence.rstrip().removeprefix("start_server: ")
+
+
 def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a command with no terminal and little of our environment."""
     return subprocess.run(
@@ -126,9 +138,12 @@ def add_program(folder: Path, name: str, text: str) -> Path:
     return program
 
 
-def add_docker(
-    folder: Path, compose: str = "2.24.4", published: str = "127.0.0.1:9000", **facts: object
-) -> Path:
+def add_docker(folder: Path, **known: object) -> Path:
+    """Put a `docker` there."""
+    return add_program(folder, "docker", docker(**known))
+
+
+def docker(compose: str = "2.24.4", published: str = "127.0.0.1:9000", **facts: object) -> str:
     """A docker that knows no image yet, and tells what compose would be started with.
 
     `facts` is what its daemon tells of itself.
@@ -136,14 +151,13 @@ def add_docker(
     passed = ("DENSE_EMBEDDING_MODEL", "RERANKER_MODEL")
     tuned = ("QWEN_RERANK_BATCH_SIZE", "QWEN_RERANK_MAX_LENGTH")
     values = " ".join(f"${{{name}-unset}}" for name in passed + tuned)
-    text = f"""case "$1 $4" in
+    return f"""case "$1 $4" in
 "compose port") echo {published} ;;
 "compose ") echo {compose} ;;
 "compose up") echo "ran $* | {values}" ;;
 "info "*) echo '{json.dumps(facts)}' ;;
 "image "*) exit 1 ;;
 esac"""
-    return add_program(folder, "docker", text)
 
 
 def add_nvidia_smi(folder: Path, memory: str) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.checkout import ROOT
+from tests.launcher.checkout import ROOT, sentence_of
 from tests.launcher.wine import Wine, run_wine, windows_path, write_batch_file
 
 BATCH_FILE = ROOT / "start_server.bat"
@@ -93,14 +93,7 @@ def test_a_window_that_explorer_opened_stays_until_its_error_is_read(
     assert (ended.returncode, ended.stdout) == (0, "")
     checkout.add("python", OLD_PYTHON)
     by_a_program = checkout.start("local cpu", CMDCMDLINE=f"cmd /c .\\{BATCH_FILE.name} local cpu")
-    assert one_sentence(by_a_program) == NO_PYTHON
-
-
-def one_sentence(result: "subprocess.CompletedProcess[str]") -> str:
-    """Return the only thing that was said."""
-    assert (result.returncode, result.stdout) == (1, "")
-    (line,) = result.stderr.splitlines()
-    return line.rstrip().removeprefix("start_server: ")
+    assert sentence_of(by_a_program) == NO_PYTHON
 
 
 @pytest.mark.parametrize("line", ["", "local", "LOCAL Cpu --demo", "docker gpu", "auto", "bogus x"])
@@ -145,31 +138,28 @@ def test_a_python_named_by_the_user_must_work(checkout: Checkout) -> None:
     checkout.add_python("python")
     old = write_batch_file(checkout.folder / "old python.bat", OLD_PYTHON)
     for named in ("no such python", windows_path(old)):
-        assert one_sentence(checkout.start("local", PYTHON=named)) == (
+        assert sentence_of(checkout.start("local", PYTHON=named)) == (
             f'"PYTHON={named}" is not a working Python 3.11 or newer.'
         )
 
 
 @pytest.mark.parametrize(
-    "line", ["local", "local cpu", "bogus", "cpu local", "docker tpu", "docker cpu --demo"]
+    ("line", "fails", "sentence"),
+    [
+        *((line, "nothing", NO_PYTHON) for line in ("local", "local cpu", "bogus", "cpu local")),
+        *((line, "nothing", NO_PYTHON) for line in ("docker tpu", "docker cpu --demo")),
+        *((line, None, NEITHER) for line in ("", "docker", "Docker GPU", "CPU")),
+        ("", "compose version", NO_COMPOSE),
+        ("", "info ", NO_DAEMON),
+    ],
 )
-def test_without_a_python_one_sentence_says_which_is_needed(checkout: Checkout, line: str) -> None:
+def test_without_a_python_one_sentence_says_what_is_needed(
+    checkout: Checkout, line: str, fails: str | None, sentence: str
+) -> None:
     checkout.add("python", OLD_PYTHON)
-    checkout.add_docker()
-    assert one_sentence(checkout.start(line)) == NO_PYTHON
-
-
-@pytest.mark.parametrize("line", ["", "docker", "Docker GPU", "CPU"])
-def test_with_neither_python_nor_docker_one_sentence_says_so(checkout: Checkout, line: str) -> None:
-    assert one_sentence(checkout.start(line)) == NEITHER
-
-
-@pytest.mark.parametrize(
-    ("fails", "sentence"), [("compose version", NO_COMPOSE), ("info ", NO_DAEMON)]
-)
-def test_docker_that_cannot_be_used_is_told(checkout: Checkout, fails: str, sentence: str) -> None:
-    checkout.add_docker(fails=fails)
-    assert one_sentence(checkout.start()) == sentence
+    if fails is not None:
+        checkout.add_docker(fails=fails)
+    assert sentence_of(checkout.start(line)) == sentence
 
 
 @pytest.mark.parametrize(

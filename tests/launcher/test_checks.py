@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from launcher.checks import Need, need_of
-from tests.launcher.checkout import BASH, ROOT, add_docker, make_checkout, needs_bash, run, start
+from tests.launcher.checkout import (
+    BASH,
+    ROOT,
+    add_docker,
+    make_checkout,
+    needs_bash,
+    refused,
+    run,
+    sentence_of,
+    start,
+)
 from tests.support.disks import small
 
 pytestmark = needs_bash
@@ -40,21 +50,17 @@ def disk(tmp_path: Path) -> Path:
 
 
 def test_a_disk_too_small_for_the_packages_is_told(script: Path, disk: Path) -> None:
-    result = run([*small(disk), *launcher_in(disk)])
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == (
-        f"start_server: installing takes about 2.0 GB on the disk of {disk}, which has 0.0 GB "
-        "free: make room there.\n"
+    assert sentence_of(run([*small(disk), *launcher_in(disk)])) == (
+        f"installing takes about 2.0 GB on the disk of {disk}, which has 0.0 GB "
+        "free: make room there."
     )
 
 
 def test_a_disk_too_small_for_the_downloads_is_told(script: Path, disk: Path) -> None:
     command = [str(BASH), str(script), "local", "cpu"]
-    result = run([*small(disk), *command], TMPDIR=str(disk))
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == (
-        f"start_server: installing takes about 0.5 GB on the disk of {disk}, which has 0.0 GB "
-        "free: make room there, or set TMPDIR to a larger disk.\n"
+    assert sentence_of(run([*small(disk), *command], TMPDIR=str(disk))) == (
+        f"installing takes about 0.5 GB on the disk of {disk}, which has 0.0 GB "
+        "free: make room there, or set TMPDIR to a larger disk."
     )
     assert not script.with_name(".venv").exists()
 
@@ -77,11 +83,9 @@ def test_an_environment_that_can_be_used_needs_no_room_for_another(script: Path)
 def test_a_disk_too_small_for_the_image_is_told(tools: Path, disk: Path) -> None:
     add_docker(tools, Name=socket.gethostname(), DockerRootDir=str(disk))
     command = [str(BASH), str(ROOT / "start_server.sh"), "docker", "cpu"]
-    result = run([*small(disk), "env", f"PATH={tools}", *command])
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == (
-        f"start_server: installing takes about 4.0 GB on the disk of {disk}, which has 0.0 GB "
-        "free: make room there ('docker system prune').\n"
+    assert sentence_of(run([*small(disk), "env", f"PATH={tools}", *command])) == (
+        f"installing takes about 4.0 GB on the disk of {disk}, which has 0.0 GB "
+        "free: make room there ('docker system prune')."
     )
 
 
@@ -107,41 +111,30 @@ def taken() -> Iterator[str]:
         yield str(listener.getsockname()[1])
 
 
-def failing_start(*arguments: str, script: Path, **variables: str) -> str:
-    """Return the one sentence."""
-    result = start(*arguments, script=script, **variables)
-    assert (result.returncode, result.stdout) == (1, "")
-    (sentence,) = result.stderr.splitlines()
-    return sentence
-
-
-def sentence_of(port: str) -> str:
-    return (
-        f"start_server: port {port} of 127.0.0.1 is taken: end what listens there, or set another "
-        "PORT."
-    )
+def taken_sentence(port: str) -> str:
+    return f"port {port} of 127.0.0.1 is taken: end what listens there, or set another PORT."
 
 
 def test_a_taken_port_is_told_before_anything_is_installed(tmp_path: Path, taken: str) -> None:
     script = make_checkout(tmp_path / "checkout")
-    assert failing_start("local", "cpu", script=script, PORT=taken) == sentence_of(taken)
+    assert refused("local", "cpu", script=script, PORT=taken) == taken_sentence(taken)
     script.with_name(".env").write_text(f"PORT={taken}\n")
-    assert failing_start("local", "cpu", script=script, PORT="") == sentence_of(taken)
+    assert refused("local", "cpu", script=script, PORT="") == taken_sentence(taken)
     assert not script.with_name(".venv").exists()
 
 
 @pytest.mark.parametrize("port", ["http", "65536", "-1", "80.5", "²"])
 def test_a_port_that_is_none_is_told_too(tmp_path: Path, port: str) -> None:
     script = make_checkout(tmp_path / "checkout")
-    assert failing_start("local", "cpu", script=script, PORT=port) == (
-        f"start_server: PORT={port} is not a port: it is a number from 0 to 65535."
+    assert refused("local", "cpu", script=script, PORT=port) == (
+        f"PORT={port} is not a port: it is a number from 0 to 65535."
     )
 
 
 def test_an_address_that_is_not_this_machines_is_told(tmp_path: Path) -> None:
     script = make_checkout(tmp_path / "checkout")
-    assert failing_start("local", "cpu", script=script, HOST="203.0.113.7").startswith(
-        "start_server: HOST=203.0.113.7 PORT=0 cannot be listened on: "
+    assert refused("local", "cpu", script=script, HOST="203.0.113.7").startswith(
+        "HOST=203.0.113.7 PORT=0 cannot be listened on: "
     )
 
 
@@ -150,9 +143,8 @@ def test_a_taken_port_is_told_before_an_image_is_built(
     script: Path, tools: Path, taken: str, daemon: dict[str, str]
 ) -> None:
     add_docker(tools, **daemon)
-    result = start("docker", "cpu", script=script, PATH=str(tools), PORT=taken)
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == f"{sentence_of(taken)}\n"
+    said = refused("docker", "cpu", script=script, PATH=str(tools), PORT=taken)
+    assert said == taken_sentence(taken)
 
 
 def test_a_port_of_this_machine_says_nothing_of_a_daemon_elsewhere(

@@ -2,23 +2,25 @@
 
 import shutil
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from app.settings.sources import COMPOSE_VARIABLES
-from launcher import docker
 from launcher.console import LaunchError
+from launcher.docker import LIMITS, require_docker
 from tests.launcher.checkout import (
-    BARE,
     BASH,
     QWEN,
     add_docker,
     add_nvidia_smi,
     add_program,
+    docker,
     needs_bash,
+    refused,
+    run,
+    sentence_of,
     start,
 )
 from tests.support.disks import give_up_rights
@@ -27,16 +29,21 @@ pytestmark = needs_bash
 
 HERE = {"Name": socket.gethostname()}
 NO_TOOLKIT = (
-    "start_server: docker gpu needs the NVIDIA Container Toolkit, and Docker does not have it: "
-    "install nvidia-container-toolkit and restart Docker, or use 'start_server.sh docker cpu'.\n"
+    "docker gpu needs the NVIDIA Container Toolkit, and Docker does not have it: "
+    "install nvidia-container-toolkit and restart Docker, or use 'start_server.sh docker cpu'."
 )
 FORBIDDEN = (
-    "start_server: you may not use Docker: 'sudo usermod -aG docker $USER' and a new login allow "
-    "it, or run this with sudo.\n"
+    "you may not use Docker: 'sudo usermod -aG docker $USER' and a new login allow "
+    "it, or run this with sudo."
+)
+NOT_FOUND = "docker was not found"
+WORDS = "Cannot connect to the Docker daemon at unix:///a. Is the docker daemon running?"
+with_and_without_python = pytest.mark.parametrize(
+    "python", [sys.executable, ""], ids=["python", "no python"]
 )
 
 
-@pytest.mark.parametrize("python", [sys.executable, ""], ids=["python", "no python"])
+@with_and_without_python
 @pytest.mark.parametrize(
     ("line", "nvidia_smi", "flavour"),
     [
@@ -62,7 +69,7 @@ def test_docker_starts_the_compose_file_of_the_device_and_tells_where_its_logs_a
     assert ("http://127.0.0.1:9000/health" in result.stdout) == bool(python)
 
 
-@pytest.mark.parametrize("python", [sys.executable, ""], ids=["python", "no python"])
+@with_and_without_python
 def test_docker_that_cannot_start_is_an_error(script: Path, tools: Path, python: str) -> None:
     add_program(tools, "docker", "[[ $4 != up ]]")
     result = start(script=script, PATH=str(tools), PYTHON=python)
@@ -70,7 +77,7 @@ def test_docker_that_cannot_start_is_an_error(script: Path, tools: Path, python:
     assert result.stderr.startswith("start_server: docker compose could not start")
 
 
-@pytest.mark.parametrize("python", [sys.executable, ""], ids=["python", "no python"])
+@with_and_without_python
 @pytest.mark.parametrize(
     ("memory", "tuned"),
     [
@@ -91,68 +98,42 @@ def test_a_container_gets_what_the_memory_of_the_gpu_calls_for(
     )
 
 
-def add_failing_docker(folder: Path, message: str) -> None:
-    text = f'[[ $1 == compose ]] && echo 2.40.3 || {{ echo "{message}" >&2; exit 1; }}'
-    add_program(folder, "docker", text)
-
-
-@pytest.mark.parametrize("python", [sys.executable, ""], ids=["python", "no python"])
+@with_and_without_python
 def test_the_limits_of_the_container_are_printed(script: Path, tools: Path, python: str) -> None:
     add_docker(tools)
     defaults = {each.name: each.default for each in COMPOSE_VARIABLES}
-    assert {name: defaults[name] for name in docker.LIMITS} == docker.LIMITS
+    assert {name: defaults[name] for name in LIMITS} == LIMITS
     variables = {"PATH": str(tools), "PYTHON": python, "MEMORY_LIMIT": "3g"}
     result = start("docker", "cpu", script=script, **variables)
     assert "Limits of the container: MEMORY_LIMIT=3g, PIDS_LIMIT=2048.\n" in result.stdout
 
 
-@pytest.mark.parametrize("line", ["", "Docker GPU", "cpu"])
-def test_without_docker_one_sentence_says_so(script: Path, tools: Path, line: str) -> None:
-    result = start(*line.split(), script=script, PATH=str(tools))
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith("start_server: docker was not found")
-    assert len(result.stderr.splitlines()) == 1
+def failing(message: str) -> str:
+    """A docker whose daemon cannot be asked."""
+    return f'[[ $1 == compose ]] && echo 2.40.3 || {{ echo "{message}" >&2; exit 1; }}'
 
 
-def test_without_the_compose_plugin_one_sentence_says_so(script: Path, tools: Path) -> None:
-    add_program(tools, "docker", "exit 1")
-    result = start(script=script, PATH=str(tools))
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith("start_server: 'docker compose' was not found")
-
-
-@pytest.mark.parametrize("version", ["2.24.3", "v2.3.10", "2.0.0-rc.3"])
-def test_a_compose_plugin_too_old_for_the_files_is_told(
-    script: Path, tools: Path, version: str
+@pytest.mark.parametrize(
+    ("line", "program", "sentence"),
+    [
+        ("", None, NOT_FOUND),
+        ("Docker GPU", None, NOT_FOUND),
+        ("cpu", None, NOT_FOUND),
+        ("", "exit 1", "'docker compose' was not found: "),
+        ("", docker("2.24.3"), "docker compose 2.24.3 is too old: install 2.24.4 or newer."),
+        ("", docker("v2.3.10"), "docker compose 2.3.10 is too old: "),
+        ("", docker("2.0.0-rc.3"), "docker compose 2.0.0-rc.3 is too old: "),
+        ("", failing(f"Server:\n{WORDS}"), f"the Docker daemon does not answer ({WORDS}): start "),
+        ("", failing("permission denied while trying to connect to the daemon"), FORBIDDEN),
+        ("docker gpu", docker(Runtimes={"runc": {}}, **HERE), NO_TOOLKIT),
+    ],
+)
+def test_docker_that_cannot_be_used_is_one_sentence(
+    script: Path, tools: Path, line: str, program: str | None, sentence: str
 ) -> None:
-    add_docker(tools, compose=version)
-    result = start(script=script, PATH=str(tools))
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == (
-        f"start_server: docker compose {version.removeprefix('v')} is too old: install 2.24.4 or "
-        "newer.\n"
-    )
-
-
-@pytest.mark.parametrize("version", ["2.24.4", "v2.24.4", "2.40.3-desktop.1", "5.0.0", "dev"])
-def test_a_compose_plugin_that_is_new_enough_is_used(
-    script: Path, tools: Path, version: str
-) -> None:
-    add_docker(tools, compose=version)
-    assert start(script=script, PATH=str(tools)).returncode == 0
-
-
-def test_a_daemon_that_does_not_answer_is_told_with_its_own_words(
-    script: Path, tools: Path
-) -> None:
-    words = "Cannot connect to the Docker daemon at unix:///a. Is the docker daemon running?"
-    add_failing_docker(tools, f"Server:\n{words}")
-    result = start(script=script, PATH=str(tools))
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == (
-        f"start_server: the Docker daemon does not answer ({words}): start Docker Desktop, or on "
-        "Linux 'sudo systemctl start docker'.\n"
-    )
+    if program is not None:
+        add_program(tools, "docker", program)
+    assert refused(*line.split(), script=script, PATH=str(tools)).startswith(sentence)
 
 
 def test_a_daemon_that_is_silent_is_told(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,40 +141,37 @@ def test_a_daemon_that_is_silent_is_told(tools: Path, monkeypatch: pytest.Monkey
     (tools / "sleep").symlink_to(str(shutil.which("sleep")))
     add_program(tools, "docker", "[[ $1 == compose ]] && echo 2.40.3 || exec sleep 600")
     monkeypatch.setenv("PATH", str(tools))
-    monkeypatch.setattr(docker, "SECONDS_TO_ANSWER", 1)
+    monkeypatch.setattr("launcher.docker.SECONDS_TO_ANSWER", 1)
     with pytest.raises(LaunchError, match="does not answer \\(no answer in 1 seconds\\): start"):
-        docker.require_docker()
+        require_docker()
 
 
-def test_a_daemon_that_the_user_may_not_use_is_told(script: Path, tools: Path) -> None:
-    add_failing_docker(tools, "permission denied while trying to connect to the Docker daemon")
-    assert start(script=script, PATH=str(tools)).stderr == FORBIDDEN
-
-
-def test_without_the_nvidia_toolkit_docker_gpu_says_so(script: Path, tools: Path) -> None:
+def test_auto_needs_the_nvidia_toolkit_where_there_is_a_gpu(script: Path, tools: Path) -> None:
     add_docker(tools, Runtimes={"runc": {}}, **HERE)
-    result = start("docker", "gpu", script=script, PATH=str(tools))
-    assert (result.returncode, result.stdout, result.stderr) == (1, "", NO_TOOLKIT)
     add_program(tools, "nvidia-smi", "exit 0")
-    assert start("docker", "auto", script=script, PATH=str(tools)).stderr == NO_TOOLKIT
+    assert refused("docker", "auto", script=script, PATH=str(tools)) == NO_TOOLKIT
     assert start("docker", "cpu", script=script, PATH=str(tools)).returncode == 0
 
 
 @pytest.mark.parametrize(
-    "facts",
+    ("line", "known"),
     [
-        HERE | {"Runtimes": {"runc": {}, "nvidia": {}}},
-        HERE | {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]},
-        {"Name": "docker-desktop", "Runtimes": {"runc": {}}},
-        {"Name": "another-machine"},
+        *(("", {"compose": each}) for each in ("2.24.4", "v2.24.4", "2.40.3-desktop.1", "5.0.0")),
+        ("", {"compose": "dev"}),
+        ("docker gpu", HERE | {"Runtimes": {"runc": {}, "nvidia": {}}}),
+        (
+            "docker gpu",
+            HERE | {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]},
+        ),
+        ("docker gpu", {"Name": "docker-desktop", "Runtimes": {"runc": {}}}),
+        ("docker gpu", {"Name": "another-machine"}),
     ],
-    ids=["runtime", "device", "desktop", "elsewhere"],
 )
-def test_a_daemon_that_may_have_the_toolkit_is_not_refused(
-    script: Path, tools: Path, facts
+def test_docker_that_is_new_enough_and_may_have_the_toolkit_is_used(
+    script: Path, tools: Path, line: str, known: dict[str, object]
 ) -> None:
-    add_docker(tools, **facts)
-    assert start("docker", "gpu", script=script, PATH=str(tools)).returncode == 0
+    add_docker(tools, **known)
+    assert start(*line.split(), script=script, PATH=str(tools)).returncode == 0
 
 
 def test_the_toolkits_hook_is_enough_without_a_runtime_of_its_own(
@@ -226,11 +204,9 @@ def real_docker(tools: Path, tmp_path: Path) -> dict[str, str]:
 def test_the_real_docker_without_its_daemon_is_told(
     script: Path, real_docker: dict[str, str]
 ) -> None:
-    result = start(script=script, **real_docker)
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr.startswith("start_server: the Docker daemon does not answer (")
-    assert real_docker["DOCKER_HOST"] in result.stderr
-    assert len(result.stderr.splitlines()) == 1
+    sentence = refused(script=script, **real_docker)
+    assert sentence.startswith("the Docker daemon does not answer (")
+    assert real_docker["DOCKER_HOST"] in sentence
 
 
 def test_the_real_docker_with_a_daemon_that_is_forbidden_is_told(
@@ -241,13 +217,5 @@ def test_the_real_docker_with_a_daemon_that_is_forbidden_is_told(
         daemon.bind(str(path))
         daemon.listen()
         path.chmod(0o600)
-        without_rights = give_up_rights(path)
-        result = subprocess.run(
-            [*without_rights, str(BASH), str(script)],
-            env=BARE | real_docker,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert (result.returncode, result.stdout, result.stderr) == (1, "", FORBIDDEN)
+        command = [*give_up_rights(path), str(BASH), str(script)]
+        assert sentence_of(run(command, **real_docker)) == FORBIDDEN

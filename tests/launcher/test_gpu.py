@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from launcher.gpu import LIBRARY, RerankLimits, gpu_limits, smallest_memory, tune_reranker
-from tests.launcher.checkout import QWEN, add_nvidia_smi, make_checkout, needs_bash, start, told
+from tests.launcher.checkout import (
+    QWEN,
+    add_nvidia_smi,
+    make_checkout,
+    needs_bash,
+    refused,
+    start,
+    told,
+)
 from tests.support.nvidia_driver import install_driver
 
 pytestmark = needs_bash
@@ -58,15 +66,6 @@ def test_the_app_gets_what_is_tuned_and_what_env_files_set_counts(started: Path)
     assert "QWEN_RERANK_BATCH_SIZE" not in found
 
 
-def failing_start(script: Path, **variables: str) -> str:
-    """Return the one sentence."""
-    result = start("local", "gpu", script=script, **variables)
-    assert (result.returncode, result.stdout) == (1, "")
-    (sentence,) = result.stderr.splitlines()
-    assert not script.with_name(".venv").exists()
-    return sentence.removeprefix("start_server: ")
-
-
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     return make_checkout(tmp_path / "checkout")
@@ -76,7 +75,7 @@ def test_without_a_driver_it_says_so(script: Path) -> None:
     try:
         ctypes.CDLL(LIBRARY)
     except OSError:
-        assert failing_start(script) == (
+        assert refused("local", "gpu", script=script) == (
             "local gpu needs an NVIDIA GPU, and its driver (libcuda.so.1) was not found: install "
             "it, or use 'start_server.sh local cpu'."
         )
@@ -84,34 +83,33 @@ def test_without_a_driver_it_says_so(script: Path) -> None:
         pytest.skip("this machine has NVIDIA's driver")
 
 
-def test_a_driver_too_old_for_the_wheel_is_told_before_it_is_fetched(
-    tmp_path: Path, script: Path
+OLD = "the NVIDIA driver is too old: it knows CUDA up to 12.4, and local gpu needs 13.0"
+NONE_WORKS = "local gpu needs an NVIDIA GPU, and the driver finds none that works"
+
+
+@pytest.mark.parametrize(
+    ("cuda", "state", "sentence"),
+    [
+        (12_040, {}, f"{OLD}: install driver 580 or newer, "),
+        (13_000, {"gpus": 0}, f"{NONE_WORKS}: see what nvidia-smi says, "),
+        (13_000, {"init": 100}, f"{NONE_WORKS}: see what nvidia-smi says, "),
+    ],
+    ids=["too old", "no GPU", "cuInit fails"],
+)
+def test_a_driver_that_torch_could_not_use_is_told_before_anything_is_fetched(
+    tmp_path: Path, script: Path, cuda: int, state: dict[str, int], sentence: str
 ) -> None:
-    assert failing_start(script, **install_driver(tmp_path, 12_040)) == (
-        "the NVIDIA driver is too old: it knows CUDA up to 12.4, and local gpu needs 13.0: "
-        "install driver 580 or newer, or use 'start_server.sh local cpu'."
-    )
-
-
-@pytest.mark.parametrize("state", [{"gpus": 0}, {"init": 100}], ids=["no GPU", "cuInit fails"])
-def test_a_driver_that_sees_no_gpu_is_told(tmp_path: Path, script: Path, state) -> None:
-    assert failing_start(script, **install_driver(tmp_path, 13_000, **state)) == (
-        "local gpu needs an NVIDIA GPU, and the driver finds none that works: see what nvidia-smi "
-        "says, or use 'start_server.sh local cpu'."
-    )
+    driver = install_driver(tmp_path, cuda, **state)
+    said = refused("local", "gpu", script=script, **driver)
+    assert said == f"{sentence}or use 'start_server.sh local cpu'."
+    assert not script.with_name(".venv").exists()
 
 
 @pytest.mark.parametrize(
     ("facts", "problem"),
     [
-        (
-            {"cuda": 12_040},
-            "the NVIDIA driver is too old: it knows CUDA up to 12.4, and local gpu needs 13.0",
-        ),
-        (
-            {"cuda": 13_000, "gpus": 0},
-            "local gpu needs an NVIDIA GPU, and the driver finds none that works",
-        ),
+        ({"cuda": 12_040}, OLD),
+        ({"cuda": 13_000, "gpus": 0}, NONE_WORKS),
     ],
     ids=["too old", "no GPU"],
 )

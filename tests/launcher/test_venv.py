@@ -4,7 +4,6 @@ import os
 import platform
 import signal
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,12 +11,13 @@ import pytest
 
 from launcher import venv
 from tests.launcher.checkout import (
-    BARE,
     BASH,
     begin,
     locked,
     make_checkout,
     needs_bash,
+    refused,
+    run,
     start,
     told,
     write_wheel,
@@ -237,30 +237,25 @@ def test_a_python_packaged_without_venv_is_told_what_to_install(
     """As Debian packages it: Python finds no such module."""
     script = make_checkout(tmp_path / "checkout")
     (tmp_path / "sitecustomize.py").write_text(HIDE.format(module=module))
-    result = start("local", "cpu", script=script, PYTHONPATH=str(tmp_path))
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == (
-        f"start_server: Python {version} lacks its module {module}, which makes virtual "
-        f"environments: on Debian and Ubuntu 'apt-get install python{version}-venv' adds it.\n"
+    assert refused("local", "cpu", script=script, PYTHONPATH=str(tmp_path)) == (
+        f"Python {version} lacks its module {module}, which makes virtual "
+        f"environments: on Debian and Ubuntu 'apt-get install python{version}-venv' adds it."
     )
 
 
 def test_requirements_that_are_not_there_are_told(tmp_path: Path) -> None:
     script = make_checkout(tmp_path / "checkout")
     script.with_name("requirements-cpu.txt").unlink()
-    result = start("local", "cpu", script=script)
-    assert result.returncode == 1
-    assert result.stderr.startswith("start_server: requirements-cpu.txt is missing from")
+    said = refused("local", "cpu", script=script)
+    assert said.startswith("requirements-cpu.txt is missing from")
 
 
 @pytest.mark.parametrize("condition", [read_only, give_up_rights])
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, condition) -> None:
     script = make_checkout(tmp_path / "checkout")
     command = [*condition(script.parent), str(BASH), str(script), "local", "cpu"]
-    result = subprocess.run(
-        command, env=BARE, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    result = run(command)
     assert result.returncode == 1
     (sentence,) = result.stderr.splitlines()
     assert sentence.startswith(f"start_server: .venv cannot be written in {script.parent}: ")

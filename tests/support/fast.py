@@ -1,0 +1,74 @@
+"""Which test files `--fast` leaves out: those that start processes, references or browsers.
+
+Told by what a file imports, itself or by way of other files of the tests, and by the fixtures that
+it names; nothing has to be marked by hand. A file is in or out as a whole.
+"""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+# Transformers is the reference of the models, and makes the tiny checkpoints.
+_SLOW = {"subprocess", "multiprocessing", "playwright"}
+_SLOW |= {"FlagEmbedding", "sentence_transformers", "transformers"}
+
+
+def left_out(file: Path) -> bool:
+    """Whether this test file, or a fixture that it names, does what takes long."""
+    if _module(file) in _slow_modules():
+        return True
+    named = {node.arg for node in ast.walk(_parsed(file)) if isinstance(node, ast.arg)}
+    return bool(named & _slow_fixtures(file.parent))
+
+
+@cache
+def _slow_modules() -> set[str]:
+    imported = {_module(f): {m for m, _ in _imports(_parsed(f))} for f in TESTS.rglob("*.py")}
+    slow = set(_SLOW)
+    while more := {module for module, names in imported.items() if names & slow} - slow:
+        slow |= more
+    return slow
+
+
+@cache
+def _slow_fixtures(folder: Path) -> set[str]:
+    """The fixtures at hand in `folder` that use, or whose helpers use, what a slow file defines."""
+    uses: dict[str, set[str]] = {}
+    slow: set[str] = set()
+    plugin = TESTS / "support" / "fixtures.py"
+    above = [f / "conftest.py" for f in (folder, *folder.parents) if f.is_relative_to(TESTS)]
+    for tree in map(_parsed, [plugin, *filter(Path.exists, above)]):
+        slow |= {name for module, name in _imports(tree) if module in _slow_modules()}
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                within = list(ast.walk(node))
+                uses[node.name] = {n.id for n in within if isinstance(n, ast.Name)}
+                uses[node.name] |= {n.arg for n in within if isinstance(n, ast.arg)}
+    while more := {name for name, used in uses.items() if used & slow} - slow:
+        slow |= more
+    return slow & set(uses)
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """The modules that are imported, also inside of functions, each with the name that it gives."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                name = alias.asname or alias.name.partition(".")[0]
+                yield from ((alias.name, name), (alias.name.partition(".")[0], name))
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                name = alias.asname or alias.name
+                yield from ((node.module, name), (f"{node.module}.{alias.name}", name))
+                yield node.module.partition(".")[0], name
+
+
+def _module(file: Path) -> str:
+    return ".".join(file.relative_to(TESTS.parent).with_suffix("").parts)
+
+
+@cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
