@@ -35,11 +35,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("fast") and is_test_file and left_out(collection_path) else None
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out with `--fast` what computes for long."""
+    if config.getoption("fast"):
+        items[:] = [item for item in items if item.get_closest_marker("long") is None]
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Load the fixtures where they are used: their imports take 5 s.
 
-    That is neither where xdist only hands out the tests, nor with `--fast`, as all of them make
-    checkpoints with transformers.
+    That is neither where xdist only hands out the tests, nor with `--fast`, as nearly all of them
+    make checkpoints with transformers.
     """
     hands_out = config.getoption("numprocesses", None) and not hasattr(config, "workerinput")
     if not hands_out and not config.getoption("fast"):

@@ -9,6 +9,7 @@ STEPS = 100_000
 MOST_STEPS_OF_A_SEED = 6_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("first", range(0, 1000, 100))
 def test_no_law_is_broken_in_a_hundred_thousand_steps(first: int) -> None:
     steps, seed = 0, first

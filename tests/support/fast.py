@@ -1,7 +1,7 @@
 """Which test files `--fast` leaves out: those that start processes, references or browsers.
 
 Told by what a file imports, itself or by way of other files of the tests, and by the fixtures that
-it names; nothing has to be marked by hand. A file is in or out as a whole.
+it names. A file is in or out as a whole; only a test that computes for long is marked, as `long`.
 """
 
 import ast
@@ -19,7 +19,10 @@ def left_out(file: Path) -> bool:
     """Whether this test file, or a fixture that it names, does what takes long."""
     if _module(file) in _slow_modules():
         return True
-    named = {node.arg for node in ast.walk(_parsed(file)) if isinstance(node, ast.arg)}
+    nodes = list(ast.walk(_parsed(file)))
+    named = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    # As for `request.getfixturevalue`.
+    named |= {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
     return bool(named & _slow_fixtures(file.parent))
 
 
@@ -36,10 +39,11 @@ def _slow_modules() -> set[str]:
 def _slow_fixtures(folder: Path) -> set[str]:
     """The fixtures at hand in `folder` that use, or whose helpers use, what a slow file defines."""
     uses: dict[str, set[str]] = {}
-    slow: set[str] = set()
-    plugin = TESTS / "support" / "fixtures.py"
+    # Those of the plugin, which tests/conftest.py does not load for these tests.
+    plugin = _parsed(TESTS / "support" / "fixtures.py")
+    slow = {node.name for node in plugin.body if isinstance(node, ast.FunctionDef)}
     above = [f / "conftest.py" for f in (folder, *folder.parents) if f.is_relative_to(TESTS)]
-    for tree in map(_parsed, [plugin, *filter(Path.exists, above)]):
+    for tree in map(_parsed, filter(Path.exists, above)):
         slow |= {name for module, name in _imports(tree) if module in _slow_modules()}
         for node in tree.body:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -48,7 +52,7 @@ def _slow_fixtures(folder: Path) -> set[str]:
                 uses[node.name] |= {n.arg for n in within if isinstance(n, ast.arg)}
     while more := {name for name, used in uses.items() if used & slow} - slow:
         slow |= more
-    return slow & set(uses)
+    return slow
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:

@@ -276,6 +276,7 @@ async def test_a_caller_of_pairs_who_leaves_takes_all_of_them_away() -> None:
     assert reranker.batches == [[5, 5], [2]]
 
 
+@pytest.mark.long
 async def test_many_queries_are_taken_in_groups_whose_vectors_are_let_go() -> None:
     made: list[weakref.ref[np.ndarray]] = []
     alive: list[int] = []
